@@ -1,0 +1,113 @@
+"""The one file that joins an engine to a runtime, and the engine process's entry point.
+
+`assemble` reads a model folder, resolves the settings and returns a ready `Engine`; torch is
+imported here and not before. `python -m headway.assemble` is what the server's client starts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.core.clock import Clock
+from headway.core.errors import HeadwayError
+from headway.core.machine import Machine, probe_machine
+from headway.core.model_spec import ModelSpec, read_model_spec
+from headway.core.options import EngineOptions
+from headway.core.plan import Executor
+from headway.core.resolve import Reason, Settings, resolve
+from headway.engine.engine import Engine
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """An engine, what it serves, and why it is set up so."""
+
+    engine: Engine
+    spec: ModelSpec
+    settings: Settings
+    reasons: list[Reason]
+
+
+def plan_settings(
+    folder: Path, options: EngineOptions
+) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
+    """Everything that is decided before weights are read: what `--dry-run` prints."""
+    spec = read_model_spec(folder)
+    if options.device == "cpu":
+        accelerator = None
+    else:
+        accelerator = probe_cuda(options.device)
+    machine = probe_machine(accelerator)
+    settings, reasons = resolve(options, machine, spec)
+    return spec, settings, reasons, machine
+
+
+def probe_cuda(device: str):  # type: ignore[no-untyped-def]
+    """The CUDA device, or None; without a driver torch is not even imported."""
+    if device == "auto" and not Path("/dev/nvidiactl").exists():
+        return None
+    from headway.runtime.executor import probe_accelerator
+
+    return probe_accelerator(device)
+
+
+def assemble(
+    folder: Path,
+    options: EngineOptions,
+    *,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+) -> Assembled:
+    """Load the model of `folder` and join it to an engine; raises HeadwayError."""
+    spec, settings, reasons, machine = plan_settings(folder, options)
+    executor = make_executor(folder, options, spec, settings, machine, progress)
+    engine = Engine(
+        executor,
+        settings,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        clock=clock,
+    )
+    return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
+
+
+def make_executor(
+    folder: Path,
+    options: EngineOptions,
+    spec: ModelSpec,
+    settings: Settings,
+    machine: Machine,
+    progress: Progress | None,
+) -> Executor:
+    """The executor named by `--executor`."""
+    if options.executor == "null":
+        from headway.runtime.null import NullExecutor
+
+        return NullExecutor()
+    from headway.runtime.executor import TorchExecutor
+
+    return TorchExecutor(folder, spec, settings, machine, progress)
+
+
+def main(arguments: list[str]) -> int:
+    """Run an engine process: arguments are the socket folder, the model folder, then options."""
+    from headway.engine.process import serve_engine
+
+    def build(progress: Progress) -> Engine:
+        from headway.core.options import read_options
+
+        tables, _, _ = read_options([EngineOptions], arguments[2:], {})
+        return assemble(Path(arguments[1]), tables[EngineOptions], progress=progress).engine
+
+    return serve_engine(Path(arguments[0]), build)
+
+
+if __name__ == "__main__":
+    import sys
+
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except HeadwayError as error:
+        sys.exit(error.exit_code)

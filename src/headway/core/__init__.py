@@ -1,0 +1,1 @@
+"""The vocabulary every other room speaks: requests, plans, options, model dimensions, errors, time."""

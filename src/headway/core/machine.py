@@ -1,0 +1,92 @@
+"""What this machine offers: cores, memory that is really free, instruction sets, an accelerator.
+
+Reads /proc and the cgroup files, so a container's limit counts and not the host's memory. On a
+system without them it falls back to what Python knows.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """A GPU as the runtime reports it; bytes."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Cores we may use, bytes of RAM in all and free, CPU flags such as `avx2`, `avx512_bf16`."""
+
+    num_cores: int
+    total_bytes: int
+    free_bytes: int
+    cpu_flags: frozenset[str] = frozenset()
+    accelerator: Accelerator | None = None
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the CPU multiplies bf16 itself (AVX-512 bf16 or AMX)."""
+        return bool(self.cpu_flags & {"avx512_bf16", "amx_bf16"})
+
+
+def probe_machine(accelerator: Accelerator | None = None) -> Machine:
+    """Read this machine now."""
+    total, free = memory()
+    return Machine(
+        num_cores=num_cores(),
+        total_bytes=total,
+        free_bytes=free,
+        cpu_flags=cpu_flags(),
+        accelerator=accelerator,
+    )
+
+
+def num_cores() -> int:
+    """Cores in our affinity mask, less when a cgroup quota grants fewer: 150000/100000 → 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = read_text(CGROUP / "cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores or 1, max(1, int(quota[0]) // int(quota[1])))
+    return max(1, cores or 1)
+
+
+def memory() -> tuple[int, int]:
+    """(total, free) bytes: the smaller of /proc/meminfo and the cgroup's limit less its use."""
+    fields = {}
+    for line in read_text(Path("/proc/meminfo")).splitlines():
+        key, _, value = line.partition(":")
+        fields[key] = int(value.split()[0]) * 1024
+    page = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total, free = fields.get("MemTotal", page), fields.get("MemAvailable", page // 2)
+    for limit_path, used_path in (
+        (CGROUP / "memory.max", CGROUP / "memory.current"),
+        (CGROUP / "memory/memory.limit_in_bytes", CGROUP / "memory/memory.usage_in_bytes"),
+    ):
+        limit, used = read_text(limit_path).strip(), read_text(used_path).strip()
+        if limit.isdigit() and used.isdigit():
+            total = min(total, int(limit))
+            free = min(free, max(0, int(limit) - int(used)))
+    return total, free
+
+
+def cpu_flags() -> frozenset[str]:
+    """The CPU's flags from /proc/cpuinfo; empty where there is none."""
+    for line in read_text(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def read_text(path: Path) -> str:
+    """The file's text, or "" where it does not exist or may not be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,189 @@
+"""One option: name, type, unit, default, bounds and help, stated once on a dataclass field.
+
+`option(...)` makes the field; `parse_value` turns the text of a flag, an environment variable or a
+YAML value into the field's type. Integers may end in k, m, g (1000s) or K, M, G (1024s): 32k is
+32,000 and 32K is 32,768, as in vLLM; bytes also read 4GiB, 500MB and a share such as 40%.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from typing import Any
+
+from headway.core.errors import UsageError
+
+SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+BYTE_SUFFIXES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+class Bytes(int):
+    """A number of bytes, or a share of the free memory when negative: -40 is 40%."""
+
+    @property
+    def share(self) -> float | None:
+        """0.4 for 40%, None for an absolute number."""
+        return -self / 100 if self < 0 else None
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    unit: str = "",
+    common: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A dataclass field that is an option; `common` ones are on the first page of the help."""
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "unit": unit,
+        "common": common,
+        "secret": secret,
+    }
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_name(name: str) -> str:
+    """max_model_len → --max-model-len."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_name(name: str) -> str:
+    """max_model_len → HEADWAY_MAX_MODEL_LEN."""
+    return "HEADWAY_" + name.upper()
+
+
+def value_type(cls: type, name: str) -> tuple[type, bool]:
+    """The field's plain type and whether it is a list: `list[str]` → (str, True)."""
+    hint = typing.get_type_hints(cls)[name]
+    if isinstance(hint, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is list:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+def parse_value(cls: type, field: dataclasses.Field[Any], value: Any, source: str) -> Any:
+    """`value` (text, or a YAML scalar or list) as the field's type; UsageError names `source`."""
+    kind, many = value_type(cls, field.name)
+    if many:
+        items = value if isinstance(value, list) else str(value).split(",")
+        return [parse_one(kind, field, item, source) for item in items]
+    return parse_one(kind, field, value, source)
+
+
+def parse_one(kind: type, field: dataclasses.Field[Any], value: Any, source: str) -> Any:
+    """One value of type `kind`, within the field's choices and bounds."""
+    rules = field.metadata
+    try:
+        parsed = PARSERS[kind](value)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{source}: {value!r} is not {KIND_NAMES[kind]}.",
+            f"{flag_name(field.name)}: {rules['help']}",
+        ) from None
+    if rules["choices"] and parsed not in rules["choices"]:
+        raise UsageError(
+            f"{source}: {value!r} is not one of {', '.join(rules['choices'])}.",
+            f"{flag_name(field.name)}: {rules['help']}",
+        )
+    low, high = rules["low"], rules["high"]
+    if kind in (int, float) and (
+        (low is not None and parsed < low) or (high is not None and parsed > high)
+    ):
+        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise UsageError(
+            f"{source}: {value} is out of range.", f"{flag_name(field.name)} must be {bounds}."
+        )
+    return parsed
+
+
+def parse_int(value: Any) -> int:
+    """8192, "8192", "8k" (8,000) or "8K" (8,192)."""
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if isinstance(value, int):
+        return value
+    match = re.fullmatch(r"([+-]?\d[\d_]*(?:\.\d+)?)([kmgKMG]?)", str(value).strip())
+    if not match or ("." in match[1] and not match[2]):
+        raise ValueError(value)
+    return int(float(match[1]) * SUFFIXES[match[2]]) if match[2] else int(match[1])
+
+
+def parse_float(value: Any) -> float:
+    """A finite decimal."""
+    if isinstance(value, bool):
+        raise ValueError(value)
+    number = float(value)
+    if number != number or number in (float("inf"), float("-inf")):
+        raise ValueError(value)
+    return number
+
+
+def parse_bool(value: Any) -> bool:
+    """true, yes, on, 1 and their opposites."""
+    text = str(value).strip().lower()
+    if text in TRUE:
+        return True
+    if text in FALSE:
+        return False
+    raise ValueError(value)
+
+
+def parse_bytes(value: Any) -> Bytes:
+    """4GiB, 500MB, 1073741824, or 40% (a share, kept as -40)."""
+    text = str(value).strip()
+    if text.endswith("%"):
+        share = int(text[:-1])
+        if not 0 < share <= 100:
+            raise ValueError(value)
+        return Bytes(-share)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    if not match or match[2].lower() not in BYTE_SUFFIXES:
+        raise ValueError(value)
+    return Bytes(float(match[1]) * BYTE_SUFFIXES[match[2].lower()])
+
+
+def parse_text(value: Any) -> str:
+    """Any text."""
+    return str(value)
+
+
+PARSERS: dict[type, Any] = {
+    int: parse_int,
+    float: parse_float,
+    bool: parse_bool,
+    str: parse_text,
+    Bytes: parse_bytes,
+}
+KIND_NAMES = {
+    int: "an integer (32k and 32K are fine)",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Bytes: "a number of bytes (4GiB, 500MB or 40%)",
+}

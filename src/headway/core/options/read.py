@@ -1,0 +1,197 @@
+"""From flags, the environment and a YAML file to one frozen options object, with provenance.
+
+Precedence: flag, environment, file, default (derived values come later, in `core.resolve`).
+An unknown flag or key is a UsageError that names the nearest known one.
+"""
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from headway.core.errors import UsageError
+from headway.core.options.field import (
+    environment_name,
+    flag_name,
+    parse_value,
+    value_type,
+)
+
+Options = TypeVar("Options")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises UsageError, and leaves help and abbreviations to us."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:]}.", "See --help.")
+
+
+def fields_of(tables: Sequence[type]) -> dict[str, tuple[type, dataclasses.Field[Any]]]:
+    """name → (its table, its field) over several tables; the first table that has a name owns it."""
+    rows: dict[str, tuple[type, dataclasses.Field[Any]]] = {}
+    for table in tables:
+        for field in dataclasses.fields(table):  # type: ignore[arg-type]
+            rows.setdefault(field.name, (table, field))
+    return rows
+
+
+def read_options(
+    tables: Sequence[type],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+) -> tuple[dict[type, Any], list[str], dict[str, str]]:
+    """Read the options of `tables`.
+
+    Returns table → options object, the positional arguments, and name → where its value is from
+    (`flag`, `environment`, `file`). Raises UsageError.
+    """
+    rows = fields_of(tables)
+    flags, positionals = read_flags(rows, arguments)
+    file = read_file(flags.pop("config", None) or environment.get("HEADWAY_CONFIG"), rows)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, (table, field) in rows.items():
+        variable = environment_name(name)
+        if name in flags:
+            values[name] = parse_value(table, field, flags[name], flag_name(name))
+            sources[name] = "flag"
+        elif variable in environment:
+            values[name] = parse_value(table, field, environment[variable], variable)
+            sources[name] = "environment"
+        elif name in file:
+            values[name] = parse_value(table, field, file[name], f"key {name}")
+            sources[name] = "file"
+    chosen = {
+        table: table(**{name: values[name] for name in values if name in names(table)})
+        for table in tables
+    }
+    return chosen, positionals, sources
+
+
+def names(table: type) -> set[str]:
+    """The option names of one table."""
+    return {field.name for field in dataclasses.fields(table)}  # type: ignore[arg-type]
+
+
+def read_flags(
+    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]], arguments: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """(name → text, positionals); a list flag may be given several times."""
+    parser = Parser()
+    parser.add_argument("--config", default=argparse.SUPPRESS)
+    for name, (table, _) in rows.items():
+        kind, many = value_type(table, name)
+        if kind is bool:
+            parser.add_argument(
+                flag_name(name), dest=name, nargs="?", const="true", default=argparse.SUPPRESS
+            )
+        else:
+            action = "append" if many else "store"
+            parser.add_argument(
+                flag_name(name), dest=name, action=action, default=argparse.SUPPRESS
+            )
+    parser.add_argument("positionals", nargs="*")
+    parsed, unknown = parser.parse_known_intermixed_args(list(arguments))
+    refuse_unknown([text for text in unknown if text.startswith("-")], rows)
+    flags = vars(parsed)
+    positionals = flags.pop("positionals") + [t for t in unknown if not t.startswith("-")]
+    flags = {
+        name: [part for text in value for part in str(text).split(",")]
+        if isinstance(value, list)
+        else value
+        for name, value in flags.items()
+    }
+    return flags, positionals
+
+
+def refuse_unknown(
+    unknown: Sequence[str], rows: Mapping[str, tuple[type, dataclasses.Field[Any]]]
+) -> None:
+    """Raise UsageError for the first unknown flag, naming the nearest known one."""
+    if not unknown:
+        return
+    flag = unknown[0].partition("=")[0]
+    near = difflib.get_close_matches(flag, [flag_name(name) for name in rows], 1, 0.5)
+    raise UsageError(
+        f"There is no option {flag}.",
+        f"Did you mean {near[0]}?" if near else "See --help=all.",
+    )
+
+
+def read_file(
+    path: str | None, rows: Mapping[str, tuple[type, dataclasses.Field[Any]]]
+) -> dict[str, Any]:
+    """The YAML file's keys (dashes or underscores), every one of them known."""
+    if path is None:
+        return {}
+    import yaml  # late: start-up prints within 300 ms
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}.", "Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not YAML.", str(error)[:200]) from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path} holds no keys.", "Write lines such as port: 8000.")
+    keys = {str(key).replace("-", "_"): value for key, value in content.items()}
+    for key in keys:
+        if key not in rows:
+            near = difflib.get_close_matches(key, list(rows), 1, 0.5)
+            raise UsageError(
+                f"--config {path}: there is no option {key}.",
+                f"Did you mean {near[0]}?" if near else "See --help=all.",
+            )
+    return keys
+
+
+def to_arguments(options: Any) -> list[str]:
+    """The flags that make `options` again: what the engine's process is started with."""
+    arguments: list[str] = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        default = (
+            field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
+            else field.default
+        )
+        if value == default:
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            arguments.append(f"{flag_name(field.name)}={format_value(item)}")
+    return arguments
+
+
+def format_value(value: Any) -> str:
+    """The text that parses to `value`: Bytes(-40) → 40%."""
+    share = getattr(value, "share", None)
+    return f"{-int(value)}%" if share is not None else str(value)
+
+
+def help_text(tables: Sequence[type], topic: str = "") -> str:
+    """The options' help: the common ones, `all`, or those whose name or help has the word."""
+    lines = []
+    for name, (table, field) in fields_of(tables).items():
+        rules = field.metadata
+        matches = topic.lower() in f"{name} {rules['help']}".lower().replace("_", "-")
+        if not (rules["common"] if not topic else topic == "all" or matches):
+            continue
+        kind, many = value_type(table, name)
+        value = "" if kind is bool else " " + (rules["unit"] or kind.__name__).upper()
+        notes = [rules["help"]]
+        if rules["choices"]:
+            notes.append(f"[{'|'.join(rules['choices'])}]")
+        if field.default not in (dataclasses.MISSING, None, "", False):
+            notes.append(f"(default {format_value(field.default)})")
+        if many:
+            notes.append("(several: repeat or separate by commas)")
+        lines.append(f"  {flag_name(name) + value:<34} {' '.join(notes)}")
+    return "\n".join(lines)

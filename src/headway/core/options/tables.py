@@ -1,0 +1,114 @@
+"""The options themselves: three tables, one row each; everything else is generated from them.
+
+`EngineOptions` say what is served and with how much memory, `ServerOptions` where and to whom,
+`SamplingOptions` how `run` and `chat` choose tokens. None marks "derived": see `core.resolve`.
+"""
+
+from dataclasses import dataclass
+
+from headway.core.options.field import Bytes, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What the engine process needs to know."""
+
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto is the checkpoint's own.",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        common=True,
+    )
+    device: str = option("auto", "Where to compute.", choices=("auto", "cpu", "cuda"), common=True)
+    load_format: str = option(
+        "auto",
+        "auto reads safetensors; dummy makes random weights from config.json alone.",
+        choices=("auto", "safetensors", "dummy"),
+    )
+    tokenizer: str = option("", "Folder of the tokenizer, when it is not the model's.")
+    skip_tokenizer_init: bool = option(
+        False, "Serve token ids without a tokenizer: prompts are ids and so are answers."
+    )
+    chat_template: str = option("", "File with a chat template, instead of the model's own.")
+    max_model_len: int | None = option(
+        None, "Longest context: prompt and answer.", low=1, unit="tokens", common=True
+    )
+    max_num_seqs: int | None = option(
+        None, "Most sequences advanced in one step.", low=1, high=4096, common=True
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "Token budget of one step: decodes and prompt chunks.", low=1, unit="tokens"
+    )
+    block_size: int = option(16, "Tokens in one KV block.", low=1, high=1024, unit="tokens")
+    kv_memory: Bytes | None = option(
+        None, "Memory for the KV cache, as 4GiB or a share of the free memory as 40%.", common=True
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "On CUDA: share of the GPU's memory for weights and KV.", low=0.05, high=1.0
+    )
+    attention_backend: str = option(
+        "auto",
+        "Attention: reference (plain torch, slow) or sdpa.",
+        choices=("auto", "reference", "sdpa"),
+    )
+    threads: int | None = option(None, "CPU threads the model computes with.", low=1, high=1024)
+    seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", low=0)
+    executor: str = option(
+        "torch",
+        "torch computes; null answers at once, to measure everything else.",
+        choices=("torch", "null"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What the server process needs to know."""
+
+    host: str = option("127.0.0.1", "Address to listen on.", common=True)
+    port: int = option(8000, "Port to listen on.", low=0, high=65535, common=True)
+    served_model_name: list[str] = option(
+        [], "Names clients use for the model; the first is echoed.", common=True
+    )
+    api_key: list[str] = option(
+        [],
+        "Keys that may ask; without one everybody on this address may.",
+        common=True,
+        secret=True,
+    )
+    insecure: bool = option(False, "Listen beyond this machine although there is no API key.")
+    allowed_origins: list[str] = option(
+        [], "Web pages that may ask (CORS), such as http://localhost:3000 or *."
+    )
+    strict_api: bool = option(False, "Refuse unknown request fields instead of warning.")
+    max_n: int = option(16, "Most sequences one request may ask for.", low=1, high=128)
+    max_body: Bytes = option(Bytes(10_000_000), "Largest request body.")
+    engine_timeout: float = option(
+        3.0, "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
+    )
+    drain_timeout: float = option(
+        30.0, "On SIGTERM: how long running requests may take.", low=0, unit="seconds"
+    )
+    log_level: str = option(
+        "info", "How much is logged.", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How `run` and `chat` choose tokens; None takes the model's generation_config.json."""
+
+    temperature: float | None = option(
+        None, "0 takes the likeliest token.", low=0, high=2, common=True
+    )
+    top_p: float | None = option(None, "Keep the likeliest tokens up to this mass.", low=0, high=1)
+    top_k: int | None = option(None, "Keep this many tokens; 0 keeps all.", low=-1)
+    min_p: float | None = option(None, "Keep tokens this likely beside the best.", low=0, high=1)
+    max_tokens: int | None = option(
+        None,
+        "Longest answer; the rest of the context by default.",
+        low=1,
+        unit="tokens",
+        common=True,
+    )
+    seed: int | None = option(None, "Same seed, same answer.", low=0)
+    stop: list[str] = option([], "Text at which the answer ends.")

@@ -1,0 +1,197 @@
+"""The seam: a plan goes down from the engine, a result comes back from the runtime.
+
+A `StepPlan` holds deltas only; the runtime keeps a mirror of every sequence it has been told of.
+Worked example, blocks of 4 slots, one KV group. Sequence 7 has the prompt [5, 6, 7, 8, 9]:
+
+    step 0  new=[7: 5 6 7 8 9]  advanced=[7: start 0, tokens 5 6 7 8 9, blocks [[3, 1]], sample]
+            slots 12 13 14 15 4 are written; the result holds its sample, say 2
+    step 1  advanced=[7: start 5, tokens 2, blocks [[]], sample]        slot 5 is written
+    step 2  finished=[7]                                                the mirror forgets it
+
+All structs are msgspec messages, so a plan for a remote rank is the same plan.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from headway.core.request import SamplingParams, TokenLogprobs
+
+NULL_BLOCK = 0
+"""Block 0 of each KV group is never given out: padding reads and writes there."""
+
+
+def sampled_in(step: int) -> int:
+    """The input id that stands for "what this sequence sampled in step `step`": -1 - step."""
+    return -1 - step
+
+
+class NewSequence(msgspec.Struct, array_like=True, gc=False):
+    """A sequence the runtime does not know yet; `token_ids` are all its known tokens.
+
+    After a preemption the known tokens hold generated ones too: `num_prompt_tokens` tells where
+    they begin, so that penalties and seeds go on as if nothing had happened. `index` tells the
+    `n` sequences of one request apart. `stop_ids` are held back until `min_tokens` are out.
+    """
+
+    sequence_id: int
+    index: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    stop_ids: list[int] = []
+    adapter: str = ""
+
+
+class Advance(msgspec.Struct, array_like=True, gc=False):
+    """One sequence moves on by `len(token_ids)` tokens.
+
+    `start` is the position of the first, the number of tokens whose KV is in place. `new_blocks`
+    holds, per KV group, the ids appended to its block table. The tokens are a chain: token i has
+    position start + i, its slot follows from the block table, its parent is token i - 1; a tree
+    of drafts gives `positions`, `slots` (per group) and `parents` instead. `sample` says
+    whether the last token (with drafts, every token from `-num_drafts - 1` on) is sampled from.
+    """
+
+    sequence_id: int
+    start: int
+    token_ids: list[int]
+    new_blocks: list[list[int]]
+    sample: bool
+    num_drafts: int = 0
+    positions: list[int] = []
+    slots: list[list[int]] = []
+    parents: list[int] = []
+
+
+class BlockCopy(msgspec.Struct, array_like=True, gc=False):
+    """Copy-on-write: block `source` of `group` is copied to `target` before the forward.
+
+    `target` takes the place of `source` at `index` of the block table of `sequence_id`.
+    """
+
+    sequence_id: int
+    index: int
+    group: int
+    source: int
+    target: int
+
+
+class Transfer(msgspec.Struct, array_like=True, gc=False):
+    """Move blocks of one group to or from elsewhere; they stay pinned until it is done.
+
+    `direction` is `out` or `in`, `peer` names host memory, a file or another engine.
+    """
+
+    transfer_id: int
+    group: int
+    blocks: list[int]
+    direction: str
+    peer: str
+
+
+class StepPlan(msgspec.Struct, array_like=True):
+    """What one step does. Rows of `advanced` that decode (one token, sampled) come first."""
+
+    step: int
+    new: list[NewSequence]
+    advanced: list[Advance]
+    finished: list[int]
+    copies: list[BlockCopy] = []
+    transfers: list[Transfer] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """How many input tokens the step computes."""
+        return sum(len(row.token_ids) for row in self.advanced)
+
+
+class Late(msgspec.Struct, array_like=True):
+    """What is known only while the model runs: per sequence id, one bit per vocabulary entry.
+
+    `masks[sequence_id]` is little-endian int32 words, bit t set when token t is allowed.
+    """
+
+    masks: dict[int, bytes] = {}
+
+
+class Sample(msgspec.Struct, array_like=True, gc=False):
+    """What one sequence sampled: one token, or with drafts the accepted ones and one more.
+
+    `drafts` are the drafter's proposals for the next step; `logprobs` one entry per token.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    drafts: list[int] = []
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """Log-probabilities of the prompt tokens at positions `start`, `start + 1`, …"""
+
+    sequence_id: int
+    start: int
+    entries: list[TokenLogprobs]
+
+
+class StepTimings(msgspec.Struct, array_like=True, frozen=True):
+    """Seconds the runtime spent: batch → tensors, forward, sampling."""
+
+    prepare_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+class StepResult(msgspec.Struct, array_like=True):
+    """What came back: `samples` in the order of the sampled rows of the plan.
+
+    `failed` maps a sequence the runtime could not advance to the reason, for the log.
+    """
+
+    step: int
+    samples: list[Sample]
+    prompt_logprobs: list[PromptLogprobs] = []
+    timings: StepTimings = StepTimings()
+    transfers_done: list[int] = []
+    failed: dict[int, str] = {}
+
+
+class Description(msgspec.Struct):
+    """What the machine and its kernels are, for the doctor and the start-up lines.
+
+    `kernels` maps an operation to (the chosen kernel, why).
+    """
+
+    device: str
+    kernels: dict[str, tuple[str, str]] = {}
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+
+
+class Executor(Protocol):
+    """The runtime's face: submit starts the forward, sample hands in what is late, collect waits."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start the forward of `plan`."""
+        ...
+
+    def sample(self, step: int, late: Late) -> None:
+        """Hand in the masks of step `step` and sample."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest submitted step and return its result."""
+        ...
+
+    def describe(self) -> Description:
+        """Say what the machine is and which kernels were chosen, and why."""
+        ...
+
+
+def run(executor: Executor, plan: StepPlan, late: Late | None = None) -> StepResult:
+    """submit, sample and collect in a row."""
+    executor.submit(plan)
+    executor.sample(plan.step, late or Late())
+    return executor.collect()

@@ -1,0 +1,197 @@
+"""What a client asks for and what it gets: requests, sampling parameters, sequence updates.
+
+These structs cross the border between the server and the engine as msgspec messages; they are
+validated once, when made. A `Request` asks for `sampling.n` sequences over one prompt; each
+`SequenceUpdate` carries what one of them gained in one step.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import RequestError
+
+GREEDY_TEMPERATURE = 1e-5
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOPS = 16
+MAX_SEED = 2**63 - 1
+
+
+class Principal(msgspec.Struct, frozen=True, array_like=True):
+    """Who asks: the key's name, the service class and the salt of its prefix-cache blocks."""
+
+    name: str = "anonymous"
+    service_class: str = "standard"
+    cache_salt: str = ""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How tokens are chosen; vLLM's names and meanings.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 keep everything; `min_p` drops tokens
+    less likely than `min_p` times the likeliest. Penalties follow the OpenAI API (presence,
+    frequency: over generated tokens) and Keskar et al. 2019, CTRL (repetition: prompt too).
+    `seed` fixes the draws of this request in any batch. `max_tokens` None means up to the end of
+    the context. `logprobs` asks for that many alternatives per generated token,
+    `prompt_logprobs` the same for the prompt. Raises RequestError that names the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: list[str] = msgspec.field(default_factory=list)
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    allowed_token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if self.top_k == -1:
+            self.top_k = 0
+        for name, (low, high) in RANGES.items():
+            check_range(name, getattr(self, name), low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise RequestError(
+                f"stop has {len(self.stop)} entries; at most {MAX_STOPS} are accepted.",
+                param="stop",
+                code="array_above_max_length",
+            )
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise RequestError(
+                "stop must hold non-empty strings.", param="stop", code="invalid_value"
+            )
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}.",
+                param="logit_bias",
+                code="object_above_max_properties",
+            )
+        for token_id, bias in self.logit_bias.items():
+            check_range(f"logit_bias[{token_id}]", bias, -100, 100, param="logit_bias")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken: temperature 0, or too small to divide by."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError when a token id lies outside the width of the logits."""
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token_id in getattr(self, name):
+                if not 0 <= token_id < vocab_size:
+                    raise RequestError(
+                        f"{name} names token {token_id}; ids run from 0 to {vocab_size - 1}.",
+                        param=name,
+                        code="invalid_value",
+                    )
+
+
+RANGES: dict[str, tuple[float | None, float | None]] = {
+    "n": (1, 128),
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (0, None),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "seed": (-(2**63), MAX_SEED),
+    "max_tokens": (1, None),
+    "min_tokens": (0, None),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+
+
+def check_range(
+    name: str, value: Any, low: float | None, high: float | None, param: str | None = None
+) -> None:
+    """Raise RequestError with OpenAI's code unless `value` is None or finite within [low, high]."""
+    if value is None:
+        return
+    kind = "integer" if isinstance(value, int) else "decimal"
+    param = param or name
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{name} must be a number.", param=param, code="invalid_type")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number.", param=param, code="invalid_value")
+    if low is not None and value < low:
+        raise RequestError(
+            f"{name} is {value}; the minimum is {low}.",
+            param=param,
+            code=f"{kind}_below_min_value",
+        )
+    if high is not None and value > high:
+        raise RequestError(
+            f"{name} is {value}; the maximum is {high}.",
+            param=param,
+            code=f"{kind}_above_max_value",
+        )
+
+
+class Request(msgspec.Struct, array_like=True):
+    """One prompt and what to do with it. `request_id` is made by us, never by a client."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    principal: Principal = Principal()
+    arrived_s: float = 0.0
+    adapter: str = ""
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """One position: the chosen token, its natural-log probability, its rank (1 = likeliest).
+
+    `top_ids` and `top_logprobs` are the likeliest alternatives, best first, as many as asked for.
+    All are of the model's own distribution, before temperature, penalties or filters.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
+    """What one sequence of one request gained in one step.
+
+    `finish_reason` is None while it runs, then exactly once `stop`, `length`, `abort` or `error`.
+    `stop_token_id` is the end token that stopped it; it is the last of `token_ids`.
+    `prompt_logprobs` (first position None) and `num_cached_tokens` come once, with the first token.
+    """
+
+    request_id: int
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0

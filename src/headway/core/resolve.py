@@ -1,0 +1,233 @@
+"""From options, the machine and the model to final settings, with a reason for each derived value.
+
+`resolve` is pure: same arguments, same answer; nothing writes back into options. Worked example,
+Qwen2.5-0.5B in bf16 with 10 GiB free: weights 0.92 GiB, 40% of the rest is 3.63 GiB for KV, a
+block of 16 tokens of 12 KiB is 192 KiB, so 19,828 blocks.
+"""
+
+from dataclasses import dataclass
+
+from headway.core.errors import CapacityError, UsageError
+from headway.core.machine import Machine
+from headway.core.model_spec import ModelSpec
+from headway.core.options import Bytes, EngineOptions
+
+DEFAULT_KV_SHARE = 0.4
+CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
+CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
+SMALL_MODEL_BYTES = 32 * 2**20
+CUDA_ACTIVATION_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the engine and the runtime run with; every value is final."""
+
+    device: str
+    dtype: str
+    load_format: str
+    attention_backend: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: tuple[int, ...]
+    threads: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why one setting has its value, in words a user can check."""
+
+    name: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}: {self.why}"
+
+
+def resolve(
+    options: EngineOptions, machine: Machine, model: ModelSpec
+) -> tuple[Settings, list[Reason]]:
+    """The settings and the reason of each; raises CapacityError or UsageError."""
+    reasons: list[Reason] = []
+
+    def decide(name: str, value: object, why: str) -> None:
+        reasons.append(Reason(name=name, value=str(value), why=why))
+
+    device, why = choose_device(options, machine)
+    decide("device", device, why)
+    dtype, why = choose_dtype(options, model)
+    decide("dtype", dtype, why)
+    max_num_seqs, why = given_or(
+        options.max_num_seqs,
+        CUDA_MAX_NUM_SEQS if device == "cuda" else CPU_MAX_NUM_SEQS,
+        f"the default on {device}",
+    )
+    decide("max_num_seqs", max_num_seqs, why)
+    batched, why = given_or(
+        options.max_num_batched_tokens,
+        max(CUDA_BATCHED_TOKENS if device == "cuda" else CPU_BATCHED_TOKENS, max_num_seqs),
+        f"the default on {device}, never below max_num_seqs so that every decode fits in a step",
+    )
+    if batched < max_num_seqs:
+        raise UsageError(
+            f"max_num_batched_tokens ({batched}) is smaller than max_num_seqs ({max_num_seqs}).",
+            "Raise the first or lower the second: each running sequence needs a token a step.",
+        )
+    decide("max_num_batched_tokens", batched, why)
+    threads, why = choose_threads(options, machine, model, dtype)
+    decide("threads", threads, why)
+
+    num_blocks, max_model_len = plan_memory(
+        options, machine, model, device, dtype, max_num_seqs, decide
+    )
+    settings = Settings(
+        device=device,
+        dtype=dtype,
+        load_format=options.load_format,
+        attention_backend="sdpa"
+        if options.attention_backend == "auto"
+        else options.attention_backend,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=batched,
+        block_size=options.block_size,
+        num_blocks=(num_blocks,) * len(model.kv_groups),
+        threads=threads,
+        seed=options.seed,
+    )
+    return settings, reasons
+
+
+def given_or(given: int | None, default: int, why: str) -> tuple[int, str]:
+    """(the user's value, "given") or (the default, why)."""
+    return (given, "given") if given is not None else (default, why)
+
+
+def choose_threads(
+    options: EngineOptions, machine: Machine, model: ModelSpec, dtype: str
+) -> tuple[int, str]:
+    """All cores, but one for a model so small that waking a second costs more than it computes."""
+    if options.threads is None and model.weight_bytes(dtype) < SMALL_MODEL_BYTES:
+        return 1, f"the weights are below {gib(SMALL_MODEL_BYTES)}: a second thread would only wait"
+    return given_or(options.threads, machine.num_cores, "the cores this process may use")
+
+
+def choose_device(options: EngineOptions, machine: Machine) -> tuple[str, str]:
+    """cuda when there is one and the user did not say cpu."""
+    if options.device == "auto":
+        if machine.accelerator:
+            return "cuda", f"{machine.accelerator.name} is there"
+        return "cpu", "there is no CUDA device"
+    if options.device == "cuda" and machine.accelerator is None:
+        raise UsageError(
+            "--device cuda: this machine shows no CUDA device.",
+            "Use --device cpu, or check the driver with nvidia-smi.",
+        )
+    return options.device, "given"
+
+
+def choose_dtype(options: EngineOptions, model: ModelSpec) -> tuple[str, str]:
+    """The checkpoint's own type unless the user names another."""
+    if options.dtype == "auto":
+        return model.dtype, "the checkpoint's own type"
+    return options.dtype, "given"
+
+
+def plan_memory(
+    options: EngineOptions,
+    machine: Machine,
+    model: ModelSpec,
+    device: str,
+    dtype: str,
+    max_num_seqs: int,
+    decide,  # type: ignore[no-untyped-def]
+) -> tuple[int, int]:
+    """(KV blocks, longest context): the memory plan, told through `decide`."""
+    weights = model.weight_bytes(dtype)
+    token_bytes = model.kv_bytes_per_token(dtype)
+    block_bytes = token_bytes * options.block_size
+    budget, why = kv_budget(options, machine, weights, device)
+    decide("weights", gib(weights), f"{model.num_parameters:,} parameters of {dtype}")
+    decide("kv_memory", gib(budget), why)
+
+    wanted_len = options.max_model_len or model.max_len
+    if options.max_model_len and options.max_model_len > model.max_len:
+        raise UsageError(
+            f"max_model_len ({options.max_model_len}) is beyond what the model was made for.",
+            f"config.json says max_position_embeddings = {model.max_len}.",
+        )
+    useful = max_num_seqs * -(-wanted_len // options.block_size)
+    fit = budget // block_bytes - 1
+    num_blocks = min(fit, useful)
+    capacity = num_blocks * options.block_size
+    if capacity < min(wanted_len, options.block_size):
+        raise CapacityError(
+            f"{gib(budget)} for KV does not hold one block of {gib(block_bytes)}.",
+            "Raise --kv-memory, or serve a smaller model.",
+        )
+    if options.max_model_len and capacity < options.max_model_len:
+        raise CapacityError(
+            f"One context of {options.max_model_len} tokens needs "
+            f"{gib(options.max_model_len * token_bytes)} of KV; there are {gib(budget)}.",
+            f"Lower --max-model-len to {capacity} or raise --kv-memory.",
+        )
+    block = f"blocks of {options.block_size} tokens of {token_bytes / 1024:g} KiB"
+    limit = f"enough for {max_num_seqs} full contexts" if useful <= fit else f"{gib(budget)} for KV"
+    decide("kv_blocks", num_blocks, f"{limit}, {block}; holds {capacity:,} tokens")
+    max_model_len = min(wanted_len, capacity)
+    if options.max_model_len:
+        why = "given"
+    elif max_model_len < model.max_len:
+        why = f"what the KV blocks hold; the model allows {model.max_len}"
+    else:
+        why = "the model's max_position_embeddings"
+    decide("max_model_len", max_model_len, why)
+    return num_blocks + 1, max_model_len
+
+
+def kv_budget(
+    options: EngineOptions, machine: Machine, weights: int, device: str
+) -> tuple[int, str]:
+    """(bytes for KV, why); raises CapacityError when the weights alone do not fit."""
+    if device == "cuda":
+        assert machine.accelerator is not None
+        usable = int(machine.accelerator.total_bytes * options.gpu_memory_utilization)
+        free = min(usable, machine.accelerator.free_bytes) - weights - CUDA_ACTIVATION_BYTES
+        place = f"{options.gpu_memory_utilization:.0%} of the GPU less weights and activations"
+    else:
+        free = machine.free_bytes - weights
+        place = f"the {gib(max(free, 0))} of RAM left free after the weights"
+    if free <= 0:
+        have = machine.accelerator.free_bytes if device == "cuda" else machine.free_bytes  # type: ignore[union-attr]
+        raise CapacityError(
+            f"The weights need {gib(weights)}; {gib(have)} are free.",
+            "Serve a smaller model, or free memory.",
+        )
+    given = options.kv_memory
+    if given is None:
+        if device == "cuda":
+            return free, place
+        return int(free * DEFAULT_KV_SHARE), f"{DEFAULT_KV_SHARE:.0%} of {place}"
+    share = Bytes(given).share
+    if share is not None:
+        return int(free * share), f"{share:.0%} of {place}, as given"
+    if given > free:
+        raise CapacityError(
+            f"--kv-memory {gib(given)} is more than the {gib(free)} left after the weights.",
+            "Lower --kv-memory.",
+        )
+    return int(given), "given"
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes in words: 6.1 GiB, 24 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024 or unit == "GiB":
+            digits = 0 if unit == "B" or num_bytes >= 100 else 1 if num_bytes >= 10 else 2
+            return f"{num_bytes:.{digits}f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError

@@ -1,0 +1,203 @@
+"""The engine: requests in, steps, updates out. The step is a sentence.
+
+    plan = scheduler.schedule()     # who advances by how much
+    result = run(executor, plan)    # submit, sample, collect
+    scheduler.update(plan, result)  # append, stop, release
+
+Given an executor and settings it runs in whatever process calls `step`: the engine's own, a
+caller's (`headway.LLM`), a test's, a simulation's. It promises each request exactly one terminal
+update per sequence, whatever happens in a step.
+"""
+
+import logging
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import RequestError
+from headway.core.plan import Executor, StepPlan, StepResult, run
+from headway.core.request import Request, SequenceUpdate
+from headway.core.resolve import Settings
+from headway.engine.kv import KVCache
+from headway.engine.scheduler import Scheduler
+from headway.engine.sequence import Sequence
+from headway.telemetry.records import StepRecord
+
+log = logging.getLogger(__name__)
+
+GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
+FLAT_FAILURE = "the step it was part of failed"
+
+
+class Engine:
+    """Sequences of all running requests, a scheduler over them, and an executor below."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        settings: Settings,
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        clock: Clock | None = None,
+    ) -> None:
+        self.executor = executor
+        self.settings = settings
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.clock = clock or SystemClock()
+        self.kv = KVCache(settings.num_blocks, settings.block_size)
+        self.scheduler = Scheduler(
+            self.kv,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+        )
+        self._requests: dict[int, list[Sequence]] = {}
+        self._next_sequence_id = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises RequestError when it can never run here."""
+        self._check(request)
+        sampling = request.sampling
+        limit = self.settings.max_model_len
+        if sampling.max_tokens is not None:
+            limit = min(limit, len(request.prompt_token_ids) + sampling.max_tokens)
+        stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids |= self.eos_token_ids
+        sequences = []
+        for index in range(sampling.n):
+            sequences.append(
+                Sequence(
+                    self._next_sequence_id,
+                    request,
+                    index,
+                    num_groups=len(self.kv.pools),
+                    stop_ids=stop_ids,
+                    max_len=limit,
+                    seed=self._seed(request),
+                )
+            )
+            self._next_sequence_id += 1
+        sequences[0].forks = sequences[1:]
+        self._requests[request.request_id] = sequences
+        self.scheduler.add(sequences[0])
+
+    def _check(self, request: Request) -> None:
+        """The engine's own check, behind the server's: nothing here may kill a step."""
+        length = len(request.prompt_token_ids)
+        if request.request_id in self._requests:
+            raise RequestError("This request id is in use.", param="request_id")
+        if length == 0:
+            raise RequestError("The prompt is empty.", param="prompt", code="empty_array")
+        if length >= self.settings.max_model_len:
+            raise RequestError(
+                f"The prompt has {length} tokens; the context is {self.settings.max_model_len} "
+                "with the answer.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self.vocab_size:
+            raise RequestError(
+                f"The prompt holds a token id outside 0 … {self.vocab_size - 1}.",
+                param="prompt",
+                code="invalid_value",
+            )
+        request.sampling.check_vocabulary(self.vocab_size)
+
+    def _seed(self, request: Request) -> int:
+        """The request's own seed, or one that no other request of this engine has."""
+        if request.sampling.seed is not None:
+            return request.sampling.seed % 2**64
+        return (self.settings.seed + (request.request_id + 1) * GOLDEN_RATIO_64) % 2**64
+
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """Drop a request (or one of its sequences) at any moment; its blocks are free at once.
+
+        No update follows. An unknown id is fine: it may have finished a moment ago.
+        """
+        for sequence in list(self._requests.get(request_id, ())):
+            if index is None or sequence.index == index:
+                self._drop_fork(sequence)
+                self.scheduler.finish(sequence)
+                self._leave(sequence)
+
+    def _drop_fork(self, sequence: Sequence) -> None:
+        """A sequence that waits for its parent's prompt is in no queue but the parent's."""
+        for sibling in self._requests[sequence.request.request_id]:
+            if sequence in sibling.forks:
+                sibling.forks.remove(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        siblings = self._requests[sequence.request.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[sequence.request.request_id]
+
+    def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
+        """Run one step; returns what each sequence gained and the record of the step."""
+        started_s = self.clock.now_s()
+        plan = self.scheduler.schedule()
+        planned_s = self.clock.now_s()
+        try:
+            result = run(self.executor, plan)
+        except Exception:
+            log.exception("step %d failed", plan.step)
+            result = StepResult(plan.step, [])
+            result.failed = {row.sequence_id: FLAT_FAILURE for row in plan.advanced}
+        collected_s = self.clock.now_s()
+        updates = self._fail(result) + self.scheduler.update(plan, result)
+        for update in updates:
+            if update.finish_reason is not None:
+                self._leave_by(update)
+        record = self._record(plan, started_s)
+        record.schedule_s = planned_s - started_s
+        record.execute_s = collected_s - planned_s
+        record.update_s = self.clock.now_s() - collected_s
+        return updates, record
+
+    def _leave_by(self, update: SequenceUpdate) -> None:
+        for sequence in self._requests[update.request_id]:
+            if sequence.index == update.index:
+                self._leave(sequence)
+                return
+
+    def _fail(self, result: StepResult) -> list[SequenceUpdate]:
+        """End the sequences the runtime could not advance, each with an error update."""
+        updates = []
+        for sequence_id, reason in result.failed.items():
+            sequence = self.scheduler.by_id(sequence_id)
+            if sequence is not None:
+                log.error("request %d failed: %s", sequence.request.request_id, reason)
+                self.scheduler.finish(sequence)
+                updates.append(
+                    SequenceUpdate(sequence.request.request_id, sequence.index, [], "error")
+                )
+        return updates
+
+    def _record(self, plan: StepPlan, started_s: float) -> StepRecord:
+        tokens = plan.num_tokens
+        return StepRecord(
+            step=plan.step,
+            started_s=started_s,
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_tokens=tokens,
+            num_sampled=sum(row.sample for row in plan.advanced),
+            kv_blocks_used=self.kv.num_used,
+            kv_usage=self.kv.usage,
+            num_preemptions=self.scheduler.num_preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert every invariant of the engine; when idle, also that nothing is held."""
+        self.scheduler.check_integrity()
+        if not self._requests:
+            assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
+            assert not self.scheduler.running and not self.scheduler.waiting

@@ -1,0 +1,94 @@
+"""One answer in the making: its known tokens, and how many of them are computed.
+
+    known     t0 t1 t2 t3 t4 t5        prompt, then what was sampled
+    computed  ────────────►            KV in place for t0 … t3
+    next step         t4 t5            the second number catches up with the first
+
+A prompt chunk, a decode step, a fork and a resumed sequence differ only in these two numbers.
+"""
+
+from headway.core.request import Request, TokenLogprobs
+
+WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+
+
+class Sequence:
+    """State of one of the `n` sequences of a request."""
+
+    __slots__ = (
+        "block_tables",
+        "computed",
+        "first_scheduled_s",
+        "forks",
+        "index",
+        "known_to_runtime",
+        "max_len",
+        "num_prompt",
+        "prompt_logprobs",
+        "request",
+        "seed",
+        "sequence_id",
+        "shares_blocks",
+        "state",
+        "stop_ids",
+        "tokens",
+        "wants_prompt_logprobs",
+    )
+
+    def __init__(
+        self,
+        sequence_id: int,
+        request: Request,
+        index: int,
+        *,
+        num_groups: int,
+        stop_ids: frozenset[int],
+        max_len: int,
+        seed: int,
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.request = request
+        self.index = index
+        self.tokens = list(request.prompt_token_ids)
+        self.num_prompt = len(self.tokens)
+        self.computed = 0
+        self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.shares_blocks = False
+        self.state = WAITING
+        self.known_to_runtime = False
+        self.stop_ids = stop_ids
+        self.max_len = max_len
+        self.seed = seed
+        self.forks: list[Sequence] = []
+        """Sequences of the same request that start once this one's prompt is computed."""
+        self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self.first_scheduled_s: float | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.sequence_id}, {self.state}, prompt {self.num_prompt}, "
+            f"known {len(self.tokens)}, computed {self.computed})"
+        )
+
+    @property
+    def num_known(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def finish_reason(self, token_id: int) -> str | None:
+        """Why the sequence ends with `token_id`, just appended, or None when it goes on."""
+        if token_id in self.stop_ids and self.num_generated > self.request.sampling.min_tokens:
+            return "stop"
+        return "length" if len(self.tokens) >= self.max_len else None
+
+    def check_integrity(self) -> None:
+        """Assert what holds for a sequence between steps."""
+        assert 0 <= self.computed <= len(self.tokens), self
+        assert self.num_prompt <= len(self.tokens) <= self.max_len, self
+        if self.state != RUNNING:
+            assert self.computed == 0 and not any(self.block_tables), self
+            assert not self.known_to_runtime, self

@@ -1,0 +1,6 @@
+"""Text in and out: tokenizer, chat template, and the text of a growing sequence."""
+
+from headway.engine.text.stream import TextStream
+from headway.engine.text.tokenizer import Tokenizer
+
+__all__ = ["TextStream", "Tokenizer"]

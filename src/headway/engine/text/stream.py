@@ -1,0 +1,117 @@
+"""The text of one sequence while its tokens arrive: whole characters, stop strings held back.
+
+Given token ids step by step, `push` returns the text that may be shown now. It promises that the
+pieces add up to the decoded text up to the stop string, that no piece holds half a UTF-8
+character, and that no part of a stop string ever leaves. Worked example, stop "END":
+
+    push b"the E"    → "the "       "E" may begin the stop string
+    push b"gg EN"    → "Egg "       it did not; "EN" may
+    push b"D."       → ""           stopped
+"""
+
+import codecs
+
+from headway.engine.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+CONTEXT_TOKENS = 6
+
+
+class TextStream:
+    """Incremental text of one sequence; see the module's example."""
+
+    __slots__ = (
+        "_decode",
+        "_held",
+        "_include_stop",
+        "_longest",
+        "_skip",
+        "_stops",
+        "_tail",
+        "_tokenizer",
+        "_waiting",
+        "stopped",
+    )
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: list[int],
+        *,
+        stop: list[str],
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stop
+        self._longest = max(map(len, stop), default=0)
+        self._include_stop = include_stop
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._held = ""
+        self.stopped: str | None = None
+        """The stop string that was found, or None."""
+        self._tail: list[int] = []
+        self._waiting: list[int] = []
+        if tokenizer.pieces is not None:
+            self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        else:
+            self._decode = None
+            self._tail = prompt_token_ids[-CONTEXT_TOKENS:]
+
+    def push(self, token_ids: list[int], last: bool = False) -> str:
+        """The text to show after `token_ids`; with `last`, everything that was held back."""
+        if self.stopped is not None:
+            return ""
+        text = self._text_of(token_ids, last)
+        if not self._stops:
+            return text
+        self._held += text
+        return self._release(last)
+
+    def _text_of(self, token_ids: list[int], last: bool) -> str:
+        if self._decode is None:
+            return self._by_prefix(token_ids, last)
+        pieces, skip = self._tokenizer.pieces, self._skip
+        assert pieces is not None
+        if len(token_ids) == 1:
+            token_id = token_ids[0]
+            data = b"" if token_id in skip else pieces.get(token_id, b"")
+        else:
+            data = b"".join(pieces.get(t, b"") for t in token_ids if t not in skip)
+        return self._decode(data, last)
+
+    def _by_prefix(self, token_ids: list[int], last: bool) -> str:
+        """The slow way for unknown decoders: what the waiting tokens add to the text before them.
+
+        `_tail` holds a few shown tokens for context, `_waiting` those not shown yet because the
+        text still ends in half a character.
+        """
+        skip = bool(self._skip)
+        before = self._tokenizer.decode(self._tail, skip_special_tokens=skip)
+        self._waiting = self._waiting + token_ids
+        after = self._tokenizer.decode(self._tail + self._waiting, skip_special_tokens=skip)
+        if after.endswith(REPLACEMENT) and not last:
+            return ""
+        self._tail = (self._tail + self._waiting)[-CONTEXT_TOKENS:]
+        self._waiting = []
+        return after[len(before) :]
+
+    def _release(self, last: bool) -> str:
+        """Cut at the first stop string, else let go of all that cannot begin one."""
+        held = self._held
+        found = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if found:
+            at, self.stopped = min(found)
+            self._held = ""
+            return held[: at + len(self.stopped)] if self._include_stop else held[:at]
+        keep = 0 if last else self._length_of_possible_stop(held)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def _length_of_possible_stop(self, held: str) -> int:
+        """Length of the longest end of `held` that begins a stop string: "the EN" → 2."""
+        for length in range(min(self._longest - 1, len(held)), 0, -1):
+            end = held[-length:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,131 @@
+"""A model's chat template: messages in, the text of the prompt out.
+
+Templates are Jinja, as transformers runs them: sandboxed, blocks trimmed, with `raise_exception`,
+`strftime_now` and `tojson`. Only the model's own template or the operator's file is ever run; a
+request cannot bring one.
+"""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from headway.core.errors import RequestError, TokenizerError
+from headway.core.model_spec import read_json
+
+
+class TemplateRefusal(Exception):
+    """A template called raise_exception."""
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = to_json
+        environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise TokenizerError(
+                f"The chat template does not compile: {error}.", "Mend it, or give another file."
+            ) from error
+        self._special_tokens = special_tokens
+
+    @classmethod
+    def load(
+        cls, folder: Path, config: dict[str, Any], file: Path | None = None
+    ) -> "ChatTemplate | None":
+        """The operator's file, else chat_template.jinja, else the config's; None without any."""
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            by_name = {entry["name"]: entry["template"] for entry in source}
+            source = by_name.get("default")
+        beside = folder / "chat_template.jinja"
+        if file is not None or beside.exists():
+            source = read_template(file or beside)
+        elif source is None and (folder / "chat_template.json").exists():
+            source = read_json(folder / "chat_template.json").get("chat_template")
+        return cls(source, special_tokens(config)) if isinstance(source, str) else None
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **options: Any,
+    ) -> str:
+        """The prompt's text. With `continue_final_message` it ends inside the last message."""
+        try:
+            text = self._template.render(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                **{**self._special_tokens, **options},
+            )
+        except (jinja2.TemplateError, TemplateRefusal, TypeError, ValueError) as error:
+            raise RequestError(
+                f"The model's chat template refuses these messages: {error}",
+                param="messages",
+                code="invalid_value",
+            ) from error
+        return cut_after_last(text, messages) if continue_final_message else text
+
+
+def cut_after_last(text: str, messages: list[dict[str, Any]]) -> str:
+    """`text` up to the end of the last message's content: what the model shall continue."""
+    content = str(messages[-1].get("content") or "").strip()
+    end = text.rfind(content)
+    if end < 0:
+        raise RequestError(
+            "The chat template rewrites the last message, so it cannot be continued.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    return text[: end + len(content)]
+
+
+def read_template(path: Path) -> str:
+    """The template's text; TokenizerError names the file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(
+            f"The chat template {path} cannot be read.", "Check --chat-template."
+        ) from error
+
+
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token and the like, as text: {"content": "<s>", …} → "<s>"."""
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    values = {name: config.get(name) for name in names}
+    return {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in values.items()
+        if value
+    }
+
+
+def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """Jinja's own tojson escapes <, > and &, which models have not seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def refuse(message: str) -> None:
+    """What `raise_exception` in a template calls."""
+    raise TemplateRefusal(message)
+
+
+def strftime_now(format: str) -> str:
+    """Today, for templates that tell the model the date."""
+    return datetime.datetime.now().strftime(format)

@@ -1,0 +1,105 @@
+"""A model's tokenizer and chat template, read from its folder without transformers.
+
+Given the folder it encodes text, decodes ids, renders chats, and knows each token's bytes. It
+promises to read nothing but `tokenizer.json`, `tokenizer_config.json` and the template beside them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RustTokenizer
+
+from headway.core.errors import RequestError, TokenizerError
+from headway.core.model_spec import read_json
+from headway.engine.text.pieces import token_bytes
+from headway.engine.text.template import ChatTemplate
+
+SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+class Tokenizer:
+    """Text ↔ token ids for one model folder."""
+
+    def __init__(self, folder: Path, template_file: Path | None = None) -> None:
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise missing_tokenizer(folder)
+        document = read_json(path)
+        try:
+            self._rust = RustTokenizer.from_str(json.dumps(document))
+        except Exception as error:  # the Rust side raises bare Exception
+            raise TokenizerError(
+                f"{path} cannot be read: {str(error)[:200]}.", "Copy the file again."
+            ) from error
+        self._rust.no_padding()
+        self._rust.no_truncation()
+        config_path = folder / "tokenizer_config.json"
+        config = read_json(config_path) if config_path.exists() else {}
+        added = document.get("added_tokens") or []
+        self.special_ids = frozenset(t["id"] for t in added if t.get("special"))
+        self.pieces = token_bytes(document)
+        self.template = ChatTemplate.load(folder, config, template_file)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries, added tokens included; may be less than the width of the logits."""
+        return self._rust.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; lone surrogates are refused with a RequestError."""
+        try:
+            return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                "The text is not valid Unicode.", param="prompt", code="invalid_value"
+            ) from error
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`, decoded as one."""
+        return self._rust.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary entry as it is written in tokenizer.json, or "" for an unused id."""
+        return self._rust.id_to_token(token_id) or ""
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes of one token, special tokens spelled out; b"" for an unused id."""
+        if self.pieces is not None:
+            return self.pieces.get(token_id, b"")
+        return self._rust.decode([token_id], skip_special_tokens=False).encode()
+
+    def chat_ids(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Render `messages` with the model's template and encode the result.
+
+        The template writes its own special tokens. Raises RequestError when the model has no
+        template or the template refuses the messages.
+        """
+        return self.encode(self.render(messages, **options), add_special_tokens=False)
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """The text that `messages` become; the same errors as `chat_ids`."""
+        if self.template is None:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions, or start the server with "
+                "--chat-template FILE.",
+                param="messages",
+                code="no_chat_template",
+            )
+        return self.template.render(messages, **options)
+
+
+def missing_tokenizer(folder: Path) -> TokenizerError:
+    """The error for a folder without tokenizer.json."""
+    for name in SENTENCEPIECE_FILES:
+        if (folder / name).exists():
+            return TokenizerError(
+                f"{folder} has only a sentencepiece tokenizer ({name}).",
+                "Convert it once: transformers' AutoTokenizer.from_pretrained(FOLDER)"
+                ".save_pretrained(FOLDER) writes tokenizer.json.",
+            )
+    return TokenizerError(
+        f"{folder} has no tokenizer.json.",
+        "Copy it from the model's source, name its folder with --tokenizer, or serve token ids "
+        "with --skip-tokenizer-init.",
+    )

@@ -1,0 +1,10 @@
+"""Attention over paged KV: one backend a file, chosen by the name a user types."""
+
+from headway.runtime.attention.cache import KVLayer, allocate_kv
+from headway.runtime.attention.protocol import AttentionBackend
+from headway.runtime.attention.reference import ReferenceAttention
+from headway.runtime.attention.sdpa import SdpaAttention
+
+BACKENDS = {"reference": ReferenceAttention, "sdpa": SdpaAttention}
+
+__all__ = ["BACKENDS", "AttentionBackend", "KVLayer", "allocate_kv"]

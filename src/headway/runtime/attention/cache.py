@@ -1,0 +1,56 @@
+"""The KV memory itself: per layer, K and V of every slot of its group's blocks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.core.model_spec import KVGroupSpec
+from headway.core.plan import BlockCopy
+
+
+@dataclass(slots=True)
+class KVLayer:
+    """K and V of one layer, each (blocks, block_size, G, D), and the index of its KV group."""
+
+    k: Tensor
+    v: Tensor
+    group: int
+
+    def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
+        """Put this step's keys and values into their slots."""
+        self.k.view(-1, *self.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
+        self.v.view(-1, *self.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
+
+    def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of consecutive blocks, (…, B · block_size, G, D) for block ids (…, B)."""
+        shape = (*blocks_B.shape[:-1], -1, *self.k.shape[2:])
+        return self.k[blocks_B].view(shape), self.v[blocks_B].view(shape)
+
+
+def allocate_kv(
+    groups: tuple[KVGroupSpec, ...],
+    num_blocks: tuple[int, ...],
+    block_size: int,
+    dtype: torch.dtype,
+    device: str,
+) -> list[KVLayer]:
+    """KV memory for all layers, by layer index; block 0 starts as zeros, as all do."""
+    layers: dict[int, KVLayer] = {}
+    for index, (group, count) in enumerate(zip(groups, num_blocks, strict=True)):
+        shape = (count, block_size, group.num_kv_heads, group.head_dim)
+        for layer in group.layers:
+            k = torch.zeros(shape, dtype=dtype, device=device)
+            layers[layer] = KVLayer(k, torch.zeros_like(k), index)
+    return [layers[layer] for layer in sorted(layers)]
+
+
+def copy_blocks(layers: list[KVLayer], copies: list[BlockCopy]) -> None:
+    """Copy-on-write: copy whole blocks, in every layer of their group."""
+    for group in {copy.group for copy in copies}:
+        sources = [copy.source for copy in copies if copy.group == group]
+        targets = [copy.target for copy in copies if copy.group == group]
+        for layer in layers:
+            if layer.group == group:
+                layer.k[targets] = layer.k[sources]
+                layer.v[targets] = layer.v[sources]

@@ -1,0 +1,146 @@
+"""From a plan to tensors: the runtime's mirror of the sequences, and one step's inputs.
+
+The mirror knows each sequence's block tables and what it sampled; a plan changes it by deltas. A
+`Batch` is what one forward needs. Worked example, blocks of 4: sequence 7 at 9 tokens decodes, and
+sequence 8 computes the first 3 of its prompt:
+
+    token_ids  [t9 | p0 p1 p2]     positions  [9 | 0 1 2]     rows 0 and 1 of the block tables
+    tables     7: [5 2 6], 8: [3]  slots      [6·4+1 | 12 13 14]
+    query_lens [1, 3]              context_lens [10, 3]       num_decodes 1
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.plan import NewSequence, StepPlan, sampled_in
+
+INT = np.int64
+
+
+class MirrorSequence:
+    """What the runtime remembers of one sequence."""
+
+    __slots__ = ("generated", "last_step", "new", "num_blocks", "row")
+
+    def __init__(self, new: NewSequence, row: int, num_groups: int) -> None:
+        self.new = new
+        self.row = row
+        self.num_blocks = [0] * num_groups
+        self.generated = list(new.token_ids[new.num_prompt_tokens :])
+        self.last_step = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """One forward's inputs; T tokens of S sequences, G KV groups."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    slots_GT: list[Tensor]
+    block_tables_GSB: list[Tensor]
+    query_lens: list[int]
+    context_lens: list[int]
+    num_decodes: int
+    sampled_rows: list[int]
+    sampled_sequences: list[MirrorSequence]
+
+
+class Mirror:
+    """The sequences the runtime knows, with one row of every block table each."""
+
+    def __init__(
+        self, *, max_num_seqs: int, max_blocks: int, num_groups: int, block_size: int, device: str
+    ) -> None:
+        self.block_size = block_size
+        self.device = device
+        self.sequences: dict[int, MirrorSequence] = {}
+        self._tables = [np.zeros((max_num_seqs, max_blocks), INT) for _ in range(num_groups)]
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    def apply(self, plan: StepPlan) -> None:
+        """Forget the finished, learn the new, replace copied blocks, append new ones."""
+        for sequence_id in plan.finished:
+            self._free_rows.append(self.sequences.pop(sequence_id).row)
+        for new in plan.new:
+            row = self._free_rows.pop()
+            self.sequences[new.sequence_id] = MirrorSequence(new, row, len(self._tables))
+        for copy in plan.copies:
+            row = self.sequences[copy.sequence_id].row
+            self._tables[copy.group][row, copy.index] = copy.target
+        for advance in plan.advanced:
+            sequence = self.sequences[advance.sequence_id]
+            for group, blocks in enumerate(advance.new_blocks):
+                if blocks:
+                    have = sequence.num_blocks[group]
+                    sequence.num_blocks[group] = have + len(blocks)
+                    self._tables[group][sequence.row, have : have + len(blocks)] = blocks
+
+    def batch(self, plan: StepPlan) -> Batch:
+        """The inputs of `plan`'s forward, after `apply`."""
+        tokens: list[int] = []
+        query_lens: list[int] = []
+        starts: list[int] = []
+        rows: list[int] = []
+        sampled_rows: list[int] = []
+        sampled: list[MirrorSequence] = []
+        num_decodes = 0
+        for index, advance in enumerate(plan.advanced):
+            sequence = self.sequences[advance.sequence_id]
+            ids = advance.token_ids
+            tokens.extend(ids if min(ids) >= 0 else self._resolve(sequence, ids))
+            query_lens.append(len(ids))
+            starts.append(advance.start)
+            rows.append(sequence.row)
+            if len(ids) == 1 and num_decodes == index:
+                num_decodes += 1
+            if advance.sample:
+                sampled_rows.append(len(tokens) - 1)
+                sampled.append(sequence)
+        return self._tensors(tokens, query_lens, starts, rows, num_decodes, sampled_rows, sampled)
+
+    def _resolve(self, sequence: MirrorSequence, ids: list[int]) -> list[int]:
+        """Replace the placeholder of a sampled token by the token."""
+        placeholder = sampled_in(sequence.last_step)
+        assert all(i >= 0 or i == placeholder for i in ids), "an unknown placeholder"
+        return [sequence.generated[-1] if i < 0 else i for i in ids]
+
+    def _tensors(
+        self,
+        tokens: list[int],
+        query_lens: list[int],
+        starts: list[int],
+        rows: list[int],
+        num_decodes: int,
+        sampled_rows: list[int],
+        sampled: list[MirrorSequence],
+    ) -> Batch:
+        lens, begin, row_S = np.array(query_lens, INT), np.array(starts, INT), np.array(rows, INT)
+        contexts = begin + lens
+        if num_decodes == len(query_lens):
+            positions, row_T = begin, row_S
+        else:
+            first = np.cumsum(lens) - lens
+            within = np.arange(len(tokens), dtype=INT) - np.repeat(first, lens)
+            positions, row_T = np.repeat(begin, lens) + within, np.repeat(row_S, lens)
+        block, offset = np.divmod(positions, self.block_size)
+        width = int(-(-contexts.max() // self.block_size))
+        return Batch(
+            token_ids_T=self._to_device(np.array(tokens, INT)),
+            positions_T=self._to_device(positions),
+            slots_GT=[
+                self._to_device(table[row_T, block] * self.block_size + offset)
+                for table in self._tables
+            ],
+            block_tables_GSB=[self._to_device(table[row_S, :width]) for table in self._tables],
+            query_lens=query_lens,
+            context_lens=contexts.tolist(),
+            num_decodes=num_decodes,
+            sampled_rows=sampled_rows,
+            sampled_sequences=sampled,
+        )
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

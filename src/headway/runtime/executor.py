@@ -1,0 +1,181 @@
+"""The executor: a plan in, a forward, a result out, on one device.
+
+It owns the model, the KV memory, the mirror of the sequences and the sampler. `submit` runs the
+forward, `sample` chooses tokens, `collect` hands back the result; all three in the caller's thread.
+"""
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import CapacityError
+from headway.core.machine import Accelerator, Machine
+from headway.core.model_spec import ModelSpec
+from headway.core.plan import (
+    Description,
+    Late,
+    PromptLogprobs,
+    Sample,
+    StepPlan,
+    StepResult,
+    StepTimings,
+)
+from headway.core.resolve import Settings
+from headway.runtime.attention import BACKENDS, allocate_kv
+from headway.runtime.attention.cache import copy_blocks
+from headway.runtime.batch import Batch, Mirror
+from headway.runtime.checkpoint import Progress, fill_randomly, load_weights
+from headway.runtime.kernels import choose_kernels
+from headway.runtime.layers import Build, Step
+from headway.runtime.models import MODELS
+from headway.runtime.rope import RopeTable
+from headway.runtime.sampler import Sampler, token_logprobs
+
+PROMPT_LOGPROB_ROWS = 64
+
+
+class TorchExecutor:
+    """Runs one model on one device; see `core.plan.Executor`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        settings: Settings,
+        machine: Machine,
+        progress: Progress | None = None,
+    ) -> None:
+        torch.set_num_threads(settings.threads)
+        self.spec, self.settings = spec, settings
+        self.device = settings.device
+        self.kernels = choose_kernels(self.device, settings.dtype, machine)
+        dtype = getattr(torch, settings.dtype)
+        build = Build(
+            spec=spec,
+            kernels=self.kernels,
+            attention=BACKENDS[settings.attention_backend](),
+            dtype=dtype,
+            device=self.device,
+        )
+        self.model = MODELS[spec.architecture](build)
+        if settings.load_format == "dummy":
+            fill_randomly(self.model, settings.seed)
+        else:
+            load_weights(self.model, spec, folder, progress)
+        self.rope = RopeTable(spec.rope, spec.head_dim, settings.max_model_len, self.device)
+        try:
+            self.kv = allocate_kv(
+                spec.kv_groups, settings.num_blocks, settings.block_size, dtype, self.device
+            )
+        except RuntimeError as error:  # torch's out-of-memory is one
+            raise CapacityError(
+                f"The KV cache could not be allocated: {str(error)[:200]}.", "Lower --kv-memory."
+            ) from error
+        self.mirror = Mirror(
+            max_num_seqs=settings.max_num_seqs,
+            max_blocks=-(-settings.max_model_len // settings.block_size),
+            num_groups=len(spec.kv_groups),
+            block_size=settings.block_size,
+            device=self.device,
+        )
+        self.sampler = Sampler()
+        self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
+        self._result: StepResult | None = None
+        self._prepare_s = self._forward_s = 0.0
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> None:
+        """Apply the deltas and run the forward."""
+        self._pending = None  # a step that failed half-way is forgotten
+        started = time.perf_counter()
+        self.mirror.apply(plan)
+        if plan.copies:
+            copy_blocks(self.kv, plan.copies)
+        if not plan.advanced:
+            self._pending = (plan, None, None)
+            return
+        batch = self.mirror.batch(plan)
+        prepared = time.perf_counter()
+        self._pending = (plan, batch, None)
+        hidden = self.forward(batch)
+        self._pending = (plan, batch, hidden)
+        self._prepare_s, self._forward_s = prepared - started, time.perf_counter() - prepared
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states of all tokens of `batch`, (T, H)."""
+        cos, sin = self.rope.at(batch.positions_T)
+        step = Step(batch=batch, kv=self.kv, cos=cos, sin=sin)
+        return self.model(batch.token_ids_T, step)
+
+    @torch.inference_mode()
+    def sample(self, step: int, late: Late) -> None:
+        """Sample the rows of step `step` that are due."""
+        assert self._pending is not None and self._pending[0].step == step
+        plan, batch, hidden = self._pending
+        self._pending = None
+        result = StepResult(plan.step, [], transfers_done=[t.transfer_id for t in plan.transfers])
+        self._result = result
+        if batch is None or hidden is None:
+            return
+        started = time.perf_counter()
+        result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
+        if batch.sampled_rows:
+            if len(batch.sampled_rows) != hidden.shape[0]:
+                hidden = hidden[batch.sampled_rows]
+            logits = self.model.logits(hidden)
+            sequences = batch.sampled_sequences
+            token_ids, logprobs = self.sampler.sample(logits, sequences, late)
+            for sequence, token_id, entry in zip(sequences, token_ids, logprobs, strict=True):
+                sequence.generated.append(token_id)
+                sequence.last_step = plan.step
+                result.samples.append(Sample(sequence.new.sequence_id, [token_id], entry))
+        result.timings = StepTimings(
+            self._prepare_s, self._forward_s, time.perf_counter() - started
+        )
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
+        """For sequences that ask: the log-probability of each next prompt token of this chunk."""
+        found = []
+        begin = 0
+        for advance in plan.advanced:
+            new = self.mirror.sequences[advance.sequence_id].new
+            count = new.sampling.prompt_logprobs
+            length = min(len(advance.token_ids), new.num_prompt_tokens - 1 - advance.start)
+            if count is not None and new.index == 0 and length > 0:
+                following = new.token_ids[advance.start + 1 : advance.start + 1 + length]
+                entries = []
+                for at in range(0, length, PROMPT_LOGPROB_ROWS):
+                    rows = hidden_TH[begin + at : begin + min(length, at + PROMPT_LOGPROB_ROWS)]
+                    chosen = following[at : at + PROMPT_LOGPROB_ROWS]
+                    entries += token_logprobs(self.model.logits(rows), chosen, count)
+                found.append(PromptLogprobs(advance.sequence_id, advance.start + 1, entries))
+            begin += len(advance.token_ids)
+        return found
+
+    def collect(self) -> StepResult:
+        """The result of the step sampled last."""
+        assert self._result is not None, "nothing was submitted"
+        result, self._result = self._result, None
+        return result
+
+    def describe(self) -> Description:
+        """The device, the kernels and the bytes held."""
+        kernels = dict(self.kernels.reasons)
+        kernels["attention"] = (self.settings.attention_backend, "as resolved")
+        weights = {p.data_ptr(): p.nbytes for p in self.model.parameters()}
+        return Description(
+            device=self.device,
+            kernels=kernels,
+            weight_bytes=sum(weights.values()),
+            kv_bytes=sum(layer.k.nbytes + layer.v.nbytes for layer in self.kv),
+        )
+
+
+def probe_accelerator(device: str) -> Accelerator | None:
+    """The CUDA device, when `device` allows one and torch sees it."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return Accelerator(name=torch.cuda.get_device_name(), total_bytes=total, free_bytes=free)

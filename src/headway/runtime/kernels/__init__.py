@@ -1,0 +1,5 @@
+"""Operations: a definition in plain torch, faster versions, and the table that chooses."""
+
+from headway.runtime.kernels.table import Kernels, choose_kernels
+
+__all__ = ["Kernels", "choose_kernels"]

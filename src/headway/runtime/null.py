@@ -1,0 +1,30 @@
+"""An executor that computes nothing: it answers at once, so that everything else can be measured.
+
+Every sampled row gets the next id of a fixed cycle of ordinary tokens. It keeps no mirror.
+"""
+
+from headway.core.plan import Description, Late, Sample, StepPlan, StepResult
+
+
+class NullExecutor:
+    """Answers every plan with tokens from `cycle`."""
+
+    def __init__(self, cycle: tuple[int, ...] = tuple(range(300, 400))) -> None:
+        self._cycle = cycle
+        self._plan: StepPlan | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def sample(self, step: int, late: Late) -> None:
+        pass
+
+    def collect(self) -> StepResult:
+        plan, self._plan = self._plan, None
+        assert plan is not None
+        token = [self._cycle[plan.step % len(self._cycle)]]
+        samples = [Sample(row.sequence_id, token) for row in plan.advanced if row.sample]
+        return StepResult(plan.step, samples)
+
+    def describe(self) -> Description:
+        return Description(device="null")

@@ -1,0 +1,222 @@
+"""From logits to tokens, for rows with different parameters in one batch.
+
+The order is vLLM's: allowed tokens, logit bias, min_tokens, penalties; then greedy rows take the
+likeliest, the others are divided by the temperature and cut by min_p, top_k and top_p. What is kept
+is decided by a threshold on the value, and the draw walks the tokens in the order of their ids, so a
+row's token depends on its own logits, parameters and draw alone, never on its neighbours.
+
+R rows, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.plan import Late
+from headway.core.request import TokenLogprobs
+from headway.runtime.batch import MirrorSequence
+from headway.runtime.philox import uniforms
+
+NEVER = float("-inf")
+LIKELY_TOKENS = 512
+
+
+@dataclass(slots=True)
+class RowParameters:
+    """The parameters of R sequences as tensors; None where no row uses one."""
+
+    sequence_ids: tuple[int, ...]
+    drawn: list[int]
+    temperature: Tensor | None
+    min_p: Tensor | None
+    top_k: Tensor | None
+    top_p: Tensor | None
+    edited: list[int]
+    with_logprobs: bool
+
+
+def row_parameters(sequences: list[MirrorSequence], device: torch.device) -> RowParameters:
+    """Gather the parameters of rows to sample; only rows that draw need the filters."""
+    params = [sequence.new.sampling for sequence in sequences]
+    drawn = [row for row, p in enumerate(params) if not p.greedy]
+
+    def column(name: str, neutral: float) -> Tensor | None:
+        values = [getattr(params[row], name) for row in drawn]
+        if all(value == neutral for value in values):
+            return None
+        return torch.tensor(values, device=device)[:, None]
+
+    return RowParameters(
+        sequence_ids=tuple(sequence.new.sequence_id for sequence in sequences),
+        drawn=drawn,
+        temperature=column("temperature", 1.0),
+        min_p=column("min_p", 0.0),
+        top_k=column("top_k", 0),
+        top_p=column("top_p", 1.0),
+        edited=[row for row, p in enumerate(params) if edits_logits(p)],
+        with_logprobs=any(p.logprobs is not None for p in params),
+    )
+
+
+def edits_logits(params: object) -> bool:
+    """Whether these parameters change logits before temperature and filters."""
+    return bool(
+        params.logit_bias  # type: ignore[attr-defined]
+        or params.allowed_token_ids  # type: ignore[attr-defined]
+        or params.min_tokens  # type: ignore[attr-defined]
+        or params.presence_penalty  # type: ignore[attr-defined]
+        or params.frequency_penalty  # type: ignore[attr-defined]
+        or params.repetition_penalty != 1.0  # type: ignore[attr-defined]
+    )
+
+
+class Sampler:
+    """Samples one token a row; keeps the parameter tensors while the rows stay the same."""
+
+    def __init__(self) -> None:
+        self._rows: RowParameters | None = None
+
+    def sample(
+        self, logits_RV: Tensor, sequences: list[MirrorSequence], late: Late
+    ) -> tuple[list[int], list[list[TokenLogprobs] | None]]:
+        """The chosen token ids and, for the rows that ask, their log-probabilities."""
+        ids = tuple(sequence.new.sequence_id for sequence in sequences)
+        if self._rows is None or self._rows.sequence_ids != ids:
+            self._rows = row_parameters(sequences, logits_RV.device)
+        rows = self._rows
+        raw_RV = logits_RV
+        if rows.edited or late.masks:
+            logits_RV = logits_RV.clone()
+            apply_masks(logits_RV, ids, late)
+            for row in rows.edited:
+                edit_row(logits_RV[row], sequences[row])
+        chosen_R = logits_RV.argmax(-1)
+        if rows.drawn:
+            everybody = len(rows.drawn) == len(sequences)
+            drawn_RV = logits_RV if everybody else logits_RV[rows.drawn]
+            chosen_R[rows.drawn] = draw(drawn_RV, rows, [sequences[r] for r in rows.drawn])
+        token_ids = chosen_R.tolist()
+        logprobs: list[list[TokenLogprobs] | None] = [None] * len(sequences)
+        if rows.with_logprobs:
+            for row, sequence in enumerate(sequences):
+                count = sequence.new.sampling.logprobs
+                if count is not None:
+                    logprobs[row] = token_logprobs(raw_RV[row, None], [token_ids[row]], count)
+        return token_ids, logprobs
+
+
+def apply_masks(logits_RV: Tensor, ids: tuple[int, ...], late: Late) -> None:
+    """Forbid what a late mask does not allow: bit t of little-endian words is token t."""
+    for row, sequence_id in enumerate(ids):
+        mask = late.masks.get(sequence_id)
+        if mask is not None:
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            allowed = torch.from_numpy(bits[: logits_RV.shape[1]]).bool().to(logits_RV.device)
+            logits_RV[row].masked_fill_(~allowed, NEVER)
+
+
+def edit_row(logits_V: Tensor, sequence: MirrorSequence) -> None:
+    """Allowed tokens, bias, min_tokens and penalties of one row, in place."""
+    params = sequence.new.sampling
+    device = logits_V.device
+    if params.allowed_token_ids:
+        keep = torch.tensor(params.allowed_token_ids, device=device)
+        kept = logits_V[keep].clone()
+        logits_V.fill_(NEVER)
+        logits_V[keep] = kept
+    if params.logit_bias:
+        biased = torch.tensor(list(params.logit_bias), device=device)
+        logits_V[biased] += torch.tensor(list(params.logit_bias.values()), device=device)
+    if params.min_tokens > len(sequence.generated) and sequence.new.stop_ids:
+        logits_V[torch.tensor(sequence.new.stop_ids, device=device)] = NEVER
+    penalize(logits_V, sequence)
+
+
+def penalize(logits_V: Tensor, sequence: MirrorSequence) -> None:
+    """Repetition over prompt and answer (divide what is positive, multiply what is negative),
+    then frequency · count and presence over the answer."""
+    params, new = sequence.new.sampling, sequence.new
+    device = logits_V.device
+    if params.repetition_penalty != 1.0:
+        prompt = new.token_ids[: new.num_prompt_tokens]
+        seen = torch.tensor(sorted({*prompt, *sequence.generated}), device=device)
+        values = logits_V[seen]
+        factor = params.repetition_penalty
+        logits_V[seen] = torch.where(values > 0, values / factor, values * factor)
+    if sequence.generated and (params.frequency_penalty or params.presence_penalty):
+        ids, counts = np.unique(np.array(sequence.generated), return_counts=True)
+        amounts = params.frequency_penalty * counts + params.presence_penalty
+        at = torch.from_numpy(ids).to(device)
+        logits_V[at] -= torch.from_numpy(amounts.astype(np.float32)).to(device)
+
+
+def draw(logits_RV: Tensor, rows: RowParameters, sequences: list[MirrorSequence]) -> Tensor:
+    """One token a row from the filtered distribution: the inverse of its cumulative sum."""
+    if rows.temperature is not None:
+        logits_RV = logits_RV / rows.temperature
+    logits_RV = keep_likely(logits_RV, rows)
+    cumulative_RV = logits_RV.double().softmax(-1).cumsum(-1)
+    u_R1 = torch.from_numpy(
+        uniforms(
+            np.array([sequence.new.seed for sequence in sequences], np.uint64),
+            np.array([sequence.new.index for sequence in sequences]),
+            np.array([len(sequence.generated) for sequence in sequences]),
+        )
+    )[:, None].to(logits_RV.device)
+    target_R1 = u_R1 * cumulative_RV[:, -1:]
+    return torch.searchsorted(cumulative_RV, target_R1, right=True)[:, 0].clamp_(
+        max=logits_RV.shape[1] - 1
+    )
+
+
+def keep_likely(logits_RV: Tensor, rows: RowParameters) -> Tensor:
+    """min_p, then top_k, then top_p; ties at the threshold are kept together."""
+    if rows.min_p is not None:
+        floor_R1 = logits_RV.amax(-1, keepdim=True) + rows.min_p.log()
+        logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
+    if rows.top_k is not None:
+        vocabulary = logits_RV.shape[1]
+        k_R1 = torch.where(rows.top_k > 0, rows.top_k, vocabulary).clamp(max=vocabulary)
+        if bool((k_R1 < vocabulary).any()):
+            largest = int(k_R1[k_R1 < vocabulary].max())
+            top_RK = logits_RV.topk(largest, -1).values
+            at_R1 = (k_R1 - 1).clamp(max=largest - 1)
+            floor_R1 = top_RK.gather(1, at_R1).masked_fill(k_R1 >= vocabulary, NEVER)
+            logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
+    if rows.top_p is not None:
+        floor_R1 = top_p_floor(logits_RV, rows.top_p)
+        logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
+    return logits_RV
+
+
+def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
+    """The least logit of the smallest set of tokens whose mass reaches top_p.
+
+    The likeliest 512 hold that mass nearly always; only when they do not is everything sorted.
+    """
+    total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
+    for count in (min(LIKELY_TOKENS, logits_RV.shape[1]), logits_RV.shape[1]):
+        top_RK = logits_RV.topk(count, -1).values
+        mass_RK = (top_RK - total_R1).exp().cumsum(-1)
+        enough_R1 = mass_RK[:, -1:] >= top_p_R1
+        if bool(enough_R1.all()) or count == logits_RV.shape[1]:
+            break
+    at_R1 = (mass_RK < top_p_R1).sum(-1, keepdim=True).clamp(max=count - 1)
+    return top_RK.gather(1, at_R1)
+
+
+def token_logprobs(logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
+    """Log-probability, rank and `count` likeliest alternatives of one token a row."""
+    chosen_R1 = torch.tensor(token_ids, device=logits_RV.device)[:, None]
+    total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
+    value_R1 = logits_RV.gather(1, chosen_R1)
+    ranks = ((logits_RV > value_R1).sum(-1) + 1).tolist()
+    values = (value_R1 - total_R1)[:, 0].tolist()
+    top = logits_RV.topk(min(count, logits_RV.shape[1]), -1)
+    top_ids, top_values = top.indices.tolist(), (top.values - total_R1).tolist()
+    return [
+        TokenLogprobs(token_ids[row], values[row], ranks[row], top_ids[row], top_values[row])
+        for row in range(len(token_ids))
+    ]

@@ -1,0 +1,1 @@
+"""What happened: step records, request timelines, the metric registry."""
