@@ -1,0 +1,64 @@
+"""What several verbs need: the model's folder, the dry run, the progress bar."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headway.core.model_spec import DTYPE_BYTES
+from headway.core.options import EngineOptions
+from headway.core.resolve import gib
+
+EMBEDDED = "headway-first"
+
+
+def model_folder(given: str | None) -> Path:
+    """The folder a user named, or the embedded model's."""
+    if given is not None:
+        return Path(given)
+    return Path(str(files("headway") / "embedded" / EMBEDDED))
+
+
+def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]) -> None:
+    """What `--dry-run` prints: each setting, its value, why; then where options came from."""
+    from headway.assemble import plan_settings
+
+    spec, settings, reasons, machine = plan_settings(folder, options)
+    print(f"model                  {folder.name} ({spec.architecture})")
+    print(f"machine                {machine.num_cores} cores, {gib(machine.free_bytes)} RAM free")
+    for reason in reasons:
+        print(f"{reason.name:<22} {reason.value:<14} {reason.why}")
+    for group, kv in enumerate(spec.kv_groups):
+        size = kv.bytes_per_token(DTYPE_BYTES[settings.dtype])
+        print(f"kv_group {group:<13} {len(kv.layers)} layers     {kv.kind}, {gib(size)} a token")
+    for field in fields(options):
+        if field.name in sources:
+            value = getattr(options, field.name)
+            print(f"{field.name:<22} {value!s:<14} from the {sources[field.name]}")
+
+
+@contextmanager
+def loading_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar of bytes on stderr; silent where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update

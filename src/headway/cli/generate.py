@@ -1,0 +1,88 @@
+"""`headway run` and `headway chat`: a model in this process, its text on stdout as it comes."""
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.common import model_folder, print_settings
+from headway.core.errors import UsageError
+from headway.core.options import EngineOptions, SamplingOptions, to_arguments
+from headway.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+    from headway.llm import LLM
+
+
+def run(call: "Call") -> int:
+    """Print the completion of one prompt, alone, on stdout; `-` reads the prompt from stdin."""
+    if not 1 <= len(call.positionals) <= 2:
+        raise UsageError("run takes a folder and a prompt.", "headway run FOLDER PROMPT")
+    *folders, prompt = call.positionals
+    folder = model_folder(folders[0] if folders else None)
+    if "--dry-run" in call.switches:
+        print_settings(folder, call.options[EngineOptions], call.sources)
+        return 0
+    llm = load(folder, call)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if "--chat" in call.switches:
+        tokenizer = llm._needs_tokenizer()
+        ids = tokenizer.chat_ids([{"role": "user", "content": text}])
+    else:
+        ids = llm._needs_tokenizer().encode(text)
+    say(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
+    return 0
+
+
+def chat(call: "Call") -> int:
+    """Talk until end of input; an empty line or Ctrl-D ends."""
+    if len(call.positionals) > 1:
+        raise UsageError("chat takes one folder.", "headway chat FOLDER")
+    folder = model_folder(call.positionals[0] if call.positionals else None)
+    if "--dry-run" in call.switches:
+        print_settings(folder, call.options[EngineOptions], call.sources)
+        return 0
+    llm = load(folder, call)
+    messages: list[dict[str, Any]] = []
+    with contextlib.suppress(EOFError):
+        while text := input("> " if sys.stdin.isatty() else "").strip():
+            messages.append({"role": "user", "content": text})
+            ids = llm._needs_tokenizer().chat_ids(messages)
+            answer = say(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
+            messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def load(folder: Any, call: "Call") -> "LLM":
+    """The model, with a progress bar while it loads."""
+    from headway.llm import LLM
+
+    options: EngineOptions = call.options[EngineOptions]
+    given = {}
+    for argument in to_arguments(options):
+        name, _, value = argument.removeprefix("--").partition("=")
+        given[name.replace("-", "_")] = value
+    return LLM(folder, **given)
+
+
+def say(llm: "LLM", ids: list[int], params: SamplingParams) -> str:
+    """Print the answer while it is generated; returns it."""
+    pieces = []
+    for delta in llm.stream({"prompt_token_ids": ids}, params):
+        pieces.append(delta.text)
+        print(delta.text, end="", flush=True)
+    print(flush=True)
+    return "".join(pieces)
+
+
+def sampling(llm: "LLM", options: SamplingOptions, prompt_tokens: int) -> SamplingParams:
+    """The flags over the model's own defaults; the answer may fill the context."""
+    params = llm.get_default_sampling_params()
+    for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+        value = getattr(options, name)
+        if value is not None:
+            setattr(params, name, value)
+    params.top_k = max(params.top_k, 0)
+    params.stop = options.stop
+    params.max_tokens = options.max_tokens or max(1, llm.settings.max_model_len - prompt_tokens)
+    return params

@@ -1,0 +1,140 @@
+"""`headway VERB …`: the table of verbs, help, and how errors are shown.
+
+A verb is a row: its help, the option tables it takes, and the function that runs it, imported when
+it is called so that the first line of output comes within 300 ms.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.options import (
+    EngineOptions,
+    SamplingOptions,
+    ServerOptions,
+    help_text,
+    read_options,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One row of the table; `function` is `module:name`."""
+
+    usage: str
+    help: str
+    tables: tuple[type, ...]
+    function: str
+
+
+VERBS = {
+    "serve": Verb(
+        usage="serve [FOLDER]",
+        help="Serve a model over the OpenAI API; without a folder the embedded one.",
+        tables=(ServerOptions, EngineOptions),
+        function="headway.cli.serve:serve",
+    ),
+    "run": Verb(
+        usage="run [FOLDER] PROMPT",
+        help="Print the completion of a prompt; --chat applies the chat template.",
+        tables=(SamplingOptions, EngineOptions),
+        function="headway.cli.generate:run",
+    ),
+    "chat": Verb(
+        usage="chat [FOLDER]",
+        help="Talk to a model in the terminal.",
+        tables=(SamplingOptions, EngineOptions),
+        function="headway.cli.generate:chat",
+    ),
+}
+SWITCHES = ("--dry-run", "--chat", "-v", "--verbose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A parsed command line."""
+
+    options: dict[type, Any]
+    positionals: list[str]
+    sources: dict[str, str]
+    switches: frozenset[str]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port in use, 130."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = "-v" in arguments or "--verbose" in arguments
+    try:
+        return dispatch(arguments)
+    except HeadwayError as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"headway: {error.cause}", file=sys.stderr)
+        if error.fix:
+            print(f"         {error.fix}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Find the verb and run it."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    name, *rest = arguments
+    if name in ("--version", "version"):
+        import headway
+
+        print(headway.__version__)
+        return 0
+    verb = VERBS.get(name)
+    if verb is None:
+        raise UsageError(f"There is no verb {name}.", f"There are: {', '.join(VERBS)}.")
+    topics = [a for a in rest if a in ("-h", "--help") or a.startswith("--help=")]
+    if topics:
+        print(verb_help(verb, topics[0].partition("=")[2]))
+        return 0
+    switches = frozenset(a for a in rest if a in SWITCHES)
+    rest = [a for a in rest if a not in SWITCHES]
+    options, positionals, sources = read_options(verb.tables, rest, os.environ)
+    call = Call(options=options, positionals=positionals, sources=sources, switches=switches)
+    module, _, function = verb.function.partition(":")
+    run: Callable[[Call], int] = getattr(import_module(module), function)
+    return run(call)
+
+
+def overview() -> str:
+    """What `headway --help` prints."""
+    verbs = "\n".join(f"  headway {verb.usage:<22} {verb.help}" for verb in VERBS.values())
+    return (
+        f"Headway serves language models.\n\n{verbs}\n  headway version\n\n"
+        "headway VERB --help shows a verb's common options, --help=all all of them, and\n"
+        "--help=WORD those about a word. FOLDER is a Hugging Face model folder."
+    )
+
+
+def verb_help(verb: Verb, topic: str) -> str:
+    """One screen of options; `topic` is "", "all" or a word."""
+    lines = [f"headway {verb.usage}", "", verb.help, "", help_text(verb.tables, topic)]
+    if not topic:
+        lines += [
+            "  --config FILE                      Options from a YAML file.",
+            "  --dry-run                          Print the settings with reasons, and stop.",
+            "  -v                                 Tracebacks with errors.",
+            "",
+            "--help=all shows every option; each is also HEADWAY_NAME in the environment.",
+        ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

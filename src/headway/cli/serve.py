@@ -1,0 +1,133 @@
+"""`headway serve [FOLDER]`: the server over one engine process."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cli.common import loading_bar, model_folder, print_settings
+from headway.core.errors import UsageError
+from headway.core.model_spec import read_json, read_model_spec
+from headway.core.options import EngineOptions, ServerOptions, to_arguments
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+    from headway.server.models import ServedModel, State
+
+
+def serve(call: "Call") -> int:
+    """Serve until a signal; returns 0 after a clean drain."""
+    if len(call.positionals) > 1:
+        raise UsageError("serve takes one folder.", "headway serve FOLDER")
+    folder = model_folder(call.positionals[0] if call.positionals else None)
+    engine_options: EngineOptions = call.options[EngineOptions]
+    options: ServerOptions = call.options[ServerOptions]
+    if "--dry-run" in call.switches:
+        print_settings(folder, engine_options, call.sources)
+        return 0
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    read_model_spec(folder)  # a folder that cannot be served is told before anything starts
+
+    from headway.server import run
+
+    run.check_address(options.host, bool(options.api_key), options.insecure)
+    listener = run.bind(options.host, options.port)
+    with contextlib.closing(listener):
+        port = listener.getsockname()[1]
+        with contextlib.ExitStack() as bar:
+            progress = bar.enter_context(loading_bar(f"Loading {folder.name}"))
+            state = make_state(folder, engine_options, options, progress)
+
+            def on_ready() -> None:
+                bar.close()
+                print(greeting(state, options, port), flush=True)
+
+            run.run(run.serve(state, listener, on_ready))
+    return 0
+
+
+def make_state(
+    folder: Path,
+    engine_options: EngineOptions,
+    options: ServerOptions,
+    progress: Callable[[int, int], None],
+) -> "State":
+    """The server's state for one model folder."""
+    from headway.server.models import State
+
+    model = make_model(folder, engine_options, options, progress)
+    return State(
+        models={name: model for name in model.names},
+        options=options,
+        fingerprint=f"headway-{engine_options.dtype}",
+    )
+
+
+def make_model(
+    folder: Path,
+    engine_options: EngineOptions,
+    options: ServerOptions,
+    progress: Callable[[int, int], None],
+) -> "ServedModel":
+    """The row of the model table: tokenizer, registry, and the client with its command."""
+    from headway.engine.client import EngineClient
+    from headway.engine.text import Tokenizer
+    from headway.server.models import ServedModel, sampling_defaults
+    from headway.telemetry.registry import Registry
+
+    names = options.served_model_name or [folder.resolve().name]
+    tokenizer = None
+    if not engine_options.skip_tokenizer_init:
+        source = Path(engine_options.tokenizer) if engine_options.tokenizer else folder
+        template = Path(engine_options.chat_template) if engine_options.chat_template else None
+        tokenizer = Tokenizer(source, template)
+    generation = folder / "generation_config.json"
+    registry = Registry(names[0])
+
+    def command(sockets: Path) -> list[str]:
+        arguments = to_arguments(engine_options)
+        return [sys.executable, "-m", "headway.assemble", str(sockets), str(folder), *arguments]
+
+    client = EngineClient(
+        command,
+        tokenizer=tokenizer,
+        timeout_s=options.engine_timeout,
+        on_record=registry.on_step,
+        on_progress=progress,
+    )
+    return ServedModel(
+        names=names,
+        client=client,
+        tokenizer=tokenizer,
+        registry=registry,
+        defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
+        created=int(time.time()),
+    )
+
+
+def greeting(state: "State", options: ServerOptions, port: int) -> str:
+    """The last lines after start: URL, model, key hint, and a curl to paste."""
+    host = options.host if ":" not in options.host else f"[{options.host}]"
+    url = f"http://{host}:{port}"
+    model = state.rows[0]
+    info = model.info()
+    key = "$HEADWAY_API_KEY" if options.api_key else "any"
+    chat = model.tokenizer is not None and model.tokenizer.template is not None
+    path, field = (
+        ("chat/completions", '"messages":[{"role":"user","content":"What is 2 + 3?"}]')
+        if chat
+        else ("completions", '"prompt":"Once upon a time"')
+    )
+    header = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if options.api_key else ""
+    return (
+        f"Headway is ready: {url}/v1\n"
+        f"  model    {', '.join(model.names)} (context {info.max_model_len} tokens)\n"
+        f"  key      {key}\n"
+        f"  try      curl {url}/v1/{path}{header} -H 'content-type: application/json' "
+        f'-d \'{{"model":"{model.names[0]}",{field}}}\''
+    )

@@ -1,0 +1,363 @@
+"""The engine's async face in the server process: start it, watch it, talk to it, restart it.
+
+Given the command that starts an engine process, `EngineClient` keeps one running. It promises that
+every stream ends: with its last update, or with an error when the engine refuses, dies or is
+silent. After a death it starts the engine again and goes on.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
+from headway.core.request import Principal, Request, SamplingParams, SequenceUpdate
+from headway.engine import messages
+from headway.engine.answer import Answer, Delta
+from headway.engine.text import Tokenizer
+from headway.telemetry.records import StepRecord
+
+log = logging.getLogger(__name__)
+
+LOADING_TIMEOUT_S = 120.0
+WATCH_INTERVAL_S = 0.25
+MAX_FAILED_STARTS = 5
+FIRST_REQUEST_ID = 1
+
+
+class Stream:
+    """The answer of one request while it arrives; iterate over it, then it is over.
+
+    Each turn gives the deltas that came since the last one. Raises RequestError (refused),
+    EngineDownError (died) or ServerFaultError (its step failed).
+    """
+
+    __slots__ = ("_abort", "_arrived", "_error", "_waiter", "answer", "over")
+
+    def __init__(self, answer: Answer, abort: Callable[[int | None], None]) -> None:
+        self.answer = answer
+        self.over = False
+        self._abort = abort
+        self._arrived: list[SequenceUpdate] = []
+        self._error: RequestError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, update: SequenceUpdate) -> None:
+        """Called by the client for each update."""
+        self._arrived.append(update)
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """Called by the client when no update will follow."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def next(self) -> list[Delta]:
+        """The deltas since the last call, at least one; [] when the answer is complete."""
+        while not self.over:
+            if not self._arrived:
+                if self._error is not None:
+                    self.over = True
+                    raise self._error
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+                self._waiter = None
+            deltas = self._take()
+            if deltas:
+                return deltas
+        return []
+
+    def _take(self) -> list[Delta]:
+        arrived, self._arrived = self._arrived, []
+        answer = self.answer
+        deltas = []
+        for update in arrived:
+            if answer.finished(update.index):
+                continue
+            delta, abort = answer.push(update)
+            if abort:
+                self._abort(update.index)
+            if delta.finish_reason == "error":
+                self.over = True
+                self.close()
+                raise ServerFaultError()
+            deltas.append(delta)
+        if answer.num_unfinished == 0:
+            self.over = True
+        return deltas
+
+    def close(self) -> None:
+        """Give up: what still runs of this request is aborted in the engine."""
+        self._abort(None)
+
+
+class EngineClient:
+    """One engine process, kept alive."""
+
+    def __init__(
+        self,
+        command: Callable[[Path], list[str]],
+        *,
+        tokenizer: Tokenizer | None,
+        timeout_s: float = 3.0,
+        clock: Clock | None = None,
+        on_record: Callable[[StepRecord], None] = lambda record: None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.command = command
+        self.tokenizer = tokenizer
+        self.timeout_s = timeout_s
+        self.clock = clock or SystemClock()
+        self.on_record = on_record
+        self.on_progress = on_progress
+        self.info: messages.Ready | None = None
+        self.status = "starting"
+        """starting, loading N%, ready, restarting, draining, failed or stopped."""
+        self.failure: HeadwayError | None = None
+        self.num_restarts = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # 0700
+        self._context = zmq.Context()
+        self._streams: dict[int, Stream] = {}
+        self._request_ids = itertools.count(FIRST_REQUEST_ID)
+        self._generation = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._pair: zmq.Socket | None = None
+        self._beat: zmq.Socket | None = None
+        self._last_beat_s = 0.0
+        self._failed_starts = 0
+        self._settled = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+
+    # ── life ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ready(self) -> bool:
+        return self.status == "ready"
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._streams)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process's id, while there is one."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the engine and its watcher; returns at once, `settled` waits."""
+        await self._spawn()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def settled(self) -> None:
+        """Wait until the engine is ready; raises the HeadwayError that keeps it from starting."""
+        await self._settled.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _spawn(self) -> None:
+        self._generation += 1
+        sockets = self._folder / str(self._generation)
+        sockets.mkdir(mode=0o700)
+        self._pair = self._bind(zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
+        self._beat = self._bind(zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
+        self._last_beat_s = self.clock.now_s()
+        self._process = await asyncio.create_subprocess_exec(
+            *self.command(sockets), stdin=asyncio.subprocess.DEVNULL
+        )
+
+    def _bind(self, kind: int, path: Path, reader: Callable[[], None]) -> zmq.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
+        socket.bind(f"ipc://{path}")
+        asyncio.get_running_loop().add_reader(socket.getsockopt(zmq.FD), reader)
+        return socket
+
+    def _unbind(self) -> None:
+        for socket in (self._pair, self._beat):
+            if socket is not None:
+                asyncio.get_running_loop().remove_reader(socket.getsockopt(zmq.FD))
+                socket.close()
+        self._pair = self._beat = None
+
+    async def _watch(self) -> None:
+        """Notice a dead or silent engine, and start another."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            self._hear()
+            self._drain()
+            process = self._process
+            assert process is not None
+            silent_s = self.clock.now_s() - self._last_beat_s
+            limit_s = self.timeout_s if self.ready else max(LOADING_TIMEOUT_S, self.timeout_s)
+            if process.returncode is None and silent_s < limit_s:
+                continue
+            if self.failure is not None:
+                return
+            why = (
+                f"was silent for {silent_s:.1f} s"
+                if process.returncode is None
+                else f"ended with status {process.returncode}"
+            )
+            await self._restart(why)
+            if self.failure is not None:
+                return
+
+    async def _restart(self, why: str) -> None:
+        """Fail every stream, make sure the old process is gone, start a new one."""
+        log.error("the engine process %s; starting it again", why)
+        self._failed_starts = 0 if self.ready else self._failed_starts + 1
+        self.status = "restarting"
+        await self._kill()
+        self._unbind()
+        self._fail_all(
+            EngineDownError("The engine stopped while it ran this request.", code="engine_died")
+        )
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            self._give_up(HeadwayError(f"The engine process {why}, {MAX_FAILED_STARTS} times."))
+            return
+        await asyncio.sleep(min(0.1 * 2**self._failed_starts - 0.1, 5.0))
+        self.num_restarts += 1
+        await self._spawn()
+
+    async def _kill(self) -> None:
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            await process.wait()
+
+    def _give_up(self, failure: HeadwayError) -> None:
+        self.failure, self.status = failure, "failed"
+        self._settled.set()
+        self._fail_all(EngineDownError("The engine cannot be started.", code="engine_failed"))
+
+    def _fail_all(self, error: RequestError) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests and wait for the running ones, at most `timeout_s`."""
+        self.status = "draining"
+        deadline_s = self.clock.now_s() + timeout_s
+        while self._streams and self.clock.now_s() < deadline_s:
+            await asyncio.sleep(0.05)
+        self._fail_all(EngineDownError("The server is shutting down.", code="shutting_down"))
+
+    async def stop(self) -> None:
+        """End the engine and remove the sockets; safe to call twice and at any moment."""
+        self.status = "stopped"
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._fail_all(EngineDownError("The server is shutting down.", code="shutting_down"))
+        if self._pair is not None:
+            self._send(messages.Stop())
+        if self._process is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._process.wait(), 1.0)
+        await self._kill()
+        self._unbind()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ── talk ────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, message: messages.ToEngine) -> None:
+        if self._pair is not None:
+            self._pair.send(messages.encode(message), zmq.NOBLOCK)
+            # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message.
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    def _hear(self) -> None:
+        """Take the heartbeats that have come in."""
+        while self._beat is not None and self._beat.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._beat.recv(zmq.NOBLOCK)
+            self._last_beat_s = self.clock.now_s()
+
+    def _drain(self) -> None:
+        """Take the messages that have come in."""
+        while self._pair is not None and self._pair.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            frame = self._pair.recv(zmq.NOBLOCK)
+            try:
+                message = messages.decode_from_engine(frame)
+            except msgspec.MsgspecError:
+                log.error("dropped a frame of %d bytes that is no message", len(frame))
+                continue
+            self._take(message)
+
+    def _take(self, message: messages.FromEngine) -> None:
+        match message:
+            case messages.Steps(updates, record):
+                streams = self._streams
+                for update in updates:
+                    stream = streams.get(update.request_id)
+                    if stream is not None:
+                        stream.put(update)
+                self.on_record(record)
+            case messages.Loading(done, total):
+                self.status = f"loading {done / max(total, 1):.0%}"
+                self.on_progress(done, total)
+            case messages.Ready():
+                self.info, self.status = message, "ready"
+                self._failed_starts = 0
+                self._settled.set()
+            case messages.Refused(request_id, text, param, code):
+                stream = self._streams.pop(request_id, None)
+                if stream is not None:
+                    stream.fail(RequestError(text, param=param, code=code))
+            case messages.Failed(cause, fix, exit_code):
+                failure = HeadwayError(cause, fix)
+                failure.exit_code = exit_code
+                self._give_up(failure)
+
+    def submit(
+        self,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        principal: Principal | None = None,
+        arrived_s: float | None = None,
+    ) -> Stream:
+        """Send a request to the engine; raises EngineDownError when it takes none now."""
+        if not self.ready:
+            raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
+        request = Request(
+            next(self._request_ids),
+            prompt_token_ids,
+            sampling,
+            principal or Principal(),
+            self.clock.now_s() if arrived_s is None else arrived_s,
+        )
+        stream = Stream(Answer(request, self.tokenizer), self._aborter(request.request_id))
+        self._streams[request.request_id] = stream
+        self._send(messages.Submit(request))
+        return stream
+
+    def _aborter(self, request_id: int) -> Callable[[int | None], None]:
+        """What a stream calls to drop the request (None) or one of its sequences."""
+
+        def abort(index: int | None) -> None:
+            if index is None:
+                stream = self._streams.pop(request_id, None)
+                if stream is None or stream.answer.num_unfinished == 0:
+                    return
+            self._send(messages.Abort(request_id, index))
+
+        return abort

@@ -1,0 +1,83 @@
+"""What the server process and the engine process say to each other: typed msgspec, no pickle.
+
+The server sends `ToEngine`, the engine `FromEngine`, over a ZeroMQ pair in a private folder; a
+second socket carries the engine's heartbeat from a thread of its own, so that a long step is
+silence in the first and life in the second.
+"""
+
+import msgspec
+
+from headway.core.plan import Description
+from headway.core.request import Request, SequenceUpdate
+from headway.telemetry.records import StepRecord
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+ENGINE_SOCKET, BEAT_SOCKET = "engine", "beat"
+BEAT_INTERVAL_S = 0.5
+
+
+class Submit(msgspec.Struct, array_like=True, tag=1):
+    """Run this request."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, array_like=True, tag=2):
+    """Drop a request, or one of its sequences."""
+
+    request_id: int
+    index: int | None = None
+
+
+class Stop(msgspec.Struct, array_like=True, tag=3):
+    """End the process."""
+
+
+class Loading(msgspec.Struct, array_like=True, tag=1):
+    """Bytes of weights loaded so far."""
+
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, array_like=True, tag=2):
+    """The engine takes requests; this is what it serves."""
+
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    description: Description
+
+
+class Steps(msgspec.Struct, array_like=True, tag=3):
+    """One step: what each sequence gained, and the record."""
+
+    updates: list[SequenceUpdate]
+    record: StepRecord
+
+
+class Refused(msgspec.Struct, array_like=True, tag=4):
+    """The engine does not take this request: a RequestError's parts."""
+
+    request_id: int
+    message: str
+    param: str | None
+    code: str | None
+
+
+class Failed(msgspec.Struct, array_like=True, tag=5):
+    """The engine cannot start: a HeadwayError's parts."""
+
+    cause: str
+    fix: str
+    exit_code: int
+
+
+ToEngine = Submit | Abort | Stop
+FromEngine = Loading | Ready | Steps | Refused | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

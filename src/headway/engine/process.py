@@ -1,0 +1,138 @@
+"""The engine's own process: messages in, steps, messages out, and a heartbeat beside them.
+
+Given the socket folder and a function that builds the engine, it tells of loading, runs steps while
+there is work and waits while there is none. It ends when it is told to, and when its parent is gone.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from headway.core.errors import HeadwayError, RequestError
+from headway.engine import messages
+from headway.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 500
+PR_SET_PDEATHSIG = 1
+Progress = Callable[[int, int], None]
+
+
+def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
+    """Run until told to stop; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it drains first
+    end_with_parent()
+    context = zmq.Context()
+    pair = connect(context, zmq.PAIR, sockets / messages.ENGINE_SOCKET)
+    threading.Thread(target=beat, args=(context, sockets), daemon=True).start()
+    try:
+        engine = build(tell_progress(pair))
+    except HeadwayError as error:
+        failure = messages.Failed(error.cause, error.fix, error.exit_code)
+        pair.send(messages.encode(failure))
+        pair.close(linger=2000)
+        return error.exit_code
+    pair.send(messages.encode(introduction(engine)))
+    run(engine, pair)
+    pair.close(linger=2000)
+    return 0
+
+
+def connect(context: zmq.Context, kind: int, path: Path) -> zmq.Socket:
+    """A socket connected to `path`, unbounded, with a cap on the size of one message."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
+    socket.connect(f"ipc://{path}")
+    return socket
+
+
+def end_with_parent() -> None:
+    """Ask Linux to end this process when the server dies; elsewhere `beat` watches for it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def beat(context: zmq.Context, sockets: Path) -> None:
+    """Say twice a second that the process lives; end it when the parent is another one."""
+    socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        socket.send(b"")
+        time.sleep(messages.BEAT_INTERVAL_S)
+    os._exit(1)
+
+
+def tell_progress(pair: zmq.Socket) -> Progress:
+    """A progress function that tells the server, at most ten times a second."""
+    last_s = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.perf_counter()
+        if now_s - last_s > 0.1 or done == total:
+            last_s = now_s
+            pair.send(messages.encode(messages.Loading(done, total)))
+
+    return progress
+
+
+def introduction(engine: Engine) -> messages.Ready:
+    """What the engine serves, for the server."""
+    settings = engine.settings
+    return messages.Ready(
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        vocab_size=engine.vocab_size,
+        num_blocks=settings.num_blocks[0] - 1,
+        block_size=settings.block_size,
+        description=engine.executor.describe(),
+    )
+
+
+def run(engine: Engine, pair: zmq.Socket) -> None:
+    """The loop: take what came in, step, send what came out."""
+    poller = zmq.Poller()
+    poller.register(pair, zmq.POLLIN)
+    while True:
+        while poller.poll(0 if engine.has_work else IDLE_POLL_MS):
+            if not take(engine, pair):
+                return
+        if engine.has_work:
+            updates, record = engine.step()
+            pair.send(messages.encode(messages.Steps(updates, record)))
+            if not engine.has_work:
+                engine.check_integrity()
+
+
+def take(engine: Engine, pair: zmq.Socket) -> bool:
+    """Act on one message; False when it says to stop. A frame that is no message is dropped."""
+    frame = pair.recv()
+    try:
+        message = messages.decode_to_engine(frame)
+    except (msgspec.MsgspecError, RequestError):
+        log.error("dropped a frame of %d bytes that is no message", len(frame))
+        return True
+    match message:
+        case messages.Submit(request):
+            try:
+                engine.add(request)
+            except RequestError as error:
+                refusal = messages.Refused(request.request_id, error.cause, error.param, error.code)
+                pair.send(messages.encode(refusal))
+        case messages.Abort(request_id, index):
+            engine.abort(request_id, index)
+        case messages.Stop():
+            return False
+    return True

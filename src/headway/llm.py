@@ -1,0 +1,283 @@
+"""The offline API: the engine in the caller's own process, without HTTP, in vLLM's shape.
+
+    from headway import LLM, SamplingParams
+
+    llm = LLM("path/to/folder")
+    for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+        print(output.outputs[0].text)
+
+It is the same engine, scheduler and text as the server's.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.assemble import assemble
+from headway.core.errors import RequestError, ServerFaultError, UsageError
+from headway.core.model_spec import read_json
+from headway.core.options import EngineOptions
+from headway.core.request import Request, SamplingParams, TokenLogprobs
+from headway.engine.answer import Answer, Delta
+from headway.engine.text import Tokenizer
+
+Prompt = str | list[int] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One alternative at one position."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One of the `n` answers. `finish_reason` is `stop` or `length`."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """One prompt and its answers, in the order of the prompts given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    finished: bool = False
+
+
+class LLM:
+    """A model in this process. Keyword arguments are the engine's options: `dtype`,
+    `max_model_len`, `device`, `kv_memory`, `skip_tokenizer_init` and the rest of --help=all.
+
+    Raises HeadwayError when the folder cannot be served.
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        folder = Path(model)
+        self.options = make_options(options)
+        assembled = assemble(folder, self.options)
+        self.engine, self.spec = assembled.engine, assembled.spec
+        self.settings, self.reasons = assembled.settings, assembled.reasons
+        self.tokenizer: Tokenizer | None = None
+        if not self.options.skip_tokenizer_init:
+            template = self.options.chat_template
+            self.tokenizer = Tokenizer(
+                Path(self.options.tokenizer) if self.options.tokenizer else folder,
+                Path(template) if template else None,
+            )
+        generation = folder / "generation_config.json"
+        self._generation = read_json(generation) if generation.exists() else {}
+        self._request_ids = itertools.count(1)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json says, else the defaults."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        given = {n: self._generation[n] for n in names if self._generation.get(n) is not None}
+        return SamplingParams(**given)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; returns the outputs in the same order.
+
+        A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`. One
+        SamplingParams serves all prompts, or there is one for each. Raises RequestError, before
+        anything runs, when a prompt or a parameter cannot be honoured.
+        """
+        listed = as_list(prompts)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        if isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params] * len(listed)
+        if len(sampling_params) != len(listed):
+            raise RequestError(
+                f"There are {len(listed)} prompts and {len(sampling_params)} sampling_params.",
+                param="sampling_params",
+            )
+        requests = [
+            (self._request(prompt, params), prompt)
+            for prompt, params in zip(listed, sampling_params, strict=True)
+        ]
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, with the model's chat template."""
+        conversations = messages if messages and isinstance(messages[0], list) else [messages]
+        tokenizer = self._needs_tokenizer()
+        prompts: list[Prompt] = [
+            {"prompt_token_ids": tokenizer.chat_ids(conversation, **template_options)}  # type: ignore[arg-type]
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[Delta]:
+        """The deltas of one prompt's first answer as they come; leaving early frees its blocks."""
+        request = self._request(prompt, sampling_params)
+        answer = Answer(request, self.tokenizer)
+        self.engine.add(request)
+        try:
+            for _, delta in self._deltas({request.request_id: answer}):
+                if delta.index == 0:
+                    yield delta
+        finally:
+            self.engine.abort(request.request_id)
+
+    def _request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        ids = self._prompt_ids(prompt)
+        return Request(next(self._request_ids), ids, sampling, arrived_s=self.engine.clock.now_s())
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, dict):
+            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or []
+        if isinstance(prompt, str):
+            return self._needs_tokenizer().encode(prompt)
+        return list(prompt)
+
+    def _needs_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UsageError(
+                "This LLM was made with skip_tokenizer_init=True.",
+                'Give prompts as {"prompt_token_ids": [...]}.',
+            )
+        return self.tokenizer
+
+    def _run(
+        self, requests: list[tuple[Request, Prompt]], show_progress: bool
+    ) -> list[RequestOutput]:
+        answers: dict[int, Answer] = {}
+        outputs: dict[int, RequestOutput] = {}
+        try:
+            for request, prompt in requests:
+                self.engine.add(request)
+                answers[request.request_id] = Answer(request, self.tokenizer)
+                outputs[request.request_id] = new_output(request, prompt)
+            with progress_bar(len(requests), show_progress) as advance:
+                for request_id, delta in self._deltas(answers):
+                    output = outputs[request_id]
+                    self._take(output, delta)
+                    if answers[request_id].num_unfinished == 0 and not output.finished:
+                        output.finished = True
+                        advance()
+        finally:
+            for request, _ in requests:
+                self.engine.abort(request.request_id)
+        return list(outputs.values())
+
+    def _deltas(self, answers: dict[int, Answer]) -> Iterator[tuple[int, Delta]]:
+        """Step the engine until all of `answers` are complete."""
+        while any(answer.num_unfinished for answer in answers.values()):
+            updates, _ = self.engine.step()
+            for update in updates:
+                answer = answers.get(update.request_id)
+                if answer is None or answer.finished(update.index):
+                    continue
+                delta, abort = answer.push(update)
+                if abort:
+                    self.engine.abort(update.request_id, update.index)
+                if delta.finish_reason == "error":
+                    raise ServerFaultError("A step failed; the log says why.")
+                yield update.request_id, delta
+
+    def _take(self, output: RequestOutput, delta: Delta) -> None:
+        completion = output.outputs[delta.index]
+        completion.text += delta.text
+        completion.token_ids += delta.token_ids
+        completion.finish_reason = delta.finish_reason
+        completion.stop_reason = delta.stop_reason
+        if delta.prompt_logprobs is not None:
+            output.prompt_logprobs = [self._by_id(entry) for entry in delta.prompt_logprobs]
+        for entry in delta.logprobs or []:
+            completion.logprobs = completion.logprobs or []
+            completion.logprobs.append(self._by_id(entry) or {})
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + entry.logprob
+
+    def _by_id(self, entry: TokenLogprobs | None) -> dict[int, Logprob] | None:
+        """{token id: Logprob} of one position: the alternatives and the token itself."""
+        if entry is None:
+            return None
+        ranked = zip(itertools.count(1), entry.top_ids, entry.top_logprobs)
+        found = {
+            token_id: Logprob(logprob, rank, self._text(token_id))
+            for rank, token_id, logprob in ranked
+        }
+        found[entry.token_id] = Logprob(entry.logprob, entry.rank, self._text(entry.token_id))
+        return found
+
+    def _text(self, token_id: int) -> str:
+        return self.tokenizer.piece(token_id).decode("utf-8", "replace") if self.tokenizer else ""
+
+
+def make_options(given: dict[str, Any]) -> EngineOptions:
+    """EngineOptions from keyword arguments; an unknown one is a UsageError that names it."""
+    from headway.core.options import read_options
+
+    arguments = []
+    for name, value in given.items():
+        if value is not None:
+            arguments.append(f"--{name.replace('_', '-')}={value}")
+    tables, _, _ = read_options([EngineOptions], arguments, {})
+    options: EngineOptions = tables[EngineOptions]
+    return options
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list: [1, 2] is one prompt of two tokens."""
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def new_output(request: Request, prompt: Prompt) -> RequestOutput:
+    """An output with nothing generated yet."""
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+    return RequestOutput(
+        request_id=str(request.request_id),
+        prompt=text if isinstance(text, str) else None,
+        prompt_token_ids=request.prompt_token_ids,
+        outputs=[CompletionOutput(index=i) for i in range(request.sampling.n)],
+    )
+
+
+@contextmanager
+def progress_bar(total: int, show: bool) -> Iterator[Callable[[], None]]:
+    """A bar of finished prompts on stderr, where that is a terminal."""
+    if not show or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("Prompts", total=total)
+        yield lambda: bar.advance(task)

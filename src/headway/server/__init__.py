@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI dialect over engine clients, with its errors, limits and streams."""

@@ -1,0 +1,272 @@
+"""The application: the table of routes, and the handlers that are not generation.
+
+Each route is an ASGI callable given the server's state. Generation is raw ASGI from the body to the
+last chunk, for it is the hot path; Starlette does the routing, CORS and the small answers.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import headway
+from headway.core.errors import RequestError, ServerFaultError
+from headway.server import body as bodies
+from headway.server.doors import Doors
+from headway.server.errors import error_response, json_response, not_found
+from headway.server.generation import respond
+from headway.server.models import ServedModel, State
+from headway.server.openai import chat, completions
+from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
+
+log = logging.getLogger(__name__)
+
+
+def make_app(state: State) -> ASGIApp:
+    """The whole ASGI application."""
+    endpoint = Generate
+    routes = [
+        Route(
+            "/v1/chat/completions",
+            endpoint(state, ChatBody, chat.prepare, "chatcmpl-"),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/completions",
+            endpoint(state, CompletionBody, completions.prepare, "cmpl-"),
+            methods=["POST"],
+        ),
+        *[
+            Route(path, handler(state, answer), methods=[method])
+            for method, path, answer in SMALL_ROUTES
+        ],
+    ]
+    middleware = []
+    origins = state.options.allowed_origins
+    if origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id"],
+            )
+        )
+    inner = Starlette(
+        routes=routes,
+        exception_handlers={404: missing, 405: wrong_method, Exception: fault},
+    )
+    inner.router.redirect_slashes = False
+    app: ASGIApp = Doors(inner, state.options.api_key)
+    for layer in reversed(middleware):
+        app = layer.cls(app, *layer.args, **layer.kwargs)
+    return app
+
+
+class Generate:
+    """POST endpoint that generates: body → prepare → respond, on raw ASGI."""
+
+    def __init__(
+        self,
+        state: State,
+        body: type[ChatBody] | type[CompletionBody],
+        prepare: Callable[..., Any],
+        prefix: str,
+    ) -> None:
+        self._state = state
+        self._body = body
+        self._prepare = prepare
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._state
+        raw = bodies.parse_object(await bodies.read_body(receive, state.options.max_body))
+        arrived_s = state.clock.now_s()
+        bodies.refuse_later(raw, LATER)
+        unknown = bodies.unknown_fields(raw, self._body, NO_OPS | LATER)
+        if unknown and state.options.strict_api:
+            name = unknown[0][:100]
+            raise RequestError(
+                f"The field {name} is unknown.", param=name, code="unknown_parameter"
+            )
+        body = bodies.typed(raw, self._body)
+        request_id = self._prefix + scope["request_id"]
+        generation, dialect = self._prepare(state, body, request_id, arrived_s)
+        if unknown:
+            names = ", ".join(unknown)[:200]
+            log.warning("ignored unknown fields: %r", names)
+            text = names.encode("ascii", "replace").replace(b"\r", b"?").replace(b"\n", b"?")
+            generation.headers.append((b"x-headway-ignored-fields", text))
+        await respond(state, generation, dialect, receive, send)
+
+
+Answer = Callable[[State, Request], Awaitable[Response]]
+
+
+def handler(state: State, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    """`answer` with the state, as Starlette calls it; its RequestErrors become answers."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(state, request)
+        except RequestError as error:
+            return error_response(error)
+
+    return endpoint
+
+
+async def missing(request: Request, _: Exception) -> Response:
+    return error_response(not_found(request.url.path))
+
+
+async def wrong_method(request: Request, error: Exception) -> Response:
+    wrong = RequestError(
+        f"{request.method} is not served at {request.url.path}.",
+        code="method_not_allowed",
+        status=405,
+    )
+    response = error_response(wrong)
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
+
+
+async def fault(request: Request, error: Exception) -> Response:
+    """A bug of ours: the log has it, the client a generic body."""
+    log.error("request %s failed", request.scope.get("request_id"), exc_info=error)
+    return error_response(ServerFaultError())
+
+
+async def read_object(state: State, request: Request) -> dict[str, Any]:
+    return bodies.parse_object(await bodies.read_body(request.receive, state.options.max_body))
+
+
+# ── the small answers ───────────────────────────────────────────────────────────────────────
+
+
+async def health(state: State, _: Request) -> Response:
+    """200 while the process lives."""
+    return json_response({"status": "ok"})
+
+
+async def ready(state: State, _: Request) -> Response:
+    """200 when every model takes requests, else 503 with what it is doing."""
+    statuses = {model.names[0]: model.client.status for model in state.rows}
+    all_ready = all(model.client.ready for model in state.rows)
+    content = {"status": "ready" if all_ready else "not ready", "models": statuses}
+    headers = {} if all_ready else {"retry-after": "1"}
+    return json_response(content, 200 if all_ready else 503, headers)
+
+
+async def version(state: State, _: Request) -> Response:
+    return json_response({"version": headway.__version__})
+
+
+async def metrics(state: State, _: Request) -> Response:
+    for model in state.rows:
+        model.registry.restarts.inc(max(0, model.client.num_restarts - model.counted_restarts))
+        model.counted_restarts = model.client.num_restarts
+    text = b"".join(model.registry.render() for model in state.rows)
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def model_card(name: str, model: ServedModel) -> dict[str, Any]:
+    """One model as /v1/models shows it."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "headway",
+        "root": model.names[0],
+        "max_model_len": model.client.info.max_model_len if model.client.info else None,
+    }
+
+
+async def list_models(state: State, _: Request) -> Response:
+    cards = [model_card(name, model) for name, model in state.models.items()]
+    return json_response({"object": "list", "data": cards})
+
+
+async def get_model(state: State, request: Request) -> Response:
+    name = request.path_params["name"]
+    return json_response(model_card(name, state.model(name)))
+
+
+class TokenizeBody(msgspec.Struct):
+    """POST /tokenize: vLLM's fields; a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(msgspec.Struct):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def named_or_only(state: State, name: str | None) -> ServedModel:
+    """The named model; without a name the only one."""
+    return state.model(name if name is not None else next(iter(state.models)))
+
+
+async def tokenize(state: State, request: Request) -> Response:
+    body = bodies.typed(await read_object(state, request), TokenizeBody)
+    model = named_or_only(state, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError(
+            "Give either prompt or messages.", param="prompt", code="missing_required_parameter"
+        )
+    tokenizer = model.needs_tokenizer("prompt")
+    if body.prompt is not None:
+        ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    else:
+        messages = chat_messages(body.messages or [])
+        ids = tokenizer.chat_ids(messages, add_generation_prompt=body.add_generation_prompt)
+    content: dict[str, Any] = {
+        "tokens": ids,
+        "count": len(ids),
+        "max_model_len": model.info().max_model_len,
+    }
+    if body.return_token_strs:
+        content["token_strs"] = [tokenizer.token(token_id) for token_id in ids]
+    return json_response(content)
+
+
+async def detokenize(state: State, request: Request) -> Response:
+    body = bodies.typed(await read_object(state, request), DetokenizeBody)
+    model = named_or_only(state, body.model)
+    tokenizer = model.needs_tokenizer("tokens")
+    vocab_size = model.info().vocab_size
+    if any(not 0 <= token < vocab_size for token in body.tokens):
+        raise RequestError(
+            f"tokens holds an id outside 0 … {vocab_size - 1}.",
+            param="tokens",
+            code="invalid_value",
+        )
+    return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+SMALL_ROUTES: list[tuple[str, str, Answer]] = [
+    ("GET", "/health", health),
+    ("GET", "/ready", ready),
+    ("GET", "/version", version),
+    ("GET", "/metrics", metrics),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{name:path}", get_model),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+]

@@ -1,0 +1,108 @@
+"""From the bytes of a request to a typed body, with errors that name the field.
+
+Bodies are parsed by msgspec: NaN, 1e400, lone surrogates and bottomless nesting are refused there.
+A field of the wrong type gives `invalid_type` with its path; a field we know of but do not honour
+yet is refused by name; an unknown one is refused under --strict-api and else reported back.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive
+
+from headway.core.errors import RequestError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
+MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
+TYPE_NAMES = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+async def read_body(receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body; RequestError 413 as soon as it is longer than `limit_bytes`."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError("The client left before the body was complete.")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit_bytes:
+            raise RequestError(
+                f"The body is larger than {limit_bytes} bytes.",
+                code="request_too_large",
+                status=413,
+            )
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise RequestError(
+            f"The body is not valid JSON: {str(error)[:200]}.", code="invalid_json"
+        ) from error
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def typed(raw: dict[str, Any], kind: type[Body]) -> Body:
+    """`raw` as a `kind`; RequestError names the field that does not fit."""
+    try:
+        return msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise explain(str(error)) from error
+
+
+def explain(text: str) -> RequestError:
+    """msgspec's "Expected `float | null`, got `str` - at `$.top_p`" as OpenAI would say it."""
+    match = PLACE.match(text)
+    assert match is not None
+    what, where = match["what"], match["where"] or None
+    missing = MISSING.match(what)
+    if missing:
+        name = f"{where}.{missing['name']}" if where else missing["name"]
+        return RequestError(
+            f"The field {name} is required.", param=name, code="missing_required_parameter"
+        )
+    words = re.sub(r"`([^`]*)`", lambda m: plain_types(m[1]), what)
+    return RequestError(
+        f"{where}: {words[:1].lower()}{words[1:]}." if where else f"{words}.",
+        param=where,
+        code="invalid_type",
+    )
+
+
+def plain_types(names: str) -> str:
+    """ "float | null" → "a number or null"."""
+    return " or ".join(TYPE_NAMES.get(name, name) for name in names.split(" | "))
+
+
+def refuse_later(raw: dict[str, Any], later: frozenset[str]) -> None:
+    """Refuse fields that are not honoured yet, by name; null stands for absent."""
+    for name in raw:
+        if name in later and raw[name] is not None:
+            raise RequestError(
+                f"The field {name} is not supported yet.", param=name, code="unsupported_parameter"
+            )
+
+
+def unknown_fields(raw: dict[str, Any], kind: type[msgspec.Struct], also: frozenset[str]) -> list:
+    """Names in `raw` that mean nothing to us."""
+    known = set(kind.__struct_fields__) | also
+    return [name for name in raw if name not in known]

@@ -1,0 +1,285 @@
+"""One generation over HTTP: the engine streams behind it, and its answer, whole or in chunks.
+
+Given prepared prompts and a dialect (what a chunk and a whole answer look like) it submits, relays
+and cleans up. It promises that a client that leaves frees its blocks, and that a stream never ends
+without `[DONE]` or an error event.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import Receive, Send
+
+from headway.core.errors import RequestError, ServerFaultError
+from headway.core.request import SamplingParams
+from headway.engine.answer import Delta
+from headway.engine.client import Stream
+from headway.server.errors import error_body, error_response, json_response
+from headway.server.models import ServedModel, State
+from headway.server.openai.render import usage
+from headway.telemetry.timeline import Timeline
+
+PING_INTERVAL_S = 15.0
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGoneError(RequestError):
+    """The client closed the connection; nobody reads this."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """What one HTTP request asks for; choice i belongs to prompt i // n."""
+
+    model: ServedModel
+    model_name: str
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    request_id: str
+    created: int
+    arrived_s: float
+    num_generated: int = 0
+    num_cached: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    def usage(self) -> dict[str, Any]:
+        """The `usage` object so far."""
+        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached)
+
+
+class Dialect(Protocol):
+    """How one endpoint writes answers."""
+
+    def opening(self, choice: int) -> bytes:
+        """The chunk that opens a choice, or b""."""
+        ...
+
+    def chunk(self, choice: int, delta: Delta) -> bytes:
+        """The chunks for what a choice gained, or b"" while nothing can be shown."""
+        ...
+
+    def usage_chunk(self) -> bytes:
+        """The usage chunk that comes last."""
+        ...
+
+    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+        """The complete answer, from each choice's deltas."""
+        ...
+
+
+async def respond(
+    state: State, generation: Generation, dialect: Dialect, receive: Receive, send: Send
+) -> None:
+    """Run `generation` and answer, streamed or whole."""
+    timeline = Timeline(state.clock, generation.model.registry, generation.arrived_s)
+    streams: list[Stream] = []
+    watcher = None
+    try:
+        for prompt in generation.prompts:
+            streams.append(
+                generation.model.client.submit(
+                    prompt, generation.sampling, arrived_s=generation.arrived_s
+                )
+            )
+        watcher = asyncio.create_task(watch_for_departure(receive, streams))
+        if generation.stream:
+            await send_chunks(generation, dialect, streams, timeline, send)
+        else:
+            await send_whole(generation, dialect, streams, timeline, send)
+        timeline.complete(generation.num_prompt_tokens, generation.num_generated)
+    except ClientGoneError:
+        timeline.finished("abort")
+    finally:
+        for stream in streams:
+            stream.close()
+        if watcher is not None:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+
+
+async def watch_for_departure(receive: Receive, streams: list[Stream]) -> None:
+    """End the streams when the client closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    for stream in streams:
+        stream.fail(ClientGoneError("The client left."))
+
+
+async def arriving(
+    generation: Generation, streams: list[Stream], timeline: Timeline
+) -> AsyncIterator[list[tuple[int, Delta]]]:
+    """(choice, delta) pairs as they come, with tokens and finishes counted."""
+    n = generation.sampling.n
+    async for offset, deltas in merge(streams):
+        pairs = []
+        for delta in deltas:
+            pairs.append((offset * n + delta.index, delta))
+            generation.num_generated += len(delta.token_ids)
+            generation.num_cached += delta.num_cached_tokens
+            if delta.finish_reason is not None:
+                timeline.finished(delta.finish_reason)
+        yield pairs
+
+
+async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]:
+    """(stream's number, its next deltas) until all are complete."""
+    if len(streams) == 1:
+        while deltas := await streams[0].next():
+            yield 0, deltas
+        return
+    waiting = {asyncio.ensure_future(s.next()): i for i, s in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = waiting.pop(task)
+                deltas = task.result()
+                if deltas:
+                    waiting[asyncio.ensure_future(streams[number].next())] = number
+                    yield number, deltas
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def send_whole(
+    generation: Generation,
+    dialect: Dialect,
+    streams: list[Stream],
+    timeline: Timeline,
+    send: Send,
+) -> None:
+    """Collect everything, then answer once."""
+    choices: list[list[Delta]] = [[] for _ in range(len(streams) * generation.sampling.n)]
+    try:
+        async for pairs in arriving(generation, streams, timeline):
+            for choice, delta in pairs:
+                choices[choice].append(delta)
+                timeline.tokens_left(choice, len(delta.token_ids))
+    except ClientGoneError:
+        raise
+    except RequestError as error:
+        response = error_response(error)
+    else:
+        response = json_response(dialect.whole(choices))
+    response.raw_headers.extend(generation.headers)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": response.raw_headers,
+        }
+    )
+    await send({"type": "http.response.body", "body": response.body})
+
+
+class EventStream:
+    """An SSE answer: headers with the first event, pings while nothing else is sent."""
+
+    __slots__ = ("_headers", "_pinger", "_send", "last_s", "started")
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = headers
+        self.started = False
+        self.last_s = 0.0
+        self._pinger = asyncio.get_running_loop().create_task(self._ping())
+
+    async def write(self, data: bytes) -> None:
+        """Send one or several events."""
+        if not self.started:
+            await self._start()
+        self.last_s = 0.0
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _start(self) -> None:
+        self.started = True
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            *self._headers,
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _ping(self) -> None:
+        """A comment line after every 15 s of silence; it also sends the headers of a long wait."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.last_s += 1.0
+            if self.last_s >= PING_INTERVAL_S:
+                await self.write(PING)
+
+    def stop_pinging(self) -> None:
+        self._pinger.cancel()
+
+    async def end(self, data: bytes) -> None:
+        """The last event; the response is complete."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def send_chunks(
+    generation: Generation,
+    dialect: Dialect,
+    streams: list[Stream],
+    timeline: Timeline,
+    send: Send,
+) -> None:
+    """Relay chunk by chunk; an error before the first is an HTTP error, later an error event."""
+    events = EventStream(send, generation.headers)
+    opened: set[int] = set()
+    try:
+        async for pairs in arriving(generation, streams, timeline):
+            for choice, delta in pairs:
+                data = dialect.chunk(choice, delta)
+                if choice not in opened:
+                    opened.add(choice)
+                    data = dialect.opening(choice) + data
+                if data:
+                    await events.write(data)
+                timeline.tokens_left(choice, len(delta.token_ids))
+        tail = dialect.usage_chunk() if generation.include_usage else b""
+        events.stop_pinging()
+        await events.end(tail + DONE)
+    except ClientGoneError:
+        raise
+    except RequestError as error:
+        events.stop_pinging()
+        await send_failure(events, error, send, generation.headers)
+    except Exception:
+        events.stop_pinging()
+        await send_failure(events, ServerFaultError(), send, generation.headers)
+        raise
+    finally:
+        events.stop_pinging()
+
+
+async def send_failure(
+    events: EventStream, error: RequestError, send: Send, headers: list[tuple[bytes, bytes]]
+) -> None:
+    """An HTTP error when nothing was sent yet, else an error event that ends the stream."""
+    if events.started:
+        await events.end(b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
+        return
+    response = error_response(error)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": [*response.raw_headers, *headers],
+        }
+    )
+    await send({"type": "http.response.body", "body": response.body})

@@ -1,0 +1,81 @@
+"""The table of served models: a name, the client that answers for it, and its defaults.
+
+A client is an engine process; names that mean the same model are several keys of one row. The
+server asks this table for everything that depends on the model.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import EngineDownError, RequestError
+from headway.core.options import ServerOptions
+from headway.engine.client import EngineClient
+from headway.engine.messages import Ready
+from headway.engine.text import Tokenizer
+from headway.telemetry.registry import Registry
+
+DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedModel:
+    """One row; `defaults` are the sampling parameters of its generation_config.json."""
+
+    names: list[str]
+    client: EngineClient
+    tokenizer: Tokenizer | None
+    registry: Registry
+    defaults: dict[str, Any] = field(default_factory=dict)
+    created: int = 0
+    counted_restarts: int = 0
+
+    def info(self) -> Ready:
+        """What the engine serves; raises EngineDownError while it loads or restarts."""
+        if not self.client.ready or self.client.info is None:
+            raise EngineDownError(
+                f"The model is not ready ({self.client.status}).", code="not_ready"
+            )
+        return self.client.info
+
+    def needs_tokenizer(self, param: str) -> Tokenizer:
+        """The tokenizer, or a RequestError on `param` where the server runs without one."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "This server runs without a tokenizer; send token ids to /v1/completions.",
+                param=param,
+                code="no_tokenizer",
+            )
+        return self.tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """What every handler is given."""
+
+    models: dict[str, ServedModel]
+    options: ServerOptions
+    clock: Clock = field(default_factory=SystemClock)
+    fingerprint: str = ""
+
+    def model(self, name: str) -> ServedModel:
+        """The row for `name`; RequestError 404 when there is none."""
+        model = self.models.get(name)
+        if model is None:
+            raise RequestError(
+                f"The model {name[:200]!r} does not exist; there is {', '.join(self.models)}.",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return model
+
+    @property
+    def rows(self) -> list[ServedModel]:
+        """Each served model once."""
+        return list({id(model): model for model in self.models.values()}.values())
+
+
+def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters a generation_config.json sets: {"temperature": 0.7, …}."""
+    return {name: generation[name] for name in DEFAULT_FIELDS if generation.get(name) is not None}

@@ -1,0 +1,244 @@
+"""POST /v1/completions: a prompt (text, texts, ids, lists of ids) in, its continuation out."""
+
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import RequestError
+from headway.core.request import TokenLogprobs
+from headway.engine.answer import Delta
+from headway.server.generation import Generation
+from headway.server.models import ServedModel, State
+from headway.server.openai import render
+from headway.server.openai.chat import fits
+from headway.server.openai.schema import CompletionBody, check_common, sampling_params
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 256
+
+encode = msgspec.json.encode
+
+
+def prepare(
+    state: State, body: CompletionBody, request_id: str, arrived_s: float
+) -> tuple[Generation, "CompletionDialect"]:
+    """Check `body` and encode its prompts; raises RequestError."""
+    model = state.model(body.model)
+    check(body)
+    info = model.info()
+    prompts = encode_prompts(model, body)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    only_prompt = max_tokens == 0 and bool(body.echo)
+    if only_prompt:
+        max_tokens = 1  # computed and dropped: what lm-eval's loglikelihood asks for
+    elif body.max_tokens is None:
+        longest = max(map(len, prompts))
+        max_tokens = max(1, min(max_tokens, info.max_model_len - longest))
+    for prompt in prompts:
+        fits(len(prompt), max_tokens, info.max_model_len, "prompt")
+    sampling = sampling_params(
+        body,
+        model.defaults,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        max_n=state.options.max_n,
+    )
+    if body.echo and body.logprobs is not None:
+        sampling.prompt_logprobs = body.logprobs
+    sampling.check_vocabulary(info.vocab_size)
+    generation = Generation(
+        model=model,
+        model_name=body.model,
+        prompts=prompts,
+        sampling=sampling,
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        request_id=request_id,
+        created=int(state.clock.wall_s()),
+        arrived_s=arrived_s,
+    )
+    return generation, CompletionDialect(generation, body, state.fingerprint, only_prompt)
+
+
+def check(body: CompletionBody) -> None:
+    """What types and ranges do not say."""
+    check_common(body)
+    if body.suffix is not None:
+        raise RequestError("suffix is not supported.", param="suffix", code="unsupported_parameter")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError(
+            "best_of is supported only where it equals n.",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    if body.echo and body.logprobs is not None and body.stream:
+        raise RequestError(
+            "echo with logprobs cannot be streamed.", param="echo", code="invalid_value"
+        )
+
+
+def encode_prompts(model: ServedModel, body: CompletionBody) -> list[list[int]]:
+    """The prompts as token ids; raises RequestError on the prompt at fault."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        prompts: list[Any] = [prompt]
+    elif prompt and all(isinstance(item, int) for item in prompt):
+        prompts = [prompt]
+    else:
+        prompts = prompt
+    if not prompts:
+        raise RequestError("prompt is empty.", param="prompt", code="empty_array")
+    if len(prompts) > MAX_PROMPTS:
+        raise RequestError(
+            f"prompt holds {len(prompts)} prompts; at most {MAX_PROMPTS} are accepted.",
+            param="prompt",
+            code="array_above_max_length",
+        )
+    return [encode_prompt(model, item, i, body) for i, item in enumerate(prompts)]
+
+
+def encode_prompt(model: ServedModel, item: Any, i: int, body: CompletionBody) -> list[int]:
+    """One prompt, text or ids, as ids within the vocabulary."""
+    where = "prompt" if isinstance(body.prompt, str) else f"prompt[{i}]"
+    if isinstance(item, str):
+        tokenizer = model.needs_tokenizer("prompt")
+        item = tokenizer.encode(item, add_special_tokens=body.add_special_tokens is not False)
+    elif not isinstance(item, list) or any(type(token) is not int for token in item):
+        raise RequestError(
+            f"{where} must be a string or a list of token ids.", param=where, code="invalid_type"
+        )
+    if not item:
+        raise RequestError(f"{where} is empty.", param=where, code="empty_array")
+    vocab_size = model.info().vocab_size
+    if min(item) < 0 or max(item) >= vocab_size:
+        raise RequestError(
+            f"{where} holds a token id outside 0 … {vocab_size - 1}.",
+            param=where,
+            code="invalid_value",
+        )
+    return item
+
+
+class CompletionDialect:
+    """Chunks and whole answers of completions."""
+
+    def __init__(
+        self, generation: Generation, body: CompletionBody, fingerprint: str, only_prompt: bool
+    ) -> None:
+        self._generation = generation
+        self._tokenizer = generation.model.tokenizer
+        self._body = body
+        self._only_prompt = only_prompt
+        self._common = {
+            "id": generation.request_id,
+            "object": "text_completion",
+            "created": generation.created,
+            "model": generation.model_name,
+            "system_fingerprint": fingerprint,
+        }
+        usage = b',"usage":null' if generation.include_usage else b""
+        self._head = b"data: " + encode(self._common)[:-1] + usage + b',"choices":[{"index":'
+        self._lengths: dict[int, int] = {}
+
+    def echoed(self, choice: int) -> str:
+        """The text of the prompt that a choice belongs to, or "" without `echo`."""
+        if not self._body.echo:
+            return ""
+        number = choice // self._generation.sampling.n
+        prompt = self._body.prompt
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt[0], int):
+            return self._decode(prompt)
+        item = prompt[number]
+        return item if isinstance(item, str) else self._decode(item)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids) if self._tokenizer else ""
+
+    def opening(self, choice: int) -> bytes:
+        text = self.echoed(choice)
+        self._lengths[choice] = len(text)
+        return self._chunk(choice, text) if text else b""
+
+    def chunk(self, choice: int, delta: Delta) -> bytes:
+        body = self._body
+        if self._only_prompt:
+            return self._chunk(choice, "", "length")
+        plain = body.logprobs is None and not body.return_token_ids
+        if plain and not delta.text and delta.finish_reason is None and self._tokenizer:
+            return b""
+        logprobs, ids = b"null", b""
+        if body.logprobs is not None:
+            at = self._lengths.get(choice, 0)
+            entries: list[Any] = list(delta.logprobs or [])
+            shown = [entry.token_id for entry in entries]
+            logprobs = encode(render.completion_logprobs(self._tokenizer, entries, shown, at))
+            self._lengths[choice] = at + len(delta.text)
+        if body.return_token_ids or self._tokenizer is None:
+            ids = b',"token_ids":' + encode(delta.token_ids)
+        return self._chunk(choice, delta.text, delta.finish_reason, logprobs, ids)
+
+    def _chunk(
+        self,
+        choice: int,
+        text: str,
+        reason: str | None = None,
+        logprobs: bytes = b"null",
+        ids: bytes = b"",
+    ) -> bytes:
+        end = b"null" if reason is None else b'"' + reason.encode() + b'"'
+        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
+            self._head,
+            choice,
+            encode(text),
+            logprobs,
+            end,
+            ids,
+        )
+
+    def usage_chunk(self) -> bytes:
+        content = {**self._common, "choices": [], "usage": self._usage()}
+        return b"data: " + encode(content) + b"\n\n"
+
+    def _usage(self) -> dict[str, Any]:
+        if self._only_prompt:
+            return render.usage(self._generation.num_prompt_tokens, 0)
+        return self._generation.usage()
+
+    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+        n = self._generation.sampling.n
+        found = []
+        for index, deltas in enumerate(choices):
+            first = choices[index - index % n]  # a prompt's log-probabilities come with its first
+            told = next((d.prompt_logprobs for d in first if d.prompt_logprobs), None)
+            found.append(self._choice(index, deltas, told))
+        return {**self._common, "choices": found, "usage": self._usage()}
+
+    def _choice(
+        self, index: int, deltas: list[Delta], told: list[TokenLogprobs | None] | None
+    ) -> dict[str, Any]:
+        prompt = self._generation.prompts[index // self._generation.sampling.n]
+        generated = [] if self._only_prompt else deltas
+        token_ids = [t for delta in generated for t in delta.token_ids]
+        echoed = self.echoed(index)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": echoed + "".join(delta.text for delta in generated),
+            "logprobs": None,
+            "finish_reason": "length" if self._only_prompt else deltas[-1].finish_reason,
+            "stop_reason": None if self._only_prompt else deltas[-1].stop_reason,
+        }
+        if self._body.logprobs is not None:
+            entries: list[Any] = [e for delta in generated for e in delta.logprobs or []]
+            shown = [entry.token_id for entry in entries]
+            at = len(echoed)
+            if self._body.echo:
+                entries, shown, at = [*(told or [None] * len(prompt)), *entries], prompt + shown, 0
+            choice["logprobs"] = render.completion_logprobs(self._tokenizer, entries, shown, at)
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = render.prompt_logprobs(self._tokenizer, told)
+        if self._body.return_token_ids or self._tokenizer is None:
+            choice["token_ids"] = token_ids
+            choice["prompt_token_ids"] = prompt
+        return choice

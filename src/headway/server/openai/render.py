@@ -1,0 +1,118 @@
+"""Pieces of answers that chat and completions share: token texts, log-probabilities, usage."""
+
+from typing import Any
+
+from headway.core.request import TokenLogprobs
+from headway.engine.text import Tokenizer
+
+FLOOR = -9999.0
+"""What OpenAI reports for a token of no probability; JSON has no -inf."""
+
+
+def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """The text of one token; half a character shows as the replacement character."""
+    if tokenizer is None:
+        return f"token_id:{token_id}"
+    return tokenizer.piece(token_id).decode("utf-8", "replace")
+
+
+def token_bytes(tokenizer: Tokenizer | None, token_id: int) -> list[int]:
+    """The bytes of one token."""
+    return list(tokenizer.piece(token_id)) if tokenizer else []
+
+
+def chat_logprob(tokenizer: Tokenizer | None, token_id: int, logprob: float) -> dict[str, Any]:
+    """One entry of chat's `logprobs.content` or `top_logprobs`."""
+    return {
+        "token": token_text(tokenizer, token_id),
+        "logprob": max(logprob, FLOOR),
+        "bytes": token_bytes(tokenizer, token_id),
+    }
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer | None, entries: list[TokenLogprobs] | None
+) -> dict[str, Any] | None:
+    """Chat's `logprobs` object for some tokens, or None when they were not asked for."""
+    if entries is None:
+        return None
+    return {
+        "content": [
+            {
+                **chat_logprob(tokenizer, entry.token_id, entry.logprob),
+                "top_logprobs": [
+                    chat_logprob(tokenizer, *pair)
+                    for pair in zip(entry.top_ids, entry.top_logprobs, strict=True)
+                ],
+            }
+            for entry in entries
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer | None, entries: list[TokenLogprobs | None], token_ids: list[int], at: int
+) -> dict[str, Any]:
+    """Completions' four parallel lists; `at` is the offset of the first token in the text.
+
+    A prompt's first token has no entry: its log-probability is null.
+    """
+    tokens = [token_text(tokenizer, token_id) for token_id in token_ids]
+    offsets = []
+    for token in tokens:
+        offsets.append(at)
+        at += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [max(e.logprob, FLOOR) if e else None for e in entries],
+        "top_logprobs": [top_texts(tokenizer, entry) if entry else None for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def top_texts(tokenizer: Tokenizer | None, entry: TokenLogprobs) -> dict[str, float]:
+    """{" the": -0.3, …}; the chosen token is among them, as OpenAI does it."""
+    pairs = [
+        *zip(entry.top_ids, entry.top_logprobs, strict=True),
+        (entry.token_id, entry.logprob),
+    ]
+    texts: dict[str, float] = {}
+    for token_id, logprob in pairs:
+        texts.setdefault(token_text(tokenizer, token_id), max(logprob, FLOOR))
+    return texts
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer | None, entries: list[TokenLogprobs | None] | None
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: per position {id: {logprob, rank, decoded_token}}."""
+    if entries is None:
+        return None
+    return [position_logprobs(tokenizer, entry) if entry else None for entry in entries]
+
+
+def position_logprobs(tokenizer: Tokenizer | None, entry: TokenLogprobs) -> dict[str, Any]:
+    """One position: the alternatives by rank, and the token that stands there."""
+    found = {}
+    ranked = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+    for rank, token_id, logprob in [
+        *((rank, *pair) for rank, pair in ranked),
+        (entry.rank, entry.token_id, entry.logprob),
+    ]:
+        found[str(token_id)] = {
+            "logprob": max(logprob, FLOOR),
+            "rank": rank,
+            "decoded_token": token_text(tokenizer, token_id),
+        }
+    return found
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
+    """The `usage` object."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }

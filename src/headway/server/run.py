@@ -1,0 +1,136 @@
+"""The server process: bind, start the engine's client, serve until a signal, then drain.
+
+Given a state it listens, and promises that a port in use is a clean error before anything is
+loaded, that `/health` answers at once, and that no child process or socket is left behind.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvicorn
+
+from headway.core.errors import PortInUseError, UsageError
+from headway.server.app import make_app
+from headway.server.models import State
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 * 1024
+KEEP_ALIVE_S = 75
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; raises PortInUseError or UsageError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"Port {port} on {host} is in use.",
+                "Stop what listens there, or choose another with --port (0 takes a free one).",
+            ) from error
+        raise UsageError(
+            f"Cannot listen on {host}:{port}: {error.strerror}.", "Check --host."
+        ) from error
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+def check_address(host: str, has_key: bool, insecure: bool) -> None:
+    """Refuse to listen beyond this machine without a key, unless told to."""
+    local = host in ("localhost", "::1") or host.startswith("127.")
+    if not (local or has_key or insecure):
+        raise UsageError(
+            f"--host {host} can be reached from other machines, and there is no --api-key.",
+            "Give --api-key KEY, or say --insecure if everybody may use this server.",
+        )
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our own way of ending: drain first, then stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.asked_to_end = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Signals are handled in `serve`."""
+        yield
+
+
+async def serve(
+    state: State, listener: socket.socket, on_ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
+    config = uvicorn.Config(
+        make_app(state),
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=2,
+        ws="none",
+    )
+    server = Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask_to_end, server)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.gather(*(model.client.start() for model in state.rows))
+        settled = asyncio.create_task(all_settled(state))
+        ending = asyncio.create_task(server.asked_to_end.wait())
+        await asyncio.wait({settled, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if settled.done():
+            settled.result()
+            on_ready()
+        else:
+            settled.cancel()
+        await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(
+            *(model.client.drain(state.options.drain_timeout) for model in state.rows)
+        )
+    finally:
+        server.should_exit = True
+        await asyncio.gather(*(model.client.stop() for model in state.rows))
+        await serving
+
+
+def ask_to_end(server: Server) -> None:
+    """The first signal drains; a second one ends at once."""
+    if server.asked_to_end.is_set():
+        server.should_exit = server.force_exit = True
+        raise SystemExit(130)
+    server.asked_to_end.set()
+
+
+async def all_settled(state: State) -> None:
+    """Wait until every engine is ready; raises what keeps one from starting."""
+    await asyncio.gather(*(model.client.settled() for model in state.rows))
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run the server's coroutine on uvloop where there is one."""
+    if sys.platform == "win32":
+        asyncio.run(main)
+        return
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
