@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
-from headway.core.machine import Machine, probe_machine
+from headway.core.machine import Accelerator, Machine, probe_machine
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions
 from headway.core.plan import Executor
@@ -35,16 +35,12 @@ def plan_settings(
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
     """Everything that is decided before weights are read: what `--dry-run` prints."""
     spec = read_model_spec(folder)
-    if options.device == "cpu":
-        accelerator = None
-    else:
-        accelerator = probe_cuda(options.device)
-    machine = probe_machine(accelerator)
+    machine = probe_machine(None if options.device == "cpu" else probe_cuda(options.device))
     settings, reasons = resolve(options, machine, spec)
     return spec, settings, reasons, machine
 
 
-def probe_cuda(device: str):  # type: ignore[no-untyped-def]
+def probe_cuda(device: str) -> Accelerator | None:
     """The CUDA device, or None; without a driver torch is not even imported."""
     if device == "auto" and not Path("/dev/nvidiactl").exists():
         return None

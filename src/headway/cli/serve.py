@@ -31,6 +31,8 @@ def serve(call: "Call") -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     read_model_spec(folder)  # a folder that cannot be served is told before anything starts
 
     from headway.server import run
@@ -62,7 +64,7 @@ def make_state(
 
     model = make_model(folder, engine_options, options, progress)
     return State(
-        models={name: model for name in model.names},
+        models=dict.fromkeys(model.names, model),
         options=options,
         fingerprint=f"headway-{engine_options.dtype}",
     )

@@ -1,1 +1,1 @@
-"""The vocabulary every other room speaks: requests, plans, options, model dimensions, errors, time."""
+"""The vocabulary of every other room: requests, plans, options, model dimensions, errors, time."""

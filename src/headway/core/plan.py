@@ -171,7 +171,7 @@ class Description(msgspec.Struct):
 
 
 class Executor(Protocol):
-    """The runtime's face: submit starts the forward, sample hands in what is late, collect waits."""
+    """The runtime's face: submit starts the forward, sample takes what is late, collect waits."""
 
     def submit(self, plan: StepPlan) -> None:
         """Start the forward of `plan`."""

@@ -5,6 +5,7 @@ Qwen2.5-0.5B in bf16 with 10 GiB free: weights 0.92 GiB, 40% of the rest is 3.63
 block of 16 tokens of 12 KiB is 192 KiB, so 19,828 blocks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.core.errors import CapacityError, UsageError
@@ -144,7 +145,7 @@ def plan_memory(
     device: str,
     dtype: str,
     max_num_seqs: int,
-    decide,  # type: ignore[no-untyped-def]
+    decide: Callable[[str, object, str], None],
 ) -> tuple[int, int]:
     """(KV blocks, longest context): the memory plan, told through `decide`."""
     weights = model.weight_bytes(dtype)

@@ -34,6 +34,11 @@ MAX_FAILED_STARTS = 5
 FIRST_REQUEST_ID = 1
 
 
+def readable(socket: zmq.Socket) -> bool:
+    """Whether a message waits. ZeroMQ's own poll costs ten times as much."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
 class Stream:
     """The answer of one request while it arrives; iterate over it, then it is over.
 
@@ -186,13 +191,13 @@ class EngineClient:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
         socket.bind(f"ipc://{path}")
-        asyncio.get_running_loop().add_reader(socket.getsockopt(zmq.FD), reader)
+        asyncio.get_running_loop().add_reader(socket.FD, reader)
         return socket
 
     def _unbind(self) -> None:
         for socket in (self._pair, self._beat):
             if socket is not None:
-                asyncio.get_running_loop().remove_reader(socket.getsockopt(zmq.FD))
+                asyncio.get_running_loop().remove_reader(socket.FD)
                 socket.close()
         self._pair = self._beat = None
 
@@ -287,13 +292,13 @@ class EngineClient:
 
     def _hear(self) -> None:
         """Take the heartbeats that have come in."""
-        while self._beat is not None and self._beat.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._beat is not None and readable(self._beat):
             self._beat.recv(zmq.NOBLOCK)
             self._last_beat_s = self.clock.now_s()
 
     def _drain(self) -> None:
         """Take the messages that have come in."""
-        while self._pair is not None and self._pair.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._pair is not None and readable(self._pair):
             frame = self._pair.recv(zmq.NOBLOCK)
             try:
                 message = messages.decode_from_engine(frame)

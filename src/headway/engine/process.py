@@ -1,7 +1,7 @@
 """The engine's own process: messages in, steps, messages out, and a heartbeat beside them.
 
-Given the socket folder and a function that builds the engine, it tells of loading, runs steps while
-there is work and waits while there is none. It ends when it is told to, and when its parent is gone.
+Given the socket folder and a function that builds the engine, it tells of loading, runs steps
+while there is work and waits while there is none. It ends when told to, or when its parent is gone.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
 
 def connect(context: zmq.Context, kind: int, path: Path) -> zmq.Socket:
     """A socket connected to `path`, unbounded, with a cap on the size of one message."""
-    socket = context.socket(kind)
+    socket: zmq.Socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)

@@ -1,9 +1,9 @@
 """From logits to tokens, for rows with different parameters in one batch.
 
 The order is vLLM's: allowed tokens, logit bias, min_tokens, penalties; then greedy rows take the
-likeliest, the others are divided by the temperature and cut by min_p, top_k and top_p. What is kept
-is decided by a threshold on the value, and the draw walks the tokens in the order of their ids, so a
-row's token depends on its own logits, parameters and draw alone, never on its neighbours.
+likeliest, the others are divided by the temperature and cut by min_p, top_k and top_p. What is
+kept is decided by a threshold on the value, and the draw walks the tokens in the order of their
+ids, so a row's token depends on its own logits, parameters and draw, never on its neighbours.
 
 R rows, V vocabulary.
 """

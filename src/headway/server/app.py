@@ -9,19 +9,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
-from headway.core.errors import RequestError, ServerFaultError
+from headway.core.errors import RequestError
 from headway.server import body as bodies
 from headway.server.doors import Doors
-from headway.server.errors import error_response, json_response, not_found
+from headway.server.errors import json_response, not_found
 from headway.server.generation import respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
@@ -32,44 +30,28 @@ log = logging.getLogger(__name__)
 
 def make_app(state: State) -> ASGIApp:
     """The whole ASGI application."""
-    endpoint = Generate
+    chats = Generate(state, ChatBody, chat.prepare, "chatcmpl-")
+    texts = Generate(state, CompletionBody, completions.prepare, "cmpl-")
     routes = [
-        Route(
-            "/v1/chat/completions",
-            endpoint(state, ChatBody, chat.prepare, "chatcmpl-"),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/completions",
-            endpoint(state, CompletionBody, completions.prepare, "cmpl-"),
-            methods=["POST"],
-        ),
+        Route("/v1/chat/completions", chats, methods=["POST"]),
+        Route("/v1/completions", texts, methods=["POST"]),
         *[
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
         ],
     ]
-    middleware = []
+    router = Router(routes, default=nothing_here, redirect_slashes=False)
+    app: ASGIApp = Doors(router, state.options.api_key)
     origins = state.options.allowed_origins
-    if origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id"],
-            )
-        )
-    inner = Starlette(
-        routes=routes,
-        exception_handlers={404: missing, 405: wrong_method, Exception: fault},
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id"],
     )
-    inner.router.redirect_slashes = False
-    app: ASGIApp = Doors(inner, state.options.api_key)
-    for layer in reversed(middleware):
-        app = layer.cls(app, *layer.args, **layer.kwargs)
-    return app
 
 
 class Generate:
@@ -113,36 +95,16 @@ Answer = Callable[[State, Request], Awaitable[Response]]
 
 
 def handler(state: State, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """`answer` with the state, as Starlette calls it; its RequestErrors become answers."""
+    """`answer` with the state, as Starlette calls it."""
 
     async def endpoint(request: Request) -> Response:
-        try:
-            return await answer(state, request)
-        except RequestError as error:
-            return error_response(error)
+        return await answer(state, request)
 
     return endpoint
 
 
-async def missing(request: Request, _: Exception) -> Response:
-    return error_response(not_found(request.url.path))
-
-
-async def wrong_method(request: Request, error: Exception) -> Response:
-    wrong = RequestError(
-        f"{request.method} is not served at {request.url.path}.",
-        code="method_not_allowed",
-        status=405,
-    )
-    response = error_response(wrong)
-    response.headers.update(getattr(error, "headers", None) or {})
-    return response
-
-
-async def fault(request: Request, error: Exception) -> Response:
-    """A bug of ours: the log has it, the client a generic body."""
-    log.error("request %s failed", request.scope.get("request_id"), exc_info=error)
-    return error_response(ServerFaultError())
+async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    raise not_found(scope["path"])
 
 
 async def read_object(state: State, request: Request) -> dict[str, Any]:

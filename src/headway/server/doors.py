@@ -6,12 +6,16 @@ path but `/health` and `/ready` wants one, whether a route exists there or not.
 
 import hashlib
 import hmac
+import logging
 import uuid
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.core.errors import RequestError
+from headway.core.errors import RequestError, ServerFaultError
 from headway.server.errors import error_response
+
+log = logging.getLogger(__name__)
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
 
@@ -43,13 +47,19 @@ class Doors:
                 message["headers"] = [*message["headers"], *extra]
             await send(message)
 
+        scope["app"] = self  # then Starlette raises its 405 instead of answering in plain text
         try:
             self._check_key(scope)
             await self._app(scope, receive, send_with_id)
-        except RequestError as error:
-            if started:
-                raise
-            await error_response(error)(scope, receive, send_with_id)
+        except (RequestError, HTTPException) as error:
+            refusal = as_request_error(error, scope)
+        except Exception:
+            log.exception("request %s failed", request_id)
+            refusal = ServerFaultError()
+        else:
+            return
+        if not started:
+            await error_response(refusal)(scope, receive, send_with_id)
 
     def _check_key(self, scope: Scope) -> None:
         """Raise RequestError 401 unless the path is public or the key is known."""
@@ -68,6 +78,17 @@ class Doors:
             )
 
 
+def as_request_error(error: RequestError | HTTPException, scope: Scope) -> RequestError:
+    """Starlette's 405 in our words; our own errors as they are."""
+    if isinstance(error, RequestError):
+        return error
+    return RequestError(
+        f"{scope['method']} is not served at {scope['path']}.",
+        code="method_not_allowed",
+        status=error.status_code,
+    )
+
+
 def digest(key: str) -> bytes:
     """sha256 of a key, so that comparing takes the same time whatever the lengths are."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
@@ -75,7 +96,4 @@ def digest(key: str) -> bytes:
 
 def header(scope: Scope, name: bytes) -> str | None:
     """The first value of a header, or None."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return value.decode("latin-1")
-    return None
+    return next((v.decode("latin-1") for key, v in scope["headers"] if key == name), None)

@@ -4,7 +4,13 @@ It lives in the server process. Step records feed the gauges, request timelines 
 the engine pays nothing for it. `render` gives what `/metrics` serves.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import generate_latest
 
 from headway.telemetry.records import StepRecord
@@ -29,6 +35,7 @@ class Registry:
     """Every metric of one served model."""
 
     def __init__(self, model_name: str, engine: str = "0") -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # as vLLM's: no `_created` line beside each counter
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
         self.running = self._gauge("num_requests_running", "Sequences that advance in steps.")

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def fields_of(tables: Sequence[type]) -> dict[str, tuple[type, dataclasses.Field[Any]]]:
-    """name → (its table, its field) over several tables; the first table that has a name owns it."""
+    """name → (its table, its field); the first table that has a name owns it."""
     rows: dict[str, tuple[type, dataclasses.Field[Any]]] = {}
     for table in tables:
         for field in dataclasses.fields(table):  # type: ignore[arg-type]

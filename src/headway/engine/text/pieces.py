@@ -2,7 +2,7 @@
 
 Given a parsed `tokenizer.json` it answers id → bytes for the two decoders in use: byte-level
 (GPT-2, Llama 3, Qwen: the token "Ġhello" is b" hello") and sentencepiece-like (Llama 2: "▁hello"
-is b" hello", "<0x0A>" is b"\\n"). Any other decoder gives None, and the caller decodes whole prefixes.
+is b" hello", "<0x0A>" is b"\\n"). Any other decoder gives None: then whole prefixes are decoded.
 """
 
 import re

@@ -10,6 +10,7 @@ character, and that no part of a stop string ever leaves. Worked example, stop "
 """
 
 import codecs
+from collections.abc import Callable
 
 from headway.engine.text.tokenizer import Tokenizer
 
@@ -52,10 +53,10 @@ class TextStream:
         """The stop string that was found, or None."""
         self._tail: list[int] = []
         self._waiting: list[int] = []
+        self._decode: Callable[[bytes, bool], str] | None = None
         if tokenizer.pieces is not None:
             self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         else:
-            self._decode = None
             self._tail = prompt_token_ids[-CONTEXT_TOKENS:]
 
     def push(self, token_ids: list[int], last: bool = False) -> str:

@@ -18,7 +18,7 @@ from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_spec import read_json
 
 
-class TemplateRefusal(Exception):
+class TemplateRefusedError(Exception):
     """A template called raise_exception."""
 
 
@@ -73,7 +73,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 **{**self._special_tokens, **options},
             )
-        except (jinja2.TemplateError, TemplateRefusal, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TemplateRefusedError, TypeError, ValueError) as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}",
                 param="messages",
@@ -123,7 +123,7 @@ def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -
 
 def refuse(message: str) -> None:
     """What `raise_exception` in a template calls."""
-    raise TemplateRefusal(message)
+    raise TemplateRefusedError(message)
 
 
 def strftime_now(format: str) -> str:

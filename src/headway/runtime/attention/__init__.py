@@ -5,6 +5,9 @@ from headway.runtime.attention.protocol import AttentionBackend
 from headway.runtime.attention.reference import ReferenceAttention
 from headway.runtime.attention.sdpa import SdpaAttention
 
-BACKENDS = {"reference": ReferenceAttention, "sdpa": SdpaAttention}
+BACKENDS: dict[str, type[AttentionBackend]] = {
+    "reference": ReferenceAttention,
+    "sdpa": SdpaAttention,
+}
 
 __all__ = ["BACKENDS", "AttentionBackend", "KVLayer", "allocate_kv"]

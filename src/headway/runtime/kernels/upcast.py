@@ -1,4 +1,4 @@
-"""Linear layers in bf16 or fp16 on a CPU that cannot multiply them: widen a panel, multiply in fp32.
+"""Linear layers in bf16 or fp16 on a CPU that cannot multiply them: widen, then multiply in fp32.
 
 torch computes such products row by row there (about 20 GFLOP/s on two AVX2 cores, whatever the
 number of rows). Widening a panel of weights that stays in the cache and handing it to the fp32

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.core.request import check_range
 from headway.engine.answer import Delta
 from headway.server.generation import Generation
 from headway.server.models import State
@@ -23,21 +24,7 @@ def prepare(
     messages = chat_messages(body.messages)
     info = model.info()
     prompt = model.needs_tokenizer("messages").chat_ids(messages, **template_options(body))
-    if body.max_completion_tokens is not None and body.max_tokens is not None:
-        if body.max_completion_tokens != body.max_tokens:
-            raise RequestError(
-                "max_tokens and max_completion_tokens differ; give one.",
-                param="max_tokens",
-                code="invalid_value",
-            )
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    for name in ("max_tokens", "max_completion_tokens"):
-        if getattr(body, name) is not None and getattr(body, name) < 1:
-            raise RequestError(
-                f"{name} is {getattr(body, name)}; the minimum is 1.",
-                param=name,
-                code="integer_below_min_value",
-            )
+    max_tokens = answer_length(body)
     fits(len(prompt), max_tokens, info.max_model_len, "messages")
     sampling = sampling_params(
         body,
@@ -59,6 +46,24 @@ def prepare(
         arrived_s=arrived_s,
     )
     return generation, ChatDialect(generation, body, state.fingerprint)
+
+
+def answer_length(body: ChatBody) -> int | None:
+    """max_completion_tokens, or its old name max_tokens; None when neither is given."""
+    given = {
+        name: getattr(body, name)
+        for name in ("max_completion_tokens", "max_tokens")
+        if getattr(body, name) is not None
+    }
+    for name, value in given.items():
+        check_range(name, value, 1, None)
+    if len(set(given.values())) > 1:
+        raise RequestError(
+            "max_tokens and max_completion_tokens differ; give one.",
+            param="max_tokens",
+            code="invalid_value",
+        )
+    return next(iter(given.values()), None)
 
 
 def template_options(body: ChatBody) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def encode_prompt(model: ServedModel, item: Any, i: int, body: CompletionBody) -
             param=where,
             code="invalid_value",
         )
-    return item
+    ids: list[int] = item
+    return ids
 
 
 class CompletionDialect:
