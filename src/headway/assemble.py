@@ -18,6 +18,7 @@ from headway.core.resolve import Reason, Settings, resolve
 from headway.engine.engine import Engine
 
 Progress = Callable[[int, int], None]
+NULL_STEP_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def make_executor(
     if options.executor == "null":
         from headway.runtime.null import NullExecutor
 
-        return NullExecutor()
+        return NullExecutor(NULL_STEP_S)
     from headway.runtime.executor import TorchExecutor
 
     return TorchExecutor(folder, spec, settings, machine, progress)

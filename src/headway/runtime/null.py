@@ -1,7 +1,10 @@
-"""An executor that computes nothing: it answers at once, so that everything else can be measured.
+"""An executor that computes nothing, so that everything else can be measured.
 
-Every sampled row gets the next id of a fixed cycle of ordinary tokens. It keeps no mirror.
+Every sampled row gets the next id of a fixed cycle of ordinary tokens, after `step_s` seconds
+asleep, as a device would take them. It keeps no mirror.
 """
+
+import time
 
 from headway.core.plan import Description, Late, Sample, StepPlan, StepResult
 
@@ -9,7 +12,10 @@ from headway.core.plan import Description, Late, Sample, StepPlan, StepResult
 class NullExecutor:
     """Answers every plan with tokens from `cycle`."""
 
-    def __init__(self, cycle: tuple[int, ...] = tuple(range(300, 400))) -> None:
+    def __init__(
+        self, step_s: float = 0.0, cycle: tuple[int, ...] = tuple(range(300, 400))
+    ) -> None:
+        self._step_s = step_s
         self._cycle = cycle
         self._plan: StepPlan | None = None
 
@@ -22,6 +28,8 @@ class NullExecutor:
     def collect(self) -> StepResult:
         plan, self._plan = self._plan, None
         assert plan is not None
+        if self._step_s:
+            time.sleep(self._step_s)
         token = [self._cycle[plan.step % len(self._cycle)]]
         samples = [Sample(row.sequence_id, token) for row in plan.advanced if row.sample]
         return StepResult(plan.step, samples)

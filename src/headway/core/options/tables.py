@@ -55,7 +55,7 @@ class EngineOptions:
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", low=0)
     executor: str = option(
         "torch",
-        "torch computes; null answers at once, to measure everything else.",
+        "torch computes; null only waits 10 ms a step, to measure everything else.",
         choices=("torch", "null"),
     )
 

@@ -1,0 +1,54 @@
+# make serve    from nothing: a virtual environment, the install, the embedded model on port 8000
+# make test     from nothing: the same environment with the test tools, the tests
+# make check    what CI runs: test, then lint
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+
+.PHONY: serve install test lint format check hardening lock first-model clean
+
+serve: install
+	$(BIN)/headway serve
+
+install: .venv/.installed
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest -m "not hardening"
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: test lint
+
+hardening: .venv/.installed-dev
+	$(BIN)/python -m pytest -m hardening --timeout 3600
+	$(BIN)/python benchmarks/engine_overhead.py
+
+# Exact versions of everything, from what an unconstrained install chooses today.
+lock:
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet torch==2.13.0 && .venv-lock/bin/python -m pip install --quiet -e ".[dev]"
+	.venv-lock/bin/python -m pip freeze --exclude-editable --exclude pip --exclude setuptools \
+		| sed 's/+cpu$$//' > requirements.lock
+	rm -rf .venv-lock
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml requirements.lock
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/bin/python pyproject.toml requirements.lock
+	$(PIP_INSTALL) --editable ".[dev]"
+	@touch .venv/.installed $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis

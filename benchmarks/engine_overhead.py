@@ -1,0 +1,205 @@
+"""What a step and a streamed token cost beside the model: `python benchmarks/engine_overhead.py`.
+
+The executor does nothing, so all that is left is ours. Part 1 runs the engine in this process and
+times scheduling and book-keeping a step. Part 2 starts the real server with 32 streams on it and
+divides the CPU time of both its processes by the tokens streamed; a bare ASGI application that
+sends as many chunks of the same size through the same HTTP server is measured beside it.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from headway.assemble import plan_settings
+from headway.core.options import EngineOptions
+from headway.core.request import Request, SamplingParams
+from headway.engine import messages
+from headway.engine.engine import Engine
+from headway.runtime.null import NullExecutor
+
+PROMPT = list(range(300, 428))
+TICKS = os.sysconf("SC_CLK_TCK")
+BARE = """
+import sys, uvicorn
+chunk = b"data: " + b"x" * 225 + b"\\n\\n"
+async def app(scope, receive, send):
+    import asyncio
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(int(sys.argv[2])):
+        await asyncio.sleep(0.01)
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
+uvicorn.run(app, port=int(sys.argv[1]), http=sys.argv[3], loop="uvloop", log_level="error")
+"""
+
+
+def step_cost(folder: Path, num_seqs: int, steps: int) -> dict[str, float]:
+    """Milliseconds a decode step of `num_seqs` spends outside the executor, message included."""
+    options = EngineOptions(
+        max_num_seqs=num_seqs, max_num_batched_tokens=8192, load_format="dummy", device="cpu"
+    )
+    spec, settings, _, _ = plan_settings(folder, options)
+    blocks = num_seqs * -(-(len(PROMPT) + steps + 50) // settings.block_size) + 1
+    settings = replace(settings, num_blocks=(blocks,))
+    engine = Engine(NullExecutor(), settings, vocab_size=spec.vocab_size, eos_token_ids=())
+    prompt = [token % spec.vocab_size for token in PROMPT]
+    for i in range(num_seqs):
+        engine.add(Request(i, prompt, SamplingParams(max_tokens=steps + 50)))
+    while engine.scheduler.waiting:
+        engine.step()
+    costs = []
+    for _ in range(steps):
+        before = time.perf_counter()
+        updates, record = engine.step()
+        messages.encode(messages.Steps(updates, record))
+        costs.append(time.perf_counter() - before - record.execute_s)
+    assert record.num_sampled == num_seqs
+    return {
+        "median_ms": statistics.median(costs) * 1e3,
+        "p95_ms": sorted(costs)[int(steps * 0.95)] * 1e3,
+    }
+
+
+def cpu_s(pid: int) -> float:
+    """User and system seconds of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(port: int, path: str) -> None:
+    """Wait until GET `path` answers 200."""
+    import urllib.request
+
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            if urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5).status == 200:
+                return
+        time.sleep(0.1)
+    raise SystemExit("the server did not start")
+
+
+async def read_stream(port: int, path: str, body: bytes) -> int:
+    """POST and count the `data:` lines of the answer, [DONE] not included."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    count, tail = 0, b""
+    while b"[DONE]" not in tail:
+        data = await reader.read(65536)
+        if not data:
+            raise SystemExit("a stream ended early")
+        window = tail + data
+        count += window.count(b"data: ") - tail.count(b"data: ")
+        tail = window[-32:]
+    writer.close()
+    return count - 1
+
+
+async def load(port: int, path: str, body: bytes, streams: int) -> int:
+    """Run the streams together; the chunks received."""
+    return sum(await asyncio.gather(*(read_stream(port, path, body) for _ in range(streams))))
+
+
+def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:
+    """Microseconds of CPU a streamed token costs, server and engine process."""
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "headway.cli.main", "serve", str(folder), f"--port={port}"]
+        + ["--executor=null", f"--max-num-seqs={streams}", "--log-level=error"],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(port, "/ready")
+        pids = [server.pid, *children(server.pid)]
+        body = json.dumps(
+            {
+                "model": folder.resolve().name,
+                "prompt": PROMPT[:32],
+                "max_tokens": tokens,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        asyncio.run(load(port, "/v1/completions", body, streams))
+        before = [cpu_s(pid) for pid in pids]
+        received = asyncio.run(load(port, "/v1/completions", body, streams))
+        spent = [cpu_s(pid) - b for pid, b in zip(pids, before, strict=True)]
+    finally:
+        server.terminate()
+        server.wait(20)
+    made = streams * tokens
+    return {
+        "server_us": spent[0] / made * 1e6,
+        "engine_us": sum(spent[1:]) / made * 1e6,
+        "total_us": sum(spent) / made * 1e6,
+        "chunks_per_token": received / made,
+    }
+
+
+def bare_cost(streams: int, chunks: int, http: str) -> float:
+    """Microseconds of CPU a chunk costs a bare ASGI application on the same HTTP server."""
+    port = free_port()
+    command = [sys.executable, "-c", BARE, str(port), str(chunks), http]
+    server = subprocess.Popen(command)
+    try:
+        for _ in range(100):
+            with contextlib.suppress(OSError), contextlib.closing(socket.socket()) as probe:
+                probe.connect(("127.0.0.1", port))
+                break
+            time.sleep(0.1)
+        before = cpu_s(server.pid)
+        asyncio.run(load(port, "/", b"{}", streams))
+        return (cpu_s(server.pid) - before) / (streams * chunks) * 1e6
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def main() -> None:
+    """Print both parts as tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--repeats", type=int, default=3)
+    chosen = parser.parse_args()
+    from headway.cli.common import model_folder
+
+    folder = model_folder(str(chosen.folder) if chosen.folder else None)
+    print("sequences   ms a step (median)   p95")
+    for num_seqs in (32, 256):
+        cost = step_cost(folder, num_seqs, chosen.steps)
+        print(f"{num_seqs:>9}   {cost['median_ms']:>18.3f}   {cost['p95_ms']:.3f}")
+    print("\nCPU microseconds a streamed token, 32 streams (medians of repeats)")
+    runs = [token_cost(folder, 32, chosen.tokens) for _ in range(chosen.repeats)]
+    for name in runs[0]:
+        print(f"{name:<18} {statistics.median(run[name] for run in runs):8.2f}")
+    for http in ("h11", "httptools"):
+        bare = [bare_cost(32, chosen.tokens, http) for _ in range(chosen.repeats)]
+        print(f"bare ASGI, {http:<10} {statistics.median(bare):5.2f}")
+
+
+if __name__ == "__main__":
+    main()
