@@ -39,6 +39,18 @@ lock:
 		| sed 's/+cpu$$//' > requirements.lock
 	rm -rf .venv-lock
 
+# The embedded model, trained again from TEXT, a folder of books (train-*.txt, val.txt): half an hour.
+TEXT ?= ../shared/data/text
+RUN ?= /tmp/headway-first
+FIRST := src/headway/embedded/headway-first
+first-model: .venv/.installed-dev
+	$(BIN)/python -m recipes.first.tokenizer --text $(TEXT) --out $(RUN)
+	$(BIN)/python -m recipes.first.data --text $(TEXT) --out $(RUN)
+	$(BIN)/python -m recipes.first.train --out $(RUN)
+	$(BIN)/python -m recipes.first.export --out $(RUN) --model $(FIRST)
+	$(BIN)/python -m recipes.first.evaluate --out $(RUN) --model $(FIRST)
+	$(BIN)/python -m recipes.first.card --out $(RUN) --model $(FIRST)
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 

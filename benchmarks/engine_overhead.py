@@ -126,8 +126,10 @@ def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:
     """Microseconds of CPU a streamed token costs, server and engine process."""
     port = free_port()
     server = subprocess.Popen(
-        [sys.executable, "-m", "headway.cli.main", "serve", str(folder), f"--port={port}"]
-        + ["--executor=null", f"--max-num-seqs={streams}", "--log-level=error"],
+        [
+            *(sys.executable, "-m", "headway.cli.main", "serve", str(folder), f"--port={port}"),
+            *("--executor=null", f"--max-num-seqs={streams}", "--log-level=error"),
+        ],
         stdout=subprocess.DEVNULL,
     )
     try:

@@ -1,0 +1,160 @@
+"""Prefill and decode speed of a model, offline: `python benchmarks/offline.py FOLDER`.
+
+A prompt of 512 random tokens gives prefill tokens/s; then 1, 8 and 32 sequences of that context are
+decoded together. Each figure is the median of repeats, beside the machine's own ceiling, probed
+before each: bytes a decode step must read over the memory's bandwidth, FLOPs over the peak of the
+matrix product. `--peer PYTHON` runs vLLM's offline engine, from a virtual environment of its own,
+on the same folder before and after, so that both meet the same machine.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+from headway import LLM, SamplingParams
+from headway.core.request import Request
+
+CONTEXT = 512
+DECODE_STEPS = {1: 48, 8: 24, 32: 16}
+
+
+def bandwidth_bytes_per_s() -> float:
+    """Best of three reads of 512 MB by all threads."""
+    x = torch.ones(128 * 2**20)
+    best = 0.0
+    for _ in range(3):
+        started = time.perf_counter()
+        x.sum()
+        best = max(best, x.nbytes / (time.perf_counter() - started))
+    return best
+
+
+def peak_flops_per_s(dtype: torch.dtype) -> float:
+    """Best of three products of 1024³ in `dtype`, in FLOP/s."""
+    a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
+    best = 0.0
+    for _ in range(3):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        best = max(best, 2 * 1024**3 / (time.perf_counter() - started))
+    return best
+
+
+class Rates:
+    """Measures one LLM."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self._random = random.Random(0)
+        self._ids = iter(range(1, 10**9))
+
+    def _add(self, num_seqs: int, max_tokens: int) -> None:
+        vocab = self.llm.spec.vocab_size
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        for _ in range(num_seqs):
+            prompt = [self._random.randrange(vocab) for _ in range(CONTEXT)]
+            self.llm.engine.add(Request(next(self._ids), prompt, params))
+
+    def prefill(self) -> float:
+        """Tokens/s until the first token of one prompt."""
+        self._add(1, 1)
+        started = time.perf_counter()
+        while self.llm.engine.has_work:
+            self.llm.engine.step()
+        return CONTEXT / (time.perf_counter() - started)
+
+    def decode(self, num_seqs: int) -> float:
+        """Tokens/s while all sequences decode, prompts not counted."""
+        steps = DECODE_STEPS[num_seqs]
+        engine = self.llm.engine
+        self._add(num_seqs, 10**6)
+        scheduler = engine.scheduler
+        while scheduler.waiting or any(s.num_known - s.computed > 1 for s in scheduler.running):
+            engine.step()
+        started = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        spent = time.perf_counter() - started
+        for sequence in list(scheduler.running):
+            engine.abort(sequence.request.request_id)
+        engine.step()
+        return num_seqs * steps / spent
+
+
+def ceilings(llm: LLM) -> dict[str, float]:
+    """Tokens/s that bandwidth (decode) and the product (prefill) allow here and now."""
+    spec, dtype = llm.spec, llm.settings.dtype
+    bandwidth = bandwidth_bytes_per_s()
+    peak = max(peak_flops_per_s(torch.float32), peak_flops_per_s(getattr(torch, dtype)))
+    print(f"  probed: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s")
+    found = {"prefill": CONTEXT * peak / spec.flops(CONTEXT, CONTEXT // 2, num_sampled=1)}
+    for batch in DECODE_STEPS:
+        kv = batch * CONTEXT * spec.kv_bytes_per_token(dtype)
+        seconds = max(
+            (spec.step_weight_bytes(dtype) + kv) / bandwidth,
+            spec.flops(batch, CONTEXT) / peak,
+        )
+        found[f"batch {batch}"] = batch / seconds
+    return found
+
+
+def run_peer(python: str, folder: Path, dtype: str) -> dict[str, float]:
+    """vLLM's figures, from its own environment."""
+    script = Path(__file__).with_name("vllm_offline.py")
+    command = [python, str(script), str(folder), dtype]
+    output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    figures: dict[str, float] = json.loads(output.strip().splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peer", help="python of an environment with vLLM")
+    chosen = parser.parse_args()
+
+    peers = [run_peer(chosen.peer, chosen.folder, chosen.dtype)] if chosen.peer else []
+    llm = LLM(
+        chosen.folder,
+        dtype=chosen.dtype,
+        max_model_len=1024,
+        max_num_seqs=32,
+        skip_tokenizer_init=True,
+    )
+    rates = Rates(llm)
+    rates.prefill()
+    runs: dict[str, list[float]] = {"prefill": []} | {f"batch {b}": [] for b in DECODE_STEPS}
+    limits: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(chosen.repeats):
+        for name, value in ceilings(llm).items():
+            limits[name].append(value)
+        runs["prefill"].append(rates.prefill())
+        for batch in DECODE_STEPS:
+            runs[f"batch {batch}"].append(rates.decode(batch))
+    if chosen.peer:
+        del llm, rates
+        peers.append(run_peer(chosen.peer, chosen.folder, chosen.dtype))
+
+    print(f"{'tok/s':<10}{'headway':>10}{'min':>8}{'max':>8}{'ceiling':>9}{'share':>7}", end="")
+    print(f"{'vLLM before':>13}{'after':>8}{'ratio':>7}" if peers else "")
+    for name, values in runs.items():
+        middle, limit = statistics.median(values), statistics.median(limits[name])
+        row = f"{name:<10}{middle:>10.1f}{min(values):>8.1f}{max(values):>8.1f}"
+        row += f"{limit:>9.0f}{middle / limit:>7.0%}"
+        if peers:
+            theirs = [peer[name] for peer in peers]
+            row += f"{theirs[0]:>13.1f}{theirs[-1]:>8.1f}{middle / statistics.mean(theirs):>7.2f}"
+        print(row)
+
+
+if __name__ == "__main__":
+    main()

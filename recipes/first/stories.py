@@ -1,0 +1,57 @@
+"""Short stories in the manner of old children's books, drawn from a small grammar.
+
+It is given a `random.Random` and a hero, and fills one row of each table in turn.
+It promises six sentences about that hero, the last of which is "The end."
+"""
+
+import random
+
+OPEN = (
+    "Once upon a time there was a {mood} {hero} who lived {place}.",
+    "Long ago there lived a {mood} {hero} {place}.",
+    "There was once a {mood} little {hero} who lived {place}.",
+)
+FIND = (
+    "One {time} the {hero} found a {thing} {where}.",
+    "One {time} the {hero} went for a walk and saw a {thing} {where}.",
+    "One {time} a {thing} lay {where}, and the {hero} picked it up.",
+)
+VISIT = (
+    (
+        'A {friend} came by and said, "That is mine, for I lost it in the {weather}." '
+        "So the {hero} gave it back, and the {friend} was very glad."
+    ),
+    (
+        'A {friend} called out, "Please help me, for I am lost in the {weather}!" '
+        "So the {hero} took the {friend} by the hand and showed it the way home."
+    ),
+    (
+        'A {friend} came to the door and said, "I am cold and hungry." '
+        "The {hero} was kind, and gave the {friend} bread and milk by the fire."
+    ),
+)
+CLOSE = (
+    "From that day the {hero} and the {friend} were the best of friends.",
+    "After that the {hero} was never {sad} again.",
+    "And the {hero} and the {friend} lived happily for many years.",
+)
+SLOTS = {
+    "mood": ("brave", "clever", "happy", "kind", "lonely", "merry", "poor", "young"),
+    "place": (
+        *("in a deep forest", "by the sea", "on a high hill", "near a quiet river"),
+        *("in a little house", "at the edge of a village", "in a green valley"),
+    ),
+    "time": ("morning", "evening", "winter day", "summer day", "rainy day"),
+    "thing": ("golden ring", "red ball", "little boat", "silver bell", "warm coat", "bright lamp"),
+    "where": ("under a tree", "in the grass", "on the road", "by the water", "beside the gate"),
+    "friend": ("bird", "mouse", "hare", "bee", "squirrel", "crow", "lamb"),
+    "weather": ("storm", "snow", "wind", "rain", "dark"),
+    "sad": ("sad", "lonely", "afraid", "hungry"),
+}
+
+
+def story(rng: random.Random, hero: str) -> str:
+    """A story such as "Once upon a time there was a kind fox who lived by the sea."."""
+    slots = {name: rng.choice(choices) for name, choices in SLOTS.items()}
+    sentences = [rng.choice(table) for table in (OPEN, FIND, VISIT, CLOSE)]
+    return " ".join((*sentences, "The end.")).format(hero=hero, **slots)
