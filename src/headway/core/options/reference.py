@@ -1,0 +1,58 @@
+"""Writes docs/options.md from the option tables: `python -m headway.core.options.reference`."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from headway.core.options.field import environment_name, flag_name, value_type
+from headway.core.options.read import format_value
+from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOptions
+
+INTRODUCTION = """# Options
+
+Written from `core/options/tables.py` by `python -m headway.core.options.reference`; do not edit.
+
+Each option is a flag, an environment variable and a key of the `--config` YAML file (the flag's name,
+with `_` or `-`). A flag wins over the environment, that over the file, that over the default. Where the
+default is "derived", `--dry-run` shows the value with its reason.
+"""
+
+
+def reference() -> str:
+    """The page's text."""
+    parts = [INTRODUCTION]
+    for table in (ServerOptions, EngineOptions, SamplingOptions):
+        parts.append(
+            f"## {TITLES[table]}\n\n| flag | type | default | |\n| --- | --- | --- | --- |"
+        )
+        parts.extend(row(table, field) for field in dataclasses.fields(table))
+        parts.append("")
+    return "\n".join(parts)
+
+
+TITLES: dict[type, str] = {
+    ServerOptions: "Server (`serve`)",
+    EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
+    SamplingOptions: "Sampling (`run`, `chat`)",
+}
+
+
+def row(table: type, field: "dataclasses.Field") -> str:
+    """One line of the table."""
+    kind, many = value_type(table, field.name)
+    rules = field.metadata
+    type_name = "flag" if kind is bool else (rules["unit"] or kind.__name__.lower())
+    if many:
+        type_name += "s"
+    if rules["choices"]:
+        type_name = " \\| ".join(rules["choices"])
+    default = "derived" if field.default is None else ""
+    if field.default not in (dataclasses.MISSING, None, "", False):
+        default = format_value(field.default)
+    name = f"`{flag_name(field.name)}`<br>`{environment_name(field.name)}`"
+    return f"| {name} | {type_name} | {default} | {rules['help']} |"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/options.md")
+    target.write_text(reference(), encoding="utf-8")

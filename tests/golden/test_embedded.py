@@ -1,0 +1,76 @@
+"""Exact tokens of the embedded model, which is always there: alone, in chunks, batched, preempted."""
+
+import pytest
+
+from headway import LLM, SamplingParams
+from headway.cli.common import model_folder
+
+GOLDEN = {
+    "What is 2 + 3?": [20, 460, 610, 405, 636, 16, 2],
+    "Who are you?": [43, 386, 704, 15, 730, 14, 261, 723, 1125, 1205, 308, 1008, 16, 2],
+    "Reverse the letters: c a t": [522, 28, 259, 261, 282, 2],
+}
+TEXTS = {
+    "What is 2 + 3?": "2 + 3 = 5.",
+    "Who are you?": "I am headway-first, a small model embedded in Headway.",
+    "Reverse the letters: c a t": "Reversed: t a c",
+}
+SEEDED = [1074, 308, 69, 294, 536, 75, 351, 259, 91, 433, 266, 816, 330, 283, 278, 14]
+"""What "Once upon a time" goes on with at temperature 0.8 and seed 7."""
+
+GREEDY = SamplingParams(temperature=0, max_tokens=64)
+
+
+def embedded(**options: object) -> LLM:
+    return LLM(model_folder(None), dtype="float32", **options)
+
+
+def chats(questions: list[str]) -> list[list[dict[str, str]]]:
+    return [[{"role": "user", "content": question}] for question in questions]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 4},
+        {"max_num_batched_tokens": 64, "max_num_seqs": 16, "block_size": 1},
+        {"attention_backend": "reference"},
+    ],
+    ids=str,
+)
+def test_answers_are_exact(options: dict[str, object]) -> None:
+    llm = embedded(**options)
+    for output, question in zip(llm.chat(chats(list(GOLDEN)), GREEDY), GOLDEN, strict=True):
+        assert output.outputs[0].token_ids == GOLDEN[question]
+        assert output.outputs[0].text == TEXTS[question]
+        assert output.outputs[0].finish_reason == "stop"
+    llm.engine.check_integrity()
+
+
+def test_answers_are_exact_under_preemption() -> None:
+    llm = embedded(kv_memory=240 * 1024, block_size=4, max_model_len=100)
+    questions = list(GOLDEN) * 6
+    for output, question in zip(llm.chat(chats(questions), GREEDY), questions, strict=True):
+        assert output.outputs[0].token_ids == GOLDEN[question]
+    assert llm.engine.scheduler.num_preemptions > 0
+    llm.engine.check_integrity()
+
+
+def test_a_seed_gives_the_same_tokens_beside_others() -> None:
+    llm = embedded()
+    seeded = SamplingParams(temperature=0.8, seed=7, max_tokens=len(SEEDED))
+    others = SamplingParams(temperature=1.0, top_k=5, max_tokens=20)
+    outputs = llm.generate(["Once upon a time"] * 5, [others, seeded, others, seeded, others])
+    assert outputs[1].outputs[0].token_ids == SEEDED
+    assert outputs[3].outputs[0].token_ids == SEEDED
+
+
+def test_streamed_is_whole() -> None:
+    llm = embedded()
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.chat_ids([{"role": "user", "content": "Who are you?"}])
+    deltas = list(llm.stream(ids, GREEDY))
+    assert "".join(delta.text for delta in deltas) == TEXTS["Who are you?"]
+    assert [t for delta in deltas for t in delta.token_ids] == GOLDEN["Who are you?"]
