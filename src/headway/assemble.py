@@ -67,6 +67,8 @@ def assemble(
         eos_token_ids=spec.eos_token_ids,
         clock=clock,
     )
+    if settings.max_model_len > 1:
+        engine.warm_up()
     return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
 
 

@@ -10,9 +10,7 @@ It is the same engine, scheduler and text as the server's.
 """
 
 import itertools
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ from typing import Any
 from headway.assemble import assemble
 from headway.core.errors import RequestError, ServerFaultError, UsageError
 from headway.core.model_spec import read_json
-from headway.core.options import EngineOptions
+from headway.core.options import EngineOptions, read_options
+from headway.core.progress import bytes_bar, items_bar
 from headway.core.request import Request, SamplingParams, TokenLogprobs
 from headway.engine.answer import Answer, Delta
 from headway.engine.text import Tokenizer
@@ -72,7 +71,8 @@ class LLM:
     def __init__(self, model: str | Path, **options: Any) -> None:
         folder = Path(model)
         self.options = make_options(options)
-        assembled = assemble(folder, self.options)
+        with bytes_bar(f"Loading {folder.name}") as progress:
+            assembled = assemble(folder, self.options, progress=progress)
         self.engine, self.spec = assembled.engine, assembled.spec
         self.settings, self.reasons = assembled.settings, assembled.reasons
         self.tokenizer: Tokenizer | None = None
@@ -179,7 +179,7 @@ class LLM:
                 self.engine.add(request)
                 answers[request.request_id] = Answer(request, self.tokenizer)
                 outputs[request.request_id] = new_output(request, prompt)
-            with progress_bar(len(requests), show_progress) as advance:
+            with items_bar("Prompts", len(requests), show_progress) as advance:
                 for request_id, delta in self._deltas(answers):
                     output = outputs[request_id]
                     self._take(output, delta)
@@ -237,8 +237,6 @@ class LLM:
 
 def make_options(given: dict[str, Any]) -> EngineOptions:
     """EngineOptions from keyword arguments; an unknown one is a UsageError that names it."""
-    from headway.core.options import read_options
-
     arguments = []
     for name, value in given.items():
         if value is not None:
@@ -267,17 +265,3 @@ def new_output(request: Request, prompt: Prompt) -> RequestOutput:
         prompt_token_ids=request.prompt_token_ids,
         outputs=[CompletionOutput(index=i) for i in range(request.sampling.n)],
     )
-
-
-@contextmanager
-def progress_bar(total: int, show: bool) -> Iterator[Callable[[], None]]:
-    """A bar of finished prompts on stderr, where that is a terminal."""
-    if not show or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("Prompts", total=total)
-        yield lambda: bar.advance(task)

@@ -1,4 +1,4 @@
-"""Exact tokens of the embedded model, which is always there: alone, in chunks, batched, preempted."""
+"""Exact tokens of the embedded model, which is always there: alone, chunked, batched, preempted."""
 
 import pytest
 

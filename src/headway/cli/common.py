@@ -1,12 +1,8 @@
-"""What several verbs need: the model's folder, the dry run, the progress bar."""
+"""What several verbs need: the model's folder, the dry run."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from headway.core.model_spec import DTYPE_BYTES
 from headway.core.options import EngineOptions
@@ -38,27 +34,3 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
         if field.name in sources:
             value = getattr(options, field.name)
             print(f"{field.name:<22} {value!s:<14} from the {sources[field.name]}")
-
-
-@contextmanager
-def loading_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar of bytes on stderr; silent where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-
-        def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield update

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.common import loading_bar, model_folder, print_settings
+from headway.cli.common import model_folder, print_settings
 from headway.core.errors import UsageError
 from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, ServerOptions, to_arguments
+from headway.core.progress import bytes_bar
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -42,7 +43,7 @@ def serve(call: "Call") -> int:
     with contextlib.closing(listener):
         port = listener.getsockname()[1]
         with contextlib.ExitStack() as bar:
-            progress = bar.enter_context(loading_bar(f"Loading {folder.name}"))
+            progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
             state = make_state(folder, engine_options, options, progress)
 
             def on_ready() -> None:

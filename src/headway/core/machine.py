@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+MULTIPLY_FLAGS = {
+    "bfloat16": {"avx512_bf16", "amx_bf16"},
+    "float16": {"avx512_fp16", "amx_fp16"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +34,10 @@ class Machine:
     cpu_flags: frozenset[str] = frozenset()
     accelerator: Accelerator | None = None
 
-    @property
-    def has_bf16(self) -> bool:
-        """Whether the CPU multiplies bf16 itself (AVX-512 bf16 or AMX)."""
-        return bool(self.cpu_flags & {"avx512_bf16", "amx_bf16"})
+    def multiplies(self, dtype: str) -> bool:
+        """Whether the CPU multiplies this type itself: bf16 needs AVX-512 bf16 or AMX."""
+        needed = MULTIPLY_FLAGS.get(dtype)
+        return needed is None or bool(self.cpu_flags & needed)
 
 
 def probe_machine(accelerator: Accelerator | None = None) -> Machine:

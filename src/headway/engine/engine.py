@@ -14,7 +14,7 @@ import logging
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.plan import Executor, StepPlan, StepResult, run
-from headway.core.request import Request, SequenceUpdate
+from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
@@ -24,6 +24,7 @@ from headway.telemetry.records import StepRecord
 log = logging.getLogger(__name__)
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
+WARM_UP_TOKENS, WARM_UP_REQUEST_ID = 32, 0
 FLAT_FAILURE = "the step it was part of failed"
 
 
@@ -194,6 +195,14 @@ class Engine:
             kv_usage=self.kv.usage,
             num_preemptions=self.scheduler.num_preemptions,
         )
+
+    def warm_up(self) -> None:
+        """Run one short request, so that the first user does not pay for first allocations."""
+        length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
+        sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        self.add(Request(WARM_UP_REQUEST_ID, [0] * max(length - 1, 1), sampling))
+        while self.has_work:
+            self.step()
 
     def check_integrity(self) -> None:
         """Assert every invariant of the engine; when idle, also that nothing is held."""

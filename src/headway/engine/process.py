@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from headway.core.clock import SystemClock
 from headway.core.errors import HeadwayError, RequestError
 from headway.engine import messages
 from headway.engine.engine import Engine
@@ -76,11 +77,11 @@ def beat(context: zmq.Context, sockets: Path) -> None:
 
 def tell_progress(pair: zmq.Socket) -> Progress:
     """A progress function that tells the server, at most ten times a second."""
-    last_s = 0.0
+    clock, last_s = SystemClock(), 0.0
 
     def progress(done: int, total: int) -> None:
         nonlocal last_s
-        now_s = time.perf_counter()
+        now_s = clock.now_s()
         if now_s - last_s > 0.1 or done == total:
             last_s = now_s
             pair.send(messages.encode(messages.Loading(done, total)))

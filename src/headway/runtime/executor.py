@@ -4,12 +4,12 @@ It owns the model, the KV memory, the mirror of the sequences and the sampler. `
 forward, `sample` chooses tokens, `collect` hands back the result; all three in the caller's thread.
 """
 
-import time
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from headway.core.clock import SystemClock
 from headway.core.errors import CapacityError
 from headway.core.machine import Accelerator, Machine
 from headway.core.model_spec import ModelSpec
@@ -81,6 +81,7 @@ class TorchExecutor:
             device=self.device,
         )
         self.sampler = Sampler()
+        self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
         self._prepare_s = self._forward_s = 0.0
@@ -89,7 +90,7 @@ class TorchExecutor:
     def submit(self, plan: StepPlan) -> None:
         """Apply the deltas and run the forward."""
         self._pending = None  # a step that failed half-way is forgotten
-        started = time.perf_counter()
+        started = self._clock.now_s()
         self.mirror.apply(plan)
         if plan.copies:
             copy_blocks(self.kv, plan.copies)
@@ -97,11 +98,11 @@ class TorchExecutor:
             self._pending = (plan, None, None)
             return
         batch = self.mirror.batch(plan)
-        prepared = time.perf_counter()
+        prepared = self._clock.now_s()
         self._pending = (plan, batch, None)
         hidden = self.forward(batch)
         self._pending = (plan, batch, hidden)
-        self._prepare_s, self._forward_s = prepared - started, time.perf_counter() - prepared
+        self._prepare_s, self._forward_s = prepared - started, self._clock.now_s() - prepared
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states of all tokens of `batch`, (T, H)."""
@@ -119,7 +120,7 @@ class TorchExecutor:
         self._result = result
         if batch is None or hidden is None:
             return
-        started = time.perf_counter()
+        started = self._clock.now_s()
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if batch.sampled_rows:
             if len(batch.sampled_rows) != hidden.shape[0]:
@@ -132,7 +133,7 @@ class TorchExecutor:
                 sequence.last_step = plan.step
                 result.samples.append(Sample(sequence.new.sequence_id, [token_id], entry))
         result.timings = StepTimings(
-            self._prepare_s, self._forward_s, time.perf_counter() - started
+            self._prepare_s, self._forward_s, self._clock.now_s() - started
         )
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:

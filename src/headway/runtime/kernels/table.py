@@ -25,7 +25,7 @@ def choose_kernels(device: str, dtype: str, machine: Machine) -> Kernels:
     """The kernels for this device, weight type and CPU."""
     torch_why = "torch's own is the fastest there is here"
     reasons = dict.fromkeys(("rms_norm", "silu_mul", "rope"), ("torch", torch_why))
-    if device == "cpu" and dtype != "float32" and not machine.has_bf16:
+    if device == "cpu" and not machine.multiplies(dtype):
         reasons["linear"] = ("upcast", f"this CPU does not multiply {dtype} itself")
         return Kernels(linear=UpcastLinear(), reasons=reasons)
     reasons["linear"] = ("torch", torch_why)
