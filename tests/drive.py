@@ -41,9 +41,7 @@ def engine_for(folder: Path, *, num_blocks: int | None = None, **options: object
             max_model_len=min(settings.max_model_len, num_blocks * settings.block_size),
         )
     executor = make_executor(folder, table, spec, settings, machine, None)
-    return Engine(
-        executor, settings, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
-    )
+    return Engine(executor, settings, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
 
 
 def finish(
