@@ -98,7 +98,7 @@ def random_batch(rng: random.Random, block_size: int, num_blocks: int) -> Batch:
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("num_heads, kv_heads", HEADS)
+@pytest.mark.parametrize(("num_heads", "kv_heads"), HEADS)
 def test_sdpa_equals_reference_attention(num_heads: int, kv_heads: int, head_dim: int):
     """Random mixed batches: same output, same KV memory afterwards."""
     rng = random.Random(f"{num_heads} {kv_heads} {head_dim}")
