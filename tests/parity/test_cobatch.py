@@ -5,6 +5,7 @@ sequences each, a KV pool so small that some are preempted, and some aborted on 
 """
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from drive import Answer, engine_for, finish
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
-from parity.tiny import save, tiny_model
+from parity.tiny import edit_config, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -163,3 +164,16 @@ def test_the_sequences_of_one_request_differ_and_the_seed_decides(alone: Engine)
     first, again, other = answers(1, 7), answers(2, 7), answers(3, 8)
     assert first == again
     assert len({*map(tuple, first), *map(tuple, other)}) == 6
+
+
+def test_an_end_token_beyond_the_logits_is_never_met(folder: Path, tmp_path: Path):
+    """A config that names one too many: `min_tokens` holds back only what can be sampled."""
+    copy = Path(shutil.copytree(folder, tmp_path / "model"))
+    (copy / "generation_config.json").unlink()
+    edit_config(copy, eos_token_id=[2, VOCABULARY, 5000])
+    requests = [
+        Request(0, [3], SamplingParams(min_tokens=5, max_tokens=9, seed=1)),
+        Request(1, [3], SamplingParams(max_tokens=9, seed=1)),
+    ]
+    answers = finish(engine_for(copy), requests)
+    assert len(answers[0, 0].token_ids) >= 5
