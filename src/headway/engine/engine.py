@@ -43,7 +43,7 @@ class Engine:
         self.executor = executor
         self.settings = settings
         self.vocab_size = vocab_size
-        self.eos_token_ids = frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()
         self.kv = KVCache(settings.num_blocks, settings.block_size)
         self.scheduler = Scheduler(

@@ -18,6 +18,8 @@ from headway.core.errors import CheckpointError
 from headway.core.model_spec import ModelSpec, read_json
 
 MAX_HEADER_BYTES = 100_000_000
+METADATA = "__metadata__"
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all)."""
@@ -30,7 +32,7 @@ def find_files(folder: Path) -> list[Path]:
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise CheckpointError(f"{index} names no weights.", "Copy the file again.")
-        files = [checked_path(folder, str(name)) for name in sorted(set(names.values()))]
+        files = [checked_path(folder, name) for name in sorted({*map(str, names.values())})]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -47,37 +49,44 @@ def find_files(folder: Path) -> list[Path]:
 
 def checked_path(folder: Path, name: str) -> Path:
     """`folder / name`, a plain file name inside the folder."""
-    if Path(name).name != name or name.startswith("."):
+    if not name or Path(name).name != name or name.startswith("."):
         raise CheckpointError(
-            f"The index names {name!r}, which is not a file of this folder.", "Do not trust it."
+            f"The index names {shown(name)!r}, which is not a file of this folder.",
+            "Do not trust it.",
         )
-    if not (folder / name).exists():
-        raise CheckpointError(f"The shard {name} is missing.", "Copy the whole folder again.")
+    if name not in {path.name for path in folder.iterdir()}:
+        raise CheckpointError(
+            f"The shard {shown(name)!r} is missing.", "Copy the whole folder again."
+        )
     return folder / name
+
+
+def shown(text: object) -> str:
+    """What a file says, fit for one line of an error: printable and at most 200 characters."""
+    return "".join(c if c.isprintable() else " " for c in str(text))[:200]
 
 
 def check_header(path: Path) -> None:
     """Raise CheckpointError unless the header and every tensor's bytes lie inside the file."""
-    size = path.stat().st_size
     again = f"Copy {path.name} again: it is truncated or not a safetensors file."
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise CheckpointError(f"{path.name} has {size} bytes, less than a header.", again)
-        (header_bytes,) = struct.unpack("<Q", prefix)
-        if header_bytes > min(MAX_HEADER_BYTES, size - 8):
-            raise CheckpointError(
-                f"{path.name} claims a header of {header_bytes} bytes in a file of {size}.", again
-            )
-        try:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise CheckpointError(f"{path.name} has {size} bytes, less than a header.", again)
+            (header_bytes,) = struct.unpack("<Q", prefix)
+            if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(
+                    f"{path.name} claims a header of {header_bytes} bytes in a file of {size}.",
+                    again,
+                )
             header = json.loads(file.read(header_bytes))
-            ends = [
-                int(entry["data_offsets"][1])
-                for name, entry in header.items()
-                if name != "__metadata__"
-            ]
-        except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path.name} has a header that is not valid.", again) from error
+        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != METADATA]
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}.", again) from error
+    except MALFORMED as error:
+        raise CheckpointError(f"{path.name} has a header that is not valid.", again) from error
     if max(ends, default=0) != size - 8 - header_bytes:
         raise CheckpointError(
             f"{path.name} should hold {max(ends, default=0) + 8 + header_bytes} bytes; "
@@ -95,7 +104,7 @@ def stream_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{path.name} cannot be read: {str(error)[:200]}.", "Copy the file again."
+                f"{path.name} cannot be read: {shown(error)}.", "Copy the file again."
             ) from error
 
 
@@ -142,7 +151,7 @@ def incomplete(missing: list[str], left_over: list[str]) -> CheckpointError:
     for label, names in (("are missing", missing), ("are left over", left_over)):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            parts.append(f"{', '.join(names[:3])}{more} {label}")
+            parts.append(f"{', '.join(map(shown, names[:3]))}{more} {label}")
     return CheckpointError(
         f"The checkpoint does not fit its config.json: {'; '.join(parts)}.",
         "Check that all shards are there and belong to this config.json.",

@@ -194,17 +194,19 @@ def keep_likely(logits_RV: Tensor, rows: RowParameters) -> Tensor:
 def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
     """The least logit of the smallest set of tokens whose mass reaches top_p.
 
-    The likeliest 512 hold that mass nearly always; only when they do not is everything sorted.
+    The likeliest 512 hold that mass nearly always; only when they do not is everything sorted. A
+    row with top_p 1 has no floor, whatever its neighbours ask for.
     """
+    whole_R1 = top_p_R1 >= 1
     total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
     for count in (min(LIKELY_TOKENS, logits_RV.shape[1]), logits_RV.shape[1]):
         top_RK = logits_RV.topk(count, -1).values
         mass_RK = (top_RK - total_R1).exp().cumsum(-1)
-        enough_R1 = mass_RK[:, -1:] >= top_p_R1
+        enough_R1 = whole_R1 | (mass_RK[:, -1:] >= top_p_R1)
         if bool(enough_R1.all()) or count == logits_RV.shape[1]:
             break
     at_R1 = (mass_RK < top_p_R1).sum(-1, keepdim=True).clamp(max=count - 1)
-    return top_RK.gather(1, at_R1)
+    return top_RK.gather(1, at_R1).masked_fill(whole_R1, NEVER)
 
 
 def token_logprobs(logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:

@@ -1,0 +1,25 @@
+"""Fixtures that tests of several rooms share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The shared data beside the repository, or where HEADWAY_SHARED says it is."""
+    folder = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no shared data at {folder}; set HEADWAY_SHARED to its parent")
+    return folder.resolve()
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> None:
+    """Compute with one thread of torch, as the executor does for models this small."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,210 @@
+"""Headway against transformers on tiny random models: the same logits, the same greedy tokens.
+
+Greedy tokens are checked by handing prompt and answer to transformers at once: each token must be
+the likeliest after those before it, unless the two likeliest are closer than rounding.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from drive import Answer, engine_for, finish, greedy
+from headway.core.plan import Advance, NewSequence, StepPlan
+from headway.core.request import Request, SamplingParams
+from headway.runtime.executor import TorchExecutor
+from parity.tiny import edit_config, prompts, save, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+MODELS = {
+    "llama-gqa-tied": {"tie_word_embeddings": True},
+    "llama-mha-untied": {"num_key_value_heads": 8},
+    "llama-mqa-head80": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 80},
+    "llama-head24": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
+    "llama-head256": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256},
+    "llama-attention-bias": {"attention_bias": True},
+    "llama-mlp-bias": {"mlp_bias": True, "tie_word_embeddings": True},
+    "llama-all-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-linear-rope": {"rope_parameters": LINEAR_ROPE},
+    "llama-linear-rope-old": {"rope_parameters": LINEAR_ROPE},
+    "llama-llama3-rope": {"rope_parameters": LLAMA3_ROPE, "head_dim": 32},
+    "llama-llama3-rope-old": {"rope_parameters": LLAMA3_ROPE, "head_dim": 32},
+    "qwen2-gqa7-tied": {
+        "hidden_size": 56,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "qwen2-gqa7-untied": {"hidden_size": 112, "num_attention_heads": 14, "num_key_value_heads": 2},
+}
+"""Name → what differs from `tiny.SIZES`; "old" ones are written as transformers 4 spells them."""
+
+LENGTHS = [1, 5, 17, 33]
+NUM_TOKENS = 64
+SETTINGS = [
+    pytest.param({}, id="whole-prompts"),
+    pytest.param({"max_num_batched_tokens": 1, "max_num_seqs": 1}, id="chunks-of-1"),
+    pytest.param({"max_num_batched_tokens": 7, "max_num_seqs": 3}, id="chunks-of-7"),
+    pytest.param({"max_num_batched_tokens": 64, "block_size": 1}, id="chunks-of-64-blocks-of-1"),
+    pytest.param({"attention_backend": "reference"}, id="reference"),
+    pytest.param(
+        {
+            "attention_backend": "reference",
+            "block_size": 1,
+            "max_num_batched_tokens": 7,
+            "max_num_seqs": 7,
+        },
+        id="reference-chunks-of-7-blocks-of-1",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """(transformers' model, its folder)."""
+    name, changes = request.param, MODELS[request.param]
+    reference = tiny_model(name.partition("-")[0], **changes)
+    folder = save(reference, tmp_path_factory.mktemp(name))
+    if name.endswith("-old"):
+        scaling = dict(changes["rope_parameters"])
+        theta = scaling.pop("rope_theta")
+        if scaling["rope_type"] == "linear":
+            scaling["type"] = scaling.pop("rope_type")
+        edit_config(folder, rope_parameters=None, rope_scaling=scaling, rope_theta=theta)
+        edit_config(folder, dtype=None, torch_dtype="float32")
+    return reference, folder
+
+
+@torch.inference_mode()
+def their_logits(reference: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
+    """transformers' fp32 logits after each of `token_ids`, (T, V)."""
+    return reference(torch.tensor([token_ids])).logits[0].float()
+
+
+@torch.inference_mode()
+def our_logits(executor: TorchExecutor, token_ids: list[int]) -> torch.Tensor:
+    """Headway's logits after each of `token_ids`, computed as one chunk, (T, V)."""
+    count = -(-len(token_ids) // executor.settings.block_size)
+    new = NewSequence(0, 0, token_ids, len(token_ids), SamplingParams(), 0)
+    blocks = list(range(count, 0, -1))
+    plan = StepPlan(0, [new], [Advance(0, 0, token_ids, [blocks], True)], [])
+    executor.mirror.apply(plan)
+    logits = executor.model.logits(executor.forward(executor.mirror.batch(plan)))
+    executor.mirror.apply(StepPlan(1, [], [], [0]))
+    return logits
+
+
+def check_greedy(
+    reference: torch.nn.Module, prompt: list[int], answer: Answer, smallest_gap: float
+) -> None:
+    """Each token is transformers' likeliest where the two likeliest are further apart than this."""
+    assert len(answer.token_ids) == NUM_TOKENS
+    assert answer.finish_reason == "length"
+    logits_TV = their_logits(reference, prompt + answer.token_ids[:-1])[len(prompt) - 1 :]
+    best, second = logits_TV.topk(2).values.T
+    clear = (best - second) > smallest_gap
+    assert clear.float().mean() > 0.5, "the test model hardly ever decides"
+    differs = logits_TV.argmax(-1) != torch.tensor(answer.token_ids)
+    assert not (clear & differs).any(), (clear & differs).nonzero().tolist()
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_logits_of_every_position_are_those_of_transformers(model, backend: str):
+    """Full rows, within 1e-4, for prompts of 1, 5, 17 and 200 tokens."""
+    reference, folder = model
+    executor = engine_for(folder, attention_backend=backend).executor
+    for prompt in prompts([1, 5, 17, 200]):
+        assert_close(
+            our_logits(executor, prompt), their_logits(reference, prompt), rtol=0, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(model, settings: dict):
+    """Prompts of four lengths running together; also the log-probabilities of one prompt."""
+    reference, folder = model
+    engine = engine_for(folder, **settings)
+    all_prompts = prompts(LENGTHS)
+    requests = [greedy(i, prompt, NUM_TOKENS, logprobs=1) for i, prompt in enumerate(all_prompts)]
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+    requests.append(Request(len(requests), all_prompts[-1], asked))
+    answers = finish(engine, requests)
+    for i, prompt in enumerate(all_prompts):
+        answer = answers[i, 0]
+        check_greedy(reference, prompt, answer, smallest_gap=1e-4)
+        exact_TV = their_logits(reference, prompt + answer.token_ids).log_softmax(-1)
+        expected = [
+            exact_TV[len(prompt) - 1 + at, token].item()
+            for at, token in enumerate(answer.token_ids)
+        ]
+        assert [entry.logprob for entry in answer.logprobs] == pytest.approx(expected, abs=1e-4)
+        assert [entry.top_ids[0] for entry in answer.logprobs] == answer.token_ids
+    check_prompt_logprobs(reference, all_prompts[-1], answers[len(all_prompts), 0])
+
+
+def check_prompt_logprobs(reference: torch.nn.Module, prompt: list[int], answer: Answer) -> None:
+    """The prompt's own log-probabilities: nothing for the first token, then one entry a token."""
+    entries = answer.prompt_logprobs
+    assert entries is not None
+    assert entries[0] is None
+    assert [entry.token_id for entry in entries[1:]] == prompt[1:]
+    exact_TV = their_logits(reference, prompt).log_softmax(-1)
+    expected = [exact_TV[at, token].item() for at, token in enumerate(prompt[1:])]
+    assert [entry.logprob for entry in entries[1:]] == pytest.approx(expected, abs=1e-4)
+
+
+def test_greedy_tokens_are_those_of_generate(tmp_path: Path):
+    """Once without teacher forcing: transformers' own greedy search over its own cache."""
+    reference = tiny_model(eos_token_id=None)
+    engine = engine_for(save(reference, tmp_path))
+    for i, prompt in enumerate(prompts(LENGTHS)):
+        ids = torch.tensor([prompt])
+        found = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        assert finish(engine, [greedy(i, prompt, NUM_TOKENS)])[i, 0].token_ids == found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("dtype", "smallest_gap"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)], ids=str
+)
+def test_narrow_checkpoints_choose_the_tokens_of_transformers(
+    family: str, dtype: torch.dtype, smallest_gap: float, tmp_path: Path
+):
+    """bf16 and fp16 weights and KV, wherever transformers in that type is sure of its choice."""
+    reference = tiny_model(family, dtype)
+    engine = engine_for(save(reference, tmp_path), max_num_batched_tokens=16, max_num_seqs=4)
+    assert engine.settings.dtype == str(dtype).removeprefix("torch.")
+    all_prompts = prompts(LENGTHS)
+    answers = finish(engine, [greedy(i, p, NUM_TOKENS) for i, p in enumerate(all_prompts)])
+    for i, prompt in enumerate(all_prompts):
+        check_greedy(reference, prompt, answers[i, 0], smallest_gap)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_checkpoint_is_converted_to_the_type_asked_for(dtype: str, tmp_path: Path):
+    """An fp32 checkpoint served in each type: logits within that type's rounding of fp32's."""
+    reference = tiny_model()
+    executor = engine_for(save(reference, tmp_path), dtype=dtype).executor
+    assert all(str(p.dtype) == f"torch.{dtype}" for p in executor.model.parameters())
+    prompt = prompts([40])[0]
+    ours, theirs = our_logits(executor, prompt), their_logits(reference, prompt)
+    relative = ((ours - theirs).norm() / theirs.norm()).item()
+    assert relative < {"bfloat16": 0.03, "float16": 0.004, "float32": 1e-5}[dtype]
