@@ -110,7 +110,16 @@ class Engine:
                 param="prompt",
                 code="invalid_value",
             )
-        request.sampling.check_vocabulary(self.vocab_size)
+        sampling = request.sampling
+        sampling.check_vocabulary(self.vocab_size)
+        if sampling.min_tokens and sampling.allowed_token_ids:
+            ends = self.eos_token_ids | set(sampling.stop_token_ids)
+            if ends.issuperset(sampling.allowed_token_ids):
+                raise RequestError(
+                    "allowed_token_ids holds nothing but end tokens, which min_tokens forbids.",
+                    param="allowed_token_ids",
+                    code="invalid_value",
+                )
 
     def _seed(self, request: Request) -> int:
         """The request's own seed, or one that no other request of this engine has."""

@@ -128,6 +128,8 @@ def load_weights(
             progress(done, total)
     if missing or left_over:
         raise incomplete(sorted(missing), left_over)
+    if progress is not None:
+        progress(total, total)
 
 
 def fill(name: str, target: Tensor, tensor: Tensor) -> None:

@@ -31,7 +31,7 @@ from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Build, Step
 from headway.runtime.models import MODELS
 from headway.runtime.rope import RopeTable
-from headway.runtime.sampler import Sampler, token_logprobs
+from headway.runtime.sampler import NO_TOKEN, Sampler, token_logprobs
 
 PROMPT_LOGPROB_ROWS = 64
 
@@ -121,20 +121,48 @@ class TorchExecutor:
         if batch is None or hidden is None:
             return
         started = self._clock.now_s()
+        result.failed = self._quarantine(plan, batch, hidden)
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if batch.sampled_rows:
-            if len(batch.sampled_rows) != hidden.shape[0]:
-                hidden = hidden[batch.sampled_rows]
-            logits = self.model.logits(hidden)
-            sequences = batch.sampled_sequences
-            token_ids, logprobs = self.sampler.sample(logits, sequences, late)
-            for sequence, token_id, entry in zip(sequences, token_ids, logprobs, strict=True):
-                sequence.generated.append(token_id)
-                sequence.last_step = plan.step
-                result.samples.append(Sample(sequence.new.sequence_id, [token_id], entry))
+            self._sample_rows(batch, hidden, late, result)
         result.timings = StepTimings(
             self._prepare_s, self._forward_s, self._clock.now_s() - started
         )
+
+    def _sample_rows(self, batch: Batch, hidden_TH: Tensor, late: Late, result: StepResult) -> None:
+        """Choose a token for each row that is due, and tell the mirror."""
+        if len(batch.sampled_rows) != hidden_TH.shape[0]:
+            hidden_TH = hidden_TH[batch.sampled_rows]
+        logits = self.model.logits(hidden_TH)
+        sequences = batch.sampled_sequences
+        token_ids, logprobs = self.sampler.sample(logits, sequences, late)
+        for sequence, token_id, entry in zip(sequences, token_ids, logprobs, strict=True):
+            sequence_id = sequence.new.sequence_id
+            if token_id == NO_TOKEN:
+                result.failed[sequence_id] = "its parameters and masks forbid every token"
+            elif sequence_id not in result.failed:
+                sequence.generated.append(token_id)
+                sequence.last_step = result.step
+                result.samples.append(Sample(sequence_id, [token_id], entry))
+
+    def _quarantine(self, plan: StepPlan, batch: Batch, hidden_TH: Tensor) -> dict[int, str]:
+        """Fail sequences whose numbers are not finite, and wipe what they wrote in this step.
+
+        A token attends to itself, so a key or value that is not finite shows in its own hidden
+        state. Left in a block, it would reach the next owner's sums as 0 · inf.
+        """
+        bad_T = ~torch.isfinite(hidden_TH).all(-1)
+        if not bool(bad_T.any()):
+            return {}
+        for layer in self.kv:
+            slots = batch.slots_GT[layer.group][bad_T]
+            layer.k.view(-1, *layer.k.shape[2:])[slots] = 0
+            layer.v.view(-1, *layer.v.shape[2:])[slots] = 0
+        failed = {}
+        for row, part in zip(plan.advanced, bad_T.split(batch.query_lens), strict=True):
+            if bool(part.any()):
+                failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
+        return failed
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
         """For sequences that ask: the log-probability of each next prompt token of this chunk."""

@@ -20,6 +20,8 @@ from headway.runtime.batch import MirrorSequence
 from headway.runtime.philox import uniforms
 
 NEVER = float("-inf")
+NO_TOKEN = -1
+"""What a row gets whose parameters and masks forbid every token."""
 LIKELY_TOKENS = 512
 
 
@@ -97,12 +99,14 @@ class Sampler:
             everybody = len(rows.drawn) == len(sequences)
             drawn_RV = logits_RV if everybody else logits_RV[rows.drawn]
             chosen_R[rows.drawn] = draw(drawn_RV, rows, [sequences[r] for r in rows.drawn])
+        if logits_RV is not raw_RV:
+            chosen_R.masked_fill_(logits_RV.amax(-1) == NEVER, NO_TOKEN)
         token_ids = chosen_R.tolist()
         logprobs: list[list[TokenLogprobs] | None] = [None] * len(sequences)
         if rows.with_logprobs:
             for row, sequence in enumerate(sequences):
                 count = sequence.new.sampling.logprobs
-                if count is not None:
+                if count is not None and token_ids[row] != NO_TOKEN:
                     logprobs[row] = token_logprobs(raw_RV[row, None], [token_ids[row]], count)
         return token_ids, logprobs
 

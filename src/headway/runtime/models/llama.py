@@ -52,6 +52,7 @@ class Llama(nn.Module):
             spec.vocab_size,
             spec.hidden_size,
             _weight=build.weight(spec.vocab_size, spec.hidden_size),
+            _freeze=True,
         )
         self.layers = nn.ModuleList(LlamaLayer(build, i) for i in range(spec.num_layers))
         self.norm = RMSNorm(build)

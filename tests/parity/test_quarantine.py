@@ -1,0 +1,72 @@
+"""Numbers that are not finite stay with the request that made them."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.core.errors import RequestError
+from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.engine.engine import Engine
+from tests.drive import engine_for, finish, greedy
+from tests.parity.tiny import tiny_model
+
+POISON = 77
+PROMPTS = {1: [5, 9, 13, 2, 8], 3: [101, 40, 41], 4: [6] * 9, 5: [30, 31, 32, 33, 34, 35, 36]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_model().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def poisoned(folder: Path, backend: str) -> Engine:
+    """An engine whose model overflows at one token of its vocabulary."""
+    engine = engine_for(folder, num_blocks=12, block_size=4, attention_backend=backend)
+    engine.executor.model.embedding.weight[POISON] = math.inf  # type: ignore[attr-defined]
+    return engine
+
+
+def step_all(engine: Engine) -> list[SequenceUpdate]:
+    updates = []
+    while engine.has_work:
+        updates += engine.step()[0]
+        engine.check_integrity()
+    return updates
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_an_overflow_fails_its_request_and_no_other(folder: Path, backend: str) -> None:
+    requests = {i: greedy(i, prompt, 8) for i, prompt in PROMPTS.items()}
+    clean = finish(poisoned(folder, backend), [requests[1]])
+    clean |= finish(poisoned(folder, backend), [requests[3], requests[4]])
+    clean |= finish(poisoned(folder, backend), [requests[5]])
+
+    engine = poisoned(folder, backend)
+    for request in (requests[1], greedy(2, [4, POISON, 6, 3, POISON, 7, 8], 8)):
+        engine.add(request)
+    updates = step_all(engine)
+    for request in (requests[3], requests[4]):  # these get the blocks the failed one had
+        engine.add(request)
+    updates += step_all(engine)
+    engine.add(requests[5])
+    updates += step_all(engine)
+
+    ends = {u.request_id: u.finish_reason for u in updates if u.finish_reason}
+    assert ends == {1: "length", 2: "error", 3: "length", 4: "length", 5: "length"}
+    for number in PROMPTS:
+        tokens = [t for u in updates if u.request_id == number for t in u.token_ids]
+        assert tokens == clean[number, 0].token_ids
+    for layer in engine.executor.kv:  # type: ignore[attr-defined]
+        assert torch.isfinite(layer.k).all()
+        assert torch.isfinite(layer.v).all()
+
+
+def test_only_end_tokens_allowed_before_min_tokens_is_refused(folder: Path) -> None:
+    engine = engine_for(folder)
+    sampling = SamplingParams(min_tokens=3, allowed_token_ids=[2], max_tokens=9)
+    with pytest.raises(RequestError, match="end tokens") as refused:
+        engine.add(Request(1, [5, 6], sampling))
+    assert refused.value.param == "allowed_token_ids"
