@@ -9,10 +9,10 @@ import os
 from dataclasses import dataclass, field
 
 import pytest
-from fakes import FakeExecutor, answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import FakeExecutor, answer
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.core.plan import StepPlan
@@ -346,7 +346,9 @@ def test_prompt_is_spread_over_steps_by_the_budget():
     rows = []
     while not world.finished_at:
         updates, _ = world.step()
-        rows += [(row.start, len(row.token_ids), row.sample) for row in world.executor.plan.advanced]
+        rows += [
+            (row.start, len(row.token_ids), row.sample) for row in world.executor.plan.advanced
+        ]
     assert rows == [(0, 8, False), (8, 8, False), (16, 8, False), (24, 6, True)]
     assert [update.index for update in updates] == [0]
 

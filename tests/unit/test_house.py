@@ -1,4 +1,4 @@
-"""The house of docs and design, held by reading the source: rooms, imports, cycles, forbidden calls.
+"""The table of rooms, held by reading the source: imports, cycles, torch, forbidden calls.
 
 Imports inside functions count too. A room that does not exist yet has no files and so no faults.
 """

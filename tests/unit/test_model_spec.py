@@ -256,7 +256,9 @@ def test_variants_are_refused_by_name(changes, words):
 
 def test_switched_off_window_is_full_attention():
     """Qwen2.5's config.json names a window and switches it off."""
-    model = spec(use_sliding_window=False, sliding_window=131072, layer_types=["full_attention"] * 5)
+    model = spec(
+        use_sliding_window=False, sliding_window=131072, layer_types=["full_attention"] * 5
+    )
     assert model.kv_groups[0].kind == "full"
 
 
