@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
@@ -288,6 +288,7 @@ def options_of(table: type) -> st.SearchStrategy:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_arguments_make_the_same_options_again(table, data):
     options = data.draw(options_of(table))

@@ -6,7 +6,7 @@ import typing
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core import plan, request
@@ -79,6 +79,7 @@ def structs(struct: type) -> st.SearchStrategy:
 
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_msgpack_round_trip(struct, data):
     value = data.draw(structs(struct))
