@@ -407,6 +407,22 @@ def test_preemption_gives_back_and_resumes():
     assert world.engine.scheduler.num_preemptions >= 1
 
 
+def test_chunk_without_a_block_waits_for_the_decodes():
+    """A prompt stuck between a decode and its fork: neither is thrown out of a plan it is in."""
+    waited = 0
+    for num_blocks in range(19, 24):
+        world = World(make_settings(block_size=1, num_blocks=(num_blocks,), budget=4))
+        world.add([1, 2], n=2, max_tokens=12, ignore_eos=True)
+        world.add(list(range(14)), max_tokens=2, ignore_eos=True)
+        while world.engine.has_work:
+            world.step()
+            advanced = {row.sequence_id for row in world.executor.plan.advanced}
+            running = {s.sequence_id for s in world.engine.scheduler.running}
+            waited += bool(advanced and running - advanced)
+        world.check_end()
+    assert waited, "the case did not arise"
+
+
 def test_prompt_logprobs_are_told_once_when_the_prompt_is_computed_twice():
     """A sequence preempted in the middle of its prompt tells each position once."""
     world = World(make_settings(block_size=2, num_blocks=(12,), budget=4, max_num_seqs=2))
