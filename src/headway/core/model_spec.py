@@ -212,7 +212,7 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
             f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads.",
             "Check num_attention_heads and num_key_value_heads.",
         )
-    attention_bias = bool(config.get("attention_bias", False))
+    attention_bias = flag(config, "attention_bias")
     return ModelSpec(
         architecture=architecture,
         vocab_size=positive(config, "vocab_size"),
@@ -223,14 +223,14 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         head_dim=head_dim,
         intermediate_size=positive(config, "intermediate_size"),
         max_len=positive(config, "max_position_embeddings", default=2048),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=number(config, "rms_norm_eps", default=1e-6),
         rope=rope_from_config(config),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=flag(config, "tie_word_embeddings"),
         qkv_bias=family.qkv_bias or attention_bias,
         o_bias=attention_bias and not family.qkv_bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=flag(config, "mlp_bias"),
         dtype=checkpoint_dtype(config),
-        bos_token_id=config.get("bos_token_id"),
+        bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
         eos_token_ids=eos_ids(config, generation),
     )
 
@@ -248,9 +248,9 @@ def refuse_unsupported(config: dict[str, Any]) -> str:
         raise UnsupportedModelError(
             f"The architecture {names[0]} is not supported.", f"Supported are: {supported}."
         )
-    quantization = config.get("quantization_config")
+    quantization = mapping(config, "quantization_config")
     if quantization:
-        method = str(dict(quantization).get("quant_method", "unknown")).lower()
+        method = str(quantization.get("quant_method", "unknown")).lower()
         raise UnsupportedModelError(
             f"The checkpoint is quantized with {UNREAD_QUANTIZATION.get(method, method)}, "
             "which is not read yet.",
@@ -267,8 +267,9 @@ def refuse_unsupported(config: dict[str, Any]) -> str:
 
 def refuse_window(config: dict[str, Any], architecture: str) -> None:
     """Sliding windows are refused: full attention would give other tokens without a word."""
-    kinds = set(config.get("layer_types") or ["full_attention"])
-    if config.get("use_sliding_window") or kinds != {"full_attention"}:
+    kinds = config.get("layer_types") or []
+    full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if config.get("use_sliding_window") or not full:
         raise UnsupportedModelError(
             f"Sliding-window attention is not supported for {architecture} yet.",
             "Set use_sliding_window to false in config.json if full attention is what you want.",
@@ -281,30 +282,70 @@ def positive(config: dict[str, Any], key: str, default: int | None = None) -> in
     if value is None:
         value = default
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise ModelError(
-            f"config.json: {key} must be a positive integer, not {value!r}.",
-            "Copy config.json again from the model's source.",
-        )
+        raise wrong(key, "a positive integer", value)
     return value
+
+
+def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    """The positive number under `key`, or ModelError naming it."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise wrong(key, "a positive number", value)
+    return float(value)
+
+
+def flag(config: dict[str, Any], key: str) -> bool:
+    """true or false under `key` (absent is false), or ModelError naming it."""
+    value = config.get(key) or False
+    if not isinstance(value, bool):
+        raise wrong(key, "true or false", value)
+    return value
+
+
+def mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object under `key` (absent is empty), or ModelError naming it."""
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise wrong(key, "an object", value)
+    return value
+
+
+def token_ids(config: dict[str, Any], key: str) -> tuple[int, ...]:
+    """The token id or ids under `key` (absent is none), or ModelError naming it."""
+    value = config.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31 for i in ids):
+        raise wrong(key, "a token id or a list of them", value)
+    return tuple(ids)
+
+
+def wrong(key: str, kind: str, value: Any) -> ModelError:
+    """The error for a value of the wrong kind."""
+    return ModelError(
+        f"config.json: {key} must be {kind}, not {str(value)[:80]!r}.",
+        "Copy config.json again from the model's source.",
+    )
 
 
 def rope_from_config(config: dict[str, Any]) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.get("rope_theta", config.get("rope_theta") or 10000.0))
+    scaling = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
+    theta = number(scaling, "rope_theta", default=config.get("rope_theta") or 10000.0)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return RopeSpec(theta=theta)
     if kind == "linear":
-        return RopeSpec(theta=theta, kind="linear", factor=float(scaling["factor"]))
+        return RopeSpec(theta=theta, kind="linear", factor=number(scaling, "factor"))
     if kind == "llama3":
         return RopeSpec(
             theta=theta,
             kind="llama3",
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
-            original_max_len=int(scaling["original_max_position_embeddings"]),
+            factor=number(scaling, "factor"),
+            low_freq_factor=number(scaling, "low_freq_factor"),
+            high_freq_factor=number(scaling, "high_freq_factor"),
+            original_max_len=positive(scaling, "original_max_position_embeddings"),
         )
     raise UnsupportedModelError(
         f"The rope scaling {kind} is not supported.", "Supported are: default, linear, llama3."
@@ -325,8 +366,4 @@ def checkpoint_dtype(config: dict[str, Any]) -> str:
 
 def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
     """End tokens: generation_config.json first, all of them; config.json when it has none."""
-    for source in (generation, config):
-        value = source.get("eos_token_id")
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (int(value),)
-    return ()
+    return token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")

@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
 
 
 class Principal(msgspec.Struct, frozen=True, array_like=True):
@@ -65,7 +66,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.top_k == -1:
             self.top_k = 0
         for name, (low, high) in RANGES.items():
-            check_range(name, getattr(self, name), low, high)
+            value = getattr(self, name)
+            if value is not None or name not in OPTIONAL:
+                check_range(name, value, low, high, integer=name in INTEGERS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
@@ -75,6 +78,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self._check_lists()
 
     def _check_lists(self) -> None:
+        for name, kind in CONTAINERS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise RequestError(
+                    f"{name} must be {'a list' if kind is list else 'an object'}.",
+                    param=name,
+                    code="invalid_type",
+                )
         if len(self.stop) > MAX_STOPS:
             raise RequestError(
                 f"stop has {len(self.stop)} entries; at most {MAX_STOPS} are accepted.",
@@ -92,7 +102,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 code="object_above_max_properties",
             )
         for token_id, bias in self.logit_bias.items():
-            check_range(f"logit_bias[{token_id}]", bias, -100, 100, param="logit_bias")
+            name = f"logit_bias[{token_id}]"
+            check_range(name, bias, -100, 100, integer=False, param="logit_bias")
+        for name in ("logit_bias", *ID_LISTS):
+            for token_id in getattr(self, name):
+                label = f"A token id of {name}"
+                check_range(label, token_id, 0, MAX_COUNT, integer=True, param=name)
 
     @property
     def greedy(self) -> bool:
@@ -101,7 +116,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError when a token id lies outside the width of the logits."""
-        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        for name in ("logit_bias", *ID_LISTS):
             for token_id in getattr(self, name):
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(
@@ -115,29 +130,43 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "n": (1, 128),
     "temperature": (0, 2),
     "top_p": (0, 1),
-    "top_k": (0, None),
+    "top_k": (0, MAX_COUNT),
     "min_p": (0, 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.01, 100),
     "seed": (-(2**63), MAX_SEED),
-    "max_tokens": (1, None),
-    "min_tokens": (0, None),
+    "max_tokens": (1, MAX_COUNT),
+    "min_tokens": (0, MAX_COUNT),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
 
 
+OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
+INTEGERS = {"n", "top_k", "min_tokens", *OPTIONAL}
+ID_LISTS = ("stop_token_ids", "allowed_token_ids")
+CONTAINERS = {"stop": list, **dict.fromkeys(ID_LISTS, list), "logit_bias": dict}
+
+
 def check_range(
-    name: str, value: Any, low: float | None, high: float | None, param: str | None = None
+    name: str,
+    value: Any,
+    low: float | None,
+    high: float | None,
+    *,
+    integer: bool | None = None,
+    param: str | None = None,
 ) -> None:
-    """Raise RequestError with OpenAI's code unless `value` is None or finite within [low, high]."""
-    if value is None:
-        return
-    kind = "integer" if isinstance(value, int) else "decimal"
+    """Raise RequestError with OpenAI's code unless `value` is a finite number in [low, high].
+
+    `integer` says what the field holds; None goes by the value.
+    """
+    kind = "integer" if (isinstance(value, int) if integer is None else integer) else "decimal"
     param = param or name
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} must be a number.", param=param, code="invalid_type")
+    if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
+        expected = "an integer" if integer else "a number"
+        raise RequestError(f"{name} must be {expected}.", param=param, code="invalid_type")
     if isinstance(value, float) and not math.isfinite(value):
         raise RequestError(f"{name} must be a finite number.", param=param, code="invalid_value")
     if low is not None and value < low:

@@ -2,7 +2,7 @@
 
 `resolve` is pure: same arguments, same answer; nothing writes back into options. Worked example,
 Qwen2.5-0.5B in bf16 with 10 GiB free: weights 0.92 GiB, 40% of the rest is 3.63 GiB for KV, a
-block of 16 tokens of 12 KiB is 192 KiB, so 19,828 blocks.
+block of 16 tokens of 12 KiB is 192 KiB, so 19,834 blocks.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from headway.core.model_spec import ModelSpec
 from headway.core.options import Bytes, EngineOptions
 
 DEFAULT_KV_SHARE = 0.4
+DEFAULT_ATTENTION = "sdpa"
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 SMALL_MODEL_BYTES = 32 * 2**20
@@ -82,6 +83,11 @@ def resolve(
     threads, why = choose_threads(options, machine, model, dtype)
     decide("threads", threads, why)
 
+    backend, why = options.attention_backend, "given"
+    if backend == "auto":
+        backend, why = DEFAULT_ATTENTION, f"the faster one on {device}"
+    decide("attention_backend", backend, why)
+
     num_blocks, max_model_len = plan_memory(
         options, machine, model, device, dtype, max_num_seqs, decide
     )
@@ -89,9 +95,7 @@ def resolve(
         device=device,
         dtype=dtype,
         load_format=options.load_format,
-        attention_backend="sdpa"
-        if options.attention_backend == "auto"
-        else options.attention_backend,
+        attention_backend=backend,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=batched,

@@ -91,9 +91,14 @@ def parse_value(cls: type, field: dataclasses.Field[Any], value: Any, source: st
     """`value` (text, or a YAML scalar or list) as the field's type; UsageError names `source`."""
     kind, many = value_type(cls, field.name)
     if many:
-        items = value if isinstance(value, list) else str(value).split(",")
+        items = value if isinstance(value, list) else split(str(value))
         return [parse_one(kind, field, item, source) for item in items]
     return parse_one(kind, field, value, source)
+
+
+def split(text: str) -> list[str]:
+    """Items between commas: "a,b" → ["a", "b"]; what is empty is nothing: "" → []."""
+    return [item for item in text.split(",") if item]
 
 
 def parse_one(kind: type, field: dataclasses.Field[Any], value: Any, source: str) -> Any:
@@ -112,7 +117,7 @@ def parse_one(kind: type, field: dataclasses.Field[Any], value: Any, source: str
             f"{flag_name(field.name)}: {rules['help']}",
         )
     low, high = rules["low"], rules["high"]
-    if kind in (int, float) and (
+    if kind in (int, float, Bytes) and (
         (low is not None and parsed < low) or (high is not None and parsed > high)
     ):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"

@@ -13,9 +13,12 @@ from typing import Any, NoReturn, TypeVar
 
 from headway.core.errors import UsageError
 from headway.core.options.field import (
+    FALSE,
+    TRUE,
     environment_name,
     flag_name,
     parse_value,
+    split,
     value_type,
 )
 
@@ -88,26 +91,38 @@ def read_flags(
     for name, (table, _) in rows.items():
         kind, many = value_type(table, name)
         if kind is bool:
-            parser.add_argument(
-                flag_name(name), dest=name, nargs="?", const="true", default=argparse.SUPPRESS
-            )
+            parser.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS)
         else:
             action = "append" if many else "store"
             parser.add_argument(
                 flag_name(name), dest=name, action=action, default=argparse.SUPPRESS
             )
     parser.add_argument("positionals", nargs="*")
-    parsed, unknown = parser.parse_known_intermixed_args(list(arguments))
+    parsed, unknown = parser.parse_known_intermixed_args(spell_out(rows, arguments))
     refuse_unknown([text for text in unknown if text.startswith("-")], rows)
     flags = vars(parsed)
     positionals = flags.pop("positionals") + [t for t in unknown if not t.startswith("-")]
     flags = {
-        name: [part for text in value for part in str(text).split(",")]
+        name: [part for text in value for part in split(str(text))]
         if isinstance(value, list)
         else value
         for name, value in flags.items()
     }
     return flags, positionals
+
+
+def spell_out(
+    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]], arguments: Sequence[str]
+) -> list[str]:
+    """--insecure → --insecure=true, unless a word such as `false` follows: the model may, too."""
+    switches = {
+        flag_name(name) for name, (table, _) in rows.items() if value_type(table, name)[0] is bool
+    }
+    following = [*arguments[1:], ""]
+    return [
+        f"{text}=true" if text in switches and after.lower() not in TRUE | FALSE else text
+        for text, after in zip(arguments, following)
+    ]
 
 
 def refuse_unknown(
@@ -136,7 +151,7 @@ def read_file(
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"--config {path} is not YAML.", str(error)[:200]) from error
     if content is None:
         return {}
@@ -189,7 +204,7 @@ def help_text(tables: Sequence[type], topic: str = "") -> str:
         notes = [rules["help"]]
         if rules["choices"]:
             notes.append(f"[{'|'.join(rules['choices'])}]")
-        if field.default not in (dataclasses.MISSING, None, "", False):
+        if not any(field.default is empty for empty in (dataclasses.MISSING, None, "", False)):
             notes.append(f"(default {format_value(field.default)})")
         if many:
             notes.append("(several: repeat or separate by commas)")

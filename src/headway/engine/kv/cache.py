@@ -52,7 +52,13 @@ class KVCache:
         tables = sequence.block_tables
         needed = self.blocks_for(num_tokens) - len(tables[0])
         first_written = sequence.computed // self.block_size
-        copies_needed = sequence.shares_blocks and first_written < len(tables[0])
+        copies_needed = False
+        if sequence.shares_blocks and first_written < len(tables[0]):
+            copies_needed = any(
+                pool.references[table[first_written]] > 1
+                for pool, table in zip(self.pools, tables, strict=True)
+            )
+            sequence.shares_blocks = copies_needed
         if not self.has_room(max(needed, 0) + copies_needed):
             return None
         copies = self._unshare(sequence, first_written) if copies_needed else []

@@ -98,13 +98,18 @@ class TextStream:
         return after[len(before) :]
 
     def _release(self, last: bool) -> str:
-        """Cut at the first stop string, else let go of all that cannot begin one."""
+        """Cut at the stop string that ends first, else let go of all that cannot begin one.
+
+        Which ends first does not depend on how the text was cut into tokens: "abcde" with the
+        stops "bcd" and "abcde" stops at "bcd", in one token or in five.
+        """
         held = self._held
-        found = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
         if found:
-            at, self.stopped = min(found)
+            end, at = min(found)
+            self.stopped = held[at:end]
             self._held = ""
-            return held[: at + len(self.stopped)] if self._include_stop else held[:at]
+            return held[:end] if self._include_stop else held[:at]
         keep = 0 if last else self._length_of_possible_stop(held)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

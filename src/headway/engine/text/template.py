@@ -17,6 +17,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_spec import read_json
 
+MARK = "HEADWAY_CONTINUES_HERE "
+
 
 class TemplateRefusedError(Exception):
     """A template called raise_exception."""
@@ -66,6 +68,8 @@ class ChatTemplate:
         **options: Any,
     ) -> str:
         """The prompt's text. With `continue_final_message` it ends inside the last message."""
+        if continue_final_message:
+            messages = mark_last(messages)
         try:
             text = self._template.render(
                 messages=messages,
@@ -73,26 +77,37 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 **{**self._special_tokens, **options},
             )
-        except (jinja2.TemplateError, TemplateRefusedError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is the model's code: it may raise anything
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}",
                 param="messages",
                 code="invalid_value",
             ) from error
-        return cut_after_last(text, messages) if continue_final_message else text
+        return cut_at_mark(text) if continue_final_message else text
 
 
-def cut_after_last(text: str, messages: list[dict[str, Any]]) -> str:
-    """`text` up to the end of the last message's content: what the model shall continue."""
-    content = str(messages[-1].get("content") or "").strip()
-    end = text.rfind(content)
+def mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark behind the text of the last: there the model shall go on."""
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise RequestError(
+            "Only a last message that holds text can be continued.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    return [*messages[:-1], {**messages[-1], "content": content + MARK}]
+
+
+def cut_at_mark(text: str) -> str:
+    """`text` up to the mark; where the template trimmed the message, its end is trimmed too."""
+    end = text.rfind(MARK.strip())
     if end < 0:
         raise RequestError(
             "The chat template rewrites the last message, so it cannot be continued.",
             param="continue_final_message",
             code="invalid_value",
         )
-    return text[: end + len(content)]
+    return text[:end] if text.startswith(MARK, end) else text[:end].rstrip()
 
 
 def read_template(path: Path) -> str:
@@ -116,9 +131,21 @@ def special_tokens(config: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    """Jinja's own tojson escapes <, > and &, which models have not seen."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own escapes <, > and &, which models have not seen."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def refuse(message: str) -> None:

@@ -1,0 +1,192 @@
+"""A runtime without a model that holds the engine to the seam.
+
+`FakeExecutor` keeps the mirror a real runtime keeps and a KV memory of (token, position) by slot.
+Each advance writes its tokens to their slots; then every row reads positions 0 … p back through its
+block table and must find its own tokens. What it samples is a hash of the tokens it *read*, so a
+wrong block, copy, preemption or mirror changes the answer. `answer` is what must come out.
+"""
+
+from dataclasses import dataclass, field
+
+from headway.core.plan import (
+    Advance,
+    Description,
+    Late,
+    NewSequence,
+    PromptLogprobs,
+    Sample,
+    StepPlan,
+    StepResult,
+)
+from headway.core.request import SamplingParams, TokenLogprobs
+
+MULTIPLIER = 6364136223846793005
+
+
+def next_token(tokens: list[int], seed: int, index: int, banned: list[int], vocab_size: int) -> int:
+    """The fake model: a hash of all it sees, moved on past the tokens that may not come yet."""
+    state = hash((tuple(tokens), seed, index)) * MULTIPLIER % 2**64 >> 24
+    allowed = [t for t in range(vocab_size) if t not in banned] if banned else range(vocab_size)
+    return allowed[state % len(allowed)]
+
+
+def answer(
+    prompt: list[int],
+    sampling: SamplingParams,
+    *,
+    seed: int,
+    index: int,
+    stop_ids: set[int],
+    max_len: int,
+    vocab_size: int,
+) -> tuple[list[int], str]:
+    """The tokens and the finish reason of one sequence, computed with no engine at all."""
+    tokens = list(prompt)
+    while True:
+        generated = len(tokens) - len(prompt)
+        banned = sorted(stop_ids) if generated < sampling.min_tokens else []
+        tokens.append(next_token(tokens, seed, index, banned, vocab_size))
+        if tokens[-1] in stop_ids:
+            return tokens[len(prompt) :], "stop"
+        if len(tokens) in (max_len, len(prompt) + (sampling.max_tokens or 0)):
+            return tokens[len(prompt) :], "length"
+
+
+@dataclass
+class Mirrored:
+    """What the fake remembers of one sequence: its known tokens and its block tables."""
+
+    new: NewSequence
+    tokens: list[int]
+    tables: list[list[int]]
+    written: int = 0
+
+
+@dataclass
+class FakeExecutor:
+    """A checking executor; `fail_at` names the stage that raises once, `fail_rows` rows to fail."""
+
+    block_size: int
+    num_blocks: tuple[int, ...]
+    vocab_size: int
+    max_num_seqs: int = 4096
+    fail_at: str = ""
+    fail_rows: frozenset[int] = frozenset()
+    sequences: dict[int, Mirrored] = field(default_factory=dict)
+    memory: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    plan: StepPlan | None = None
+    result: StepResult | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        assert self.plan is None or self.plan.step < plan.step
+        self.plan, self.result = plan, None
+        self._apply(plan)
+        self._break("submit")
+        for row in plan.advanced:
+            self._write(row)
+        for row in plan.advanced:
+            self._check_reads(row)
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Forget, learn, copy, append: the order every runtime keeps."""
+        for sequence_id in plan.finished:
+            del self.sequences[sequence_id]
+        for new in plan.new:
+            assert new.sequence_id not in self.sequences, "introduced twice"
+            tables = [[] for _ in self.num_blocks]
+            self.sequences[new.sequence_id] = Mirrored(new, list(new.token_ids), tables)
+        assert len(self.sequences) <= self.max_num_seqs, "more sequences than rows"
+        advanced = {row.sequence_id: row for row in plan.advanced}
+        assert len(advanced) == len(plan.advanced), "a sequence advances twice"
+        assert {new.sequence_id for new in plan.new} <= advanced.keys(), "new but not advanced"
+        before = dict(self.memory)
+        for copy in plan.copies:
+            assert copy.sequence_id in advanced, "a copy for nobody"
+            table = self.sequences[copy.sequence_id].tables[copy.group]
+            if table:  # a new sequence brings its whole table, copied blocks included
+                assert table[copy.index] == copy.source
+                table[copy.index] = copy.target
+            for slot in range(self.block_size):
+                cell = before.get((copy.group, copy.source, slot))
+                self.memory.pop((copy.group, copy.target, slot), None)
+                if cell is not None:
+                    self.memory[copy.group, copy.target, slot] = cell
+        for row in plan.advanced:
+            for table, blocks in zip(
+                self.sequences[row.sequence_id].tables, row.new_blocks, strict=True
+            ):
+                table.extend(blocks)
+
+    def _slot(self, sequence: Mirrored, group: int, position: int) -> tuple[int, int, int]:
+        block = sequence.tables[group][position // self.block_size]
+        assert 0 < block < self.num_blocks[group], "not a block of this group"
+        return group, block, position % self.block_size
+
+    def _write(self, row: Advance) -> None:
+        sequence = self.sequences[row.sequence_id]
+        end = row.start + len(row.token_ids)
+        assert sequence.tokens[row.start : end] == row.token_ids, "not what the sequence knows"
+        assert row.token_ids, "an empty row"
+        assert row.sample == (end == len(sequence.tokens)), "sampled where it should not, or not"
+        for group in range(len(self.num_blocks)):
+            needed = -(-end // self.block_size)
+            assert len(sequence.tables[group]) == needed, "too few blocks, or too many"
+            for position, token in enumerate(row.token_ids, row.start):
+                self.memory[self._slot(sequence, group, position)] = (token, position)
+
+    def _check_reads(self, row: Advance) -> None:
+        sequence = self.sequences[row.sequence_id]
+        end = row.start + len(row.token_ids)
+        expected = [(token, at) for at, token in enumerate(sequence.tokens[:end])]
+        for group in range(len(self.num_blocks)):
+            assert self._read(sequence, group, end) == expected, f"{sequence} reads another's KV"
+
+    def _read(self, sequence: Mirrored, group: int, end: int) -> list[tuple[int, int] | None]:
+        return [self.memory.get(self._slot(sequence, group, at)) for at in range(end)]
+
+    def sample(self, step: int, late: Late) -> None:
+        assert self.plan is not None and self.plan.step == step
+        self._break("sample")
+        self.result = StepResult(step, [])
+        for number, row in enumerate(self.plan.advanced):
+            sequence = self.sequences[row.sequence_id]
+            if number in self.fail_rows:
+                self.result.failed[row.sequence_id] = "told to fail"
+                continue
+            self._tell_prompt_logprobs(sequence, row)
+            if row.sample:
+                self._sample(sequence, len(row.token_ids) + row.start)
+        self.fail_rows = frozenset()
+
+    def _sample(self, sequence: Mirrored, end: int) -> None:
+        new = sequence.new
+        read = [cell[0] for cell in self._read(sequence, len(self.num_blocks) - 1, end) if cell]
+        generated = end - new.num_prompt_tokens
+        banned = new.stop_ids if generated < new.sampling.min_tokens else []
+        token = next_token(read, new.seed, new.index, banned, self.vocab_size)
+        sequence.tokens.append(token)
+        count = new.sampling.logprobs
+        logprobs = None if count is None else [TokenLogprobs(token, -float(end), 1)]
+        self.result.samples.append(Sample(new.sequence_id, [token], logprobs))
+
+    def _tell_prompt_logprobs(self, sequence: Mirrored, row: Advance) -> None:
+        new = sequence.new
+        first, last = row.start + 1, row.start + len(row.token_ids)
+        positions = range(first, min(last, new.num_prompt_tokens - 1) + 1)
+        if new.sampling.prompt_logprobs is not None and new.index == 0 and positions:
+            entries = [TokenLogprobs(new.token_ids[at], -float(at), 1) for at in positions]
+            self.result.prompt_logprobs.append(PromptLogprobs(new.sequence_id, first, entries))
+
+    def collect(self) -> StepResult:
+        assert self.result is not None, "nothing was sampled"
+        self._break("collect")
+        result, self.result = self.result, None
+        return result
+
+    def _break(self, stage: str) -> None:
+        if self.fail_at == stage:
+            self.fail_at = ""
+            raise RuntimeError(f"told to fail in {stage}")
+
+    def describe(self) -> Description:
+        return Description(device="fake")

@@ -1,0 +1,547 @@
+"""The engine against a runtime that checks every plan: whatever happens, the same tokens come out.
+
+Random requests, aborts and failures run on tiny pools. After every operation all invariants hold;
+at the end each sequence that was let run has exactly the tokens it would have had alone.
+"""
+
+import logging
+import os
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import FakeExecutor, answer
+from headway.core.clock import VirtualClock
+from headway.core.errors import RequestError
+from headway.core.plan import StepPlan
+from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
+from headway.core.resolve import Settings
+from headway.engine.engine import GOLDEN_RATIO_64, Engine
+from headway.telemetry.records import StepRecord
+
+EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "300"))
+VOCAB = 40
+EOS = 7
+
+
+def make_settings(
+    *, block_size=4, num_blocks=(65,), max_model_len=None, max_num_seqs=4, budget=16, seed=0
+) -> Settings:
+    capacity = (min(num_blocks) - 1) * block_size
+    return Settings(
+        device="fake",
+        dtype="float32",
+        load_format="dummy",
+        attention_backend="none",
+        max_model_len=min(max_model_len or capacity, capacity),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        threads=1,
+        seed=seed,
+    )
+
+
+@dataclass
+class Gained:
+    """What one sequence has received so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    dropped: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class World:
+    """An engine over the fake, every update it ever gave, and the checks after each operation."""
+
+    def __init__(self, engine_settings: Settings) -> None:
+        self.settings = engine_settings
+        self.executor = FakeExecutor(
+            block_size=engine_settings.block_size,
+            num_blocks=engine_settings.num_blocks,
+            vocab_size=VOCAB,
+            max_num_seqs=engine_settings.max_num_seqs,
+        )
+        self.clock = VirtualClock()
+        self.engine = Engine(
+            self.executor,
+            engine_settings,
+            vocab_size=VOCAB,
+            eos_token_ids=(EOS,),
+            clock=self.clock,
+        )
+        self.requests: dict[int, Request] = {}
+        self.gained: dict[tuple[int, int], Gained] = {}
+        self.finished_at: dict[int, int] = {}
+        self.num_steps = 0
+
+    def add(self, prompt: list[int], **sampling) -> int:
+        request = Request(len(self.requests), prompt, SamplingParams(**sampling))
+        self.engine.add(request)
+        self.requests[request.request_id] = request
+        for index in range(request.sampling.n):
+            self.gained[request.request_id, index] = Gained()
+        self.engine.check_integrity()
+        return request.request_id
+
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        before = self.engine.kv.num_used
+        self.engine.abort(request_id, index)
+        for (owner, number), gained in self.gained.items():
+            if owner == request_id and index in (None, number) and gained.reason is None:
+                gained.dropped = True
+        assert self.engine.kv.num_used <= before
+        self.engine.check_integrity()
+
+    def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
+        oldest = self.engine.scheduler.running[0] if self.engine.scheduler.running else None
+        known = len(oldest.tokens) if oldest else 0
+        stage, rows = self.executor.fail_at, self.executor.fail_rows
+        updates, record = self.engine.step()
+        self.num_steps += 1
+        plan = self.executor.plan
+        self._check_plan(plan, record)
+        self._take(updates)
+        failed = {(u.request_id, u.index) for u in updates if u.finish_reason == "error"}
+        if stage and not self.executor.fail_at:
+            assert len(failed) == len(updates) == len(plan.advanced)
+        else:
+            assert len(failed) == sum(1 for row in rows if row < len(plan.advanced))
+        if oldest is not None and not plan.advanced:
+            raise AssertionError("there is work and nothing advances")
+        if oldest is not None and len(self.engine.scheduler.running) > 1 and not failed:
+            assert oldest.state != "waiting", "the oldest was preempted though others run"
+        assert oldest is None or len(oldest.tokens) >= known
+        self.engine.check_integrity()
+        return updates, record
+
+    def _check_plan(self, plan: StepPlan, record: StepRecord) -> None:
+        assert plan.num_tokens <= self.settings.max_num_batched_tokens
+        assert len(plan.advanced) <= self.settings.max_num_seqs
+        short = [len(row.token_ids) == 1 and row.sample for row in plan.advanced]
+        behind = plan.advanced[short.index(False) :] if False in short else []
+        late = [row for row in behind if len(row.token_ids) == 1 and row.sample and row.start > 0]
+        assert not late, "a decode row behind a chunk"
+        assert record.num_tokens == plan.num_tokens
+        assert record.num_sampled == sum(row.sample for row in plan.advanced)
+        assert record.num_running == len(self.engine.scheduler.running)
+        assert 0 <= record.kv_usage <= 1
+
+    def _take(self, updates: list[SequenceUpdate]) -> None:
+        for update in updates:
+            gained = self.gained[update.request_id, update.index]
+            sampling = self.requests[update.request_id].sampling
+            assert gained.reason is None and not gained.dropped, "an update after the last one"
+            if update.prompt_logprobs is not None:
+                assert gained.prompt_logprobs is None and not gained.tokens, "told twice"
+                gained.prompt_logprobs = update.prompt_logprobs
+            if sampling.logprobs is not None and update.token_ids:
+                assert [entry.token_id for entry in update.logprobs] == update.token_ids
+            gained.tokens += update.token_ids
+            gained.reason = update.finish_reason
+            assert update.stop_token_id == (gained.tokens[-1] if gained.reason == "stop" else None)
+            if all(g.reason or g.dropped for g in self.of(update.request_id)):
+                self.finished_at[update.request_id] = self.num_steps
+
+    def of(self, request_id: int) -> list[Gained]:
+        return [g for (owner, _), g in self.gained.items() if owner == request_id]
+
+    def drain(self, limit: int = 5000) -> None:
+        while self.engine.has_work:
+            self.step()
+            limit -= 1
+            assert limit > 0, "the engine does not come to an end"
+        self.check_end()
+
+    def check_end(self) -> None:
+        assert self.engine.num_requests == 0
+        assert self.engine.kv.num_used == 0
+        assert self.executor.sequences == {}, "the runtime was not told of an end"
+        for (request_id, index), gained in self.gained.items():
+            expected, reason = self.expected(request_id, index)
+            if gained.dropped or gained.reason == "error":
+                assert gained.tokens == expected[: len(gained.tokens)]
+                continue
+            assert (gained.tokens, gained.reason) == (expected, reason)
+            self._check_prompt_logprobs(request_id, index, gained)
+
+    def _check_prompt_logprobs(self, request_id: int, index: int, gained: Gained) -> None:
+        request = self.requests[request_id]
+        if index or request.sampling.prompt_logprobs is None:
+            assert gained.prompt_logprobs is None
+            return
+        told = gained.prompt_logprobs
+        assert told[0] is None
+        assert [entry.token_id for entry in told[1:]] == request.prompt_token_ids[1:]
+        assert [entry.logprob for entry in told[1:]] == [-float(at) for at in range(1, len(told))]
+
+    def expected(self, request_id: int, index: int) -> tuple[list[int], str]:
+        request = self.requests[request_id]
+        sampling = request.sampling
+        seed = sampling.seed
+        if seed is None:
+            seed = self.settings.seed + (request_id + 1) * GOLDEN_RATIO_64
+        return answer(
+            request.prompt_token_ids,
+            sampling,
+            seed=seed % 2**64,
+            index=index,
+            stop_ids=set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS}),
+            max_len=self.settings.max_model_len,
+            vocab_size=VOCAB,
+        )
+
+
+# ── properties ──────────────────────────────────────────────────────────────────────────────────
+
+tokens = st.integers(0, VOCAB - 1)
+shapes = st.builds(
+    make_settings,
+    block_size=st.integers(1, 16),
+    num_blocks=st.lists(st.integers(3, 14), min_size=1, max_size=2).map(tuple),
+    max_model_len=st.integers(2, 48),
+    max_num_seqs=st.integers(1, 8),
+    budget=st.integers(1, 64),
+    seed=st.integers(0, 3),
+)
+samplings = st.fixed_dictionaries(
+    {
+        "n": st.sampled_from([1, 1, 1, 2, 3, 4]),
+        "max_tokens": st.one_of(st.none(), st.integers(1, 24)),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.lists(tokens, max_size=2),
+    },
+    optional={
+        "seed": st.integers(-5, 5),
+        "logprobs": st.just(1),
+        "prompt_logprobs": st.just(0),
+    },
+)
+additions = st.tuples(
+    st.just("add"), st.lists(tokens, min_size=1, max_size=32), samplings, st.integers(0, 4)
+)
+operations = st.lists(
+    st.one_of(
+        additions,
+        additions,
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("abort"), st.integers(0, 20), st.sampled_from([None, 0, 1, 2, 3])),
+        st.tuples(st.just("raise"), st.sampled_from(["submit", "sample", "collect"])),
+        st.tuples(st.just("fail"), st.frozensets(st.integers(0, 3), min_size=1, max_size=2)),
+    ),
+    min_size=4,
+    max_size=24,
+)
+
+
+def perform(world: World, operation: tuple) -> None:
+    """Do one random operation."""
+    match operation:
+        case ("add", prompt, sampling, min_tokens):
+            prompt = prompt[: world.settings.max_model_len - 1]
+            room = sampling["max_tokens"] or 4
+            world.add(prompt, **sampling, min_tokens=min(min_tokens, room))
+        case ("step", count):
+            for _ in range(count):
+                world.step()
+        case ("abort", number, index) if world.requests:
+            world.abort(number % len(world.requests), index)
+        case ("raise", stage):
+            world.executor.fail_at = stage
+            world.step()
+        case ("fail", rows):
+            world.executor.fail_rows = rows
+            world.step()
+
+
+@settings(max_examples=EXAMPLES)
+@given(shapes, operations)
+def test_every_request_gets_its_own_tokens(shape, chosen):
+    """Batching, chunking, forks, preemption, aborts and failures never change a token."""
+    logging.disable(logging.CRITICAL)
+    try:
+        world = World(shape)
+        for operation in chosen:
+            perform(world, operation)
+        world.drain()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@settings(max_examples=max(EXAMPLES // 6, 1))
+@given(
+    shapes.filter(lambda s: s.max_num_batched_tokens >= s.max_num_seqs),
+    st.lists(tokens, min_size=1, max_size=32),
+    st.lists(st.tuples(st.integers(1, 24), st.integers(1, 3)), min_size=1, max_size=4),
+)
+def test_oldest_request_is_not_starved(shape, prompt, stream):
+    """Under an endless stream of younger requests the first ones still end, in bounded time."""
+    world = World(shape)
+    longest = world.settings.max_model_len
+    for number in range(3):
+        world.add([number, *prompt][: longest - 1], ignore_eos=True, max_tokens=None)
+    for at in range(24 * longest):
+        if len(world.finished_at) >= 3 and {0, 1, 2} <= world.finished_at.keys():
+            break
+        length, n = stream[at % len(stream)]
+        world.add([at % VOCAB] * min(length, longest - 1), n=n, ignore_eos=True, max_tokens=None)
+        world.step()
+    assert {0, 1, 2} <= world.finished_at.keys(), "starved"
+    for request_id in list(world.requests):
+        world.abort(request_id)
+    world.drain()
+
+
+@settings(max_examples=max(EXAMPLES // 6, 1))
+@given(shapes, st.lists(additions, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_answer_does_not_depend_on_the_machine(shape, added, random):
+    """The same seeded requests give the same tokens in any order and on a roomy engine."""
+    roomy = make_settings(
+        block_size=5, num_blocks=(400,), max_model_len=shape.max_model_len, max_num_seqs=64
+    )
+    answers = []
+    for chosen, order in ((shape, list(added)), (roomy, random.sample(added, len(added)))):
+        world = World(chosen)
+        ids = {}
+        for addition in order:
+            _, prompt, sampling, _ = addition
+            request_id = world.add(prompt[: shape.max_model_len - 1], **{**sampling, "seed": 3})
+            ids[id(addition)] = request_id
+        world.drain()
+        answers.append([[g.tokens for g in world.of(ids[id(a)])] for a in added])
+    assert answers[0] == answers[1]
+
+
+# ── worked cases ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_worked_example_of_the_seam():
+    """The plan of core.plan's docstring: prompt [5 6 7 8 9] in blocks of 4."""
+    world = World(make_settings(num_blocks=(5,), budget=8))
+    world.add([5, 6, 7, 8, 9], max_tokens=2, ignore_eos=True)
+    world.step()
+    plan = world.executor.plan
+    (row,) = plan.advanced
+    assert (plan.step, [new.token_ids for new in plan.new]) == (0, [[5, 6, 7, 8, 9]])
+    assert (row.start, row.token_ids, row.sample) == (0, [5, 6, 7, 8, 9], True)
+    assert [len(blocks) for blocks in row.new_blocks] == [2]
+    world.step()
+    (row,) = world.executor.plan.advanced
+    assert (row.start, len(row.token_ids), row.new_blocks) == (5, 1, [[]])
+    assert world.engine.has_work, "the runtime must still be told of the end"
+    world.step()
+    assert (world.executor.plan.advanced, world.executor.plan.finished) == ([], [0])
+    world.check_end()
+
+
+def test_prompt_is_spread_over_steps_by_the_budget():
+    """Thirty tokens at a budget of 8: 8 8 8 6, and one sample, at the end."""
+    world = World(make_settings(budget=8))
+    world.add(list(range(30)), max_tokens=1, ignore_eos=True)
+    rows = []
+    while not world.finished_at:
+        updates, _ = world.step()
+        rows += [
+            (row.start, len(row.token_ids), row.sample) for row in world.executor.plan.advanced
+        ]
+    assert rows == [(0, 8, False), (8, 8, False), (16, 8, False), (24, 6, True)]
+    assert [update.index for update in updates] == [0]
+
+
+def test_decodes_ride_along_with_a_long_prompt():
+    """A running sequence gains a token in every step while another's prompt is computed."""
+    world = World(make_settings(budget=8, max_num_seqs=2))
+    first = world.add([1, 2, 3], max_tokens=20, ignore_eos=True)
+    world.step()
+    world.add(list(range(30)), max_tokens=2, ignore_eos=True)
+    for _ in range(4):
+        updates, _ = world.step()
+        assert first in [update.request_id for update in updates]
+        assert world.executor.plan.num_tokens <= 8
+    world.drain()
+
+
+def test_siblings_share_the_prompt():
+    """n = 4 over a prompt of four blocks costs four blocks and one copy each, not sixteen."""
+    world = World(make_settings(budget=64, max_num_seqs=4))
+    world.add(list(range(15)), n=4, max_tokens=3, ignore_eos=True)
+    world.step()
+    assert world.engine.kv.num_used == 4
+    world.step()
+    assert [len(row.token_ids) for row in world.executor.plan.advanced] == [1, 1, 1, 1]
+    assert len(world.executor.plan.copies) == 3
+    assert world.engine.kv.num_used == 3 + 4
+    world.drain()
+    assert len({tuple(gained.tokens) for gained in world.of(0)}) == 4
+
+
+def test_fork_on_a_block_border_copies_one_block_less():
+    """A prompt of 13 = 3 · 4 + 1: the shared blocks are full, so nothing is copied."""
+    world = World(make_settings(budget=64, max_num_seqs=2))
+    world.add(list(range(13)), n=2, max_tokens=3, ignore_eos=True)
+    world.step()
+    world.step()
+    assert world.executor.plan.copies == []
+    world.drain()
+
+
+def test_shared_full_blocks_ask_for_no_block_of_their_own():
+    """A pool that exactly holds both siblings: no copy is due, so nobody is preempted."""
+    world = World(make_settings(block_size=4, num_blocks=(6,), max_model_len=16, budget=64))
+    world.add(list(range(13)), n=2, max_tokens=3, ignore_eos=True)  # 3 shared + 1 + 1 = 5 blocks
+    world.drain()
+    assert world.engine.scheduler.num_preemptions == 0
+
+
+def test_preemption_gives_back_and_resumes():
+    """Two sequences that outgrow the pool: one steps back, both end with their own tokens."""
+    world = World(make_settings(block_size=2, num_blocks=(9,), budget=16, max_num_seqs=2))
+    world.add([1, 2, 3], max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+    world.add([4, 5, 6], max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+    world.drain()
+    assert world.engine.scheduler.num_preemptions >= 1
+
+
+def test_chunk_without_a_block_waits_for_the_decodes():
+    """A prompt stuck between a decode and its fork: neither is thrown out of a plan it is in."""
+    waited = 0
+    for num_blocks in range(19, 24):
+        world = World(make_settings(block_size=1, num_blocks=(num_blocks,), budget=4))
+        world.add([1, 2], n=2, max_tokens=12, ignore_eos=True)
+        world.add(list(range(14)), max_tokens=2, ignore_eos=True)
+        while world.engine.has_work:
+            world.step()
+            advanced = {row.sequence_id for row in world.executor.plan.advanced}
+            running = {s.sequence_id for s in world.engine.scheduler.running}
+            waited += bool(advanced and running - advanced)
+        world.check_end()
+    assert waited, "the case did not arise"
+
+
+def test_prompt_logprobs_are_told_once_when_the_prompt_is_computed_twice():
+    """A sequence preempted in the middle of its prompt tells each position once."""
+    world = World(make_settings(block_size=2, num_blocks=(12,), budget=4, max_num_seqs=2))
+    world.add([1, 2, 3], max_tokens=18, ignore_eos=True)
+    world.step()
+    world.add(list(range(12)), max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+    world.step()
+    victim = world.engine.scheduler.running[-1]
+    assert 0 < victim.computed < victim.num_prompt
+    world.engine.scheduler._preempt_youngest()
+    assert victim.state == "waiting"
+    world.drain()
+
+
+@pytest.mark.parametrize("stage", ["submit", "sample", "collect"])
+def test_failing_step_ends_only_its_sequences(stage, caplog):
+    """Those in the step end with `error`; the one that waited never notices."""
+    world = World(make_settings(max_num_seqs=2))
+    failing = [world.add([1, 2], max_tokens=4, ignore_eos=True) for _ in range(2)]
+    waiting = world.add([3, 4], max_tokens=4, ignore_eos=True)
+    world.executor.fail_at = stage
+    with caplog.at_level(logging.CRITICAL, logger="headway.engine.engine"):
+        updates, _ = world.step()
+        assert [(u.request_id, u.finish_reason) for u in updates] == [(i, "error") for i in failing]
+        world.drain()
+    assert [gained.reason for gained in world.of(waiting)] == ["length"]
+
+
+def test_failed_row_ends_alone(caplog):
+    """The runtime names one culprit: its neighbours in the step go on."""
+    world = World(make_settings(max_num_seqs=3))
+    for _ in range(3):
+        world.add([1, 2], max_tokens=4, ignore_eos=True)
+    world.executor.fail_rows = frozenset({1})
+    with caplog.at_level(logging.ERROR):
+        world.drain()
+    assert [world.of(i)[0].reason for i in range(3)] == ["length", "error", "length"]
+    assert "request 1 failed: told to fail" in caplog.text
+
+
+def test_failed_parent_leaves_its_siblings(caplog):
+    """When the sequence that computes the prompt fails, the others compute it themselves."""
+    world = World(make_settings(max_num_seqs=3))
+    world.add([1, 2, 3], n=3, max_tokens=4, ignore_eos=True)
+    world.executor.fail_rows = frozenset({0})
+    with caplog.at_level(logging.CRITICAL, logger="headway.engine.engine"):
+        world.drain()
+    assert [gained.reason for gained in world.of(0)] == ["error", "length", "length"]
+
+
+def test_abort_frees_the_blocks_at_once():
+    world = World(make_settings(budget=64))
+    world.add(list(range(20)), n=3, max_tokens=9, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    assert world.engine.kv.num_used > 0
+    world.abort(0)
+    assert (world.engine.kv.num_used, world.engine.num_requests) == (0, 0)
+    world.abort(0)
+    world.abort(12345, 3)
+    world.drain()
+
+
+def test_eos_and_min_tokens():
+    """The end token stops, is told, and is held back until min_tokens are out."""
+    for seed in range(30):
+        world = World(make_settings(budget=64, seed=seed))
+        world.add([1, 2, 3], max_tokens=200, min_tokens=5)
+        world.add([1, 2, 3], max_tokens=200, stop_token_ids=[3], ignore_eos=True)
+        world.drain()
+        assert len(world.of(0)[0].tokens) > 5
+        assert EOS not in world.of(0)[0].tokens[:5]
+        assert (3 in world.of(1)[0].tokens) == (world.of(1)[0].reason == "stop")
+
+
+def test_time_comes_from_the_clock():
+    """A virtual clock that stands still makes durations zero."""
+    world = World(make_settings())
+    world.clock.advance(5)
+    world.add([1], max_tokens=1)
+    _, record = world.step()
+    assert (record.started_s, record.schedule_s, record.execute_s) == (5, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "words"),
+    [
+        ([], "empty_array", "empty"),
+        ([1] * 16, "context_length_exceeded", "16 tokens"),
+        ([1, VOCAB], "invalid_value", f"0 … {VOCAB - 1}"),
+        ([-1, 1], "invalid_value", f"0 … {VOCAB - 1}"),
+    ],
+)
+def test_prompt_that_can_never_run_is_refused(prompt, code, words):
+    world = World(make_settings(max_model_len=16))
+    with pytest.raises(RequestError, match=words) as caught:
+        world.add(prompt)
+    assert (caught.value.param, caught.value.code) == ("prompt", code)
+    assert world.engine.num_requests == 0
+    assert not world.engine.has_work
+
+
+def test_longest_prompt_that_fits_gets_one_token():
+    world = World(make_settings(max_model_len=16))
+    world.add([1] * 15, max_tokens=None, ignore_eos=True)
+    world.drain()
+    assert len(world.of(0)[0].tokens) == 1
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+def test_token_id_beyond_the_logits_is_refused(name):
+    world = World(make_settings())
+    with pytest.raises(RequestError, match=name):
+        world.add([1], **{name: [VOCAB]})
+
+
+def test_request_id_in_use_is_refused():
+    world = World(make_settings())
+    world.add([1])
+    with pytest.raises(RequestError, match="in use"):
+        world.engine.add(Request(0, [1], SamplingParams()))
+    world.drain()

@@ -1,0 +1,266 @@
+"""The table of rooms, held by reading the source: imports, cycles, torch, forbidden calls.
+
+Imports inside functions count too. A room that does not exist yet has no files and so no faults.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+TESTS = Path(__file__).resolve().parents[1]
+FILES = sorted((SOURCE / "headway").rglob("*.py"))
+
+MAY_IMPORT = {
+    "": {"core", "llm"},  # headway/__init__.py, late
+    "core": set(),
+    "telemetry": {"core"},
+    "engine": {"core", "telemetry"},
+    "runtime": {"core"},
+    "assemble": {"core", "telemetry", "engine", "runtime"},
+    "llm": {"core", "engine", "assemble"},
+    "server": {"core", "telemetry", "engine"},
+    "gateway": {"core", "telemetry"},
+    "measure": {"core", "telemetry"},
+    "advise": {"core", "telemetry", "engine", "measure", "assemble"},
+    "compress": {"core", "runtime", "measure"},
+    "cluster": {"core", "assemble", "server", "gateway"},
+    "cli": {
+        *("", "core", "telemetry", "engine", "runtime", "assemble", "llm", "server", "gateway"),
+        *("measure", "advise", "compress", "cluster"),
+    },
+}
+VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
+TORCH_AT_WILL = {"runtime", "compress"}
+TORCH_LATE = {"assemble", "advise", "cluster"}
+UNPICKLING = {
+    *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"),
+    "multiprocessing",
+}
+FORBIDDEN_CALLS = {"torch.load", "torch.save", "torch.jit.load"}
+FORBIDDEN_METHODS = {"recv_pyobj", "send_pyobj"}
+FORBIDDEN_BUILTINS = {"eval", "exec", "__import__"}
+FORBIDDEN_KEYWORDS = {"trust_remote_code", "allow_pickle", "weights_only"}
+FORBIDDEN_NAMES = {"util", "utils", "helper", "helpers", "manager", "managers"}
+
+
+def module_of(path: Path) -> str:
+    """…/headway/core/plan.py → headway.core.plan; a package's __init__ is the package."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """headway.core.plan → core; headway → ""."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+MODULES = {module_of(path): path for path in FILES}
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def walk(node: ast.AST, late: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node below `node`, and whether it runs only when a function is called."""
+    for child in ast.iter_child_nodes(node):
+        inside = late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inside = inside or is_type_checking(child)
+        yield child, inside
+        yield from walk(child, inside)
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, bool, int]]:
+    """(imported module, late, line); `from a import b` is a.b when that is a module of ours."""
+    module = module_of(path)
+    for node, late in walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, late, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+                for _ in range(node.level - 1):
+                    package = package.rpartition(".")[0]
+                base = f"{package}.{base}" if base else package
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield (full if full in known or base == "headway" else base), late, node.lineno
+
+
+def ours(path: Path) -> set[str]:
+    """The modules of headway that `path` imports."""
+    return {name for name, _, _ in imports(path, MODULES) if name.split(".")[0] == "headway"}
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(SOURCE)}:{line}"
+
+
+def test_every_room_is_in_the_table():
+    assert {room_of(module) for module in MODULES} <= MAY_IMPORT.keys()
+    assert len(FILES) > 30, "the source was not found"
+
+
+def test_rooms_import_what_their_row_names():
+    faults = [
+        f"{where(path, line)}: {room_of(module_of(path))} imports {name}"
+        for path in FILES
+        for name, _, line in imports(path, MODULES)
+        if name.split(".")[0] == "headway"
+        and name not in VERSION
+        and room_of(name) not in MAY_IMPORT[room_of(module_of(path))] | {room_of(module_of(path))}
+    ]
+    assert faults == []
+
+
+def test_root_gives_its_version_alone():
+    """`import headway` must not be a way around the table: headway.LLM would load torch."""
+    faults = [
+        f"{where(path, node.lineno)}: {ast.unparse(node)}"
+        for path in FILES
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "headway"
+        and node.attr != "__version__"
+    ]
+    assert faults == []
+
+
+def test_torch_stays_in_its_rooms():
+    faults = []
+    for path in FILES:
+        room = room_of(module_of(path))
+        for name, late, line in imports(path, MODULES):
+            if name.split(".")[0] not in ("torch", "torchvision", "triton"):
+                continue
+            if room not in TORCH_AT_WILL and not (room in TORCH_LATE and late):
+                faults.append(f"{where(path, line)}: {room} imports {name}")
+    assert faults == []
+
+
+def test_assemble_loads_the_runtime_late():
+    faults = [
+        where(path, line)
+        for path in FILES
+        if room_of(module_of(path)) in TORCH_LATE | {"llm", "cli", ""}
+        for name, late, line in imports(path, MODULES)
+        if not late and room_of(name) in TORCH_AT_WILL and name.startswith("headway.")
+    ]
+    assert faults == []
+
+
+def test_no_import_cycles():
+    """No way leads from a module back to itself, not even through imports inside functions."""
+    edges = {module: ours(path) - {module} for module, path in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(module: str, way: list[str]) -> None:
+        assert module not in way, " → ".join([*way[way.index(module) :], module])
+        if module not in done:
+            for target in sorted(edges.get(module, ())):
+                visit(target, [*way, module])
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, [])
+
+
+def test_every_import_of_ours_exists():
+    faults = [
+        f"{where(path, line)}: {name}"
+        for path in FILES
+        for name, late, line in imports(path, MODULES)
+        if name.split(".")[0] == "headway" and name not in {*MODULES, *VERSION}
+    ]
+    assert faults == []
+
+
+def test_nothing_unpickles():
+    faults = [
+        f"{where(path, line)}: {name}"
+        for path in FILES
+        for name, _, line in imports(path, MODULES)
+        if name.split(".")[0] in UNPICKLING or name.startswith("torch.multiprocessing")
+    ]
+    assert faults == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: module_of(path))
+def test_no_forbidden_calls(path):
+    """No builtin eval or exec, and nothing that makes objects or code from a file's bytes."""
+    faults = []
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Call):
+            called = [node.func, *node.args]
+            names = {part.id for part in called if isinstance(part, ast.Name)}
+            faults += [(node.lineno, name) for name in names & FORBIDDEN_BUILTINS]
+            keywords = {k.arg for k in node.keywords if ast.unparse(k.value) != "False"}
+            faults += [(node.lineno, name) for name in keywords & FORBIDDEN_KEYWORDS]
+        if isinstance(node, ast.Attribute) and (
+            ast.unparse(node) in FORBIDDEN_CALLS or node.attr in FORBIDDEN_METHODS
+        ):
+            faults.append((node.lineno, ast.unparse(node)))
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            faults += [(node.lineno, a.name) for a in node.names if a.name in ("load", "save")]
+    assert faults == []
+
+
+def test_no_file_is_a_drawer():
+    """A name says what is inside: no utils, helpers or manager, in the source and in the tests."""
+    files = [*FILES, *TESTS.rglob("*.py")]
+    parts = {part for path in files for part in path.parts[len(SOURCE.parent.parts) :]}
+    words = {word for part in parts for word in Path(part).stem.lower().split("_")}
+    assert words & FORBIDDEN_NAMES == set()
+
+
+def test_unit_tests_never_import_torch():
+    files = [*sorted((TESTS / "unit").glob("*.py")), TESTS / "fakes.py"]
+    assert len(files) > 5
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert "torch" not in {alias.name.split(".")[0] for alias in node.names}, path
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] != "torch", path
+
+
+def test_deciding_rooms_run_without_torch():
+    """A fresh interpreter imports every module of them and has loaded no torch."""
+    rooms = ("", "core", "telemetry", "engine", "assemble", "server", "gateway", "measure")
+    names = [module for module in MODULES if room_of(module) in rooms]
+    names = [name for name in names if not name.endswith("__main__")]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "heavy = {'torch', 'transformers', 'triton'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_reader_sees_every_import(monkeypatch):
+    """The reader itself: it sees imports in functions, relative ones, and submodules."""
+    path = SOURCE / "headway" / "engine" / "made_up.py"
+    source = (
+        "from . import scheduler\n"
+        "from ..runtime import rope\n"
+        "def late():\n    import torch.nn\n    from headway.core import plan\n"
+        "async def later():\n    from headway.runtime.layers import Linear\n"
+    )
+    monkeypatch.setitem(TREES, path, ast.parse(source))
+    assert list(imports(path, MODULES)) == [
+        ("headway.engine.scheduler", False, 1),
+        ("headway.runtime.rope", False, 2),
+        ("torch.nn", True, 4),
+        ("headway.core.plan", True, 5),
+        ("headway.runtime.layers", True, 7),
+    ]

@@ -1,0 +1,269 @@
+"""Settings from options, machine and model: worked numbers, reasons, and each way not to fit."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.errors import CapacityError, UsageError
+from headway.core.machine import Accelerator, Machine
+from headway.core.model_spec import spec_from_config
+from headway.core.options import Bytes, EngineOptions
+from headway.core.resolve import Settings, gib, resolve
+
+GIB = 2**30
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+}
+WEIGHTS = 2 * 494_032_768
+TOKEN = 12_288  # 2 · 24 layers · 2 heads · 64 dims · 2 bytes
+BLOCK = 16 * TOKEN
+
+
+def machine(free=10 * GIB, *, cores=8, gpu_free=None, gpu_total=80 * GIB) -> Machine:
+    accelerator = None
+    if gpu_free is not None:
+        accelerator = Accelerator(name="H200", total_bytes=gpu_total, free_bytes=gpu_free)
+    return Machine(num_cores=cores, total_bytes=64 * GIB, free_bytes=free, accelerator=accelerator)
+
+
+def model(**changes):
+    return spec_from_config({**QWEN, **changes}, {})
+
+
+def decide(on=None, spec=None, **options) -> tuple[Settings, dict[str, str]]:
+    """The settings and name → "value: why"."""
+    settings, reasons = resolve(EngineOptions(**options), on or machine(), spec or model())
+    told = {reason.name: f"{reason.value}: {reason.why}" for reason in reasons}
+    assert len(told) == len(reasons), "a setting has two reasons"
+    return settings, told
+
+
+def test_worked_example():
+    """Qwen2.5-0.5B with 10 GiB free: 0.92 GiB of weights, 40% of the rest in blocks of 192 KiB."""
+    settings, why = decide()
+    budget = int((10 * GIB - WEIGHTS) * 0.4)
+    assert budget // BLOCK - 1 == 19_834
+    assert settings.num_blocks == (19_835,)  # with the null block, all within the budget
+    assert settings.num_blocks[0] * BLOCK <= budget
+    assert settings == Settings(
+        device="cpu",
+        dtype="bfloat16",
+        load_format="auto",
+        attention_backend="sdpa",
+        max_model_len=32768,
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        block_size=16,
+        num_blocks=(19_835,),
+        threads=8,
+        seed=0,
+    )
+    assert why["weights"] == "942 MiB: 494,032,768 parameters of bfloat16"
+    assert why["kv_memory"] == ("3.63 GiB: 40% of the 9.08 GiB of RAM left free after the weights")
+    assert why["kv_blocks"] == (
+        "19834: 3.63 GiB for KV, blocks of 16 tokens of 12 KiB; holds 317,344 tokens"
+    )
+    assert why["max_model_len"] == "32768: the model's max_position_embeddings"
+
+
+def test_every_setting_has_its_reason():
+    """All that is not an option as it stands: a new setting needs a reason or a row here."""
+    settings, why = decide()
+    options = {"load_format", "block_size", "seed"}
+    names = {field.name for field in dataclasses.fields(settings)} - options
+    assert names - {"num_blocks"} <= why.keys()
+    assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
+    assert all(text.partition(": ")[2] for text in why.values())
+
+
+def test_same_arguments_same_answer():
+    options, on, spec = EngineOptions(), machine(), model()
+    before = dataclasses.replace(options)
+    assert resolve(options, on, spec) == resolve(options, on, spec)
+    assert options == before
+
+
+def test_given_values_are_taken_as_given():
+    settings, why = decide(
+        **{"max_model_len": 1000, "max_num_seqs": 3, "max_num_batched_tokens": 77, "threads": 2},
+        **{"dtype": "float32", "device": "cpu", "seed": 9, "block_size": 32},
+        attention_backend="reference",
+    )
+    assert (settings.max_model_len, settings.max_num_seqs) == (1000, 3)
+    assert (settings.max_num_batched_tokens, settings.threads) == (77, 2)
+    assert (settings.dtype, settings.attention_backend) == ("float32", "reference")
+    assert (settings.seed, settings.block_size) == (9, 32)
+    for name in (
+        *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"),
+        *("dtype", "device", "attention_backend"),
+    ):
+        assert why[name].endswith(": given"), name
+
+
+def test_no_more_blocks_than_all_contexts_need():
+    """3 sequences of 1,000 tokens need 3 · 63 blocks, however much memory there is."""
+    settings, why = decide(max_model_len=1000, max_num_seqs=3)
+    assert settings.num_blocks == (3 * 63 + 1,)
+    assert "enough for 3 full contexts" in why["kv_blocks"]
+
+
+def test_shares_and_absolute_numbers():
+    free = 10 * GIB - WEIGHTS
+    assert decide(kv_memory=Bytes(GIB))[0].num_blocks == (GIB // BLOCK,)
+    assert decide(kv_memory=Bytes(-10))[0].num_blocks == (int(free * 0.1) // BLOCK,)
+    assert "10% of" in decide(kv_memory=Bytes(-10))[1]["kv_memory"]
+    assert decide(kv_memory=Bytes(GIB))[1]["kv_memory"] == "1.00 GiB: given"
+
+
+def test_budget_holds_the_null_block_too():
+    """Eleven blocks of memory are ten to give out."""
+    settings, why = decide(kv_memory=Bytes(11 * BLOCK))
+    assert settings.num_blocks == (11,)
+    assert settings.max_model_len == 160
+    assert why["max_model_len"] == "160: what the KV blocks hold; the model allows 32768"
+
+
+def test_huge_context_of_the_model_is_cut_to_the_memory():
+    """Ten million positions and 1 GiB: what the blocks hold, and the reason says so."""
+    settings, why = decide(spec=model(max_position_embeddings=10_000_000), kv_memory=Bytes(GIB))
+    assert settings.max_model_len == (GIB // BLOCK - 1) * 16 == 87_360
+    assert "the model allows 10000000" in why["max_model_len"]
+
+
+def test_batched_tokens_cover_every_sequence():
+    assert decide(max_num_seqs=2000)[0].max_num_batched_tokens == 2000
+    with pytest.raises(UsageError, match="smaller than max_num_seqs") as caught:
+        decide(max_num_seqs=100, max_num_batched_tokens=99)
+    assert "a token a step" in caught.value.fix
+
+
+def test_small_models_get_one_thread():
+    small = model(vocab_size=512, hidden_size=64, intermediate_size=172, num_hidden_layers=5)
+    settings, why = decide(spec=small)
+    assert settings.threads == 1
+    assert "32.0 MiB" in why["threads"]
+    assert decide(spec=small, threads=3)[0].threads == 3
+
+
+# ── does not fit ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_weights_do_not_fit():
+    with pytest.raises(CapacityError, match=r"weights need 942 MiB; 500 MiB are free") as caught:
+        decide(machine(500 * 2**20))
+    assert caught.value.exit_code == 3
+    with pytest.raises(CapacityError, match="weights need"):
+        decide(machine(WEIGHTS))
+
+
+def test_not_one_block():
+    for free in (WEIGHTS + 1, WEIGHTS + 4 * BLOCK):
+        with pytest.raises(CapacityError, match="does not hold one block of 192 KiB"):
+            decide(machine(free))
+    with pytest.raises(CapacityError, match="0 B for KV does not hold one block"):
+        decide(kv_memory=Bytes(0))
+
+
+def test_two_blocks_are_a_start():
+    settings, _ = decide(kv_memory=Bytes(2 * BLOCK))
+    assert (settings.num_blocks, settings.max_model_len) == ((2,), 16)
+
+
+def test_context_asked_for_does_not_fit():
+    with pytest.raises(CapacityError, match="One context of 20000 tokens needs 234 MiB") as caught:
+        decide(max_model_len=20000, kv_memory=Bytes(100 * BLOCK))
+    assert caught.value.fix == "Lower --max-model-len to 1584 or raise --kv-memory."
+    settings, _ = decide(max_model_len=1584, kv_memory=Bytes(100 * BLOCK))
+    assert settings.max_model_len == 1584
+
+
+def test_context_beyond_the_model():
+    with pytest.raises(UsageError, match="beyond what the model was made for") as caught:
+        decide(max_model_len=32769)
+    assert "32768" in caught.value.fix
+
+
+def test_more_kv_than_memory():
+    with pytest.raises(CapacityError, match=r"--kv-memory 20\.0 GiB is more than the 9\.08 GiB"):
+        decide(kv_memory=Bytes(20 * GIB))
+
+
+# ── a GPU ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_gpu_is_taken_when_there_is_one():
+    settings, why = decide(machine(gpu_free=80 * GIB))
+    assert (settings.device, why["device"]) == ("cuda", "cuda: H200 is there")
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (256, 4096)
+    budget = int(80 * GIB * 0.9) - WEIGHTS - 2 * GIB
+    assert settings.num_blocks == (min(budget // BLOCK, 256 * 2048 + 1),)
+    assert "90% of the GPU less weights and activations" in why["kv_memory"]
+
+
+def test_full_gpu_counts_as_what_is_free():
+    """Another process holds most of it: the free bytes rule, not the share of the total."""
+    settings, _ = decide(machine(gpu_free=8 * GIB))
+    assert settings.num_blocks == ((8 * GIB - WEIGHTS - 2 * GIB) // BLOCK,)
+    with pytest.raises(CapacityError, match=r"2\.00 GiB are free"):
+        decide(machine(gpu_free=2 * GIB))
+
+
+def test_cpu_beside_a_gpu():
+    settings, why = decide(machine(gpu_free=80 * GIB), device="cpu")
+    assert (settings.device, why["device"]) == ("cpu", "cpu: given")
+
+
+def test_gpu_that_is_not_there():
+    with pytest.raises(UsageError, match="shows no CUDA device") as caught:
+        decide(device="cuda")
+    assert "--device cpu" in caught.value.fix
+
+
+@given(
+    free=st.integers(0, 200 * GIB),
+    kv_memory=st.none() | st.integers(-100, 100 * GIB).map(Bytes),
+    max_model_len=st.none() | st.integers(1, 40_000),
+    max_num_seqs=st.none() | st.integers(1, 4096),
+    block_size=st.integers(1, 1024),
+    max_len=st.integers(1, 2**31 - 1),
+    gpu_free=st.none() | st.integers(0, 140 * GIB),
+)
+def test_what_is_resolved_can_run(free, kv_memory, max_len, gpu_free, block_size, **given_values):
+    """Either an error in words, or settings in which one full context fits within the memory."""
+    spec = model(max_position_embeddings=max_len)
+    on = machine(free, gpu_free=gpu_free, gpu_total=141 * GIB)
+    options = {**given_values, "kv_memory": kv_memory, "block_size": block_size}
+    try:
+        settings, _ = decide(on, spec, **options)
+    except (CapacityError, UsageError):
+        return
+    (num_blocks,) = settings.num_blocks
+    memory = free if gpu_free is None else gpu_free
+    assert num_blocks >= 2
+    assert WEIGHTS + num_blocks * block_size * TOKEN <= memory
+    assert 1 <= settings.max_model_len <= min(max_len, (num_blocks - 1) * block_size)
+    assert settings.max_num_seqs <= settings.max_num_batched_tokens
+    if given_values["max_model_len"]:
+        assert settings.max_model_len == given_values["max_model_len"]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        *((0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (24 * 1024, "24.0 KiB")),
+        *((150 * 2**20, "150 MiB"), (int(6.1 * GIB), "6.10 GiB"), (5000 * GIB, "5000 GiB")),
+    ],
+)
+def test_bytes_in_words(count, words):
+    assert gib(count) == words
