@@ -212,6 +212,10 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
             f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads.",
             "Check num_attention_heads and num_key_value_heads.",
         )
+    if head_dim % 2:
+        raise UnsupportedModelError(
+            f"A head_dim of {head_dim} cannot be rotated in pairs.", "Check head_dim: it is even."
+        )
     attention_bias = flag(config, "attention_bias")
     return ModelSpec(
         architecture=architecture,
@@ -333,6 +337,17 @@ def rope_from_config(config: dict[str, Any]) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     scaling = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
     theta = number(scaling, "rope_theta", default=config.get("rope_theta") or 10000.0)
+    partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if partial != 1.0:
+        raise UnsupportedModelError(
+            f"Rotating only a part of each head (partial_rotary_factor {partial}) is not supported.",
+            "Supported is: 1.0.",
+        )
+    if theta <= 0 or number(scaling, "factor", default=1.0) <= 0:
+        raise ModelError(
+            "config.json: rope_theta and the rope factor must be above 0.",
+            "Copy config.json again from the model's source.",
+        )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return RopeSpec(theta=theta)

@@ -63,10 +63,11 @@ def resolve(
     decide("device", device, why)
     dtype, why = choose_dtype(options, model)
     decide("dtype", dtype, why)
+    default_seqs = CUDA_MAX_NUM_SEQS if device == "cuda" else CPU_MAX_NUM_SEQS
     max_num_seqs, why = given_or(
         options.max_num_seqs,
-        CUDA_MAX_NUM_SEQS if device == "cuda" else CPU_MAX_NUM_SEQS,
-        f"the default on {device}",
+        min(default_seqs, options.max_num_batched_tokens or default_seqs),
+        f"the default on {device}, at most max_num_batched_tokens",
     )
     decide("max_num_seqs", max_num_seqs, why)
     batched, why = given_or(

@@ -63,7 +63,9 @@ class Mirror:
     def apply(self, plan: StepPlan) -> None:
         """Forget the finished, learn the new, replace copied blocks, append new ones."""
         for sequence_id in plan.finished:
-            self._free_rows.append(self.sequences.pop(sequence_id).row)
+            sequence = self.sequences.pop(sequence_id, None)
+            if sequence is not None:  # None: the step that should have told us failed before it did
+                self._free_rows.append(sequence.row)
         for new in plan.new:
             row = self._free_rows.pop()
             self.sequences[new.sequence_id] = MirrorSequence(new, row, len(self._tables))

@@ -51,8 +51,12 @@ def option(
     unit: str = "",
     common: bool = False,
     secret: bool = False,
+    separator: str = ",",
 ) -> Any:
-    """A dataclass field that is an option; `common` ones are on the first page of the help."""
+    """A dataclass field that is an option; `common` ones are on the first page of the help.
+
+    A list is one value several times, or several with `separator` between them ("" for none).
+    """
     metadata = {
         "help": help,
         "choices": choices,
@@ -61,6 +65,7 @@ def option(
         "unit": unit,
         "common": common,
         "secret": secret,
+        "separator": separator,
     }
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -91,14 +96,14 @@ def parse_value(cls: type, field: dataclasses.Field[Any], value: Any, source: st
     """`value` (text, or a YAML scalar or list) as the field's type; UsageError names `source`."""
     kind, many = value_type(cls, field.name)
     if many:
-        items = value if isinstance(value, list) else split(str(value))
+        items = value if isinstance(value, list) else split(str(value), field.metadata["separator"])
         return [parse_one(kind, field, item, source) for item in items]
     return parse_one(kind, field, value, source)
 
 
-def split(text: str) -> list[str]:
-    """Items between commas: "a,b" → ["a", "b"]; what is empty is nothing: "" → []."""
-    return [item for item in text.split(",") if item]
+def split(text: str, separator: str) -> list[str]:
+    """Items between separators: "a,b" → ["a", "b"]; what is empty is nothing: "" → []."""
+    return [item for item in (text.split(separator) if separator else [text]) if item]
 
 
 def parse_one(kind: type, field: dataclasses.Field[Any], value: Any, source: str) -> Any:

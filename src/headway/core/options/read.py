@@ -103,7 +103,9 @@ def read_flags(
     flags = vars(parsed)
     positionals = flags.pop("positionals") + [t for t in unknown if not t.startswith("-")]
     flags = {
-        name: [part for text in value for part in split(str(text))]
+        name: [
+            part for text in value for part in split(str(text), rows[name][1].metadata["separator"])
+        ]
         if isinstance(value, list)
         else value
         for name, value in flags.items()

@@ -12,9 +12,9 @@ INTRODUCTION = """# Options
 
 Written from `core/options/tables.py` by `python -m headway.core.options.reference`; do not edit.
 
-Each option is a flag, an environment variable and a key of the `--config` YAML file (the flag's name,
-with `_` or `-`). A flag wins over the environment, that over the file, that over the default. Where the
-default is "derived", `--dry-run` shows the value with its reason.
+Each option is a flag, an environment variable and a key of the `--config` YAML file (the flag's
+name, with `_` or `-`). A flag wins over the environment, that over the file, that over the default.
+Where the default is "derived", `--dry-run` shows the value with its reason.
 """
 
 

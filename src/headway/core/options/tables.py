@@ -111,4 +111,4 @@ class SamplingOptions:
         common=True,
     )
     seed: int | None = option(None, "Same seed, same answer.", low=0)
-    stop: list[str] = option([], "Text at which the answer ends.")
+    stop: list[str] = option([], "Text at which the answer ends.", separator="")
