@@ -340,7 +340,7 @@ def rope_from_config(config: dict[str, Any]) -> RopeSpec:
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if partial != 1.0:
         raise UnsupportedModelError(
-            f"Rotating only a part of each head (partial_rotary_factor {partial}) is not supported.",
+            f"Rotating a part of each head (partial_rotary_factor {partial}) is not supported.",
             "Supported is: 1.0.",
         )
     if theta <= 0 or number(scaling, "factor", default=1.0) <= 0:
