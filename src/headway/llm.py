@@ -131,7 +131,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, with the model's chat template."""
         conversations = messages if messages and isinstance(messages[0], list) else [messages]
-        tokenizer = self._needs_tokenizer()
+        tokenizer = self.needs_tokenizer()
         prompts: list[Prompt] = [
             {"prompt_token_ids": tokenizer.chat_ids(conversation, **template_options)}  # type: ignore[arg-type]
             for conversation in conversations
@@ -158,10 +158,11 @@ class LLM:
         if isinstance(prompt, dict):
             prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or []
         if isinstance(prompt, str):
-            return self._needs_tokenizer().encode(prompt)
+            return self.needs_tokenizer().encode(prompt)
         return list(prompt)
 
-    def _needs_tokenizer(self) -> Tokenizer:
+    def needs_tokenizer(self) -> Tokenizer:
+        """The tokenizer, or a UsageError where the LLM was made without one."""
         if self.tokenizer is None:
             raise UsageError(
                 "This LLM was made with skip_tokenizer_init=True.",

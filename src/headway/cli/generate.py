@@ -26,10 +26,10 @@ def run(call: "Call") -> int:
     llm = load(folder, call)
     text = sys.stdin.read() if prompt == "-" else prompt
     if "--chat" in call.switches:
-        tokenizer = llm._needs_tokenizer()
+        tokenizer = llm.needs_tokenizer()
         ids = tokenizer.chat_ids([{"role": "user", "content": text}])
     else:
-        ids = llm._needs_tokenizer().encode(text)
+        ids = llm.needs_tokenizer().encode(text)
     say(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
     return 0
 
@@ -47,7 +47,7 @@ def chat(call: "Call") -> int:
     with contextlib.suppress(EOFError):
         while text := input("> " if sys.stdin.isatty() else "").strip():
             messages.append({"role": "user", "content": text})
-            ids = llm._needs_tokenizer().chat_ids(messages)
+            ids = llm.needs_tokenizer().chat_ids(messages)
             answer = say(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
             messages.append({"role": "assistant", "content": answer})
     return 0
