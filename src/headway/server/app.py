@@ -84,10 +84,9 @@ class Generate:
         request_id = self._prefix + scope["request_id"]
         generation, dialect = self._prepare(state, body, request_id, arrived_s)
         if unknown:
-            names = ", ".join(unknown)[:200]
-            log.warning("ignored unknown fields: %r", names)
-            text = names.encode("ascii", "replace").replace(b"\r", b"?").replace(b"\n", b"?")
-            generation.headers.append((b"x-headway-ignored-fields", text))
+            names = bodies.printable(unknown)
+            log.warning("ignored unknown fields: %s", names)
+            generation.headers.append((b"x-headway-ignored-fields", names.encode()))
         await respond(state, generation, dialect, receive, send)
 
 
