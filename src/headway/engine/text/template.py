@@ -59,6 +59,7 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[Any] | None = None,
         add_generation_prompt: bool = True,
@@ -68,14 +69,17 @@ class ChatTemplate:
         """The prompt's text. With `continue_final_message` it ends inside the last message."""
         try:
             text = self._template.render(
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                **{**self._special_tokens, **options},
+                {
+                    **self._special_tokens,
+                    **options,
+                    "messages": messages,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
+                }
             )
-        except (jinja2.TemplateError, TemplateRefusedError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program: it may divide by zero or recurse
             raise RequestError(
-                f"The model's chat template refuses these messages: {error}",
+                f"The model's chat template refuses these messages: {str(error)[:500]}",
                 param="messages",
                 code="invalid_value",
             ) from error

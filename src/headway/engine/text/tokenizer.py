@@ -69,7 +69,7 @@ class Tokenizer:
             return self.pieces.get(token_id, b"")
         return self._rust.decode([token_id], skip_special_tokens=False).encode()
 
-    def chat_ids(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    def chat_ids(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
         """Render `messages` with the model's template and encode the result.
 
         The template writes its own special tokens. Raises RequestError when the model has no
@@ -77,7 +77,7 @@ class Tokenizer:
         """
         return self.encode(self.render(messages, **options), add_special_tokens=False)
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
         """The text that `messages` become; the same errors as `chat_ids`."""
         if self.template is None:
             raise RequestError(
