@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
 
 
 class Principal(msgspec.Struct, frozen=True, array_like=True):
@@ -115,14 +116,14 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "n": (1, 128),
     "temperature": (0, 2),
     "top_p": (0, 1),
-    "top_k": (0, None),
+    "top_k": (0, MAX_COUNT),
     "min_p": (0, 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.01, 100),
     "seed": (-(2**63), MAX_SEED),
-    "max_tokens": (1, None),
-    "min_tokens": (0, None),
+    "max_tokens": (1, MAX_COUNT),
+    "min_tokens": (0, MAX_COUNT),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }

@@ -351,8 +351,8 @@ class EngineClient:
             self.clock.now_s() if arrived_s is None else arrived_s,
         )
         stream = Stream(Answer(request, self.tokenizer), self._aborter(request.request_id))
-        self._streams[request.request_id] = stream
         self._send(messages.Submit(request))
+        self._streams[request.request_id] = stream
         return stream
 
     def _aborter(self, request_id: int) -> Callable[[int | None], None]:
