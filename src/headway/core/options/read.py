@@ -7,12 +7,15 @@ An unknown flag or key is a UsageError that names the nearest known one.
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from headway.core.errors import UsageError
 from headway.core.options.field import (
+    FALSE,
+    TRUE,
     environment_name,
     flag_name,
     parse_value,
@@ -83,6 +86,7 @@ def read_flags(
     rows: Mapping[str, tuple[type, dataclasses.Field[Any]]], arguments: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """(name → text, positionals); a list flag may be given several times."""
+    arguments = [*spelled_out(rows, arguments)]
     parser = Parser()
     parser.add_argument("--config", default=argparse.SUPPRESS)
     for name, (table, _) in rows.items():
@@ -108,6 +112,20 @@ def read_flags(
         for name, value in flags.items()
     }
     return flags, positionals
+
+
+def spelled_out(
+    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]], arguments: Sequence[str]
+) -> Iterator[str]:
+    """A bare switch takes no folder for its value: --insecure FOLDER → --insecure=true FOLDER."""
+    switches = {flag_name(name) for name, (table, _) in rows.items() if is_switch(table, name)}
+    for argument, after in pairwise([*arguments, ""]):
+        bare = argument in switches and after.lower() not in TRUE | FALSE
+        yield f"{argument}=true" if bare else argument
+
+
+def is_switch(table: type, name: str) -> bool:
+    return value_type(table, name) == (bool, False)
 
 
 def refuse_unknown(
