@@ -223,7 +223,7 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         head_dim=head_dim,
         intermediate_size=positive(config, "intermediate_size"),
         max_len=positive(config, "max_position_embeddings", default=2048),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=decimal(config, "rms_norm_eps", default=1e-6),
         rope=rope_from_config(config),
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family.qkv_bias or attention_bias,
@@ -250,7 +250,8 @@ def refuse_unsupported(config: dict[str, Any]) -> str:
         )
     quantization = config.get("quantization_config")
     if quantization:
-        method = str(dict(quantization).get("quant_method", "unknown")).lower()
+        told = quantization if isinstance(quantization, dict) else {}
+        method = str(told.get("quant_method", "an unknown method")).lower()
         raise UnsupportedModelError(
             f"The checkpoint is quantized with {UNREAD_QUANTIZATION.get(method, method)}, "
             "which is not read yet.",
@@ -288,23 +289,41 @@ def positive(config: dict[str, Any], key: str, default: int | None = None) -> in
     return value
 
 
+def decimal(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    """The finite number under `key`, or ModelError naming it."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
+        raise ModelError(
+            f"config.json: {key} must be a number, not {value!r}.",
+            "Copy config.json again from the model's source.",
+        )
+    return float(value)
+
+
 def rope_from_config(config: dict[str, Any]) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.get("rope_theta", config.get("rope_theta") or 10000.0))
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise ModelError(
+            f"config.json: rope_scaling must be an object, not {scaling!r}.",
+            "Copy config.json again from the model's source.",
+        )
+    theta = decimal(scaling, "rope_theta", default=decimal(config, "rope_theta", default=10000.0))
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return RopeSpec(theta=theta)
     if kind == "linear":
-        return RopeSpec(theta=theta, kind="linear", factor=float(scaling["factor"]))
+        return RopeSpec(theta=theta, kind="linear", factor=decimal(scaling, "factor"))
     if kind == "llama3":
         return RopeSpec(
             theta=theta,
             kind="llama3",
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
-            original_max_len=int(scaling["original_max_position_embeddings"]),
+            factor=decimal(scaling, "factor"),
+            low_freq_factor=decimal(scaling, "low_freq_factor"),
+            high_freq_factor=decimal(scaling, "high_freq_factor"),
+            original_max_len=positive(scaling, "original_max_position_embeddings"),
         )
     raise UnsupportedModelError(
         f"The rope scaling {kind} is not supported.", "Supported are: default, linear, llama3."
@@ -328,5 +347,11 @@ def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ..
     for source in (generation, config):
         value = source.get("eos_token_id")
         if value is not None:
-            return tuple(value) if isinstance(value, list) else (int(value),)
+            ids = tuple(value) if isinstance(value, list) else (value,)
+            if any(type(token_id) is not int for token_id in ids):
+                raise ModelError(
+                    f"eos_token_id must be a token id or a list of them, not {value!r}.",
+                    "Check config.json and generation_config.json.",
+                )
+            return ids
     return ()
