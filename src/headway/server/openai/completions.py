@@ -46,6 +46,8 @@ def prepare(
     if body.echo and body.logprobs is not None:
         sampling.prompt_logprobs = body.logprobs
     sampling.check_vocabulary(info.vocab_size)
+    if sampling.stop:
+        model.needs_tokenizer("stop")
     generation = Generation(
         model=model,
         model_name=body.model,
