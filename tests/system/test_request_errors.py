@@ -1,5 +1,6 @@
 """Whatever is sent, the answer is 200 or an OpenAI error body that names the field."""
 
+import asyncio
 import io
 import json
 import types
@@ -416,6 +417,20 @@ async def test_a_body_over_the_limit_is_a_413(server: LiveServer) -> None:
             assert (status, content["error"]["code"]) == (413, "request_too_large")
             status, _, _ = await send(http, TEXT, BODIES[TEXT])
             assert status == 200
+
+
+async def test_a_huge_prompt_holds_up_nobody_else(http: aiohttp.ClientSession) -> None:
+    """9 MB take seconds to encode; another request is answered meanwhile."""
+    huge = asyncio.create_task(send(http, TEXT, changed(TEXT, prompt="word " * 1_800_000)))
+    answered = 0
+    while not huge.done():
+        await asyncio.sleep(0.01)
+        async with http.get("/health") as answer:
+            assert answer.status == 200
+        answered += not huge.done()
+    assert answered > 20
+    status, content, _ = await huge
+    assert (status, content["error"]["code"]) == (400, "context_length_exceeded")
 
 
 async def test_tokenize_and_back(http: aiohttp.ClientSession) -> None:

@@ -49,7 +49,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; lone surrogates are refused with a RequestError."""
         try:
-            return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+            # encode_batch, unlike encode, lets other threads run meanwhile
+            return self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "The text is not valid Unicode.", param="prompt", code="invalid_value"
