@@ -152,6 +152,8 @@ class LLM:
 
     def _request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
         ids = self._prompt_ids(prompt)
+        if sampling.stop:
+            self.needs_tokenizer()
         return Request(next(self._request_ids), ids, sampling, arrived_s=self.engine.clock.now_s())
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:

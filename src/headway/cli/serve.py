@@ -101,6 +101,7 @@ def make_model(
         tokenizer=tokenizer,
         timeout_s=options.engine_timeout,
         on_record=registry.on_step,
+        on_death=registry.on_death,
         on_progress=progress,
     )
     return ServedModel(

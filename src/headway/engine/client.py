@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import shutil
 import signal
 import tempfile
@@ -121,6 +122,7 @@ class EngineClient:
         timeout_s: float = 3.0,
         clock: Clock | None = None,
         on_record: Callable[[StepRecord], None] = lambda record: None,
+        on_death: Callable[[], None] = lambda: None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.command = command
@@ -128,6 +130,7 @@ class EngineClient:
         self.timeout_s = timeout_s
         self.clock = clock or SystemClock()
         self.on_record = on_record
+        self.on_death = on_death
         self.on_progress = on_progress
         self.info: messages.Ready | None = None
         self.status = "starting"
@@ -181,7 +184,9 @@ class EngineClient:
         self._beat = self._bind(zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self.clock.now_s()
         self._process = await asyncio.create_subprocess_exec(
-            *self.command(sockets), stdin=asyncio.subprocess.DEVNULL
+            *self.command(sockets),
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ, messages.PARENT_VARIABLE: str(os.getpid())},
         )
 
     def _bind(self, kind: int, path: Path, reader: Callable[[], None]) -> zmq.Socket:
@@ -231,6 +236,7 @@ class EngineClient:
         self.status = "restarting"
         await self._kill()
         self._unbind()
+        self.on_death()
         self._fail_all(
             EngineDownError("The engine stopped while it ran this request.", code="engine_died")
         )
@@ -249,6 +255,8 @@ class EngineClient:
             await process.wait()
 
     def _give_up(self, failure: HeadwayError) -> None:
+        if self._settled.is_set():  # a first start's failure is shown by who waits for it
+            log.error("the engine cannot be started again: %s", failure)
         self.failure, self.status = failure, "failed"
         self._settled.set()
         self._fail_all(EngineDownError("The engine cannot be started.", code="engine_failed"))
@@ -272,8 +280,7 @@ class EngineClient:
         if self._watcher is not None:
             self._watcher.cancel()
         self._fail_all(EngineDownError("The server is shutting down.", code="shutting_down"))
-        if self._pair is not None:
-            self._send(messages.Stop())
+        self._send(messages.Stop())
         if self._process is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 1.0)
@@ -284,11 +291,17 @@ class EngineClient:
 
     # ── talk ────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, message: messages.ToEngine) -> None:
-        if self._pair is not None:
+    def _send(self, message: messages.ToEngine) -> bool:
+        """Send a message; False when nobody is there to take it: not yet, or no more."""
+        if self._pair is None:
+            return False
+        try:
             self._pair.send(messages.encode(message), zmq.NOBLOCK)
-            # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message.
-            asyncio.get_running_loop().call_soon(self._drain)
+        except zmq.Again:
+            return False
+        # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message.
+        asyncio.get_running_loop().call_soon(self._drain)
+        return True
 
     def _hear(self) -> None:
         """Take the heartbeats that have come in."""
@@ -351,8 +364,9 @@ class EngineClient:
             self.clock.now_s() if arrived_s is None else arrived_s,
         )
         stream = Stream(Answer(request, self.tokenizer), self._aborter(request.request_id))
+        if not self._send(messages.Submit(request)):
+            raise EngineDownError("The engine has stopped.", code="engine_died")
         self._streams[request.request_id] = stream
-        self._send(messages.Submit(request))
         return stream
 
     def _aborter(self, request_id: int) -> Callable[[int | None], None]:

@@ -14,6 +14,8 @@ from headway.telemetry.records import StepRecord
 MAX_MESSAGE_BYTES = 64 * 2**20
 ENGINE_SOCKET, BEAT_SOCKET = "engine", "beat"
 BEAT_INTERVAL_S = 0.5
+PARENT_VARIABLE = "HEADWAY_PARENT"
+"""In the engine's environment: the process id of the server that started it."""
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):

@@ -32,10 +32,11 @@ Progress = Callable[[int, int], None]
 def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
     """Run until told to stop; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it drains first
-    end_with_parent()
+    parent = int(os.environ.get(messages.PARENT_VARIABLE, os.getppid()))
+    end_with_parent(parent)
     context = zmq.Context()
     pair = connect(context, zmq.PAIR, sockets / messages.ENGINE_SOCKET)
-    threading.Thread(target=beat, args=(context, sockets), daemon=True).start()
+    threading.Thread(target=beat, args=(context, sockets, parent), daemon=True).start()
     try:
         engine = build(tell_progress(pair))
     except HeadwayError as error:
@@ -59,16 +60,20 @@ def connect(context: zmq.Context, kind: int, path: Path) -> zmq.Socket:
     return socket
 
 
-def end_with_parent() -> None:
-    """Ask Linux to end this process when the server dies; elsewhere `beat` watches for it."""
+def end_with_parent(parent: int) -> None:
+    """Ask Linux to end this process when the server dies; elsewhere `beat` watches for it.
+
+    The server may be dead already: it died while we imported, and our parent is another one.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
-def beat(context: zmq.Context, sockets: Path) -> None:
+def beat(context: zmq.Context, sockets: Path, parent: int) -> None:
     """Say twice a second that the process lives; end it when the parent is another one."""
     socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
-    parent = os.getppid()
     while os.getppid() == parent:
         socket.send(b"")
         time.sleep(messages.BEAT_INTERVAL_S)

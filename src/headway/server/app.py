@@ -4,8 +4,10 @@ Each route is an ASGI callable given the server's state. Generation is raw ASGI 
 last chunk, for it is the hot path; Starlette does the routing, CORS and the small answers.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +28,8 @@ from headway.server.openai import chat, completions
 from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
 
 log = logging.getLogger(__name__)
+
+LARGE_BODY_BYTES = 64 * 1024
 
 
 def make_app(state: State) -> ASGIApp:
@@ -71,7 +75,8 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
-        raw = bodies.parse_object(await bodies.read_body(receive, state.options.max_body))
+        data = await bodies.read_body(receive, state.options.max_body)
+        raw = bodies.parse_object(data)
         arrived_s = state.clock.now_s()
         bodies.refuse_later(raw, LATER)
         unknown = bodies.unknown_fields(raw, self._body, NO_OPS | LATER)
@@ -82,12 +87,13 @@ class Generate:
             )
         body = bodies.typed(raw, self._body)
         request_id = self._prefix + scope["request_id"]
-        generation, dialect = self._prepare(state, body, request_id, arrived_s)
+        prepare = partial(self._prepare, state, body, request_id, arrived_s)
+        large = len(data) > LARGE_BODY_BYTES  # 10 MB of text take seconds to encode
+        generation, dialect = await asyncio.to_thread(prepare) if large else prepare()
         if unknown:
-            names = ", ".join(unknown)[:200]
-            log.warning("ignored unknown fields: %r", names)
-            text = names.encode("ascii", "replace").replace(b"\r", b"?").replace(b"\n", b"?")
-            generation.headers.append((b"x-headway-ignored-fields", text))
+            names = bodies.printable(unknown)
+            log.warning("ignored unknown fields: %s", names)
+            generation.headers.append((b"x-headway-ignored-fields", names.encode()))
         await respond(state, generation, dialect, receive, send)
 
 

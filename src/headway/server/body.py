@@ -106,3 +106,9 @@ def unknown_fields(raw: dict[str, Any], kind: type[msgspec.Struct], also: frozen
     """Names in `raw` that mean nothing to us."""
     known = set(kind.__struct_fields__) | also
     return [name for name in raw if name not in known]
+
+
+def printable(names: list[str], limit: int = 200) -> str:
+    """Names a client made up, fit for a header and a log: ["a b", "é", ""] → "a?b, ?, ?"."""
+    plain = ["".join(c if "!" <= c <= "~" else "?" for c in name[:limit]) for name in names]
+    return ", ".join(name or "?" for name in plain)[:limit].rstrip()

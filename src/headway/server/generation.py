@@ -244,10 +244,11 @@ async def send_chunks(
     try:
         async for pairs in arriving(generation, streams, timeline):
             for choice, delta in pairs:
-                data = dialect.chunk(choice, delta)
+                data = b""
                 if choice not in opened:
                     opened.add(choice)
-                    data = dialect.opening(choice) + data
+                    data = dialect.opening(choice)
+                data += dialect.chunk(choice, delta)
                 if data:
                     await events.write(data)
                 timeline.tokens_left(choice, len(delta.token_ids))

@@ -89,6 +89,12 @@ class Registry:
         self.preemptions.inc(max(new, 0))  # a restarted engine counts from 0 again
         self._seen_preemptions = record.num_preemptions
 
+    def on_death(self) -> None:
+        """The engine is gone, and with it all that ran, waited or held a block."""
+        for gauge in (self.running, self.waiting, self.kv_usage):
+            gauge.set(0)
+        self._seen_preemptions = 0
+
     def on_finish(self, reason: str) -> None:
         """Count one finished sequence by its reason."""
         self._success.labels(**self._labels, finished_reason=reason).inc()

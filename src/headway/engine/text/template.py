@@ -61,6 +61,7 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[Any] | None = None,
         add_generation_prompt: bool = True,
@@ -72,14 +73,17 @@ class ChatTemplate:
             messages = mark_last(messages)
         try:
             text = self._template.render(
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                **{**self._special_tokens, **options},
+                {
+                    **self._special_tokens,
+                    **options,
+                    "messages": messages,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
+                }
             )
         except Exception as error:  # a template is the model's code: it may raise anything
             raise RequestError(
-                f"The model's chat template refuses these messages: {error}",
+                f"The model's chat template refuses these messages: {str(error)[:500]}",
                 param="messages",
                 code="invalid_value",
             ) from error

@@ -49,7 +49,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; lone surrogates are refused with a RequestError."""
         try:
-            return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+            # encode_batch, unlike encode, lets other threads run meanwhile
+            return self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "The text is not valid Unicode.", param="prompt", code="invalid_value"
@@ -69,7 +70,7 @@ class Tokenizer:
             return self.pieces.get(token_id, b"")
         return self._rust.decode([token_id], skip_special_tokens=False).encode()
 
-    def chat_ids(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    def chat_ids(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
         """Render `messages` with the model's template and encode the result.
 
         The template writes its own special tokens. Raises RequestError when the model has no
@@ -77,7 +78,7 @@ class Tokenizer:
         """
         return self.encode(self.render(messages, **options), add_special_tokens=False)
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
         """The text that `messages` become; the same errors as `chat_ids`."""
         if self.template is None:
             raise RequestError(

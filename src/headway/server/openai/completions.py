@@ -46,6 +46,8 @@ def prepare(
     if body.echo and body.logprobs is not None:
         sampling.prompt_logprobs = body.logprobs
     sampling.check_vocabulary(info.vocab_size)
+    if sampling.stop:
+        model.needs_tokenizer("stop")
     generation = Generation(
         model=model,
         model_name=body.model,
@@ -174,8 +176,9 @@ class CompletionDialect:
             at = self._lengths.get(choice, 0)
             entries: list[Any] = list(delta.logprobs or [])
             shown = [entry.token_id for entry in entries]
-            logprobs = encode(render.completion_logprobs(self._tokenizer, entries, shown, at))
-            self._lengths[choice] = at + len(delta.text)
+            found = render.completion_logprobs(self._tokenizer, entries, shown, at)
+            self._lengths[choice] = at + sum(map(len, found["tokens"]))
+            logprobs = encode(found)
         if body.return_token_ids or self._tokenizer is None:
             ids = b',"token_ids":' + encode(delta.token_ids)
         return self._chunk(choice, delta.text, delta.finish_reason, logprobs, ids)

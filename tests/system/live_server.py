@@ -1,0 +1,219 @@
+"""A real `headway serve` in a process of its own, and what tests look at from outside.
+
+Each server has a temp folder of its own, so that a socket left behind is seen. Nothing here ends a
+process by name.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PATIENCE_S = 90.0
+NO_TORCH = "--executor=null"
+"""For tests of processes and streams, not of tokens: the engine starts in half the time."""
+GREETING = re.compile(r"Headway is ready: (http://[^/\s]+)/v1")
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours, without options that the person who runs the tests may have set."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("HEADWAY_")}
+
+
+def headway(
+    *arguments: str | Path, stdin: str | bytes = b"", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(
+        [sys.executable, "-m", "headway.cli.main", *map(str, arguments)],
+        input=data,
+        capture_output=True,
+        env=clean_environment() | (env or {}),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """The first true value of `condition`; fails when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {condition}"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """The living processes whose parent is `pid`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state not in "ZX":
+                found.append(int(stat.parent.name))
+    return found
+
+
+class LiveServer:
+    """One server process. `url` is known once `wait_ready` came back."""
+
+    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
+        self.sockets = self.temp / "t"
+        self.sockets.mkdir()
+        self.url = ""
+        with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "headway.cli.main",
+                    "serve",
+                    str(folder),
+                    "--port=0",
+                    *flags,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=clean_environment() | {"TMPDIR": str(self.sockets)} | (env or {}),
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return (self.temp / "out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.temp / "err").read_text()
+
+    def wait_ready(self) -> "LiveServer":
+        """Wait for the greeting; fails with the server's words when it ends instead."""
+
+        def greeted() -> re.Match[str] | None:
+            found = GREETING.search(self.stdout)
+            ended = found is None and self.process.poll() is not None
+            assert not ended, f"exit status {self.process.returncode}: {self.stderr}"
+            return found
+
+        self.url = wait_until(greeted)[1]
+        return self
+
+    def engine_pid(self) -> int:
+        """The one child: the engine process."""
+        (pid,) = children(self.pid)
+        return pid
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and parsed body of a JSON POST."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        request = urllib.request.Request(
+            self.url + path, data=data, headers={"content-type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                return answer.status, msgspec.json.decode(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, msgspec.json.decode(error.read())
+
+    def is_ready(self) -> bool:
+        return self.get("/ready")[0] == 200
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        total = 0.0
+        for line in self.get("/metrics")[1].decode().splitlines():
+            head, _, value = line.rpartition(" ")
+            if re.fullmatch(rf"headway:{name}(\{{.*\}})?", head) and all(
+                f'{key}="{text}"' in head for key, text in labels.items()
+            ):
+                total += float(value)
+        return total
+
+    def idle(self) -> bool:
+        """Whether nothing runs, waits or holds a block."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return all(self.metric(name) == 0 for name in names)
+
+    def probe(self) -> list[int]:
+        """The tokens of one greedy request: the same as long as nothing disturbs another."""
+        body = {
+            "model": self.model,
+            "prompt": [10, 20, 30, 40],
+            "max_tokens": 12,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        status, answer = self.post("/v1/completions", body)
+        assert status == 200, answer
+        tokens: list[int] = answer["choices"][0]["token_ids"]
+        return tokens
+
+    @property
+    def model(self) -> str:
+        """The first served name."""
+        name: str = msgspec.json.decode(self.get("/v1/models")[1])["data"][0]["id"]
+        return name
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait_end(self, timeout_s: float = PATIENCE_S) -> int:
+        """The exit status."""
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        """End whatever still runs and remove the temp folder."""
+        engines = children(self.pid)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for pid in engines:
+            with contextlib.suppress(ProcessLookupError):
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.temp, ignore_errors=True)

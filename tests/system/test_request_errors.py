@@ -1,0 +1,455 @@
+"""Whatever is sent, the answer is 200 or an OpenAI error body that names the field."""
+
+import asyncio
+import io
+import json
+import types
+import typing
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from live_server import LiveServer
+from tiny_model import CONTEXT
+
+from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    TEXT: {"model": "tiny", "prompt": "hi", "max_tokens": 2},
+}
+STRUCTS = {CHAT: ChatBody, TEXT: CompletionBody}
+
+Answer = tuple[int, Any, typing.Mapping[str, str]]
+
+
+async def send(http: aiohttp.ClientSession, path: str, body: Any) -> Answer:
+    """POST a body, bytes as they are; checks what every answer promises."""
+    data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+    headers = {"content-type": "application/json"}
+    async with http.post(path, data=data, headers=headers) as answer:
+        content = msgspec.json.decode(await answer.read())
+        assert answer.headers["x-request-id"]
+        assert answer.content_type == "application/json"
+        if answer.status != 200:
+            check_error(answer.status, content)
+        return answer.status, content, dict(answer.headers)
+
+
+def check_error(status: int, content: Any) -> None:
+    """The one shape errors have."""
+    assert status in (400, 401, 403, 404, 405, 413, 429, 503), (status, content)
+    assert set(content) == {"error"}
+    error = content["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and len(error["message"]) < 2000
+    assert isinstance(error["type"], str) and isinstance(error["code"], str)
+    assert error["param"] is None or isinstance(error["param"], str)
+
+
+def changed(path: str, **fields: Any) -> dict[str, Any]:
+    """A good body with some fields set; `...` leaves one out."""
+    body = {**BODIES[path], **fields}
+    return {name: value for name, value in body.items() if value is not ...}
+
+
+USER = {"role": "user", "content": "hi"}
+BELOW, ABOVE = "integer_below_min_value", "integer_above_max_value"
+LOW, HIGH = "decimal_below_min_value", "decimal_above_max_value"
+BOTH: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"model": ...}, 400, "missing_required_parameter", "model"),
+    ({"model": "another"}, 404, "model_not_found", "model"),
+    ({"model": 5}, 400, "invalid_type", "model"),
+    ({"temperature": 2.1}, 400, HIGH, "temperature"),
+    ({"temperature": -0.1}, 400, LOW, "temperature"),
+    ({"top_p": 1.1}, 400, HIGH, "top_p"),
+    ({"top_p": -1}, 400, LOW, "top_p"),
+    ({"presence_penalty": 2.5}, 400, HIGH, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, 400, LOW, "frequency_penalty"),
+    ({"repetition_penalty": 0}, 400, LOW, "repetition_penalty"),
+    ({"min_p": 1.5}, 400, HIGH, "min_p"),
+    ({"top_k": -2}, 400, BELOW, "top_k"),
+    ({"top_k": 2**70}, 400, ABOVE, "top_k"),
+    ({"top_k": 2**63}, 400, ABOVE, "top_k"),
+    ({"min_tokens": 2**70, "max_tokens": None}, 400, "", "min_tokens"),
+    ({"seed": 2**63}, 400, ABOVE, "seed"),
+    ({"seed": -(2**63) - 1}, 400, BELOW, "seed"),
+    ({"max_tokens": -1}, 400, BELOW, "max_tokens"),
+    ({"max_tokens": 0}, 400, BELOW, "max_tokens"),
+    ({"max_tokens": CONTEXT}, 400, "context_length_exceeded", None),
+    ({"max_tokens": 2**70}, 400, "context_length_exceeded", None),
+    ({"min_tokens": 3, "max_tokens": 2}, 400, "invalid_value", "min_tokens"),
+    ({"min_tokens": -1}, 400, BELOW, "min_tokens"),
+    ({"n": 0}, 400, BELOW, "n"),
+    ({"n": 17}, 400, ABOVE, "n"),
+    ({"n": 10**30}, 400, ABOVE, "n"),
+    ({"stop": ""}, 400, "invalid_value", "stop"),
+    ({"stop": ["a", ""]}, 400, "invalid_value", "stop"),
+    ({"stop": list("abcdefghijklmnopq")}, 400, "array_above_max_length", "stop"),
+    ({"stop_token_ids": [100_000]}, 400, "invalid_value", "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, 400, "invalid_value", "stop_token_ids"),
+    ({"allowed_token_ids": [2**65]}, 400, "invalid_value", "allowed_token_ids"),
+    ({"logit_bias": {"5": 101}}, 400, HIGH, "logit_bias"),
+    ({"logit_bias": {"5": -101}}, 400, LOW, "logit_bias"),
+    ({"logit_bias": {"100000": 1}}, 400, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, 400, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"word": 1}}, 400, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, 400, "invalid_value", "logit_bias"),
+    (
+        {"logit_bias": {str(i): 1 for i in range(1025)}},
+        400,
+        "object_above_max_properties",
+        "logit_bias",
+    ),
+    ({"prompt_logprobs": 21}, 400, ABOVE, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, 400, "invalid_value", "prompt_logprobs"),
+    ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
+    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+        400,
+        "unsupported_parameter",
+        "response_format",
+    ),
+    ({"response_format": {}}, 400, "missing_required_parameter", "response_format.type"),
+]
+ERRORS = [
+    *[(path, *row) for path in (CHAT, TEXT) for row in BOTH],
+    (CHAT, {"messages": ...}, 400, "missing_required_parameter", "messages"),
+    (CHAT, {"messages": []}, 400, "empty_array", "messages"),
+    (CHAT, {"messages": "hi"}, 400, "invalid_type", "messages"),
+    (CHAT, {"messages": ["hi"]}, 400, "invalid_type", None),
+    (CHAT, {"messages": [USER, {"content": "hi"}]}, 400, None, "messages[1].role"),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "wizard", "content": "x"}]},
+        400,
+        "invalid_value",
+        "messages[1].role",
+    ),
+    (CHAT, {"messages": [{"role": ["user"], "content": "x"}]}, 400, None, "messages[0].role"),
+    (
+        CHAT,
+        {"messages": [{"role": "user"}]},
+        400,
+        "missing_required_parameter",
+        "messages[0].content",
+    ),
+    (CHAT, {"messages": [{**USER, "content": 5}]}, 400, "invalid_type", "messages[0].content"),
+    (
+        CHAT,
+        {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "unsupported_value",
+        "messages[0].content[0]",
+    ),
+    (CHAT, {"messages": [{**USER, "content": ["hi"]}]}, 400, None, "messages[0].content[0]"),
+    (
+        CHAT,
+        {"messages": [{**USER, "content": "word " * 600}]},
+        400,
+        "context_length_exceeded",
+        None,
+    ),
+    (CHAT, {"max_completion_tokens": 0, "max_tokens": ...}, 400, BELOW, "max_completion_tokens"),
+    (CHAT, {"max_completion_tokens": 3, "max_tokens": 2}, 400, "invalid_value", "max_tokens"),
+    (CHAT, {"top_logprobs": 2}, 400, "invalid_value", "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, 400, ABOVE, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": -1}, 400, BELOW, "top_logprobs"),
+    (CHAT, {"logprobs": 1}, 400, "invalid_type", "logprobs"),
+    (
+        CHAT,
+        {"continue_final_message": True, "add_generation_prompt": True},
+        400,
+        "invalid_value",
+        "continue_final_message",
+    ),
+    (TEXT, {"prompt": ...}, 400, "missing_required_parameter", "prompt"),
+    (TEXT, {"prompt": ""}, 400, "empty_array", "prompt"),
+    (TEXT, {"prompt": []}, 400, "empty_array", "prompt"),
+    (TEXT, {"prompt": [[]]}, 400, "empty_array", "prompt[0]"),
+    (TEXT, {"prompt": ["hi", ""]}, 400, "empty_array", "prompt[1]"),
+    (TEXT, {"prompt": ["hi", [1.5]]}, 400, "invalid_type", "prompt[1]"),
+    (TEXT, {"prompt": [True]}, 400, "invalid_type", None),
+    (TEXT, {"prompt": [None]}, 400, "invalid_type", "prompt[0]"),
+    (TEXT, {"prompt": [-1]}, 400, "invalid_value", None),
+    (TEXT, {"prompt": [2**65]}, 400, "invalid_value", None),
+    (TEXT, {"prompt": [1] * 600}, 400, "context_length_exceeded", "prompt"),
+    (TEXT, {"prompt": ["hi"] * 257}, 400, "array_above_max_length", "prompt"),
+    (TEXT, {"logprobs": 21}, 400, ABOVE, "logprobs"),
+    (TEXT, {"logprobs": True}, 400, "invalid_type", "logprobs"),
+    (TEXT, {"suffix": "the end"}, 400, "unsupported_parameter", "suffix"),
+    (TEXT, {"best_of": 3}, 400, "unsupported_parameter", "best_of"),
+    (TEXT, {"echo": True, "logprobs": 1, "stream": True}, 400, "invalid_value", "echo"),
+]
+
+
+async def test_each_error_has_its_code_and_names_its_field(http: aiohttp.ClientSession) -> None:
+    wrong = []
+    for path, fields, status, code, param in ERRORS:
+        got, content, _ = await send(http, path, changed(path, **fields))
+        error = content.get("error", {"code": None, "param": None})
+        if (
+            got != status
+            or (code and error["code"] != code)
+            or (param is not None and error["param"] != param)
+        ):
+            wrong.append((path, str(fields)[:100], got, error))
+    assert not wrong
+
+
+# ── fields of every type ────────────────────────────────────────────────────────────────────
+
+SAMPLES: dict[type, list[Any]] = {
+    bool: [True],
+    int: [1],
+    float: [0.5],
+    str: ["text"],
+    list: [[], [1], [None], [[[]]]],
+    dict: [{}, {"a": 1}],
+}
+
+
+def kinds_of(hint: Any) -> set[type]:
+    """The JSON types a field takes: `str | list[str] | None` → {str, list}."""
+    if isinstance(hint, types.UnionType):
+        return set().union(*map(kinds_of, typing.get_args(hint)))
+    origin = typing.get_origin(hint) or hint
+    if origin is types.NoneType:
+        return set()
+    if isinstance(origin, type) and issubclass(origin, msgspec.Struct):
+        return {dict}
+    return {origin, int} if origin is float else {origin}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_value_of_the_wrong_type_is_refused_by_field(
+    http: aiohttp.ClientSession, path: str
+) -> None:
+    hints = typing.get_type_hints(STRUCTS[path])
+    assert len(hints) > 25
+    wrong = []
+    for name, hint in hints.items():
+        fitting = kinds_of(hint)
+        for kind, values in SAMPLES.items():
+            for value in [] if kind in fitting else values:
+                status, content, _ = await send(http, path, changed(path, **{name: value}))
+                error = content.get("error", {})
+                if (status, error.get("code"), error.get("param")) != (400, "invalid_type", name):
+                    wrong.append((name, value, status, content))
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_null_stands_for_absent_in_every_field(
+    http: aiohttp.ClientSession, path: str
+) -> None:
+    required = {"model", "messages", "prompt"}
+    for name in [*typing.get_type_hints(STRUCTS[path]), *LATER, *NO_OPS]:
+        status, content, headers = await send(http, path, changed(path, **{name: None}))
+        assert (status == 200) == (name not in required), (name, content)
+        assert "x-headway-ignored-fields" not in headers
+
+
+HOSTILE = [
+    *("NaN", "Infinity", "-Infinity", "1e400", "-1e400", "1e-400", "-0.0", "0x10", "01", "+1"),
+    *("9" * 5000, "1" + "0" * 400, "18446744073709551616", "9223372036854775807", "tru", "'a'", ""),
+    *('"\\ud800"', '"\\u0000"', "[" * 100_000, "[" * 500 + "]" * 500, '{"a":' * 400),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_hostile_values_in_every_field_give_no_5xx(
+    http: aiohttp.ClientSession, path: str
+) -> None:
+    wrong = []
+    for name in typing.get_type_hints(STRUCTS[path]):
+        rest = json.dumps(changed(path, **{name: ...}))[1:]
+        for value in HOSTILE:
+            try:
+                await send(http, path, f'{{"{name}":{value},{rest}'.encode())
+            except AssertionError as error:
+                wrong.append((name, value[:30], str(error)[:200]))
+    assert not wrong
+
+
+RAW: list[tuple[bytes, str]] = [
+    (b"", "invalid_json"),
+    (b"null", "invalid_json"),
+    (b"[]", "invalid_json"),
+    (b'"text"', "invalid_json"),
+    (b"5", "invalid_json"),
+    (b"{", "invalid_json"),
+    (b"\xff\xfe", "invalid_json"),
+    (b'{"model":"\xff"}', "invalid_json"),
+    (b'{"model":"tiny","prompt":"\\ud800","max_tokens":1}', "invalid_json"),
+    (b'{"model":"tiny","prompt":"hi","temperature":NaN}', "invalid_json"),
+    (b'{"model":"tiny","prompt":"hi","temperature":1e400}', "invalid_json"),
+    (b'{"a":' * 100_000, "invalid_json"),
+    (b"[" * 100_000 + b"]" * 100_000, "invalid_json"),
+    (b'{"model":"tiny"}{"model":"tiny"}', "invalid_json"),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
+async def test_a_body_that_is_no_json_object_is_a_400(
+    http: aiohttp.ClientSession, path: str
+) -> None:
+    for raw, code in RAW:
+        status, content, _ = await send(http, path, raw)
+        assert (status, content["error"]["code"]) == (400, code), raw[:60]
+
+
+async def test_of_a_duplicate_key_the_last_counts(http: aiohttp.ClientSession) -> None:
+    raw = b'{"model":"another","model":"tiny","prompt":"hi","max_tokens":9,"max_tokens":2}'
+    status, content, _ = await send(http, TEXT, raw)
+    assert status == 200 and content["usage"]["completion_tokens"] == 2
+
+
+# ── fields by name ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_fields_not_honoured_yet_are_refused_by_name(
+    http: aiohttp.ClientSession, path: str
+) -> None:
+    assert {"tools", "tool_choice", "functions", "slo", "structured_outputs"} <= LATER
+    for name in sorted(LATER):
+        for value in ([], {}, 1, "auto", False):
+            status, content, _ = await send(http, path, changed(path, **{name: value}))
+            assert status == 400, name
+            assert content["error"]["code"] == "unsupported_parameter"
+            assert content["error"]["param"] == name and name in content["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_fields_without_effect_are_accepted(http: aiohttp.ClientSession, path: str) -> None:
+    for name in sorted(NO_OPS):
+        status, _, headers = await send(http, path, changed(path, **{name: "anything"}))
+        assert status == 200 and "x-headway-ignored-fields" not in headers
+
+
+@pytest.mark.parametrize(
+    "name", ["colour", "", " ", " a", "a ", "\0", "a\r\nb: c", "\v", "é", "x" * 500]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unknown_field_is_reported_in_a_header(
+    http: aiohttp.ClientSession, name: str, stream: bool
+) -> None:
+    body = changed(TEXT, **{name: 1}, stream=stream)
+    async with http.post(TEXT, json=body) as answer:
+        assert answer.status == 200
+        assert "x-headway-ignored-fields" in answer.headers
+        assert await answer.read()
+
+
+async def test_endpoints_not_served_yet_are_refused_by_name(http: aiohttp.ClientSession) -> None:
+    for path, code in (
+        ("/v1/responses", "unsupported_endpoint"),
+        ("/v1/messages", "unsupported_endpoint"),
+        ("/v1/embeddings", "unsupported_endpoint"),
+        ("/v1/batches", "unsupported_endpoint"),
+        ("/v1/files", "unsupported_endpoint"),
+        ("/nowhere", "unknown_url"),
+    ):
+        status, content, _ = await send(http, path, {})
+        assert (status, content["error"]["code"]) == (404, code)
+        assert path in content["error"]["message"]
+
+
+async def test_a_wrong_method_is_a_405(http: aiohttp.ClientSession) -> None:
+    for method, path in (
+        ("GET", CHAT),
+        ("DELETE", TEXT),
+        ("POST", "/v1/models"),
+        ("PUT", "/health"),
+    ):
+        async with http.request(method, path) as answer:
+            check_error(answer.status, await answer.json())
+            assert answer.status == 405
+
+
+async def test_hostile_template_options_are_a_400(http: aiohttp.ClientSession) -> None:
+    for options in (
+        {"self": 1},
+        {"messages": []},
+        {"tools": 5},
+        {"role": 1, "message": 2},
+        {"add_generation_prompt": {}},
+        {"continue_final_message": True},
+        {"raise_exception": 1, "range": 2, "namespace": 3, "loop": 4},
+        {"bos_token": [], "eos_token": 5},
+        {"__class__": 1, "": 2, "a b": 3},
+        {"context": 1, "environment": 2, "args": 3, "kwargs": 4, "text": 5},
+    ):
+        status, content, _ = await send(http, CHAT, changed(CHAT, chat_template_kwargs=options))
+        assert status in (200, 400), (options, content)
+
+
+# ── the answer's headers, and size ──────────────────────────────────────────────────────────
+
+
+async def test_a_stream_has_the_headers_of_one(http: aiohttp.ClientSession) -> None:
+    own = {"x-request-id": "mine"}
+    async with http.post(TEXT, json=changed(TEXT, stream=True), headers=own) as answer:
+        assert answer.content_type == "text/event-stream"
+        assert answer.headers["cache-control"] == "no-cache"
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert answer.headers["x-request-id"] != "mine"
+        assert answer.headers["x-client-request-id"] == "mine"
+        assert (await answer.text()).endswith("data: [DONE]\n\n")
+
+
+async def test_request_ids_are_never_the_same(http: aiohttp.ClientSession) -> None:
+    seen = set()
+    for path in ("/health", "/ready", "/version", "/v1/models", "/nowhere", "/metrics"):
+        async with http.get(path) as answer:
+            seen.add(answer.headers["x-request-id"])
+    assert len(seen) == 6
+
+
+async def test_a_body_over_the_limit_is_a_413(server: LiveServer) -> None:
+    for size in (10_000_001, 30_000_000):
+        async with aiohttp.ClientSession(server.url) as http:
+            status, content, _ = await send(http, TEXT, b" " * size)
+            assert (status, content["error"]["code"]) == (413, "request_too_large")
+            status, _, _ = await send(http, TEXT, BODIES[TEXT])
+            assert status == 200
+
+
+async def test_a_huge_prompt_holds_up_nobody_else(http: aiohttp.ClientSession) -> None:
+    """9 MB take seconds to encode; another request is answered meanwhile."""
+    huge = asyncio.create_task(send(http, TEXT, changed(TEXT, prompt="word " * 1_800_000)))
+    answered = 0
+    while not huge.done():
+        await asyncio.sleep(0.01)
+        async with http.get("/health") as answer:
+            assert answer.status == 200
+        answered += not huge.done()
+    assert answered > 20
+    status, content, _ = await huge
+    assert (status, content["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_tokenize_and_back(http: aiohttp.ClientSession) -> None:
+    text = "Tell me about the sea, é and 🌊."
+    _, tokens, _ = await send(http, "/tokenize", {"prompt": text, "return_token_strs": True})
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    _, back, _ = await send(http, "/detokenize", {"tokens": tokens["tokens"]})
+    assert back == {"prompt": text}
+    _, chat, _ = await send(http, "/tokenize", {"messages": [USER]})
+    assert chat["tokens"][0] == 1
+    for path, body in (
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": [USER]}),
+        ("/tokenize", {"prompt": 5}),
+        ("/tokenize", {"model": "another", "prompt": "a"}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [2**70]}),
+        ("/detokenize", {"tokens": ["a"]}),
+    ):
+        status, _, _ = await send(http, path, body)
+        assert status in (400, 404)

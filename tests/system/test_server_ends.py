@@ -1,0 +1,136 @@
+"""The server ends: what runs finishes, what is new is refused, nothing is left behind."""
+
+import asyncio
+import os
+import signal
+
+import aiohttp
+import pytest
+from live_server import NO_TORCH, LiveServer, alive, children, wait_until
+from streams import open_streams
+
+from conftest import StartServer
+
+NUM_STREAMS = 12
+
+
+def left_behind(live: LiveServer, engine: int) -> list[object]:
+    """A living engine, or anything in the server's temp folder."""
+    return [*([engine] if alive(engine) else []), *live.sockets.iterdir()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_running_streams_finish_and_new_requests_are_refused(
+    start_server: StartServer, number: signal.Signals
+) -> None:
+    live = start_server().wait_ready()
+    model, engine = live.model, live.engine_pid()
+    async with aiohttp.ClientSession(live.url) as http:
+        _, ended = await open_streams(http, model, NUM_STREAMS)
+        os.kill(engine, signal.SIGSTOP)  # holds the streams open while we look
+        live.signal(number)
+        await asyncio.to_thread(wait_until, lambda: not live.is_ready())
+        async with http.get("/ready") as answer:
+            assert answer.status == 503 and "draining" in await answer.text()
+        async with http.post("/v1/completions", json={"model": model, "prompt": [5]}) as answer:
+            assert answer.status == 503 and int(answer.headers["retry-after"]) >= 1
+            assert (await answer.json())["error"]["code"] == "not_ready"
+        async with http.get("/health") as answer:
+            assert answer.status == 200
+        os.kill(engine, signal.SIGCONT)
+        readers = await ended
+    assert all(reader.complete for reader in readers), [r.events[-1] for r in readers]
+    assert await asyncio.to_thread(live.wait_end) == 0
+    assert left_behind(live, engine) == []
+    assert "Traceback" not in live.stderr, live.stderr
+
+
+async def test_streams_beyond_the_drain_time_end_with_an_error(start_server: StartServer) -> None:
+    live = start_server("--drain-timeout=0.5").wait_ready()
+    model, engine = live.model, live.engine_pid()
+    async with aiohttp.ClientSession(live.url) as http:
+        _, ended = await open_streams(http, model, NUM_STREAMS)
+        os.kill(engine, signal.SIGSTOP)
+        live.signal(signal.SIGTERM)
+        readers = await ended
+    assert {reader.error.get("code") for reader in readers} == {"shutting_down"}
+    assert await asyncio.to_thread(live.wait_end) == 0
+    assert left_behind(live, engine) == []
+
+
+async def test_an_engine_that_dies_while_draining_is_not_waited_for(
+    start_server: StartServer,
+) -> None:
+    live = start_server().wait_ready()
+    model, engine = live.model, live.engine_pid()
+    async with aiohttp.ClientSession(live.url) as http:
+        _, ended = await open_streams(http, model, NUM_STREAMS)
+        os.kill(engine, signal.SIGSTOP)
+        live.signal(signal.SIGTERM)
+        await asyncio.to_thread(wait_until, lambda: not live.is_ready())
+        os.kill(engine, signal.SIGKILL)
+        readers = await ended
+    assert {reader.error.get("code") for reader in readers} == {"engine_died"}
+    assert await asyncio.to_thread(live.wait_end) == 0
+    assert left_behind(live, engine) == []
+    assert children(live.pid) == []
+
+
+async def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
+    live = start_server().wait_ready()
+    model, engine = live.model, live.engine_pid()
+    async with aiohttp.ClientSession(live.url) as http:
+        _, ended = await open_streams(http, model, NUM_STREAMS)
+        os.kill(engine, signal.SIGSTOP)
+        live.signal(signal.SIGINT)
+        await asyncio.to_thread(wait_until, lambda: not live.is_ready())
+        live.signal(signal.SIGINT)
+        assert await asyncio.to_thread(live.wait_end) == 130
+        await asyncio.gather(ended, return_exceptions=True)
+    await asyncio.to_thread(wait_until, lambda: not alive(engine))
+    assert left_behind(live, engine) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_and_loading_servers_end_cleanly(
+    start_server: StartServer, number: signal.Signals
+) -> None:
+    idle, loading = start_server(NO_TORCH), start_server()
+    idle.wait_ready()
+    for live in (idle, loading):
+        (engine,) = wait_until(lambda live=live: children(live.pid))
+        live.signal(number)
+        assert live.wait_end() == 0, live.stderr
+        assert left_behind(live, engine) == []
+        assert "Traceback" not in live.stderr and "ERROR" not in live.stderr
+
+
+def test_a_server_asked_to_end_as_it_starts_its_engine_ends_cleanly(
+    start_server: StartServer,
+) -> None:
+    live = start_server()
+    (engine,) = wait_until(lambda: children(live.pid))
+    live.signal(signal.SIGTERM)
+    assert live.wait_end() == 0, live.stderr
+    assert left_behind(live, engine) == []
+
+
+async def test_the_engine_goes_when_its_server_is_killed(start_server: StartServer) -> None:
+    live = start_server().wait_ready()
+    model, engine = live.model, live.engine_pid()
+    async with aiohttp.ClientSession(live.url) as http:
+        _, ended = await open_streams(http, model, 3)
+        live.signal(signal.SIGKILL)
+        await asyncio.gather(ended, return_exceptions=True)
+    await asyncio.to_thread(wait_until, lambda: not alive(engine), 30)
+    live.wait_end()
+
+
+def test_the_engine_goes_when_its_server_is_killed_while_loading(
+    start_server: StartServer,
+) -> None:
+    live = start_server()
+    (engine,) = wait_until(lambda: children(live.pid))
+    live.signal(signal.SIGKILL)
+    wait_until(lambda: not alive(engine), 60)
+    live.wait_end()
