@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from headway.runtime.attention import BACKENDS, KVLayer
 from headway.runtime.attention.sdpa import buckets
 from headway.runtime.batch import Batch
-from headway.runtime.kernels import reference
+from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.upcast import PANEL_ELEMENTS, UpcastLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,12 +26,23 @@ def linear_inputs(rows: int, hidden: int, outputs: int, bias: bool, dtype: torch
     return x, weight, torch.randn(outputs).to(dtype) if bias else None
 
 
+PRODUCTS = [
+    pytest.param(reference.linear, id="torch"),
+    pytest.param(
+        onednn.linear,
+        id="onednn",
+        marks=pytest.mark.skipif(not onednn.available(), reason="torch is built without oneDNN"),
+    ),
+]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_upcast_linear_equals_an_exact_product(dtype: torch.dtype):
+def test_upcast_linear_equals_an_exact_product(dtype: torch.dtype, product):
     """Within one rounding of the type, for odd sizes, one row, one output and reused scratch."""
     torch.manual_seed(0)
     random.seed(0)
-    kernel = UpcastLinear()
+    kernel = UpcastLinear(product)
     shapes = [(3, 1, 1), (1, 7, 5), (2, 64, 9), (3, 64, 9), (5, 1023, 1025), (17, 31, 1)]
     shapes += [tuple(random.randint(1, 300) for _ in range(3)) for _ in range(40)]
     for rows, hidden, outputs in shapes:
@@ -45,10 +56,27 @@ def test_upcast_linear_equals_an_exact_product(dtype: torch.dtype):
         assert_close(out.double(), exact, rtol=2 * ROUNDING[dtype], atol=2 * ROUNDING[dtype])
 
 
+@pytest.mark.skipif(not onednn.available(), reason="torch is built without oneDNN")
+def test_onednn_linear_equals_an_exact_product():
+    """Within the rounding of fp32, for odd sizes, strided rows, and beyond its row limit."""
+    torch.manual_seed(2)
+    random.seed(2)
+    shapes = [(1, 1, 1), (1, 7, 5), (onednn.MANY_ROWS + 1, 9, 3), (onednn.MANY_ROWS, 65, 33)]
+    shapes += [tuple(random.randint(1, 300) for _ in range(3)) for _ in range(40)]
+    for rows, hidden, outputs in shapes:
+        x, weight, bias = linear_inputs(2 * rows, hidden, outputs, rows % 2 == 0, torch.float32)
+        strided = x[::2]
+        exact = reference.linear(
+            strided.double(), weight.double(), None if bias is None else bias.double()
+        )
+        out = onednn.linear(strided, weight, bias)
+        assert_close(out.double(), exact, rtol=2**-18, atol=2**-18)
+
+
 def test_upcast_linear_handles_weights_wider_and_longer_than_its_panel():
     """A row longer than the scratch, and outputs that do not divide into panels."""
     torch.manual_seed(1)
-    kernel = UpcastLinear()
+    kernel = UpcastLinear(reference.linear)
     for hidden, outputs in ((PANEL_ELEMENTS + 3, 2), (4096, PANEL_ELEMENTS // 4096 * 2 + 1)):
         x, weight, bias = linear_inputs(4, hidden, outputs, True, torch.bfloat16)
         exact = reference.linear(x.float(), weight.float(), bias.float())
@@ -58,7 +86,8 @@ def test_upcast_linear_handles_weights_wider_and_longer_than_its_panel():
 def test_upcast_linear_leaves_fp32_weights_to_torch():
     """With fp32 weights there is nothing to widen: bit for bit the reference."""
     x, weight, bias = linear_inputs(9, 33, 21, True, torch.float32)
-    assert torch.equal(UpcastLinear()(x, weight, bias), reference.linear(x, weight, bias))
+    kernel = UpcastLinear(onednn.linear)
+    assert torch.equal(kernel(x, weight, bias), reference.linear(x, weight, bias))
 
 
 def random_batch(rng: random.Random, block_size: int, num_blocks: int) -> Batch:
