@@ -4,7 +4,7 @@ A prompt of 512 random tokens gives prefill tokens/s; then 1, 8 and 32 sequences
 decoded together. Each figure is the median of repeats, beside the machine's own ceiling, probed
 before each: bytes a decode step must read over the memory's bandwidth, FLOPs over the peak of the
 matrix product. `--peer PYTHON` runs vLLM's offline engine, from a virtual environment of its own,
-on the same folder before and after, so that both meet the same machine.
+on the same folder between two halves of our repeats, so that both meet the same machine.
 """
 
 import argparse
@@ -22,6 +22,9 @@ from headway.core.request import Request
 
 CONTEXT = 512
 DECODE_STEPS = {1: 48, 8: 24, 32: 16}
+
+Figures = dict[str, float]
+"""Tokens/s by name: prefill, batch 1, batch 8, …"""
 
 
 def bandwidth_bytes_per_s() -> float:
@@ -104,13 +107,27 @@ def ceilings(llm: LLM) -> dict[str, float]:
     return found
 
 
-def run_peer(python: str, folder: Path, dtype: str) -> dict[str, float]:
+def run_peer(python: str, folder: Path, dtype: str, batches: str, repeats: int) -> Figures:
     """vLLM's figures, from its own environment."""
     script = Path(__file__).with_name("vllm_offline.py")
-    command = [python, str(script), str(folder), dtype]
+    command = [python, str(script), str(folder), dtype, batches, str(repeats)]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
-    figures: dict[str, float] = json.loads(output.strip().splitlines()[-1])
+    figures: Figures = json.loads(output.strip().splitlines()[-1])
     return figures
+
+
+def run_ours(folder: Path, dtype: str, batches: list[int], repeats: int) -> list[list[Figures]]:
+    """[(ceilings, figures) of each repeat]; the model is gone afterwards."""
+    llm = LLM(folder, dtype=dtype, max_model_len=1024, max_num_seqs=32, skip_tokenizer_init=True)
+    rates = Rates(llm)
+    rates.prefill()
+    found = []
+    for _ in range(repeats):
+        limits = ceilings(llm)
+        figures = {"prefill": rates.prefill()}
+        figures |= {f"batch {batch}": rates.decode(batch) for batch in batches}
+        found.append([limits, figures])
+    return found
 
 
 def main() -> None:
@@ -118,41 +135,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--repeats", type=int, default=3, help="of ours; twice that with a peer")
     parser.add_argument("--peer", help="python of an environment with vLLM")
+    parser.add_argument("--peer-dtype", help="when it is not ours")
+    parser.add_argument("--peer-batches", help="when they are not ours")
+    parser.add_argument("--peer-repeats", type=int, default=3)
     chosen = parser.parse_args()
+    batches = [int(batch) for batch in chosen.batches.split(",")]
 
-    peers = [run_peer(chosen.peer, chosen.folder, chosen.dtype)] if chosen.peer else []
-    llm = LLM(
-        chosen.folder,
-        dtype=chosen.dtype,
-        max_model_len=1024,
-        max_num_seqs=32,
-        skip_tokenizer_init=True,
-    )
-    rates = Rates(llm)
-    rates.prefill()
-    runs: dict[str, list[float]] = {"prefill": []} | {f"batch {b}": [] for b in DECODE_STEPS}
-    limits: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(chosen.repeats):
-        for name, value in ceilings(llm).items():
-            limits[name].append(value)
-        runs["prefill"].append(rates.prefill())
-        for batch in DECODE_STEPS:
-            runs[f"batch {batch}"].append(rates.decode(batch))
+    ours = run_ours(chosen.folder, chosen.dtype, batches, chosen.repeats)
+    peer: Figures = {}
     if chosen.peer:
-        del llm, rates
-        peers.append(run_peer(chosen.peer, chosen.folder, chosen.dtype))
+        peer = run_peer(
+            chosen.peer,
+            chosen.folder,
+            chosen.peer_dtype or chosen.dtype,
+            chosen.peer_batches or chosen.batches,
+            chosen.peer_repeats,
+        )
+        ours += run_ours(chosen.folder, chosen.dtype, batches, chosen.repeats)
 
     print(f"{'tok/s':<10}{'headway':>10}{'min':>8}{'max':>8}{'ceiling':>9}{'share':>7}", end="")
-    print(f"{'vLLM before':>13}{'after':>8}{'ratio':>7}" if peers else "")
-    for name, values in runs.items():
-        middle, limit = statistics.median(values), statistics.median(limits[name])
+    print(f"{'vLLM':>9}{'ratio':>7}" if peer else "")
+    for name in ours[0][1]:
+        values = [figures[name] for _, figures in ours]
+        limit = statistics.median(limits[name] for limits, _ in ours)
+        middle = statistics.median(values)
         row = f"{name:<10}{middle:>10.1f}{min(values):>8.1f}{max(values):>8.1f}"
         row += f"{limit:>9.0f}{middle / limit:>7.0%}"
-        if peers:
-            theirs = [peer[name] for peer in peers]
-            row += f"{theirs[0]:>13.1f}{theirs[-1]:>8.1f}{middle / statistics.mean(theirs):>7.2f}"
+        if name in peer:
+            row += f"{peer[name]:>9.1f}{middle / peer[name]:>7.2f}"
         print(row)
 
 

@@ -1,5 +1,7 @@
 """vLLM's offline speed on a folder, as one line of JSON: run by `offline.py --peer PYTHON`.
 
+    PYTHON vllm_offline.py FOLDER DTYPE BATCHES REPEATS        for example: qwen bfloat16 1,8,32 3
+
 Needs an environment of its own with vLLM in it and nothing of ours. Steps are timed between the one
 in which the last prompt got its first token and the end, so no prefill is counted as decode.
 """
@@ -23,10 +25,9 @@ for key, value in {
 
 CONTEXT = 512
 DECODE_STEPS = {1: 48, 8: 24, 32: 16}
-REPEATS = 3
 
 
-def main(folder: str, dtype: str) -> None:
+def main(folder: str, dtype: str, batches: list[int], repeats: int) -> None:
     """Print {"prefill": …, "batch 1": …, "batch 8": …, "batch 32": …} in tokens/s."""
     from vllm import LLM, SamplingParams
 
@@ -71,11 +72,11 @@ def main(folder: str, dtype: str) -> None:
         return made / spent
 
     prefill()
-    found = {"prefill": [prefill() for _ in range(REPEATS)]}
-    for count in DECODE_STEPS:
-        found[f"batch {count}"] = [decode(count) for _ in range(REPEATS)]
+    found = {"prefill": [prefill() for _ in range(repeats)]}
+    for count in batches:
+        found[f"batch {count}"] = [decode(count) for _ in range(repeats)]
     print(json.dumps({name: statistics.median(values) for name, values in found.items()}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], [int(b) for b in sys.argv[3].split(",")], int(sys.argv[4]))

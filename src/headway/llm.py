@@ -17,7 +17,7 @@ from typing import Any
 
 from headway.assemble import assemble
 from headway.core.errors import RequestError, ServerFaultError, UsageError
-from headway.core.model_spec import read_json
+from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, read_options
 from headway.core.progress import bytes_bar, items_bar
 from headway.core.request import Request, SamplingParams, TokenLogprobs
@@ -71,10 +71,7 @@ class LLM:
     def __init__(self, model: str | Path, **options: Any) -> None:
         folder = Path(model)
         self.options = make_options(options)
-        with bytes_bar(f"Loading {folder.name}") as progress:
-            assembled = assemble(folder, self.options, progress=progress)
-        self.engine, self.spec = assembled.engine, assembled.spec
-        self.settings, self.reasons = assembled.settings, assembled.reasons
+        read_model_spec(folder)  # a folder without a model is told before one without a tokenizer
         self.tokenizer: Tokenizer | None = None
         if not self.options.skip_tokenizer_init:
             template = self.options.chat_template
@@ -82,6 +79,10 @@ class LLM:
                 Path(self.options.tokenizer) if self.options.tokenizer else folder,
                 Path(template) if template else None,
             )
+        with bytes_bar(f"Loading {folder.name}") as progress:
+            assembled = assemble(folder, self.options, progress=progress)
+        self.engine, self.spec = assembled.engine, assembled.spec
+        self.settings, self.reasons = assembled.settings, assembled.reasons
         generation = folder / "generation_config.json"
         self._generation = read_json(generation) if generation.exists() else {}
         self._request_ids = itertools.count(1)

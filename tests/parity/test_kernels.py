@@ -73,6 +73,27 @@ def test_onednn_linear_equals_an_exact_product():
         assert_close(out.double(), exact, rtol=2**-18, atol=2**-18)
 
 
+@pytest.mark.skipif(not onednn.available(), reason="torch is built without oneDNN")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_packed_linear_equals_an_exact_product(dtype: torch.dtype):
+    """Within one rounding of the type, for odd sizes and any number of rows on one packing."""
+    torch.manual_seed(3)
+    random.seed(3)
+    kernel = onednn.PackedLinear()
+    for _ in range(20):
+        hidden, outputs = random.randint(1, 300), random.randint(1, 300)
+        _, weight, bias = linear_inputs(1, hidden, outputs, hidden % 2 == 0, dtype)
+        packed = kernel.prepare(weight)
+        for rows in (1, 2, random.randint(3, 40), 300):
+            x = torch.randn(rows, hidden).to(dtype)
+            exact = reference.linear(
+                x.double(), weight.double(), None if bias is None else bias.double()
+            )
+            out = kernel(x, packed, bias)
+            assert out.dtype == dtype
+            assert_close(out.double(), exact, rtol=2 * ROUNDING[dtype], atol=2 * ROUNDING[dtype])
+
+
 def test_upcast_linear_handles_weights_wider_and_longer_than_its_panel():
     """A row longer than the scratch, and outputs that do not divide into panels."""
     torch.manual_seed(1)

@@ -34,7 +34,13 @@ def machine(free=10 * GIB, *, cores=8, gpu_free=None, gpu_total=80 * GIB) -> Mac
     accelerator = None
     if gpu_free is not None:
         accelerator = Accelerator(name="H200", total_bytes=gpu_total, free_bytes=gpu_free)
-    return Machine(num_cores=cores, total_bytes=64 * GIB, free_bytes=free, accelerator=accelerator)
+    return Machine(
+        num_cores=cores,
+        total_bytes=64 * GIB,
+        free_bytes=free,
+        cpu_flags=frozenset({"avx512_bf16"}),
+        accelerator=accelerator,
+    )
 
 
 def model(**changes):
@@ -75,6 +81,24 @@ def test_worked_example():
         "19834: 3.63 GiB for KV, blocks of 16 tokens of 12 KiB; holds 317,344 tokens"
     )
     assert why["max_model_len"] == "32768: the model's max_position_embeddings"
+
+
+def test_weights_are_packed_where_the_cpu_does_not_multiply_them():
+    """Twice the bytes and the embedding table beside them, if that leaves half of the memory."""
+    plain = dataclasses.replace(machine(), cpu_flags=frozenset({"avx2"}))
+    settings, reasons = resolve(EngineOptions(), plain, model())
+    why = {reason.name: reason for reason in reasons}
+    assert settings.pack_weights
+    assert why["weights"].value == gib(2 * WEIGHTS + 2 * 151936 * 896)
+    assert why["pack_weights"].why == "fp32 products are the fastest here; 942 MiB as they are"
+
+    small = dataclasses.replace(plain, free_bytes=3 * GIB)
+    settings, reasons = resolve(EngineOptions(), small, model())
+    assert not settings.pack_weights
+    assert {r.name: r.value for r in reasons}["weights"] == gib(WEIGHTS)
+
+    settings, _ = resolve(EngineOptions(dtype="float32"), machine(), model())
+    assert settings.pack_weights
 
 
 def test_every_setting_has_its_reason():

@@ -1,6 +1,7 @@
 """`headway serve [FOLDER]`: the server over one engine process."""
 
 import contextlib
+import hashlib
 import logging
 import sys
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import headway
 from headway.cli.common import model_folder, print_settings
 from headway.core.errors import UsageError
 from headway.core.model_spec import read_json, read_model_spec
@@ -67,8 +69,14 @@ def make_state(
     return State(
         models=dict.fromkeys(model.names, model),
         options=options,
-        fingerprint=f"headway-{engine_options.dtype}",
+        fingerprint=fingerprint(folder, engine_options),
     )
+
+
+def fingerprint(folder: Path, options: EngineOptions) -> str:
+    """What `system_fingerprint` says: alike for the same version, model config and options."""
+    parts = [headway.__version__, (folder / "config.json").read_text(), *to_arguments(options)]
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def make_model(

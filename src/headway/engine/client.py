@@ -205,8 +205,17 @@ class EngineClient:
                 asyncio.get_running_loop().remove_reader(socket.FD)
                 socket.close()
         self._pair = self._beat = None
+        shutil.rmtree(self._folder / str(self._generation), ignore_errors=True)
 
     async def _watch(self) -> None:
+        """Keep an engine alive; when that itself fails, say so instead of waiting for ever."""
+        try:
+            await self._keep_alive()
+        except Exception as error:
+            log.exception("watching the engine failed")
+            self._give_up(HeadwayError(f"The engine cannot be watched: {error}."))
+
+    async def _keep_alive(self) -> None:
         """Notice a dead or silent engine, and start another."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
@@ -226,20 +235,26 @@ class EngineClient:
                 else f"ended with status {process.returncode}"
             )
             await self._restart(why)
-            if self.failure is not None:
+            if self.failure is not None or self.status == "draining":
                 return
 
     async def _restart(self, why: str) -> None:
-        """Fail every stream, make sure the old process is gone, start a new one."""
-        log.error("the engine process %s; starting it again", why)
+        """Fail every stream, make sure the old process is gone, start a new one.
+
+        While the server drains there is nothing to start it for.
+        """
+        draining = self.status == "draining"
+        log.error("the engine process %s%s", why, "" if draining else "; starting it again")
         self._failed_starts = 0 if self.ready else self._failed_starts + 1
-        self.status = "restarting"
+        self.status = "draining" if draining else "restarting"
         await self._kill()
         self._unbind()
         self.on_death()
         self._fail_all(
             EngineDownError("The engine stopped while it ran this request.", code="engine_died")
         )
+        if draining:
+            return
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._give_up(HeadwayError(f"The engine process {why}, {MAX_FAILED_STARTS} times."))
             return

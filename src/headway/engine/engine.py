@@ -53,10 +53,12 @@ class Engine:
         )
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
+        self._abort_untold = False
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether a step has something to do, if only to tell that a waiting request left."""
+        return self.scheduler.has_work or self._abort_untold
 
     @property
     def num_requests(self) -> int:
@@ -137,6 +139,7 @@ class Engine:
                 self._drop_fork(sequence)
                 self.scheduler.finish(sequence)
                 self._leave(sequence)
+                self._abort_untold = True
 
     def _drop_fork(self, sequence: Sequence) -> None:
         """A sequence that waits for its parent's prompt is in no queue but the parent's."""
@@ -153,6 +156,7 @@ class Engine:
     def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
         """Run one step; returns what each sequence gained and the record of the step."""
         started_s = self.clock.now_s()
+        self._abort_untold = False
         plan = self.scheduler.schedule()
         planned_s = self.clock.now_s()
         try:

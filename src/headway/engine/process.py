@@ -4,11 +4,10 @@ Given the socket folder and a function that builds the engine, it tells of loadi
 while there is work and waits while there is none. It ends when told to, or when its parent is gone.
 """
 
-import ctypes
+import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from headway.engine.engine import Engine
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 500
-PR_SET_PDEATHSIG = 1
 Progress = Callable[[int, int], None]
 
 
@@ -33,7 +31,6 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
     """Run until told to stop; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it drains first
     parent = int(os.environ.get(messages.PARENT_VARIABLE, os.getppid()))
-    end_with_parent(parent)
     context = zmq.Context()
     pair = connect(context, zmq.PAIR, sockets / messages.ENGINE_SOCKET)
     threading.Thread(target=beat, args=(context, sockets, parent), daemon=True).start()
@@ -60,24 +57,23 @@ def connect(context: zmq.Context, kind: int, path: Path) -> zmq.Socket:
     return socket
 
 
-def end_with_parent(parent: int) -> None:
-    """Ask Linux to end this process when the server dies; elsewhere `beat` watches for it.
-
-    The server may be dead already: it died while we imported, and our parent is another one.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def beat(context: zmq.Context, sockets: Path, parent: int) -> None:
-    """Say twice a second that the process lives; end it when the parent is another one."""
+    """Say twice a second that the process lives; end it when the server, its parent, is gone."""
     socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
     while os.getppid() == parent:
         socket.send(b"")
         time.sleep(messages.BEAT_INTERVAL_S)
+    remove_sockets(sockets)
     os._exit(1)
+
+
+def remove_sockets(sockets: Path) -> None:
+    """What a server that was killed could not remove: its sockets, and folders left empty."""
+    for name in (messages.ENGINE_SOCKET, messages.BEAT_SOCKET):
+        (sockets / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        sockets.rmdir()
+        sockets.parent.rmdir()
 
 
 def tell_progress(pair: zmq.Socket) -> Progress:

@@ -28,7 +28,7 @@ from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, Mirror
 from headway.runtime.checkpoint import Progress, fill_randomly, load_weights
 from headway.runtime.kernels import choose_kernels
-from headway.runtime.layers import Build, Step
+from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS
 from headway.runtime.rope import RopeTable
 from headway.runtime.sampler import NO_TOKEN, Sampler, token_logprobs
@@ -50,7 +50,7 @@ class TorchExecutor:
         torch.set_num_threads(settings.threads)
         self.spec, self.settings = spec, settings
         self.device = settings.device
-        self.kernels = choose_kernels(self.device, settings.dtype, machine)
+        self.kernels = choose_kernels(settings, machine)
         dtype = getattr(torch, settings.dtype)
         build = Build(
             spec=spec,
@@ -64,6 +64,9 @@ class TorchExecutor:
             fill_randomly(self.model, settings.seed)
         else:
             load_weights(self.model, spec, folder, progress)
+        self.linears = [m for m in self.model.modules() if isinstance(m, Linear)]
+        for linear in self.linears:
+            linear.prepare()
         self.rope = RopeTable(spec.rope, spec.head_dim, settings.max_model_len, self.device)
         try:
             self.kv = allocate_kv(
@@ -193,7 +196,8 @@ class TorchExecutor:
         """The device, the kernels and the bytes held."""
         kernels = dict(self.kernels.reasons)
         kernels["attention"] = (self.settings.attention_backend, "as resolved")
-        weights = {p.data_ptr(): p.nbytes for p in self.model.parameters()}
+        weights = {id(p): p.nbytes for p in self.model.parameters()}
+        weights |= {id(m.prepared): m.prepared_bytes for m in self.linears}
         return Description(
             device=self.device,
             kernels=kernels,

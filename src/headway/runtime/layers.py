@@ -41,16 +41,31 @@ class Step:
 
 
 class Linear(nn.Module):
-    """x · weightᵀ + bias."""
+    """x · weightᵀ + bias. `prepare` is called once, when the weights are loaded."""
 
     def __init__(self, build: Build, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = build.weight(outputs, inputs)
         self.bias = build.weight(outputs) if bias else None
         self.kernel = build.kernels.linear
+        self.prepared: Tensor | None = None
+
+    def prepare(self) -> None:
+        """Bring the weight into the kernel's form; a weight that becomes another is let go."""
+        assert self.weight is not None
+        self.prepared = self.kernel.prepare(self.weight)
+        if self.prepared is not self.weight:
+            self.weight = None
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes of the prepared weight; a packed tensor cannot say them itself."""
+        assert self.prepared is not None
+        return int(self.prepared.numel() * self.prepared.element_size())
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        return self.kernel(x_TH, self.weight, self.bias)
+        assert self.prepared is not None
+        return self.kernel(x_TH, self.prepared, self.bias)
 
 
 class RMSNorm(nn.Module):

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.core.errors import RequestError
+from headway.engine.text import Tokenizer
 from headway.server import body as bodies
 from headway.server.doors import Doors
 from headway.server.errors import json_response, not_found
@@ -199,11 +200,7 @@ async def tokenize(state: State, request: Request) -> Response:
             "Give either prompt or messages.", param="prompt", code="missing_required_parameter"
         )
     tokenizer = model.needs_tokenizer("prompt")
-    if body.prompt is not None:
-        ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
-    else:
-        messages = chat_messages(body.messages or [])
-        ids = tokenizer.chat_ids(messages, add_generation_prompt=body.add_generation_prompt)
+    ids = await asyncio.to_thread(prompt_ids, tokenizer, body)  # 10 MB of text take seconds
     content: dict[str, Any] = {
         "tokens": ids,
         "count": len(ids),
@@ -212,6 +209,14 @@ async def tokenize(state: State, request: Request) -> Response:
     if body.return_token_strs:
         content["token_strs"] = [tokenizer.token(token_id) for token_id in ids]
     return json_response(content)
+
+
+def prompt_ids(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
+    """The ids of a prompt or of messages."""
+    if body.prompt is not None:
+        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    messages = chat_messages(body.messages or [])
+    return tokenizer.chat_ids(messages, add_generation_prompt=body.add_generation_prompt)
 
 
 async def detokenize(state: State, request: Request) -> Response:
@@ -225,7 +230,8 @@ async def detokenize(state: State, request: Request) -> Response:
             param="tokens",
             code="invalid_value",
         )
-    return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return json_response({"prompt": text})
 
 
 SMALL_ROUTES: list[tuple[str, str, Answer]] = [

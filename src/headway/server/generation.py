@@ -97,7 +97,6 @@ async def respond(
             await send_chunks(generation, dialect, streams, timeline, send)
         else:
             await send_whole(generation, dialect, streams, timeline, send)
-        timeline.complete(generation.num_prompt_tokens, generation.num_generated)
     except ClientGoneError:
         timeline.finished("abort")
     finally:
@@ -131,6 +130,7 @@ async def arriving(
             if delta.finish_reason is not None:
                 timeline.finished(delta.finish_reason)
         yield pairs
+    timeline.complete(generation.num_prompt_tokens, generation.num_generated)
 
 
 async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]:

@@ -2,42 +2,76 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
 from headway.core.machine import Machine
+from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.upcast import UpcastLinear
 
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class LinearKernel(Protocol):
+    """A linear layer: `prepare` once, after loading, then call with what it returned."""
+
+    def prepare(self, weight_OH: Tensor) -> Tensor:
+        """The weight as the product reads it."""
+        ...
+
+    def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
+        """x · weightᵀ + bias, (T, O), in the type of x."""
+        ...
+
+
+class PlainLinear:
+    """A product that reads weights as the checkpoint has them."""
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+
+    def prepare(self, weight_OH: Tensor) -> Tensor:
+        return weight_OH
+
+    def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
+        return self._product(x_TH, weight_OH, bias_O)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """The chosen functions; `reasons` maps an operation to (name, why)."""
 
-    linear: Linear = reference.linear
+    linear: LinearKernel
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = reference.rms_norm
     silu_mul: Callable[[Tensor], Tensor] = reference.silu_mul
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = reference.rope
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def choose_kernels(device: str, dtype: str, machine: Machine) -> Kernels:
+def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     """The kernels for this device, weight type and CPU."""
     torch_why = "torch's own is the fastest there is here"
     reasons = dict.fromkeys(("rms_norm", "silu_mul", "rope"), ("torch", torch_why))
-    linear, reasons["linear"] = choose_linear(device, dtype, machine)
+    linear, reasons["linear"] = choose_linear(settings, machine)
     return Kernels(linear=linear, reasons=reasons)
 
 
-def choose_linear(device: str, dtype: str, machine: Machine) -> tuple[Linear, tuple[str, str]]:
-    """(the function, (its name, why))."""
-    if device != "cpu":
-        return reference.linear, ("torch", "torch's own is the fastest there is here")
-    wide: Linear = onednn.linear if onednn.available() else reference.linear
+def choose_linear(settings: Settings, machine: Machine) -> tuple[LinearKernel, tuple[str, str]]:
+    """(the kernel, (its name, why))."""
+    dtype = settings.dtype
+    if settings.device != "cpu":
+        return PlainLinear(reference.linear), ("torch", "torch's own is the fastest there is here")
+    if settings.pack_weights and onednn.available():
+        why = f"this CPU does not multiply {dtype} itself, and the weights fit in fp32"
+        if dtype == "float32":
+            why = "faster than torch's choice, MKL, for few rows"
+        return onednn.PackedLinear(), ("onednn-packed", why)
+    wide = onednn.linear if onednn.available() else reference.linear
     if not machine.multiplies(dtype):
-        return UpcastLinear(wide), ("upcast", f"this CPU does not multiply {dtype} itself")
-    if dtype == "float32" and wide is onednn.linear:
-        return wide, ("onednn", "faster than torch's choice, MKL, for few rows of fp32")
-    return reference.linear, ("torch", f"this CPU multiplies {dtype} itself")
+        why = f"this CPU does not multiply {dtype} itself, and the weights do not fit in fp32"
+        return PlainLinear(UpcastLinear(wide)), ("upcast", why)
+    if dtype == "float32":
+        return PlainLinear(wide), ("onednn", "packed weights do not fit beside the rest")
+    return PlainLinear(reference.linear), ("torch", f"this CPU multiplies {dtype} itself")
