@@ -90,7 +90,7 @@ BOTH: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"stop": list("abcdefghijklmnopq")}, 400, "array_above_max_length", "stop"),
     ({"stop_token_ids": [100_000]}, 400, "invalid_value", "stop_token_ids"),
     ({"stop_token_ids": [-1]}, 400, BELOW, "stop_token_ids"),
-    ({"allowed_token_ids": [2**65]}, 400, "invalid_value", "allowed_token_ids"),
+    ({"allowed_token_ids": [2**65]}, 400, ABOVE, "allowed_token_ids"),
     ({"logit_bias": {"5": 101}}, 400, HIGH, "logit_bias"),
     ({"logit_bias": {"5": -101}}, 400, LOW, "logit_bias"),
     ({"logit_bias": {"100000": 1}}, 400, "invalid_value", "logit_bias"),
