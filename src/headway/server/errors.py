@@ -8,13 +8,16 @@ from starlette.responses import Response
 from headway.core.errors import RequestError
 
 
+MAX_MESSAGE, MAX_PARAM = 1000, 200
+
+
 def error_body(error: RequestError) -> dict[str, dict[str, str | None]]:
-    """The JSON body of an error."""
+    """The JSON body of an error; what it repeats of the request is cut to a readable length."""
     return {
         "error": {
-            "message": str(error),
+            "message": str(error)[:MAX_MESSAGE],
             "type": error.type,
-            "param": error.param,
+            "param": error.param and error.param[:MAX_PARAM],
             "code": error.code,
         }
     }
