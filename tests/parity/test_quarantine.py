@@ -64,9 +64,10 @@ def test_an_overflow_fails_its_request_and_no_other(folder: Path, backend: str) 
         assert torch.isfinite(layer.v).all()
 
 
-def test_only_end_tokens_allowed_before_min_tokens_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("params", [{"allowed_token_ids": [2]}, {"stop_token_ids": [*range(211)]}])
+def test_only_end_tokens_allowed_before_min_tokens_is_refused(folder: Path, params: dict) -> None:
     engine = engine_for(folder)
-    sampling = SamplingParams(min_tokens=3, allowed_token_ids=[2], max_tokens=9)
-    with pytest.raises(RequestError, match="end tokens") as refused:
+    sampling = SamplingParams(min_tokens=3, max_tokens=9, **params)
+    with pytest.raises(RequestError, match="end token") as refused:
         engine.add(Request(1, [5, 6], sampling))
-    assert refused.value.param == "allowed_token_ids"
+    assert refused.value.param == "min_tokens"

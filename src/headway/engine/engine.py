@@ -114,14 +114,15 @@ class Engine:
             )
         sampling = request.sampling
         sampling.check_vocabulary(self.vocab_size)
-        if sampling.min_tokens and sampling.allowed_token_ids:
-            ends = self.eos_token_ids | set(sampling.stop_token_ids)
-            if ends.issuperset(sampling.allowed_token_ids):
-                raise RequestError(
-                    "allowed_token_ids holds nothing but end tokens, which min_tokens forbids.",
-                    param="allowed_token_ids",
-                    code="invalid_value",
-                )
+        ends = self.eos_token_ids | set(sampling.stop_token_ids)
+        if sampling.min_tokens and ends.issuperset(
+            sampling.allowed_token_ids or range(self.vocab_size)
+        ):
+            raise RequestError(
+                "Every token that is allowed is an end token, which min_tokens forbids.",
+                param="min_tokens",
+                code="invalid_value",
+            )
 
     def _seed(self, request: Request) -> int:
         """The request's own seed, or one that no other request of this engine has."""

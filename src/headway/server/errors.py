@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from headway.core.errors import RequestError
 
-
 MAX_MESSAGE, MAX_PARAM = 1000, 200
 
 
