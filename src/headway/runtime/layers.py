@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headway.core.model_spec import ModelSpec
 from headway.runtime.attention import AttentionBackend, KVLayer
 from headway.runtime.batch import Batch
-from headway.runtime.kernels import Kernels
+from headway.runtime.kernels import Kernels, reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class Linear(nn.Module):
         self.prepared: Tensor | None = None
 
     def prepare(self) -> None:
-        """Bring the weight into the kernel's form; a weight that becomes another is let go."""
+        """Bring the weight into the kernel's form; one that is not read any more is let go."""
         assert self.weight is not None
         self.prepared = self.kernel.prepare(self.weight)
-        if self.prepared is not self.weight:
+        if self.prepared is not self.weight and not self.kernel.few_rows:
             self.weight = None
 
     @property
@@ -64,6 +64,8 @@ class Linear(nn.Module):
         return int(self.prepared.numel() * self.prepared.element_size())
 
     def forward(self, x_TH: Tensor) -> Tensor:
+        if x_TH.shape[0] <= self.kernel.few_rows:
+            return reference.linear(x_TH, self.weight, self.bias)
         assert self.prepared is not None
         return self.kernel(x_TH, self.prepared, self.bias)
 

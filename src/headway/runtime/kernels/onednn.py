@@ -35,10 +35,16 @@ def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 class PackedLinear:
-    """x · weightᵀ + bias on weights that `prepare` widened to fp32 and packed."""
+    """x · weightᵀ + bias on weights that `prepare` widened to fp32 and packed.
+
+    Up to `few_rows` rows read the narrow weight instead: half the bytes, and torch streams them.
+    """
+
+    def __init__(self, few_rows: int = 0) -> None:
+        self.few_rows = few_rows
 
     def prepare(self, weight_OH: Tensor) -> Tensor:
-        """The weight as `__call__` reads it; the original is not needed any more."""
+        """The weight as `__call__` reads it."""
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(
             weight_OH.detach().float(), PACKED_FOR_ROWS
         )

@@ -9,13 +9,18 @@ from torch import Tensor
 from headway.core.machine import Machine
 from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
-from headway.runtime.kernels.upcast import UpcastLinear
+from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class LinearKernel(Protocol):
-    """A linear layer: `prepare` once, after loading, then call with what it returned."""
+    """A linear layer: `prepare` once, after loading, then call with what it returned.
+
+    Up to `few_rows` rows the layer keeps its plain weight and torch multiplies it.
+    """
+
+    few_rows: int
 
     def prepare(self, weight_OH: Tensor) -> Tensor:
         """The weight as the product reads it."""
@@ -28,6 +33,8 @@ class LinearKernel(Protocol):
 
 class PlainLinear:
     """A product that reads weights as the checkpoint has them."""
+
+    few_rows = 0
 
     def __init__(self, product: Product) -> None:
         self._product = product
@@ -67,7 +74,8 @@ def choose_linear(settings: Settings, machine: Machine) -> tuple[LinearKernel, t
         why = f"this CPU does not multiply {dtype} itself, and the weights fit in fp32"
         if dtype == "float32":
             why = "faster than torch's choice, MKL, for few rows"
-        return onednn.PackedLinear(), ("onednn-packed", why)
+            return onednn.PackedLinear(), ("onednn-packed", why)
+        return onednn.PackedLinear(FEW_ROWS), ("onednn-packed", why)
     wide = onednn.linear if onednn.available() else reference.linear
     if not machine.multiplies(dtype):
         why = f"this CPU does not multiply {dtype} itself, and the weights do not fit in fp32"
