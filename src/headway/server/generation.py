@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import Receive, Send
 
 from headway.core.errors import RequestError, ServerFaultError
@@ -175,15 +176,7 @@ async def send_whole(
         response = error_response(error)
     else:
         response = json_response(dialect.whole(choices))
-    response.raw_headers.extend(generation.headers)
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status_code,
-            "headers": response.raw_headers,
-        }
-    )
-    await send({"type": "http.response.body", "body": response.body})
+    await send_response(response, send, generation.headers)
 
 
 class EventStream:
@@ -275,7 +268,11 @@ async def send_failure(
     if events.started:
         await events.end(b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
         return
-    response = error_response(error)
+    await send_response(error_response(error), send, headers)
+
+
+async def send_response(response: Response, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    """A complete answer, with `headers` beside its own."""
     await send(
         {
             "type": "http.response.start",
