@@ -58,6 +58,22 @@ class Generation:
         """The `usage` object so far."""
         return usage(self.num_prompt_tokens, self.num_generated, self.num_cached)
 
+    def envelope(self, kind: str, fingerprint: str) -> dict[str, Any]:
+        """What every answer and chunk of this generation begins with; `kind` is its `object`."""
+        return {
+            "id": self.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model_name,
+            "system_fingerprint": fingerprint,
+        }
+
+    def chunk_head(self, envelope: dict[str, Any]) -> bytes:
+        """The bytes of an event up to the number of its choice, encoded once for all chunks."""
+        no_usage = b',"usage":null' if self.include_usage else b""
+        head = b"data: " + msgspec.json.encode(envelope)[:-1]
+        return head + no_usage + b',"choices":[{"index":'
+
 
 class Dialect(Protocol):
     """How one endpoint writes answers."""

@@ -101,15 +101,8 @@ class ChatDialect:
         self._tokenizer = generation.model.tokenizer
         self._return_ids = bool(body.return_token_ids)
         self._logprobs = bool(body.logprobs)
-        self._common = {
-            "id": generation.request_id,
-            "object": "chat.completion.chunk",
-            "created": generation.created,
-            "model": generation.model_name,
-            "system_fingerprint": fingerprint,
-        }
-        usage = b',"usage":null' if generation.include_usage else b""
-        self._head = b"data: " + encode(self._common)[:-1] + usage + b',"choices":[{"index":'
+        self._common = generation.envelope("chat.completion.chunk", fingerprint)
+        self._head = generation.chunk_head(self._common)
         self._plain = not (self._logprobs or self._return_ids)
 
     def opening(self, choice: int) -> bytes:

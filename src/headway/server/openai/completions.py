@@ -132,15 +132,8 @@ class CompletionDialect:
         self._tokenizer = generation.model.tokenizer
         self._body = body
         self._only_prompt = only_prompt
-        self._common = {
-            "id": generation.request_id,
-            "object": "text_completion",
-            "created": generation.created,
-            "model": generation.model_name,
-            "system_fingerprint": fingerprint,
-        }
-        usage = b',"usage":null' if generation.include_usage else b""
-        self._head = b"data: " + encode(self._common)[:-1] + usage + b',"choices":[{"index":'
+        self._common = generation.envelope("text_completion", fingerprint)
+        self._head = generation.chunk_head(self._common)
         self._lengths: dict[int, int] = {}
 
     def echoed(self, choice: int) -> str:
