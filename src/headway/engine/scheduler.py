@@ -29,6 +29,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.preempted: list[int] = []
+        """Ids of the requests preempted since the engine last took note."""
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
         self._step = 0
@@ -147,6 +149,8 @@ class Scheduler:
         victim.state = WAITING
         self.waiting.appendleft(victim)
         self.num_preemptions += 1
+        victim.num_preemptions += 1
+        self.preempted.append(victim.request.request_id)
         return victim
 
     def _forget(self, sequence: Sequence) -> None:
@@ -193,8 +197,11 @@ class Scheduler:
         """Append what was sampled up to the first token that ends the sequence."""
         request = sequence.request
         update = SequenceUpdate(request.request_id, sequence.index, token_ids, logprobs=logprobs)
-        if sequence.wants_prompt_logprobs and sequence.num_generated == 0:
-            update.prompt_logprobs = sequence.prompt_logprobs
+        if sequence.num_generated == 0:
+            update.first_scheduled_s = sequence.first_scheduled_s
+            update.num_cached_tokens = sequence.num_cached
+            if sequence.wants_prompt_logprobs:
+                update.prompt_logprobs = sequence.prompt_logprobs
         for count, token_id in enumerate(token_ids, 1):
             sequence.tokens.append(token_id)
             reason = sequence.finish_reason(token_id)
@@ -202,6 +209,7 @@ class Scheduler:
                 update.token_ids = token_ids[:count]
                 update.logprobs = logprobs[:count] if logprobs else None
                 update.finish_reason = reason
+                update.num_preemptions = sequence.num_preemptions
                 update.stop_token_id = token_id if reason == "stop" else None
                 self._finish(sequence)
                 break

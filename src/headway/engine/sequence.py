@@ -23,6 +23,8 @@ class Sequence:
         "index",
         "known_to_runtime",
         "max_len",
+        "num_cached",
+        "num_preemptions",
         "num_prompt",
         "prompt_logprobs",
         "request",
@@ -64,6 +66,9 @@ class Sequence:
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.first_scheduled_s: float | None = None
+        self.num_cached = 0
+        """Prompt tokens whose KV was there when the sequence was first scheduled."""
+        self.num_preemptions = 0
 
     def __repr__(self) -> str:
         return (
