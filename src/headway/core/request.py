@@ -214,7 +214,7 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     `finish_reason` is None while it runs, then exactly once `stop`, `length`, `abort` or `error`.
     `stop_token_id` is the end token that stopped it; it is the last of `token_ids`.
     `prompt_logprobs` (first position None), `num_cached_tokens` and `first_scheduled_s`, on the
-    clock of `Request.arrived_s`, come once, with the first token; `num_preemptions` with the last.
+    clock of `Request.arrived_s`, come once, with the first token.
     """
 
     request_id: int
@@ -226,4 +226,3 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     first_scheduled_s: float | None = None
-    num_preemptions: int = 0

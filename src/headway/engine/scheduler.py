@@ -149,7 +149,6 @@ class Scheduler:
         victim.state = WAITING
         self.waiting.appendleft(victim)
         self.num_preemptions += 1
-        victim.num_preemptions += 1
         self.preempted.append(victim.request.request_id)
         return victim
 
@@ -209,7 +208,6 @@ class Scheduler:
                 update.token_ids = token_ids[:count]
                 update.logprobs = logprobs[:count] if logprobs else None
                 update.finish_reason = reason
-                update.num_preemptions = sequence.num_preemptions
                 update.stop_token_id = token_id if reason == "stop" else None
                 self._finish(sequence)
                 break

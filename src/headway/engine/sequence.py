@@ -24,7 +24,6 @@ class Sequence:
         "known_to_runtime",
         "max_len",
         "num_cached",
-        "num_preemptions",
         "num_prompt",
         "prompt_logprobs",
         "request",
@@ -68,7 +67,6 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
         """Prompt tokens whose KV was there when the sequence was first scheduled."""
-        self.num_preemptions = 0
 
     def __repr__(self) -> str:
         return (

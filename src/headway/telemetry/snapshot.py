@@ -222,8 +222,9 @@ class Window(msgspec.Struct, kw_only=True):
     """The last `seconds`; `covered_s` is less right after a start. Rates are per covered second.
 
     `latency` has ttft, tpot, itl, e2e, queue and prefill, of requests that ended in the window
-    (itl: of tokens that left in it); `lengths` has prompt and output, in tokens. `input_tokens_per_s` counts prompts whose first token left,
-    cached tokens included; `output_tokens_per_s` tokens that left.
+    (itl: of tokens that left in it); `lengths` has prompt and output, in tokens.
+    `input_tokens_per_s` counts prompts whose first token left, cached tokens included;
+    `output_tokens_per_s` tokens that left.
     """
 
     seconds: int
