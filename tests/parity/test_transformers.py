@@ -99,7 +99,9 @@ def our_logits(executor: TorchExecutor, token_ids: list[int]) -> torch.Tensor:
     count = -(-len(token_ids) // executor.settings.block_size)
     new = NewSequence(0, 0, token_ids, len(token_ids), SamplingParams(), 0)
     blocks = list(range(count, 0, -1))
-    plan = StepPlan(0, [new], [Advance(0, 0, token_ids, [blocks], True)], [])
+    plan = StepPlan(
+        0, [new], [Advance(0, 0, token_ids, [blocks] * len(executor.spec.kv_groups), True)], []
+    )
     executor.mirror.apply(plan)
     logits = executor.model.logits(executor.forward(executor.mirror.batch(plan)))
     executor.mirror.apply(StepPlan(1, [], [], [0]))

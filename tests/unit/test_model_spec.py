@@ -147,7 +147,7 @@ def test_defaults():
 def test_head_dim_of_its_own():
     model = spec(head_dim=16)
     assert (model.q_size, model.kv_size) == (128, 64)
-    assert model.layer_parameters - spec().layer_parameters == 64 * (2 * 64 + 2 * 32)
+    assert model.attention_parameters - spec().attention_parameters == 64 * (2 * 64 + 2 * 32)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_dtype_spellings(changes, dtype):
     ],
 )
 def test_rope_spellings(changes, rope):
-    assert spec(**changes).rope == rope
+    assert spec(**changes).ropes[0] == rope
 
 
 def test_end_tokens():
@@ -207,13 +207,13 @@ def test_end_tokens():
 
 
 @pytest.mark.parametrize(
-    "names", [["GPT2LMHeadModel"], ["MistralForCausalLM"], [], None, "LlamaForCausalLM", [7], [[]]]
+    "names", [["GPT2LMHeadModel"], ["MambaForCausalLM"], [], None, "LlamaForCausalLM", [7], [[]]]
 )
 def test_unknown_architecture_lists_the_known_ones(names):
     with pytest.raises(UnsupportedModelError) as caught:
         spec(architectures=names)
     assert all(name in caught.value.fix for name in FAMILIES)
-    if names and names[0] in ("GPT2LMHeadModel", "MistralForCausalLM"):
+    if names and names[0] in ("GPT2LMHeadModel", "MambaForCausalLM"):
         assert names[0] in caught.value.cause
 
 
@@ -238,13 +238,14 @@ def test_quantized_checkpoints_are_refused_by_name(method, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"use_sliding_window": True}, "Sliding-window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "Sliding-window"),
-        ({"layer_types": "sliding_attention"}, "Sliding-window"),
-        ({"layer_types": [["full_attention"]]}, "Sliding-window"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention"] * 4 + ["sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": ["chunked_attention"] * 5}, "chunked_attention"),
+        ({"layer_types": [["full_attention"]] * 5}, "full_attention"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_scaling": {"type": ["linear"], "factor": 4.0}}, "linear"),
+        ({"partial_rotary_factor": 0.9}, "7 of 8 dims"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"torch_dtype": 16}, "16"),
     ],
@@ -300,6 +301,8 @@ def test_missing_sizes_are_named(key):
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"layer_types": "sliding_attention"}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
         ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": None}}, "low_freq_factor"),
         (
@@ -346,7 +349,7 @@ def test_reads_the_real_ones(shared):
     model = read_model_spec(shared / "models" / "stories260K")
     assert (model.num_parameters, model.eos_token_ids) == (260_032, (1, 2))
     model = read_model_spec(shared / "tokenizers" / "smollm2-grafted")
-    assert (model.num_parameters, model.rope.theta) == (134_515_008, 1e5)
+    assert (model.num_parameters, model.ropes[0].theta) == (134_515_008, 1e5)
 
 
 def test_folder_that_is_not_there(tmp_path):

@@ -148,6 +148,7 @@ class StepResult(msgspec.Struct, array_like=True):
     """What came back: `samples` in the order of the sampled rows of the plan.
 
     `failed` maps a sequence the runtime could not advance to the reason, for the log.
+    `experts_read` counts the experts that were hit, over all layers; 0 for a dense model.
     """
 
     step: int
@@ -156,6 +157,7 @@ class StepResult(msgspec.Struct, array_like=True):
     timings: StepTimings = StepTimings()
     transfers_done: list[int] = []
     failed: dict[int, str] = {}
+    experts_read: int = 0
 
 
 class Ceilings(msgspec.Struct, kw_only=True):

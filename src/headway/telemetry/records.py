@@ -22,6 +22,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     `group_blocks_used` are by KV group. Of `num_queried_tokens` prompt tokens that were scheduled
     for the first time, `num_cached_tokens` needed no computing. `prefilling` holds (request id,
     index, tokens computed) of the rows that are not decodes, `preempted` request ids.
+    `experts_read` counts the experts that were hit, over all layers.
     """
 
     step: int
@@ -49,6 +50,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     sample_s: float = 0.0
     prefilling: list[tuple[int, int, int]] = []
     preempted: list[int] = []
+    experts_read: int = 0
 
     @property
     def num_prefill_tokens(self) -> int:

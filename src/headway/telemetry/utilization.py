@@ -25,11 +25,16 @@ class Work:
         self.spec, self.dtype = spec, dtype
         self.kv_bytes = [group.bytes_per_token(DTYPE_BYTES[dtype]) for group in spec.kv_groups]
         self.weight_bytes = spec.step_weight_bytes(dtype)
+        self._dense_bytes = spec.step_weight_bytes(dtype, experts_read=0)
+        self._expert_bytes = spec.expert_parameters * DTYPE_BYTES[dtype]
 
     def num_bytes(self, steps: StepSums) -> float:
-        """Weights once a step, and the KV that was read."""
+        """Weights once a step, experts as often as they were hit, and the KV that was read."""
         pairs = zip(self.kv_bytes, steps.kv_tokens_read, strict=True)
-        return steps.count * self.weight_bytes + sum(size * tokens for size, tokens in pairs)
+        kv = sum(size * tokens for size, tokens in pairs)
+        if not steps.experts_read:
+            return steps.count * self.weight_bytes + kv
+        return steps.count * self._dense_bytes + steps.experts_read * self._expert_bytes + kv
 
     def flops(self, steps: StepSums) -> float:
         """Of all their tokens, at the mean context they saw."""

@@ -28,6 +28,7 @@ class StepSums:
     num_decode_tokens: int = 0
     num_sampled: int = 0
     attended_tokens: int = 0
+    experts_read: int = 0
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
@@ -55,6 +56,7 @@ class StepSums:
         self.num_decode_tokens += record.num_decode_tokens
         self.num_sampled += record.num_sampled
         self.attended_tokens += record.attended_tokens
+        self.experts_read += record.experts_read
         self.num_running += record.num_running
         self.num_waiting += record.num_waiting
         self.kv_usage += record.kv_usage
