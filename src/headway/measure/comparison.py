@@ -165,7 +165,8 @@ def tokens_by_second(run: Run) -> Values:
     for x in run.exchanges:
         if x.chunk_s:
             total += np.histogram(x.chunk_s, edges, weights=weights(x))[0]
-    return total / (edges[1] - edges[0])
+    found: Values = total / (edges[1] - edges[0])
+    return found
 
 
 def met(run: Run) -> Values:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headway.measure.latency import latency
@@ -20,6 +21,7 @@ LATENCIES = (
 )
 TOKENS = (("prompt_tokens", "prompt"), ("output_tokens", "answer"))
 COLUMNS = ("p50", "p90", "p95", "p99", "mean", "max")
+MESSAGE_LENGTH = 110
 BAR = "▁▂▃▄▅▆▇█"
 
 
@@ -63,8 +65,10 @@ def warnings(report: Report) -> list[str]:
     if report.saturation.over_saturated:
         lines.append(report.saturation.why)
     if report.counts.failed:
-        reasons = ", ".join(f"{reason} {n}" for reason, n in report.counts.reasons.items())
-        lines.append(f"{report.counts.failed} of {report.counts.counted} failed: {reasons}")
+        lines.append(f"{report.counts.failed} of {report.counts.counted} requests failed")
+        for reason, count in report.counts.reasons.items():
+            message = next((x.message for x in report.run.exchanges if x.error == reason), "")
+            lines.append(escape(f"  {count} × {reason}: {message[:MESSAGE_LENGTH]}"))
     return lines
 
 
@@ -76,6 +80,8 @@ def latency_table(figures: Figures, words: Sequence[str]) -> Table:
         table.add_column(column, justify="right")
     for field, label in LATENCIES:
         found: Distribution | None = getattr(figures, field)
+        if field == "publish_s" and found == figures.ttft_s:
+            continue
         if found is not None:
             called = also_called(field, words)
             name = f"{label} [dim]({called})[/]" if called else label
