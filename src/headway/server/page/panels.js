@@ -89,7 +89,7 @@ const missedWords = (missed) =>
   Object.entries(missed).map(([which, number]) => `${NAMES[which] ?? which} ${number}×`).join(", ");
 
 const budget = (left) =>
-  left === null ? "–" : left < 0 ? `overspent by ${said(share(-left))}` : `${said(share(left))} left`;
+  left === null ? "–" : left < -0.005 ? `overspent by ${said(share(-left))}` : `${said(share(Math.max(0, left)))} left`;
 
 /** ttft=500ms,tpot=50ms → TTFT ≤ 500 ms, TPOT ≤ 50 ms. */
 const objectives = (text) =>
