@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headway.core.errors import CapacityError, UsageError
 from headway.core.machine import Machine
-from headway.core.model_spec import DTYPE_BYTES, ModelSpec
+from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import Bytes, EngineOptions
 
 DEFAULT_KV_SHARE = 0.4
@@ -35,6 +35,7 @@ class Settings:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: tuple[int, ...]
+    windows: tuple[int, ...]
     threads: int
     seed: int
     pack_weights: bool = False
@@ -95,7 +96,7 @@ def resolve(
     decide("pack_weights", "yes" if pack_weights else "no", why)
     decide("weights", gib(weights), f"{model.num_parameters:,} parameters of {dtype}")
     num_blocks, max_model_len = plan_memory(
-        options, machine, model, device, dtype, weights, max_num_seqs, decide
+        options, machine, model, device, dtype, weights, max_num_seqs, batched, decide
     )
     settings = Settings(
         device=device,
@@ -106,7 +107,8 @@ def resolve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=batched,
         block_size=options.block_size,
-        num_blocks=(num_blocks,) * len(model.kv_groups),
+        num_blocks=num_blocks,
+        windows=tuple(group.window for group in model.kv_groups),
         threads=threads,
         seed=options.seed,
         pack_weights=pack_weights,
@@ -178,38 +180,52 @@ def plan_memory(
     dtype: str,
     weights: int,
     max_num_seqs: int,
+    max_chunk: int,
     decide: Callable[[str, object, str], None],
-) -> tuple[int, int]:
-    """(KV blocks, longest context): the memory plan, told through `decide`."""
-    token_bytes = model.kv_bytes_per_token(dtype)
-    block_bytes = token_bytes * options.block_size
+) -> tuple[tuple[int, ...], int]:
+    """(KV blocks by group, longest context): the memory plan, told through `decide`."""
+    size, wanted_len = options.block_size, options.max_model_len or model.max_len
+    groups = model.kv_groups
+    block_bytes = [group.bytes_per_token(DTYPE_BYTES[dtype]) * size for group in groups]
     budget, why = kv_budget(options, machine, weights, device)
     decide("kv_memory", gib(budget), why)
-
-    wanted_len = options.max_model_len or model.max_len
     if options.max_model_len and options.max_model_len > model.max_len:
         raise UsageError(
             f"max_model_len ({options.max_model_len}) is beyond what the model was made for.",
             f"config.json says max_position_embeddings = {model.max_len}.",
         )
-    useful = max_num_seqs * -(-wanted_len // options.block_size)
-    fit = budget // block_bytes - 1
-    num_blocks = min(fit, useful)
-    capacity = num_blocks * options.block_size
-    if capacity < min(wanted_len, options.block_size):
+    useful = [useful_blocks(group, size, wanted_len, max_num_seqs, max_chunk) for group in groups]
+    counts = share_blocks(budget, useful, block_bytes)
+    alone = [most_blocks(group, size, wanted_len, max_chunk) for group in groups]
+    capacity = min(
+        wanted_len if group.window and count >= most else count * size
+        for group, count, most in zip(groups, counts, alone, strict=True)
+    )
+    if capacity < min(wanted_len, size):
         raise CapacityError(
-            f"{gib(budget)} for KV does not hold one block of {gib(block_bytes)}.",
+            f"{gib(budget)} for KV does not hold one block of {gib(sum(block_bytes))}.",
             "Raise --kv-memory, or serve a smaller model.",
         )
     if options.max_model_len and capacity < options.max_model_len:
+        one = sum(most * block for most, block in zip(alone, block_bytes, strict=True))
         raise CapacityError(
-            f"One context of {options.max_model_len} tokens needs "
-            f"{gib(options.max_model_len * token_bytes)} of KV; there are {gib(budget)}.",
+            f"One context of {options.max_model_len} tokens needs {gib(one)} of KV; "
+            f"there are {gib(budget)}.",
             f"Lower --max-model-len to {capacity} or raise --kv-memory.",
         )
-    block = f"blocks of {options.block_size} tokens of {token_bytes / 1024:g} KiB"
-    limit = f"enough for {max_num_seqs} full contexts" if useful <= fit else f"{gib(budget)} for KV"
-    decide("kv_blocks", num_blocks, f"{limit}, {block}; holds {capacity:,} tokens")
+    limit = f"{gib(budget)} for KV"
+    if counts == useful:
+        limit = f"enough for {max_num_seqs} full contexts"
+    for index, (group, count) in enumerate(zip(groups, counts, strict=True)):
+        sees = f"a window of {group.window} tokens" if group.window else "full attention"
+        where = f" in {len(group.layers)} layers of {sees}" if len(groups) > 1 else ""
+        token_kib = group.bytes_per_token(DTYPE_BYTES[dtype]) / 1024
+        decide(
+            f"kv_blocks_{index}" if len(groups) > 1 else "kv_blocks",
+            count,
+            f"{limit}, blocks of {size} tokens of {token_kib:g} KiB{where}; "
+            f"holds {count * size:,} tokens",
+        )
     max_model_len = min(wanted_len, capacity)
     if options.max_model_len:
         why = "given"
@@ -218,7 +234,42 @@ def plan_memory(
     else:
         why = "the model's max_position_embeddings"
     decide("max_model_len", max_model_len, why)
-    return num_blocks + 1, max_model_len
+    return tuple(count + 1 for count in counts), max_model_len
+
+
+def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int) -> int:
+    """The most blocks one sequence of `length` tokens holds at once in this group.
+
+    Blocks of 16: a context of 8,192 takes 512; with a window of 512 and chunks of 512 it takes 65.
+    """
+    whole = -(-length // block_size)
+    if not group.window:
+        return whole
+    return min(whole, -(-(group.window - 1 + max_chunk) // block_size) + 1)
+
+
+def useful_blocks(
+    group: KVGroupSpec, block_size: int, length: int, max_num_seqs: int, max_chunk: int
+) -> int:
+    """Blocks that `max_num_seqs` sequences of `length` can fill; one step's chunks are shared."""
+    each = most_blocks(group, block_size, length, 1)
+    chunks = -(-max_chunk // block_size) if group.window else 0
+    return min(max_num_seqs * each + chunks, max_num_seqs * -(-length // block_size))
+
+
+def share_blocks(budget: int, useful: list[int], block_bytes: list[int]) -> list[int]:
+    """As many blocks for each group, but none more than is useful; block 0 of each is paid first.
+
+    1,000 bytes, blocks of 10 and 30 bytes: 24 of each; when 8 of the second are useful, the first
+    gets 72. So a window group never fills before a full one does, and what it saves is theirs.
+    """
+    counts = [0] * len(useful)
+    left, sizes = budget - sum(block_bytes), sum(block_bytes)
+    for group in sorted(range(len(useful)), key=lambda group: useful[group]):
+        counts[group] = max(0, min(useful[group], left // sizes))
+        left -= counts[group] * block_bytes[group]
+        sizes -= block_bytes[group]
+    return counts
 
 
 def kv_budget(

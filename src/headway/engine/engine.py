@@ -45,7 +45,12 @@ class Engine:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()
-        self.kv = KVCache(settings.num_blocks, settings.block_size)
+        self.kv = KVCache(
+            settings.num_blocks,
+            settings.block_size,
+            settings.windows,
+            settings.max_num_batched_tokens,
+        )
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=settings.max_num_seqs,

@@ -84,14 +84,14 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         """Pass 3: start waiting sequences in order, each with room for all its known tokens."""
-        promised = sum(
-            self.kv.blocks_for(sequence.num_known) - len(sequence.block_tables[0])
-            for sequence in self.running
-        )
+        if not self.waiting:
+            return
+        promised = [0] * len(self.kv.pools)
+        for sequence in self.running:
+            promised = added(promised, self.kv.still_needed(sequence))
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            needed = self.kv.blocks_for(sequence.num_known)
-            if not self.kv.has_room(max(promised, 0) + needed):
+            if not self.kv.has_room(added(promised, self.kv.still_needed(sequence))):
                 return
             self.waiting.popleft()
             sequence.state = RUNNING
@@ -99,7 +99,7 @@ class Scheduler:
             count = min(sequence.num_known, budget)
             advanced = self._advance(plan, sequence, count)
             assert advanced, "has_room and extend disagree"
-            promised += needed - len(sequence.block_tables[0])
+            promised = added(promised, self.kv.still_needed(sequence))
             budget -= count
 
     def _advance(self, plan: StepPlan, sequence: Sequence, count: int) -> bool:
@@ -259,6 +259,11 @@ class Scheduler:
         for sequence in everybody:
             sequence.check_integrity()
         self.kv.check_integrity(everybody)
+
+
+def added(some: list[int], more: list[int]) -> list[int]:
+    """Sum by group."""
+    return [a + b for a, b in zip(some, more, strict=True)]
 
 
 def keep_prompt_logprobs(sequence: Sequence, start: int, entries: list[TokenLogprobs]) -> None:

@@ -26,20 +26,15 @@ class ExpertLinear(nn.Module):
     def prepare(self) -> None:
         """Bring every expert's weight into the kernel's form."""
         assert self.weight is not None
-        self.prepared = [self.kernel.prepare(weight) for weight in self.weight]
-        if not self._plain:
+        plain = list(self.weight)
+        self.prepared = [self.kernel.prepare(weight) for weight in plain]
+        if any(ours is not weight for ours, weight in zip(self.prepared, plain, strict=True)):
             self.weight = None
 
     @property
-    def _plain(self) -> bool:
-        """Whether the kernel reads the weights where they lie."""
-        weight = self.weight
-        return weight is not None and self.prepared[0].data_ptr() == weight.data_ptr()
-
-    @property
     def prepared_bytes(self) -> int:
-        """Bytes of the prepared weights beside the plain ones."""
-        if self._plain:
+        """Bytes of the prepared weights, where they replace the plain ones."""
+        if self.weight is not None:
             return 0
         return sum(int(w.numel() * w.element_size()) for w in self.prepared)
 
