@@ -112,15 +112,19 @@ def no_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | N
 
 
 def qwen_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
-    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
+    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
+
+    transformers 5 spells `num_experts` as `num_local_experts`.
+    """
+    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
     experts = ExpertsSpec(
-        count=positive(config, "num_experts", default=128),
+        count=positive(config, spelled, default=128),
         active=positive(config, "num_experts_per_tok", default=8),
         intermediate_size=positive(config, "moe_intermediate_size", default=768),
         normalize=flag(config, "norm_topk_prob"),
     )
     if experts.active > experts.count:
-        raise wrong("num_experts_per_tok", f"at most num_experts ({experts.count})", experts.active)
+        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise wrong("mlp_only_layers", "a list of layers", dense)
