@@ -1,11 +1,13 @@
-"""What a config.json leaves out is what transformers' own classes put there."""
+"""Configs as transformers reads them: what one leaves out, how many parameters it asks for."""
 
 import json
 
 import pytest
+import torch
 
 from headway.core.model_spec import FAMILIES, spec_from_config
 from parity import tiny
+from published import MODELS
 
 SIZES = {
     "vocab_size": 211,
@@ -75,3 +77,15 @@ def test_missing_keys_mean_what_they_mean_to_transformers(family: str, case: str
     config = model_class.config_class(**json.loads(json.dumps(given)))
     filled = json.loads(config.to_json_string(use_diff=False))
     assert spec_from_config(given, {}) == spec_from_config(filled, {})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_real_models_have_as_many_parameters_in_transformers(name: str):
+    """Built on the meta device, without memory; a tied head is counted once."""
+    config, num_parameters, _ = MODELS[name]
+    classes = {model_class.__name__: model_class for model_class, _ in tiny.FAMILIES.values()}
+    model_class = classes[config["architectures"][0]]
+    with torch.device("meta"):
+        model = model_class(model_class.config_class(**json.loads(json.dumps(config))))
+    assert sum(p.numel() for p in model.parameters()) == num_parameters
