@@ -52,8 +52,8 @@ def serve(call: "Call") -> int:
 
             def on_ready() -> None:
                 bar.close()
-                print(greeting(state, options, port), flush=True)
                 warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
+                print(greeting(state, options, port), flush=True)
 
             run.run(run.serve(state, listener, on_ready))
     return 0
