@@ -4,7 +4,8 @@ A Llama shape with random weights, whose steps cost what such a model costs here
 whose prompts and answers have 16 to 256 tokens. First each rule empties a full queue: what it can
 do. Then requests come at three rates (below, near and above what static batching can do), at random
 moments that are the same for each rule and do not wait for answers. The rules take turns on one
-model in one process, so a disturbance of the machine meets all three.
+model in one process. Time is what one thread has computed, and idle moments are skipped, so other
+work on the machine does not count; `--clock wall` takes the clock on the wall instead.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headway.assemble import make_executor, plan_settings
+from headway.core.clock import SystemClock
 from headway.core.options import EngineOptions
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
@@ -43,7 +45,31 @@ SHAPE = {
 SHORTEST, LONGEST = 16, 256
 SHARES_OF_CAPACITY = {"below": 0.5, "near": 0.9, "above": 1.3}
 LOOSE_TTFT_S = 5.0
-QUEUE_BATCHES = 3
+QUEUE_BATCHES = 6
+
+
+class WallClock(SystemClock):
+    """Real time; waiting takes as long as it says."""
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(max(seconds, 0.0))
+
+
+class ComputingClock(SystemClock):
+    """Seconds this process has computed, and those it would have waited."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+
+    def now_s(self) -> float:
+        return time.process_time() + self._waited_s
+
+    def wait(self, seconds: float) -> None:
+        self._waited_s += max(seconds, 0.0)
+
+
+CLOCKS = {"computing": ComputingClock, "wall": WallClock}
+AnyClock = WallClock | ComputingClock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,15 +132,18 @@ def poisson(rate_per_s: float, window_s: float, seed: int) -> list[Call]:
     return calls
 
 
-def play(executor: Executor, settings: Settings, calls: Iterable[Call], window_s: float) -> Played:
-    """Run the load in real time to its last token; after the last call no batch waits to fill."""
-    engine = Engine(executor, settings, vocab_size=SHAPE["vocab_size"], eos_token_ids=())
+def play(
+    executor: Executor, settings: Settings, calls: Iterable[Call], window_s: float, clock: AnyClock
+) -> Played:
+    """Run the load to its last token; after the last call no batch waits to fill."""
+    vocab_size = SHAPE["vocab_size"]
+    engine = Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=(), clock=clock)
     played = Played(calls=list(calls), window_s=window_s)
     pending = deque(enumerate(played.calls, 1))
     by_id = dict(pending)
-    start_s = time.perf_counter()
+    start_s = clock.now_s()
     while pending or engine.has_work:
-        now_s = time.perf_counter() - start_s
+        now_s = clock.now_s() - start_s
         while pending and pending[0][1].at_s <= now_s:
             request_id, arrived = pending.popleft()
             sampling = SamplingParams(temperature=0, max_tokens=arrived.num_tokens, ignore_eos=True)
@@ -123,18 +152,18 @@ def play(executor: Executor, settings: Settings, calls: Iterable[Call], window_s
                 engine.flush()
         if not engine.has_work:
             next_s = min(pending[0][1].at_s, engine.wakes_at_s - start_s)
-            time.sleep(max(0.0, next_s - (time.perf_counter() - start_s)))
+            clock.wait(next_s - (clock.now_s() - start_s))
             continue
         step(engine, played, by_id, start_s)
-    played.spent_s = time.perf_counter() - start_s
+    played.spent_s = clock.now_s() - start_s
     return played
 
 
 def step(engine: Engine, played: Played, by_id: dict[int, Call], start_s: float) -> None:
     """One step; its tokens are dated when it ends."""
-    before_s = time.perf_counter()
+    before_s = engine.clock.now_s()
     updates, record = engine.step()
-    now_s = time.perf_counter()
+    now_s = engine.clock.now_s()
     if record.num_tokens:
         played.rows.append(record.num_sampled)
         played.step_s.append(now_s - before_s)
@@ -179,42 +208,40 @@ def figures(played: Played, window_s: float, ttft_slo_s: float, tpot_slo_s: floa
     )
 
 
-def load(max_num_seqs: int, threads: int | None) -> tuple[Executor, Settings]:
+def load(max_num_seqs: int) -> tuple[Executor, Settings]:
     """The model of `SHAPE`, random, and the settings it runs with."""
-    options = EngineOptions(
-        load_format="dummy", device="cpu", max_num_seqs=max_num_seqs, threads=threads
-    )
+    options = EngineOptions(load_format="dummy", device="cpu", max_num_seqs=max_num_seqs, threads=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(SHAPE))
         spec, settings, _, machine = plan_settings(folder, options)
         executor = make_executor(folder, options, spec, settings, machine, None)
     print(
-        f"{spec.num_parameters / 1e6:.1f}M parameters in {settings.dtype}, {settings.threads} ",
+        f"{spec.num_parameters / 1e6:.1f}M parameters in {settings.dtype}, one thread, ",
         end="",
     )
-    print(f"threads, batches of {max_num_seqs}", flush=True)
+    print(f"batches of {max_num_seqs}", flush=True)
     return executor, settings
 
 
 def full_queue(
-    executor: Executor, settings: dict[str, Settings], repeats: int
+    executor: Executor, settings: dict[str, Settings], clock: AnyClock
 ) -> dict[str, Played]:
     """Everything is there at once: what each rule can do at most."""
-    found = {rule: Played() for rule in settings}
-    for repeat in range(repeats):
-        for rule in in_turn(settings, repeat):
-            draw = random.Random(repeat)
-            count = QUEUE_BATCHES * settings[rule].max_num_seqs
-            calls = [call(draw, 0.0) for _ in range(count)]
-            found[rule].add(play(executor, settings[rule], calls, 0.0))
     print("\n| a full queue | requests/s | tokens/s | rows a step | ms a step |")
     print("| --- | --- | --- | --- | --- |")
-    for rule, played in found.items():
+    found = {}
+    for rule, chosen in settings.items():
+        draw = random.Random(0)
+        calls = [call(draw, 0.0) for _ in range(QUEUE_BATCHES * chosen.max_num_seqs)]
+        played = found[rule] = play(executor, chosen, calls, 0.0, clock)
         tokens = sum(len(c.times_s) for c in played.calls) / played.spent_s
         rows, step_s = statistics.mean(played.rows), statistics.mean(played.step_s)
         requests = len(played.calls) / played.spent_s
-        print(f"| {rule} | {requests:.2f} | {tokens:.0f} | {rows:.1f} | {step_s * 1e3:.1f} |")
+        print(
+            f"| {rule} | {requests:.2f} | {tokens:.0f} | {rows:.1f} | {step_s * 1e3:.1f} |",
+            flush=True,
+        )
     return found
 
 
@@ -231,13 +258,14 @@ def open_loop(
     rate_per_s: float,
     window_s: float,
     repeats: int,
+    clock: AnyClock,
 ) -> dict[str, Played]:
     """Each rule under the same arrivals, in turns that begin with another one each time."""
     found = {rule: Played() for rule in settings}
     for repeat in range(repeats):
         for rule in in_turn(settings, repeat):
             calls = poisson(rate_per_s, window_s, seed=repeat)
-            found[rule].add(play(executor, settings[rule], calls, window_s))
+            found[rule].add(play(executor, settings[rule], calls, window_s, clock))
     return found
 
 
@@ -262,16 +290,23 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=0.05, help="of dynamic batching, seconds")
     parser.add_argument("--ttft", type=float, default=1.0, help="objective, seconds")
     parser.add_argument("--tpot", type=float, default=0.05, help="objective, seconds")
-    parser.add_argument("--threads", type=int, default=1, help="two on a busy machine disturb more")
+    parser.add_argument("--clock", default="computing", choices=CLOCKS)
     parser.add_argument("--plot", type=Path, help="where to write the SVG")
     chosen = parser.parse_args()
 
-    executor, base = load(chosen.max_num_seqs, chosen.threads)
+    executor, base = load(chosen.max_num_seqs)
+    clock = CLOCKS[chosen.clock]()
     settings = {
         rule: replace(base, batching=rule, batch_window_s=chosen.window) for rule in BATCHING
     }
-    play(executor, settings["continuous"], [call(random.Random(9), 0.0) for _ in range(4)], 0.0)
-    static = full_queue(executor, settings, chosen.repeats)["static"]
+    play(
+        executor,
+        settings["continuous"],
+        [call(random.Random(9), 0.0) for _ in range(4)],
+        0.0,
+        clock,
+    )
+    static = full_queue(executor, settings, clock)["static"]
     capacity = len(static.calls) / static.spent_s
 
     print(f"\nSLO: TTFT ≤ {chosen.ttft:g} s and TPOT ≤ {chosen.tpot * 1e3:g} ms; loose: ", end="")
@@ -282,8 +317,10 @@ def main() -> None:
     goodput: dict[str, list[tuple[float, float]]] = {rule: [] for rule in settings}
     waits: dict[str, list[tuple[float, float]]] = {}
     for name, share in SHARES_OF_CAPACITY.items():
-        rate = share * capacity
-        played = open_loop(executor, settings, rate, chosen.seconds, chosen.repeats)
+        played = open_loop(
+            executor, settings, share * capacity, chosen.seconds, chosen.repeats, clock
+        )
+        rate = len(played["static"].calls) / played["static"].window_s
         found = {
             rule: figures(p, chosen.seconds, chosen.ttft, chosen.tpot) for rule, p in played.items()
         }
