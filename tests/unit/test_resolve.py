@@ -105,7 +105,8 @@ def test_weights_are_packed_where_the_cpu_does_not_multiply_them():
 def test_every_setting_has_its_reason():
     """All that is not an option as it stands: a new setting needs a reason or a row here."""
     settings, why = decide()
-    options = {"load_format", "block_size", "seed", "windows"}  # windows are the model's
+    own = {"load_format", "block_size", "seed", "batch_window_s"}
+    options = own | {"windows"}  # the model's
     names = {field.name for field in dataclasses.fields(settings)} - options
     assert names - {"num_blocks"} <= why.keys()
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()

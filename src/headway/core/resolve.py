@@ -39,6 +39,8 @@ class Settings:
     threads: int
     seed: int
     pack_weights: bool = False
+    batching: str = "continuous"
+    batch_window_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ def resolve(
             "Raise the first or lower the second: each running sequence needs a token a step.",
         )
     decide("max_num_batched_tokens", batched, why)
+    decide("batching", options.batching, explain_batching(options, max_num_seqs))
     threads, why = choose_threads(options, machine, model, dtype)
     decide("threads", threads, why)
 
@@ -112,6 +115,8 @@ def resolve(
         threads=threads,
         seed=options.seed,
         pack_weights=pack_weights,
+        batching=options.batching,
+        batch_window_s=options.batch_window,
     )
     return settings, reasons
 
@@ -119,6 +124,18 @@ def resolve(
 def given_or(given: int | None, default: int, why: str) -> tuple[int, str]:
     """(the user's value, "given") or (the default, why)."""
     return (given, "given") if given is not None else (default, why)
+
+
+def explain_batching(options: EngineOptions, max_num_seqs: int) -> str:
+    """When a request starts under the rule of batching, and who may wait for ever."""
+    window_ms = options.batch_window * 1000
+    return {
+        "continuous": "requests start when there is room, at any step",
+        "dynamic": f"given: {max_num_seqs} requests start together, or fewer after "
+        f"{window_ms:g} ms; the next when all have ended",
+        "static": f"given: {max_num_seqs} requests start together, the next when all have ended; "
+        f"WARNING: fewer than {max_num_seqs} wait until more come or the server drains",
+    }[options.batching]
 
 
 def choose_threads(

@@ -16,6 +16,7 @@ from headway.core.errors import RequestError
 from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
+from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
@@ -53,17 +54,23 @@ class Engine:
         )
         self.scheduler = Scheduler(
             self.kv,
+            Lobby(settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
-        self._abort_untold = False
+        self._untold = False
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do, if only to tell that a waiting request left."""
-        return self.scheduler.has_work or self._abort_untold
+        """Whether a step has something to do, if only to tell that a request waits or left."""
+        return self.scheduler.has_work or self._untold
+
+    @property
+    def wakes_at_s(self) -> float:
+        """When an engine without work will have some by itself; infinite when never."""
+        return self.scheduler.opens_at_s
 
     @property
     def num_requests(self) -> int:
@@ -96,6 +103,11 @@ class Engine:
         sequences[0].forks = sequences[1:]
         self._requests[request.request_id] = sequences
         self.scheduler.add(sequences[0])
+        self._untold = self._untold or not self.scheduler.has_work
+
+    def flush(self) -> None:
+        """No more requests will come: let those that wait for a batch to fill start."""
+        self.scheduler.lobby.flush()
 
     def _check(self, request: Request) -> None:
         """The engine's own check, behind the server's: nothing here may kill a step."""
@@ -145,7 +157,7 @@ class Engine:
                 self._drop_fork(sequence)
                 self.scheduler.finish(sequence)
                 self._leave(sequence)
-                self._abort_untold = True
+                self._untold = True
 
     def _drop_fork(self, sequence: Sequence) -> None:
         """A sequence that waits for its parent's prompt is in no queue but the parent's."""
@@ -162,7 +174,7 @@ class Engine:
     def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
         """Run one step; returns what each sequence gained and the record of the step."""
         started_s = self.clock.now_s()
-        self._abort_untold = False
+        self._untold = False
         plan = self.scheduler.schedule()
         planned_s = self.clock.now_s()
         try:
@@ -207,7 +219,7 @@ class Engine:
             step=plan.step,
             started_s=started_s,
             num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=self.scheduler.num_waiting,
             num_tokens=tokens,
             num_sampled=sum(row.sample for row in plan.advanced),
             kv_blocks_used=self.kv.num_used,
@@ -220,6 +232,7 @@ class Engine:
         length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
         sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         self.add(Request(WARM_UP_REQUEST_ID, [0] * max(length - 1, 1), sampling))
+        self.flush()
         while self.has_work:
             self.step()
 
@@ -228,4 +241,4 @@ class Engine:
         self.scheduler.check_integrity()
         if not self._requests:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
-            assert not self.scheduler.running and not self.scheduler.waiting
+            assert not self.scheduler.running and not self.scheduler.num_waiting
