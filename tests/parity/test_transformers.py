@@ -14,7 +14,7 @@ from drive import Answer, engine_for, finish, greedy
 from headway.core.plan import Advance, NewSequence, StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.runtime.executor import TorchExecutor
-from parity.tiny import prompts, save, spell_as_transformers_4, tiny_model
+from parity.tiny import FAMILIES, prompts, save, spell_as_transformers_4, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -259,6 +259,22 @@ def check_prompt_logprobs(reference: torch.nn.Module, prompt: list[int], answer:
     assert [entry.logprob for entry in entries[1:]] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "model",
+    ["gemma2-interleaved", "gemma3-interleaved", "qwen3-window-in-some"],
+    indirect=True,
+)
+def test_preempted_after_the_window_overflowed(model):
+    """Four prompts beyond the window of 17, and full layers with room for two and a half."""
+    reference, folder = model
+    engine = engine_for(folder, num_blocks=90, block_size=4, max_num_batched_tokens=32)
+    all_prompts = prompts([60, 70, 80, 90])
+    answers = finish(engine, [greedy(i, p, NUM_TOKENS) for i, p in enumerate(all_prompts)])
+    assert engine.scheduler.num_preemptions > 0
+    for i, prompt in enumerate(all_prompts):
+        check_greedy(reference, prompt, answers[i, 0], smallest_gap=1e-4)
+
+
 def test_greedy_tokens_are_those_of_generate(tmp_path: Path):
     """Once without teacher forcing: transformers' own greedy search over its own cache."""
     reference = tiny_model(eos_token_id=None)
@@ -275,15 +291,23 @@ def test_greedy_tokens_are_those_of_generate(tmp_path: Path):
         assert finish(engine, [greedy(i, prompt, NUM_TOKENS)])[i, 0].token_ids == found
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+SURE = {"granite": {"logits_scaling": 0.5}, "qwen3moe": {"initializer_range": 0.1}}
+"""Changes that keep a tiny model from hesitating, or its router from choosing by rounding."""
+
+
 @pytest.mark.parametrize(
-    ("dtype", "smallest_gap"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)], ids=str
+    ("family", "dtype", "smallest_gap"),
+    [
+        *((family, torch.bfloat16, 0.15) for family in FAMILIES),
+        *((family, torch.float16, 0.02) for family in ("llama", "qwen2")),
+    ],
+    ids=str,
 )
 def test_narrow_checkpoints_choose_the_tokens_of_transformers(
     family: str, dtype: torch.dtype, smallest_gap: float, tmp_path: Path
 ):
     """bf16 and fp16 weights and KV, wherever transformers in that type is sure of its choice."""
-    reference = tiny_model(family, dtype)
+    reference = tiny_model(family, dtype, **SURE.get(family, {}))
     engine = engine_for(save(reference, tmp_path), max_num_batched_tokens=16, max_num_seqs=4)
     assert engine.settings.dtype == str(dtype).removeprefix("torch.")
     all_prompts = prompts(LENGTHS)

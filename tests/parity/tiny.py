@@ -50,7 +50,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "head_dim": 16,
             "num_experts": 8,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 20,
+            "moe_intermediate_size": 24,
             "norm_topk_prob": True,
         },
     ),
