@@ -14,6 +14,7 @@ from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import (
+    BenchOptions,
     EngineOptions,
     SamplingOptions,
     ServerOptions,
@@ -50,6 +51,12 @@ VERBS = {
         help="Talk to a model in the terminal.",
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:chat",
+    ),
+    "bench": Verb(
+        usage="bench URL",
+        help="Put load on a server and report; also `bench compare A.json B.json`.",
+        tables=(BenchOptions,),
+        function="headway.cli.bench:bench",
     ),
 }
 SWITCHES = ("--dry-run", "--chat", "-v", "--verbose")

@@ -1,10 +1,12 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
+from headway.core.options.bench import BenchOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOptions
 
 __all__ = [
+    "BenchOptions",
     "Bytes",
     "EngineOptions",
     "SamplingOptions",

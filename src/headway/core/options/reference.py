@@ -4,13 +4,14 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from headway.core.options.bench import BenchOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.read import format_value
 from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOptions
 
 INTRODUCTION = """# Options
 
-Written from `core/options/tables.py` by `python -m headway.core.options.reference`; do not edit.
+Written from the tables of `core/options` by `python -m headway.core.options.reference`; edit those.
 
 Each option is a flag, an environment variable and a key of the `--config` YAML file (the flag's
 name, with `_` or `-`). A flag wins over the environment, that over the file, that over the default.
@@ -21,7 +22,7 @@ Where the default is "derived", `--dry-run` shows the value with its reason.
 def reference() -> str:
     """The page's text."""
     parts = [INTRODUCTION]
-    for table in (ServerOptions, EngineOptions, SamplingOptions):
+    for table in (ServerOptions, EngineOptions, SamplingOptions, BenchOptions):
         parts.append(
             f"## {TITLES[table]}\n\n| flag | type | default | |\n| --- | --- | --- | --- |"
         )
@@ -34,6 +35,7 @@ TITLES: dict[type, str] = {
     ServerOptions: "Server (`serve`)",
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
+    BenchOptions: "Load generator (`bench`)",
 }
 
 

@@ -1,0 +1,86 @@
+"""`headway bench URL` and `headway bench compare A.json B.json`."""
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import headway
+from headway.core.errors import UsageError
+from headway.core.options import BenchOptions
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+    from headway.measure.report import Report
+    from headway.measure.trial import Trial
+
+
+def bench(call: "Call") -> int:
+    """Put the load on and report; 0 when every check passed, else 1."""
+    if call.positionals[:1] == ["compare"]:
+        return compare(call.positionals[1:])
+    if len(call.positionals) != 1:
+        raise UsageError("bench takes one URL.", "headway bench http://127.0.0.1:8000")
+    options: BenchOptions = call.options[BenchOptions]
+    url = call.positionals[0]
+
+    from headway.measure import names, trial
+
+    names.check_words(options.words)
+    check_outputs(options)
+    if "--dry-run" in call.switches:
+        print(trial.outline(url, options))
+        return 0
+    report = run(trial.find_goodput if options.find_goodput else trial.once, url, options)
+    return publish(report, options)
+
+
+def run(trial: "Trial", url: str, options: BenchOptions) -> "Report":
+    """The trial in an event loop of its own."""
+    import uvloop
+
+    from headway.measure.progress import live
+
+    with live() as watch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report: Report = runner.run(trial(url, options, headway.__version__, watch))
+        return report
+
+
+def publish(report: "Report", options: BenchOptions) -> int:
+    """Print the report and write its files."""
+    from rich.console import Console
+
+    from headway.measure import export, page, table
+
+    if options.json:
+        export.write_json(report, options.json)
+    if options.csv:
+        export.write_csv(report, options.csv)
+    if options.html:
+        export.write(options.html, page.html(report).encode())
+    width = None if sys.stdout.isatty() else 160
+    table.show(report, Console(width=width), options.words)
+    return 0
+
+
+def check_outputs(options: BenchOptions) -> None:
+    """Files are checked before the load: a typo must not cost the run."""
+    from headway.measure.export import write
+
+    for path in (options.json, options.csv, options.html):
+        if path:
+            write(path, b"")
+
+
+def compare(paths: list[str]) -> int:
+    """Two reports side by side."""
+    if len(paths) != 2:
+        raise UsageError("compare takes two reports.", "headway bench compare A.json B.json")
+    from rich.console import Console
+
+    from headway.measure import comparison
+    from headway.measure.export import read_json
+
+    first, second = (read_json(path) for path in paths)
+    width = None if sys.stdout.isatty() else 160
+    comparison.show(comparison.compare(first, second), paths[0], paths[1], Console(width=width))
+    return 0

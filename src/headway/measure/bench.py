@@ -1,0 +1,219 @@
+"""A load test from end to end: options in, a raw `Run` out.
+
+The order is: draw the traffic, ask the server what it takes, put the load on while the server's
+metrics are sampled, and hand back everything raw. What a run means is `measure.report`'s.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headway.core.clock import SystemClock
+from headway.core.errors import UsageError
+from headway.core.options import BenchOptions
+from headway.measure import record
+from headway.measure.classes import ServiceClass, build_all, read_classes
+from headway.measure.client import Client, open_session
+from headway.measure.load import Load, Pulse, quiet_gc
+from headway.measure.probe import Wanted, find_dialect, model_name
+from headway.measure.prompts import Text
+from headway.measure.scrape import Scraper
+from headway.measure.talk import PATHS, Dialect
+from headway.measure.workload import Traffic
+
+EDGE_SHARE, EDGE_MOST_S = 0.1, 30.0
+"""Warm-up and cool-down where none is given: a tenth of the time, at most 30 s."""
+EDGES_FROM_S = 10.0
+"""Shorter runs are not cut."""
+
+Watch = Callable[[Load, Client, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Everything that is known before the first request of the load."""
+
+    url: str
+    options: BenchOptions
+    classes: list[ServiceClass]
+    traffic: Traffic
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether some prompt exists as text alone."""
+        return any(
+            isinstance(piece, Text)
+            for talk in self.traffic.conversations
+            for turn in talk.turns
+            for piece in turn.prompt
+        )
+
+
+def prepare(url: str, options: BenchOptions, faster: float = 1.0) -> Bench:
+    """Check the options and draw the traffic, `faster` than they say; raises UsageError."""
+    check(url, options)
+    classes = [
+        replace(each, options=hastened(each.options, faster)) for each in read_classes(options)
+    ]
+    bench = Bench(
+        url=url.rstrip("/").removesuffix("/v1"),
+        options=options,
+        classes=classes,
+        traffic=build_all(classes),
+    )
+    if options.concurrency is None:
+        edges(options, bench.traffic.span_s)
+    return bench
+
+
+def hastened(options: BenchOptions, faster: float) -> BenchOptions:
+    """The same traffic at `faster` times the rate."""
+    return replace(
+        options,
+        rate=options.rate * faster,
+        ramp_from=options.ramp_from * faster,
+        speed=options.speed * faster,
+    )
+
+
+def check(url: str, options: BenchOptions) -> None:
+    """What the options table does not say."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url!r} is not a URL.", "Write http://127.0.0.1:8000.")
+    if options.find_goodput and not (options.slo or options.classes):
+        raise UsageError("--find-goodput needs objectives.", "Add --slo ttft=500ms,tpot=50ms.")
+    if options.find_goodput and options.concurrency is not None:
+        raise UsageError(
+            "--find-goodput searches a rate; a closed loop has none.", "Leave --concurrency out."
+        )
+    if options.concurrency is not None and options.arrivals not in ("auto",):
+        raise UsageError(
+            f"--arrivals {options.arrivals} is an open loop, --concurrency a closed one.",
+            "Give one of them.",
+        )
+
+
+def edges(options: BenchOptions, span_s: float) -> tuple[float, float]:
+    """What is cut from both ends: 60 s → 6 s each; below 10 s nothing unless it is asked for."""
+    derived = min(EDGE_SHARE * span_s, EDGE_MOST_S) if span_s >= EDGES_FROM_S else 0.0
+    warmup = derived if options.warmup is None else options.warmup
+    cooldown = derived if options.cooldown is None else options.cooldown
+    if warmup + cooldown >= span_s > 0:
+        raise UsageError(
+            f"Warm-up ({warmup:g} s) and cool-down ({cooldown:g} s) leave nothing of {span_s:g} s.",
+            "Lower them or raise --duration.",
+        )
+    return warmup, cooldown
+
+
+async def measure(
+    bench: Bench, watch: Watch | None = None, drain_s: float | None = None
+) -> tuple[record.Run, Dialect]:
+    """Put the load on once; `watch` is told what runs so that progress can be shown."""
+    options = bench.options
+    clock = SystemClock()
+    started_s = clock.now_s()
+
+    def now_s() -> float:
+        return clock.now_s() - started_s
+
+    async with open_session(options.api_key) as session:
+        client = Client(session, bench.url + PATHS[options.endpoint], now_s, options.timeout)
+        model = options.model or await model_name(session, bench.url)
+        dialect = await find_dialect(client, wanted(bench, model))
+        server = record.Server(
+            url=bench.url,
+            model=model,
+            endpoint=options.endpoint,
+            features=sorted(dialect.features),
+        )
+        load = Load(client, dialect)
+        client.tokens = 0
+        if options.concurrency is None:
+            load.write_ahead(bench.traffic.conversations)
+        with quiet_gc():
+            async with Scraper(session, server, now_s), Pulse(clock) as pulse:
+                started_s = clock.now_s()
+                started_at = time.time()
+                if watch is not None:
+                    watch(load, client, bench.traffic.span_s)
+                span_s = await put_on(load, client, bench, drain_s)
+                cost = pulse.cost()
+    description = described(bench, span_s, max(ended(load), span_s))
+    run = record.Run(
+        started_at=started_at,
+        started_s=started_s,
+        load=description,
+        server=server,
+        client=cost,
+        exchanges=load.exchanges,
+    )
+    return run, dialect
+
+
+async def put_on(load: Load, client: Client, bench: Bench, drain_s: float | None) -> float:
+    """Run the loop that the options ask for; returns how long requests were sent."""
+    options, traffic = bench.options, bench.traffic
+    if options.concurrency is None:
+        await load.open_loop(traffic.conversations, drain_s)
+        return traffic.span_s
+    until_s = None if options.num_requests is not None else traffic.span_s
+    talks = traffic.conversations
+    await load.closed_loop(talks, options.concurrency, until_s)
+    sent = [x.sent_s for x in load.exchanges if x.sent_s is not None]
+    return until_s or max(sent, default=0.0)
+
+
+def ended(load: Load) -> float:
+    """When the last exchange ended."""
+    return max((x.ended_s for x in load.exchanges if x.ended_s is not None), default=0.0)
+
+
+def wanted(bench: Bench, model: str) -> Wanted:
+    """What the probe is to find out."""
+    options = bench.options
+    told = bench.classes if len(bench.classes) > 1 else []
+    return Wanted(
+        endpoint=options.endpoint,
+        model=model,
+        prompt_format=options.prompt_format,
+        needs_text=bench.needs_text,
+        seed=options.seed,
+        vocabulary=options.vocab_size,
+        ignore_eos=options.ignore_eos,
+        temperature=options.temperature,
+        service_classes=tuple(each.name for each in told),
+    )
+
+
+def described(bench: Bench, span_s: float, end_s: float) -> record.Load:
+    """The load as the report names it. With no cool-down the window is open to the last answer."""
+    options = bench.options
+    warmup_s, cooldown_s = edges(options, span_s)
+    closed = options.concurrency is not None
+    kinds = {each.options.arrivals for each in bench.classes}
+    workloads = list(dict.fromkeys(each.options.workload for each in bench.classes))
+    arrivals = ", ".join(sorted(kinds)).replace("auto", default_arrivals(workloads))
+    return record.Load(
+        loop="closed" if closed else "open",
+        arrivals="after each answer" if closed else arrivals,
+        workload=", ".join(workloads),
+        seed=options.seed,
+        span_s=span_s,
+        from_s=warmup_s,
+        to_s=span_s - cooldown_s if cooldown_s else end_s,
+        rate=None if closed else len(bench.traffic.conversations) / span_s,
+        concurrency=options.concurrency,
+        speed=options.speed,
+        scale=bench.traffic.scale,
+        slos={each.name: str(each.slo) for each in bench.classes if each.slo is not None},
+        attainment=options.attainment,
+        price_per_hour=options.price_per_hour,
+    )
+
+
+def default_arrivals(workloads: list[str]) -> str:
+    """What `auto` was."""
+    return (
+        "trace" if all(":" in w and not w.startswith("prompts") for w in workloads) else "poisson"
+    )

@@ -1,0 +1,133 @@
+"""One exchange with an OpenAI-compatible server: a body is sent, its stream is read and timed.
+
+Whatever happens is written into the `Exchange`; nothing is raised for a server's faults. A chunk is
+timed when it is read, and nothing between the socket and that reading is done per token.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+
+from headway.measure.record import Exchange
+from headway.measure.sse import Chunk, EventReader
+from headway.measure.talk import Answer
+
+IDLE_S = 3.0
+"""Connections idle this long are not used again: common servers close theirs after 5 s."""
+FAULTS: tuple[tuple[type[BaseException], str], ...] = (
+    (TimeoutError, "timeout"),
+    (aiohttp.ClientConnectorError, "refused"),
+    (aiohttp.ClientError, "dropped"),
+    (ConnectionError, "dropped"),
+    (msgspec.DecodeError, "unreadable"),
+)
+"""Exception → reason, the first that fits."""
+MESSAGE_LENGTH = 300
+
+
+def open_session(api_key: str) -> aiohttp.ClientSession:
+    """A session of as many connections as requests are in the air."""
+    headers = {"content-type": "application/json", "accept": "text/event-stream"}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return aiohttp.ClientSession(
+        headers=headers,
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+        read_bufsize=2**18,
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept-Encoding"),
+    )
+
+
+class Client:
+    """Sends bodies to one address; `now_s` is the run's clock."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        now_s: Callable[[], float],
+        timeout_s: float,
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._timeout_s = timeout_s
+        self.now_s = now_s
+        self.tokens = 0
+
+    async def exchange(self, x: Exchange, data: bytes, answer: Answer | None = None) -> None:
+        """Send `data`, fill `x`, and keep the answer's text and ids where one wants them."""
+        x.sent_s = self.now_s()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._post(x, data, answer)
+        except (TimeoutError, aiohttp.ClientError, ConnectionError, msgspec.DecodeError) as fault:
+            x.error = next(reason for kind, reason in FAULTS if isinstance(fault, kind))
+            x.message = str(fault)[:MESSAGE_LENGTH]
+        except asyncio.CancelledError:
+            x.error = "cancelled"
+            raise
+        finally:
+            x.ended_s = self.now_s()
+
+    async def _post(self, x: Exchange, data: bytes, answer: Answer | None) -> None:
+        async with self._session.post(self._url, data=data) as response:
+            x.headers_s = self.now_s()
+            x.status = response.status
+            if response.status != 200:
+                x.error = f"status {response.status}"
+                x.message = (await response.text(errors="replace"))[:MESSAGE_LENGTH]
+                return
+            reader = EventReader()
+            async for piece in response.content.iter_any():
+                now_s = self.now_s()
+                for chunk in reader.feed(piece):
+                    self._take(x, chunk, now_s, answer)
+            if not x.error and not reader.done and x.finish_reason is None:
+                x.error = "dropped"
+                x.message = "The stream ended before the answer."
+            elif not x.error and not x.chunk_s:
+                x.error = "empty"
+                x.message = "The answer holds no token."
+
+    def _take(self, x: Exchange, chunk: Chunk, now_s: float, answer: Answer | None) -> None:
+        """Write one chunk down."""
+        if chunk.error is not None:
+            x.error = "error event"
+            x.message = str(chunk.error)[:MESSAGE_LENGTH]
+            return
+        counted = None
+        if chunk.usage is not None:
+            if chunk.choices:  # continuous usage: how many tokens this chunk brought
+                counted = chunk.usage.completion_tokens - (x.output_tokens or 0)
+            x.prompt_tokens = chunk.usage.prompt_tokens
+            x.output_tokens = chunk.usage.completion_tokens
+            if chunk.usage.prompt_tokens_details is not None:
+                x.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens
+        for choice in chunk.choices:
+            x.finish_reason = choice.finish_reason or x.finish_reason
+            if not choice.has_content:
+                continue
+            if choice.token_ids is not None:
+                counted = len(choice.token_ids)
+            self._count(x, counted)
+            x.chunk_s.append(now_s)
+            if x.published_s is None and choice.published:
+                x.published_s = now_s
+            if answer is not None:
+                answer.pieces.append(choice.published)
+                answer.token_ids += choice.token_ids or ()
+
+    def _count(self, x: Exchange, counted: int | None) -> None:
+        """Note the tokens of a chunk; one chunk without a number makes all of them unknown."""
+        self.tokens += 1 if counted is None else counted
+        if not x.chunk_s:
+            x.chunk_tokens = None if counted is None else [counted]
+        elif x.chunk_tokens is not None:
+            if counted is None:
+                x.chunk_tokens = None
+            else:
+                x.chunk_tokens.append(counted)

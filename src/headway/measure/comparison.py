@@ -1,0 +1,255 @@
+"""Two reports side by side, with the ratio and whether it is beyond noise.
+
+Noise is judged by a moving-block bootstrap: requests are drawn again in runs of neighbours, since
+neighbours wait in the same queue, and the ratio of two runs is beyond noise when 95% of the drawn
+ratios lie on one side of 1. Two runs of one load on one server should be within it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from headway.core.slo import parse_slo
+from headway.measure.latency import Latency, latency
+from headway.measure.record import Exchange, Run
+from headway.measure.report import Report, misses
+from headway.measure.timeline import weights
+
+DRAWS = 1000
+LOW, HIGH = 2.5, 97.5
+Values = NDArray[np.float64]
+Statistic = Callable[[Values], Values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure of both; `low` and `high` bound the ratio B / A in 95% of the draws."""
+
+    name: str
+    unit: str
+    first: float
+    second: float
+    low: float | None
+    high: float | None
+    more_is_better: bool
+
+    @property
+    def ratio(self) -> float | None:
+        """B / A."""
+        return self.second / self.first if self.first else None
+
+    @property
+    def beyond_noise(self) -> bool | None:
+        """None where it cannot be judged."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low > 1 or self.high < 1
+
+    @property
+    def verdict(self) -> str:
+        """B is better, worse, or within noise."""
+        if self.beyond_noise is None or self.ratio is None:
+            return ""
+        if not self.beyond_noise:
+            return "within noise"
+        return "better" if (self.ratio > 1) == self.more_is_better else "worse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All rows, and what was not alike in the two loads."""
+
+    rows: list[Row]
+    differences: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What is compared: a value a request, and a statistic over them."""
+
+    name: str
+    unit: str
+    value: Callable[[Exchange, Latency], float | None]
+    statistic: Statistic
+    more_is_better: bool = False
+
+
+def percentile(share: float) -> Statistic:
+    """The percentile over the last axis."""
+    return lambda values: np.percentile(values, share, axis=-1)
+
+
+def mean(values: Values) -> Values:
+    found: Values = np.mean(values, axis=-1)
+    return found
+
+
+LATENCIES: tuple[tuple[str, Callable[[Exchange, Latency], float | None]], ...] = (
+    ("TTFT", lambda x, t: t.ttft_s * 1e3),
+    ("TPOT", lambda x, t: None if t.tpot_s is None else t.tpot_s * 1e3),
+    ("gap p99 of a request", lambda x, t: None if t.gap_p99_s is None else t.gap_p99_s * 1e3),
+    ("e2e", lambda x, t: t.e2e_s * 1e3),
+)
+STATISTICS = (
+    ("p50", percentile(50)),
+    ("p90", percentile(90)),
+    ("p99", percentile(99)),
+    ("mean", mean),
+)
+FIGURES = (
+    *(
+        Figure(name=f"{label} {name}", unit="ms", value=value, statistic=statistic)
+        for label, value in LATENCIES
+        for name, statistic in STATISTICS
+    ),
+    Figure(name="answer tokens mean", unit="", value=lambda x, t: x.num_output, statistic=mean),
+    Figure(name="prompt tokens mean", unit="", value=lambda x, t: x.num_prompt, statistic=mean),
+)
+
+
+def compare(first: Report, second: Report, seed: int = 0) -> Comparison:
+    """Every figure that both reports have."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for figure in FIGURES:
+        a, b = (values_of(report.run, figure) for report in (first, second))
+        if len(a) and len(b):
+            rows.append(row(figure.name, figure.unit, a, b, figure.statistic, rng))
+    a, b = (tokens_by_second(report.run) for report in (first, second))
+    rows.append(row("output tok/s", "", a, b, mean, rng, more_is_better=True))
+    if first.run.load.slos and second.run.load.slos:
+        a, b = (met(report.run) for report in (first, second))
+        rows.append(row("attainment", "", a, b, mean, rng, more_is_better=True))
+        rows.append(scaled_row("goodput/s", rows[-1], first, second))
+    return Comparison(rows=rows, differences=differences(first.run, second.run))
+
+
+def scaled_row(name: str, attained: Row, first: Report, second: Report) -> Row:
+    """Goodput is attainment × the offered rate: the noise is that of attainment."""
+    a, b = first.rates.goodput_per_s or 0.0, second.rates.goodput_per_s or 0.0
+    scale = (b / a) / attained.ratio if a and attained.ratio else None
+    return Row(
+        name=name,
+        unit="",
+        first=a,
+        second=b,
+        low=attained.low * scale if scale and attained.low is not None else None,
+        high=attained.high * scale if scale and attained.high is not None else None,
+        more_is_better=True,
+    )
+
+
+def counted(run: Run) -> list[Exchange]:
+    """The requests of the window by time."""
+    inside = [x for x in run.exchanges if run.load.from_s <= x.scheduled_s <= run.load.to_s]
+    return sorted(inside, key=lambda x: x.scheduled_s)
+
+
+def values_of(run: Run, figure: Figure) -> Values:
+    """The figure of each answered request."""
+    timed = [(x, latency(x)) for x in counted(run)]
+    found = [figure.value(x, t) for x, t in timed if t is not None]
+    return np.array([value for value in found if value is not None], dtype=float)
+
+
+def tokens_by_second(run: Run) -> Values:
+    """Output tokens in each second of the window."""
+    from_s, to_s = run.load.from_s, run.load.to_s
+    count = max(1, round(to_s - from_s))
+    edges = np.linspace(from_s, to_s, count + 1)
+    total = np.zeros(count)
+    for x in run.exchanges:
+        if x.chunk_s:
+            total += np.histogram(x.chunk_s, edges, weights=weights(x))[0]
+    found: Values = total / (edges[1] - edges[0])
+    return found
+
+
+def met(run: Run) -> Values:
+    """1 for each request that met its objectives, else 0."""
+    slos = {name: parse_slo(text) for name, text in run.load.slos.items()}
+    judged = [x for x in counted(run) if x.service_class in slos]
+    found = [0.0 if misses(slos[x.service_class], x, latency(x)) else 1.0 for x in judged]
+    return np.array(found or [0.0])
+
+
+def row(
+    name: str,
+    unit: str,
+    a: Values,
+    b: Values,
+    statistic: Statistic,
+    rng: np.random.Generator,
+    more_is_better: bool = False,
+) -> Row:
+    """One figure with the bounds of its ratio."""
+    first, second = float(statistic(a)), float(statistic(b))
+    low = high = None
+    if len(a) > 1 and len(b) > 1 and first > 0 and second > 0:
+        drawn_a, drawn_b = statistic(drawn(a, rng)), statistic(drawn(b, rng))
+        usable = drawn_a > 0
+        ratios = drawn_b[usable] / drawn_a[usable]
+        low, high = (float(p) for p in np.percentile(ratios, [LOW, HIGH]))
+    return Row(
+        name=name,
+        unit=unit,
+        first=first,
+        second=second,
+        low=low,
+        high=high,
+        more_is_better=more_is_better,
+    )
+
+
+def drawn(values: Values, rng: np.random.Generator) -> Values:
+    """DRAWS samples of the same length, made of blocks of n^⅓ neighbours: 1000 values, 10 each."""
+    n = len(values)
+    block = max(1, round(n ** (1 / 3)))
+    starts = rng.integers(0, n, (DRAWS, -(-n // block)))
+    places = (starts[:, :, None] + np.arange(block)) % n
+    return values[places.reshape(DRAWS, -1)[:, :n]]
+
+
+def differences(first: Run, second: Run) -> list[str]:
+    """What was not alike, so that a ratio compares two things."""
+    found = []
+    for name in ("loop", "arrivals", "workload", "seed", "concurrency", "speed", "scale", "slos"):
+        a, b = getattr(first.load, name), getattr(second.load, name)
+        if a != b:
+            found.append(f"{name}: {a} and {b}")
+    rates = first.load.rate or 0.0, second.load.rate or 0.0
+    if abs(rates[0] - rates[1]) > 0.01 * max(rates):
+        found.append(f"rate: {rates[0]:.3g} and {rates[1]:.3g} requests/s")
+    for name in ("model", "endpoint", "features"):
+        a, b = getattr(first.server, name), getattr(second.server, name)
+        if a != b:
+            found.append(f"{name}: {a} and {b}")
+    return found
+
+
+def show(comparison: Comparison, first: str, second: str, console: Console) -> None:
+    """Print the rows."""
+    for line in comparison.differences:
+        console.print(f"[bold yellow]![/] not the same load: {line}", highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for column in (f"A {first}", f"B {second}", "B / A", "95% of draws"):
+        table.add_column(column, justify="right")
+    table.add_column("B is")
+    styles = {"better": "green", "worse": "red", "within noise": "dim", "": "dim"}
+    for each in comparison.rows:
+        unit = f" {each.unit}" if each.unit else ""
+        bounds = "–" if each.low is None else f"{each.low:.3f} … {each.high:.3f}"
+        table.add_row(
+            each.name,
+            f"{each.first:,.2f}{unit}",
+            f"{each.second:,.2f}{unit}",
+            "–" if each.ratio is None else f"{each.ratio:.3f}",
+            bounds,
+            f"[{styles[each.verdict]}]{each.verdict}[/]",
+        )
+    console.print(table)

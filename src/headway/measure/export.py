@@ -1,0 +1,67 @@
+"""A report as files: JSON with every raw timestamp, and CSV with one line a request."""
+
+import csv
+from pathlib import Path
+
+import msgspec
+
+from headway.core.errors import UsageError
+from headway.measure.latency import latency
+from headway.measure.report import Report
+
+COLUMNS = (
+    *("id", "service_class", "conversation", "turn", "scheduled_s", "sent_s", "ended_s"),
+    *("ttft_s", "publish_s", "tpot_s", "gap_p99_s", "e2e_s", "prompt_tokens", "output_tokens"),
+    *("cached_tokens", "finish_reason", "status", "error"),
+)
+
+
+def write_json(report: Report, path: str) -> None:
+    """The whole report; `read_json` reads it again."""
+    write(path, msgspec.json.encode(report))
+
+
+def read_json(path: str) -> Report:
+    """A report that `write_json` wrote; UsageError names what is wrong with the file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
+    try:
+        report = msgspec.json.decode(data, type=Report)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{path} is no report of headway bench: {error}.", "Write one with --json."
+        ) from error
+    if report.format != "headway-bench":
+        raise UsageError(f"{path} is a {report.format}, no report of headway bench.")
+    return report
+
+
+def write_csv(report: Report, path: str) -> None:
+    """One line a request, failed ones too."""
+    rows = []
+    for x in report.run.exchanges:
+        timed = latency(x)
+        derived = {
+            name: getattr(timed, name)
+            for name in ("ttft_s", "publish_s", "tpot_s", "gap_p99_s", "e2e_s")
+            if timed is not None
+        }
+        counts = {"prompt_tokens": x.num_prompt, "output_tokens": x.num_output}
+        rows.append([{**msgspec.structs.asdict(x), **counts, **derived}.get(c) for c in COLUMNS])
+    try:
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            writer.writerows(rows)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
+
+
+def write(path: str, data: bytes) -> None:
+    """A file, or a UsageError."""
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error

@@ -1,0 +1,61 @@
+"""The latencies of one exchange, derived from its raw timestamps.
+
+Worked example, scheduled at 0, chunks at 2, 3 and 5 s with 1, 1 and 2 tokens: TTFT 2, e2e 5,
+TPOT (5 − 2) / 3 = 1, gaps 1, 2, 0. They add up to e2e − TTFT and there is one less than tokens.
+"""
+
+from dataclasses import dataclass, field
+
+from headway.measure.record import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Seconds; None where an answer is too short to have one. `gaps_s` are ITLs where `exact`,
+    else gaps between chunks whose number of tokens nobody told."""
+
+    ttft_s: float
+    publish_s: float | None
+    e2e_s: float
+    tpot_s: float | None
+    gaps_s: list[float] = field(default_factory=list)
+    exact: bool = True
+
+    @property
+    def gap_p99_s(self) -> float | None:
+        """The p99 of this request's own gaps."""
+        if not self.gaps_s:
+            return None
+        ordered = sorted(self.gaps_s)
+        position = 0.99 * (len(ordered) - 1)
+        low = int(position)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def latency(x: Exchange) -> Latency | None:
+    """The latencies of an exchange that came to its end; None of one that failed."""
+    if not x.ok or not x.chunk_s:
+        return None
+    ttft_s = x.chunk_s[0] - x.scheduled_s
+    e2e_s = x.chunk_s[-1] - x.scheduled_s
+    n = x.num_output
+    return Latency(
+        ttft_s=ttft_s,
+        publish_s=None if x.published_s is None else x.published_s - x.scheduled_s,
+        e2e_s=e2e_s,
+        tpot_s=(e2e_s - ttft_s) / (n - 1) if n > 1 else None,
+        gaps_s=gaps(x),
+        exact=x.chunk_tokens is not None,
+    )
+
+
+def gaps(x: Exchange) -> list[float]:
+    """Gaps between consecutive tokens; of several in a chunk all but the first are 0."""
+    found: list[float] = []
+    for i, at_s in enumerate(x.chunk_s):
+        if i:
+            found.append(at_s - x.chunk_s[i - 1])
+        if x.chunk_tokens is not None:
+            found += [0.0] * (x.chunk_tokens[i] - 1)
+    return found

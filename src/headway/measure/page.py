@@ -1,0 +1,229 @@
+"""A report as one self-contained HTML page: plots of plotly, whose script comes along.
+
+The script is read from the installed package, so the page works without a network, next year too.
+Figures are plain JSON; nothing of plotly's Python is imported.
+"""
+
+import html as escape
+import io
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+
+from headway.measure.latency import Latency, latency
+from headway.measure.record import Exchange
+from headway.measure.report import Report
+from headway.measure.table import heading, show
+
+MOST_POINTS = 4000
+SHARES = np.concatenate([np.linspace(0, 99, 100), np.linspace(99.1, 100, 10)])
+STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1c2024; --faint: #60646c; --line: #d9dce1 }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #14171a; --text: #e8eaed; --faint: #9aa0a8; --line: #33383e } }
+body { margin: 1rem auto; max-width: 75rem; padding: 0 1rem; background: var(--page);
+  color: var(--text); font: 15px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin: 2rem 0 .2rem }
+p { color: var(--faint); margin: .2rem 0 }
+pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: .8rem;
+  font: 13px/1.45 ui-monospace, monospace }
+.plot { height: 20rem; width: 100% }
+"""
+SCRIPT = """
+const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+const ink = dark ? "#e8eaed" : "#1c2024", line = dark ? "#33383e" : "#d9dce1";
+const axis = { gridcolor: line, zerolinecolor: line, linecolor: line };
+for (const [id, figure] of Object.entries(figures)) {
+  const layout = Object.assign({
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 12 },
+    margin: { l: 60, r: 60, t: 10, b: 45 }, legend: { orientation: "h", y: 1.12 },
+  }, figure.layout);
+  for (const name of ["xaxis", "yaxis", "yaxis2"])
+    if (layout[name]) layout[name] = Object.assign({}, axis, layout[name]);
+  Plotly.newPlot(id, figure.data, layout, { responsive: true, displaylogo: false });
+}
+"""
+
+Plot = tuple[str, str, dict[str, Any]]
+
+
+def html(report: Report) -> str:
+    """The page."""
+    plots = all_plots(report)
+    figures = {f"plot{i}": figure for i, (_, _, figure) in enumerate(plots)}
+    sections = "\n".join(
+        f"<h2>{escape.escape(title)}</h2><p>{escape.escape(said)}</p>"
+        f'<div class="plot" id="plot{i}"></div>'
+        for i, (title, said, _) in enumerate(plots)
+    )
+    data = msgspec.json.encode(figures).decode().replace("</", "<\\/")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape.escape(report.run.server.model)} · headway bench</title>"
+        f"<style>{STYLE}</style><script>{plotly_script()}</script></head><body>"
+        f"<h1>{escape.escape(heading(report))}</h1>"
+        f"<pre>{escape.escape(as_text(report))}</pre>{sections}"
+        f"<script>const figures = {data};{SCRIPT}</script></body></html>\n"
+    )
+
+
+def plotly_script() -> str:
+    """The script of the installed package."""
+    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def as_text(report: Report) -> str:
+    """What the terminal shows, without colours."""
+    written = io.StringIO()
+    show(report, Console(file=written, width=150, no_color=True))
+    return written.getvalue()
+
+
+def all_plots(report: Report) -> list[Plot]:
+    """(title, a sentence, figure) of each plot that has something to show."""
+    timed = [(x, latency(x)) for x in report.run.exchanges]
+    plots = [
+        ttft_over_time(report, timed),
+        load_over_time(report),
+        latencies(report, timed),
+        lengths(report, timed),
+    ]
+    if report.goodput_search is not None:
+        plots.insert(0, goodput_curve(report))
+    return plots
+
+
+def ttft_over_time(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
+    """Each request at its scheduled time, a colour a class, failures as crosses."""
+    data: list[dict[str, Any]] = []
+    step = max(1, len(timed) // MOST_POINTS)
+    for name in report.classes:
+        mine = [(x, t) for x, t in timed[::step] if x.service_class == name and t is not None]
+        data.append(
+            {
+                "type": "scattergl",
+                "mode": "markers",
+                "name": name,
+                "marker": {"size": 4},
+                "x": [round(x.scheduled_s, 3) for x, _ in mine],
+                "y": [round(t.ttft_s, 5) for _, t in mine if t is not None],
+                "text": [f"request {x.id}" for x, _ in mine],
+            }
+        )
+    failed = [x for x, t in timed if t is None]
+    if failed:
+        data.append(
+            {
+                "type": "scattergl",
+                "mode": "markers",
+                "name": "failed",
+                "marker": {"symbol": "x", "color": "#e5484d", "size": 7},
+                "x": [round(x.scheduled_s, 3) for x in failed],
+                "y": [round((x.ended_s or x.scheduled_s) - x.scheduled_s, 5) for x in failed],
+                "text": [f"request {x.id}: {x.error}" for x in failed],
+            }
+        )
+    load = report.run.load
+    cut = [
+        {"type": "rect", "xref": "x", "yref": "paper", "x0": a, "x1": b, "y0": 0, "y1": 1,
+         "line": {"width": 0}, "fillcolor": "rgba(128,128,128,0.15)"}
+        for a, b in ((0, load.from_s), (load.to_s, max(load.span_s, load.to_s)))
+        if b > a
+    ]  # fmt: skip
+    layout = axes("scheduled, s", "TTFT, s") | {"shapes": cut}
+    said = "Each point is a request, at the time it was due; grey is cut."
+    return "Time to first token over time", said, {"data": data, "layout": layout}
+
+
+def load_over_time(report: Report) -> Plot:
+    """Requests in the air and tokens per second."""
+    times, server = report.timeline, report.run.server
+    data = [
+        line(times.at_s, times.concurrency, "in the air"),
+        line(times.at_s, times.output_tokens_per_s, "output tok/s (right)") | {"yaxis": "y2"},
+    ]
+    for name in ("num_requests_running", "num_requests_waiting"):
+        if name in server.gauges:
+            label = f"server: {name.removeprefix('num_requests_')}"
+            data.append(line(server.sampled_s, server.gauges[name], label))
+    layout = axes("s", "requests") | {
+        "yaxis2": {"title": {"text": "tok/s"}, "overlaying": "y", "side": "right"}
+    }
+    return "Load over time", report.saturation.why, {"data": data, "layout": layout}
+
+
+def latencies(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
+    """Share of requests (of gaps) below a latency."""
+    load = report.run.load
+    inside = [t for x, t in timed if t is not None and load.from_s <= x.scheduled_s <= load.to_s]
+    exact = bool(inside) and inside[0].exact
+    series = {
+        "TTFT": [t.ttft_s for t in inside],
+        "TPOT": [t.tpot_s for t in inside if t.tpot_s is not None],
+        "ITL" if exact else "chunk gap": [gap for t in inside for gap in t.gaps_s],
+        "e2e": [t.e2e_s for t in inside],
+    }
+    data = [
+        line(np.percentile(values, SHARES).round(6).tolist(), (SHARES / 100).tolist(), name)
+        for name, values in series.items()
+        if values
+    ]
+    layout = axes("s", "share below")
+    layout["xaxis"] |= {"type": "log"}
+    said = "A steep line is an even service; what bends to the right at the top is the tail."
+    return "Latencies", said, {"data": data, "layout": layout}
+
+
+def lengths(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
+    """Histograms of prompt and answer tokens, counted here: the page stays small."""
+    answered = [x for x, t in timed if t is not None]
+    data = []
+    for name, values in (
+        ("prompt", [x.num_prompt for x in answered]),
+        ("answer", [x.num_output for x in answered]),
+    ):
+        if values:
+            counts, edges = np.histogram(values, bins=60)
+            middles = ((edges[1:] + edges[:-1]) / 2).round(1)
+            data.append(
+                {"type": "bar", "name": name, "x": middles.tolist(), "y": counts.tolist(),
+                 "width": float(edges[1] - edges[0]), "opacity": 0.7}
+            )  # fmt: skip
+    layout = axes("tokens", "requests") | {"barmode": "overlay"}
+    shared = report.sharing[0].said if report.sharing else "No two prompts begin alike."
+    return "Tokens of prompts and answers", shared, {"data": data, "layout": layout}
+
+
+def goodput_curve(report: Report) -> Plot:
+    """Attainment and goodput by rate."""
+    search = report.goodput_search
+    assert search is not None
+    points = sorted(search.points, key=lambda p: p.rate)
+    rates = [p.rate for p in points]
+    marked = {"mode": "lines+markers"}
+    data = [
+        line(rates, [p.attainment for p in points], "attainment") | marked,
+        line(rates, [p.goodput_per_s for p in points], "goodput/s (right)")
+        | marked
+        | {"yaxis": "y2"},
+        line([rates[0], rates[-1]], [search.attainment] * 2, "wanted"),
+    ]
+    layout = axes("requests/s", "share within objectives") | {
+        "yaxis2": {"title": {"text": "goodput/s"}, "overlaying": "y", "side": "right"}
+    }
+    layout["yaxis"] |= {"range": [0, 1.02]}
+    return "Goodput", search.note, {"data": data, "layout": layout}
+
+
+def line(x: list[float], y: Any, name: str) -> dict[str, Any]:
+    """A line."""
+    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y}
+
+
+def axes(x: str, y: str) -> dict[str, Any]:
+    """Two titled axes."""
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}

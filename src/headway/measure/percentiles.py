@@ -1,0 +1,54 @@
+"""Percentiles with the mean beside them, and straight lines through points."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+
+class Distribution(msgspec.Struct, kw_only=True):
+    """What is said of many values; percentiles interpolate linearly between neighbours."""
+
+    count: int
+    mean: float
+    min: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    std: float
+
+
+def distribution(values: Iterable[float | None]) -> Distribution | None:
+    """The distribution of the values that exist; None when none does."""
+    known = np.array([value for value in values if value is not None], dtype=float)
+    if not len(known):
+        return None
+    p50, p90, p95, p99 = (float(p) for p in np.percentile(known, [50, 90, 95, 99]))
+    return Distribution(
+        count=len(known),
+        mean=float(known.mean()),
+        min=float(known.min()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(known.max()),
+        std=float(known.std()),
+    )
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """(slope, correlation) of the least-squares line; (0, 0) where there is none.
+
+    >>> slope([0, 1, 2], [1, 3, 5])
+    (2.0, 1.0)
+    """
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0, 0.0
+    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    dx, dy = xs - xs.mean(), ys - ys.mean()
+    both = float((dx * dy).sum())
+    rise = both / float((dx * dx).sum())
+    return rise, both / float(np.sqrt((dx * dx).sum() * (dy * dy).sum()))

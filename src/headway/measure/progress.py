@@ -1,0 +1,60 @@
+"""One live line on stderr while a load is on; nothing where stderr is no terminal."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headway.measure.bench import Watch
+from headway.measure.client import Client
+from headway.measure.load import Load
+
+REFRESH_PER_S = 4
+RECENT = 50
+
+
+@contextmanager
+def live() -> Iterator[Watch | None]:
+    """A function that shows the load it is given until the next, or None without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(
+        console=Console(stderr=True), refresh_per_second=REFRESH_PER_S, transient=True
+    ) as bar:
+
+        def watch(load: Load, client: Client, span_s: float) -> None:
+            bar.update(Line(load, client, span_s), refresh=True)
+
+        yield watch
+
+
+class Line:
+    """The line, made anew at each refresh from a thread of rich's."""
+
+    def __init__(self, load: Load, client: Client, span_s: float) -> None:
+        self._load = load
+        self._client = client
+        self._span_s = span_s
+
+    def __rich__(self) -> str:
+        return line(self._load, self._client, self._span_s)
+
+
+def line(load: Load, client: Client, span_s: float) -> str:
+    """12.0/60.0 s · sent 48 · in the air 9 · done 38 · failed 1 (timeout 1) · 1,204 tok/s …"""
+    now_s = max(client.now_s(), 1e-9)
+    exchanges = load.exchanges
+    recent = [x.chunk_s[0] - x.scheduled_s for x in exchanges[-RECENT:] if x.chunk_s]
+    reasons = Counter(x.error for x in exchanges if x.error)
+    done = len(exchanges) - load.running - reasons.total()
+    failed = f" ({', '.join(f'{r} {n}' for r, n in reasons.items())})" if reasons else ""
+    wait = f" · recent TTFT {sorted(recent)[len(recent) // 2] * 1e3:.0f} ms" if recent else ""
+    return (
+        f"{now_s:.1f}/{span_s:.1f} s · sent {len(exchanges)} · in the air {load.running} · "
+        f"done {done} · failed {reasons.total()}{failed} · "
+        f"{client.tokens / now_s:,.0f} tok/s{wait}"
+    )

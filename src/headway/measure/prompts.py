@@ -1,0 +1,194 @@
+"""Prompts as recipes, and how they are written: as token ids or as words.
+
+A prompt is a few pieces. A `Made` piece is so many tokens from a key, always the same ones: two
+prompts that begin with the same keys share that prefix for real, on any server. Worked example:
+(Made("prefix 3", 200), Made("request 17", 56)) shares 200 tokens with every prompt of group 3.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+LOWEST_ID = 32
+"""Ids below are special tokens in some vocabularies."""
+DEFAULT_VOCABULARY = 500
+"""What even the smallest models have; prompts need not be varied, only different."""
+WORDS = tuple(
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem hand part place case week company system program question work number night "
+    "point home water room mother area money story fact month lot right study book eye job word "
+    "business issue side kind head house service friend father power hour game line end member law "
+    "car city name team minute idea kid body back parent face others level office door health "
+    "person art war history party result change morning reason research girl guy moment teacher "
+    "force order field music paper street table river sea tree light stone bird fish horse road "
+    "letter window garden north south winter summer green blue white black".split()
+)
+GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """`tokens` tokens that follow from `key` alone."""
+
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids as a trace gives them."""
+
+    ids: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text from a file; its number of tokens is the server's to say (four letters each, about)."""
+
+    text: str
+
+    @property
+    def tokens(self) -> int:
+        return max(1, len(self.text) // 4)
+
+
+Piece = Made | Ids | Text
+Prompt = tuple[Piece, ...]
+
+
+def num_tokens(prompt: Prompt) -> int:
+    """Tokens of a prompt as asked for."""
+    return sum(piece.tokens for piece in prompt)
+
+
+def draws(key: str, count: int, below: int) -> NDArray[np.int64]:
+    """`count` numbers in [0, below) that follow from `key` (splitmix64 from its hash)."""
+    start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+    with np.errstate(over="ignore"):
+        x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(start)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
+        x ^= x >> np.uint64(31)
+    return ((x >> np.uint64(32)) % np.uint64(below)).astype(np.int64)
+
+
+class Writer(Protocol):
+    """How prompts are put into a body."""
+
+    def json(self, prompt: Prompt) -> bytes:
+        """The prompt as a JSON value."""
+        ...
+
+    def pieces(self, prompt: Prompt, limit: int) -> list[int] | list[str]:
+        """Its first tokens, or words, for looking at shared prefixes."""
+        ...
+
+
+class IdWriter:
+    """Prompts as lists of token ids below `vocabulary`."""
+
+    def __init__(self, seed: int, vocabulary: int = 0) -> None:
+        self._seed = seed
+        self._vocabulary = vocabulary
+        self._high = max(vocabulary or DEFAULT_VOCABULARY, LOWEST_ID + 1)
+        names = [str(i).encode() for i in range(self._high)]
+        self._ids = lru_cache(maxsize=1024)(self._made_ids)
+        self._written = lru_cache(maxsize=4096)(
+            lambda key, count: b",".join([names[i] for i in self._ids(key, count)])
+        )
+
+    def _made_ids(self, key: str, count: int) -> list[int]:
+        span = self._high - LOWEST_ID
+        ids: list[int] = (draws(f"{self._seed} {key}", count, span) + LOWEST_ID).tolist()
+        return ids
+
+    def _piece_ids(self, piece: Piece) -> Sequence[int]:
+        if isinstance(piece, Made):
+            return self._ids(piece.key, piece.tokens)
+        assert isinstance(piece, Ids), piece
+        if self._vocabulary:
+            return [i % self._vocabulary for i in piece.ids]
+        return piece.ids
+
+    def json(self, prompt: Prompt) -> bytes:
+        parts = [
+            self._written(piece.key, piece.tokens)
+            if isinstance(piece, Made)
+            else b",".join([b"%d" % i for i in self._piece_ids(piece)])
+            for piece in prompt
+        ]
+        return b"[" + b",".join(parts) + b"]"
+
+    def pieces(self, prompt: Prompt, limit: int) -> list[int]:
+        ids: list[int] = []
+        for piece in prompt:
+            if len(ids) < limit:
+                ids += self._piece_ids(piece)
+        return ids[:limit]
+
+
+class WordWriter:
+    """Prompts as text. `per_word` is the server's tokens for one of our words, `extra` what its
+    template adds; both are measured before the run."""
+
+    def __init__(self, seed: int, per_word: float = 1.0, extra: float = 0.0) -> None:
+        self._seed = seed
+        self._per_word = per_word
+        self._extra = extra
+        self._made = lru_cache(maxsize=4096)(self._words)
+
+    def _words(self, key: str, count: int) -> str:
+        return " ".join([WORDS[i] for i in draws(f"{self._seed} {key}", count, len(WORDS))])
+
+    def text(self, prompt: Prompt) -> str:
+        """The prompt's text; the first made piece gives up what the template adds."""
+        parts, extra = [], self._extra
+        for piece in prompt:
+            if isinstance(piece, Text):
+                parts.append(piece.text)
+            elif isinstance(piece, Made):
+                parts.append(self._made(piece.key, self._num_words(piece.tokens - extra)))
+                extra = 0.0
+            else:
+                key = "ids " + " ".join(map(str, piece.ids[:16]))
+                parts.append(self._made(key, self._num_words(piece.tokens - extra)))
+                extra = 0.0
+        return " ".join(parts)
+
+    def _num_words(self, tokens: float) -> int:
+        return max(1, round(tokens / self._per_word))
+
+    def json(self, prompt: Prompt) -> bytes:
+        return msgspec.json.encode(self.text(prompt))
+
+    def pieces(self, prompt: Prompt, limit: int) -> list[str]:
+        from headway.telemetry.prefixes import words
+
+        return words(self.text(prompt))[:limit]
+
+
+def body(fields: dict[str, object], name: str, value: bytes) -> bytes:
+    """The JSON object of `fields` with one more, already encoded, `name` field.
+
+    >>> body({"model": "m"}, "prompt", b"[1,2]")
+    b'{"model":"m","prompt":[1,2]}'
+    """
+    head = msgspec.json.encode(fields)
+    return b"%b%b:%b}" % (
+        head[:-1] + (b"," if fields else b""),
+        msgspec.json.encode(name),
+        value,
+    )
+
+
+Render = Callable[[Prompt], bytes]

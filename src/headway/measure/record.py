@@ -1,0 +1,106 @@
+"""What is kept of a run: every exchange with its raw timestamps. All else is derived from this.
+
+Times are seconds since the run began, on the client's monotonic clock.
+"""
+
+import msgspec
+
+
+class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One request and its answer as the client saw them.
+
+    `chunk_s[i]` is when the i-th chunk with content was read, `chunk_tokens[i]` how many tokens it
+    held; None where the server does not say. `error` is the reason it failed, "" when it did not.
+    """
+
+    id: int
+    scheduled_s: float
+    asked_prompt_tokens: int
+    asked_output_tokens: int
+    service_class: str = "default"
+    conversation: int = 0
+    turn: int = 0
+    sent_s: float | None = None
+    headers_s: float | None = None
+    published_s: float | None = None
+    ended_s: float | None = None
+    chunk_s: list[float] = []
+    chunk_tokens: list[int] | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    status: int | None = None
+    error: str = ""
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether a whole answer came."""
+        return not self.error and self.ended_s is not None
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the answer: from the usage, else from the chunks, else one a chunk."""
+        if self.output_tokens is not None:
+            return self.output_tokens
+        return len(self.chunk_s) if self.chunk_tokens is None else sum(self.chunk_tokens)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt: from the usage, else as many as were asked for."""
+        return self.asked_prompt_tokens if self.prompt_tokens is None else self.prompt_tokens
+
+
+class ClientCost(msgspec.Struct, kw_only=True):
+    """What the run cost the client: CPU seconds, wall seconds, and how late its loop woke up."""
+
+    cpu_s: float
+    wall_s: float
+    late_s: list[float] = []
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """What was asked for. Requests scheduled in [`from_s`, `to_s`) count; the rest is cut."""
+
+    loop: str
+    arrivals: str
+    workload: str
+    seed: int
+    span_s: float
+    from_s: float
+    to_s: float
+    rate: float | None = None
+    concurrency: int | None = None
+    speed: float = 1.0
+    scale: float = 1.0
+    slos: dict[str, str] = {}
+    attainment: float = 0.9
+    price_per_hour: float | None = None
+
+
+class Server(msgspec.Struct, kw_only=True):
+    """Whom we asked, what it accepts, and what its own metrics said; see `measure.scrape`."""
+
+    url: str
+    model: str
+    endpoint: str
+    features: list[str] = []
+    sampled_s: list[float] = []
+    gauges: dict[str, list[float | None]] = {}
+    counters: dict[str, float] = {}
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """A whole run, raw: what the JSON keeps and what every report is derived from.
+
+    `started_at` is the start in seconds since 1970, `started_s` the same on the monotonic clock: on
+    one machine it joins these timestamps to a server's.
+    """
+
+    started_at: float
+    started_s: float
+    load: Load
+    server: Server
+    client: ClientCost
+    exchanges: list[Exchange]

@@ -1,0 +1,261 @@
+"""What a run means: every figure of a report, derived from the raw run and nothing else.
+
+Requests *scheduled* in the window count for latencies, attainment and goodput; tokens and answers
+that *came* in the window count for throughput. Goodput is the requests per second that met all of
+their objectives: 30 of 100 sent in one second are 30; one that failed never counts.
+"""
+
+from collections import Counter
+
+import msgspec
+
+from headway.core.slo import Slo, parse_slo
+from headway.measure.checks import Check, ClientVerdict, Saturation, client_verdict, run_checks
+from headway.measure.checks import saturation as judge_saturation
+from headway.measure.latency import Latency, latency
+from headway.measure.percentiles import Distribution, distribution
+from headway.measure.record import Exchange, Run
+from headway.measure.timeline import Timeline, timeline, tokens_in
+from headway.telemetry.prefixes import Sharing
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """Distributions over requests (over gaps for the two gap rows), in seconds and tokens.
+
+    `itl_s` where the server says how many tokens a chunk holds, else `chunk_gap_s`.
+    """
+
+    ttft_s: Distribution | None
+    publish_s: Distribution | None
+    tpot_s: Distribution | None
+    itl_s: Distribution | None
+    chunk_gap_s: Distribution | None
+    e2e_s: Distribution | None
+    prompt_tokens: Distribution | None
+    output_tokens: Distribution | None
+    lag_s: Distribution | None
+
+
+class Rates(msgspec.Struct, kw_only=True):
+    """Per second: throughput of the window, what was offered and goodput of its part in which
+    requests were sent. Goodput and attainment are None without objectives."""
+
+    offered_per_s: float
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    goodput_per_s: float | None
+    token_goodput_per_s: float | None
+    attainment: float | None
+    cache_hit_rate: float | None
+    usd_per_million_tokens: float | None = None
+    usd_per_request: float | None = None
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """Requests of the window by how they ended; `cut` lie outside. Reasons are of failures."""
+
+    counted: int
+    ok: int
+    failed: int
+    timeouts: int
+    refused: int
+    errors: int
+    cut: int
+    reasons: dict[str, int]
+
+
+class ClassReport(msgspec.Struct, kw_only=True):
+    """One class of traffic. `missed` counts requests by objective, failures under `failed`.
+
+    `budget_left` is the share of the allowed misses that is left: at 90% attainment 100 requests
+    may miss 10; after 4 misses 0.6 is left, after 15 −0.5.
+    """
+
+    slo: str
+    counts: Counts
+    rates: Rates
+    figures: Figures
+    missed: dict[str, int]
+    budget_left: float | None
+
+
+class GoodputPoint(msgspec.Struct, kw_only=True):
+    """One run of the search."""
+
+    rate: float
+    offered_per_s: float
+    attainment: float
+    goodput_per_s: float
+    output_tokens_per_s: float
+    ttft_p99_s: float | None
+    tpot_p99_s: float | None
+    kept: bool
+    why: str = ""
+
+
+class GoodputSearch(msgspec.Struct, kw_only=True):
+    """The highest rate that kept the share, and the curve to it."""
+
+    attainment: float
+    best_rate: float | None
+    goodput_per_s: float | None
+    points: list[GoodputPoint]
+    note: str = ""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All of it; `run` keeps the raw timestamps, so everything else can be derived again."""
+
+    format: str = "headway-bench"
+    version: int = 1
+    headway: str
+    figures: Figures
+    rates: Rates
+    counts: Counts
+    classes: dict[str, ClassReport]
+    timeline: Timeline
+    checks: list[Check]
+    client: ClientVerdict
+    saturation: Saturation
+    sharing: list[Sharing] = []
+    goodput_search: GoodputSearch | None = None
+    run: Run
+
+
+Seen = tuple[Exchange, Latency | None]
+
+
+def build_report(
+    run: Run,
+    headway: str,
+    sharing: list[Sharing] | None = None,
+    search: GoodputSearch | None = None,
+) -> Report:
+    """Derive the report of a run."""
+    load = run.load
+    seen: list[Seen] = [(x, latency(x)) for x in run.exchanges]
+    counted = [pair for pair in seen if load.from_s <= pair[0].scheduled_s <= load.to_s]
+    slos = {name: parse_slo(text) for name, text in load.slos.items()}
+    names = dict.fromkeys(x.service_class for x in run.exchanges)
+    figures = figures_of(counted)
+    times = timeline(run, seen)
+    saturated = judge_saturation(load, counted, times)
+    client = client_verdict(run, figures.lag_s, figures.ttft_s)
+    rates = rates_of(run, seen, counted, slos)
+    return Report(
+        headway=headway,
+        figures=figures,
+        rates=rates,
+        counts=counts_of(counted, len(seen) - len(counted)),
+        classes={name: class_report(run, seen, counted, slos, name) for name in names},
+        timeline=times,
+        checks=run_checks(run, seen, counted, times, client),
+        client=client,
+        saturation=saturated,
+        sharing=sharing or [],
+        goodput_search=search,
+        run=run,
+    )
+
+
+def class_report(
+    run: Run, seen: list[Seen], counted: list[Seen], slos: dict[str, Slo], name: str
+) -> ClassReport:
+    """The part of one class."""
+    mine = [pair for pair in counted if pair[0].service_class == name]
+    all_mine = [pair for pair in seen if pair[0].service_class == name]
+    missed: Counter[str] = Counter()
+    if name in slos:
+        for x, timed in mine:
+            missed.update(misses(slos[name], x, timed))
+    rates = rates_of(run, all_mine, mine, slos)
+    allowed = (1 - run.load.attainment) * len(mine)
+    spent = None if rates.attainment is None else (1 - rates.attainment) * len(mine)
+    return ClassReport(
+        slo=run.load.slos.get(name, ""),
+        counts=counts_of(mine, len(all_mine) - len(mine)),
+        rates=rates,
+        figures=figures_of(mine),
+        missed=dict(missed),
+        budget_left=None if spent is None or allowed <= 0 else 1 - spent / allowed,
+    )
+
+
+def misses(slo: Slo, x: Exchange, timed: Latency | None) -> tuple[str, ...]:
+    """Which objectives a request missed; ("failed",) when there was no whole answer."""
+    if timed is None:
+        return ("failed",)
+    return slo.missed(timed.ttft_s, timed.tpot_s, timed.gap_p99_s, timed.e2e_s)
+
+
+def figures_of(counted: list[Seen]) -> Figures:
+    """The distributions of some requests."""
+    timed = [t for _, t in counted if t is not None]
+    answered = [x for x, t in counted if t is not None]
+    return Figures(
+        ttft_s=distribution(t.ttft_s for t in timed),
+        publish_s=distribution(t.publish_s for t in timed),
+        tpot_s=distribution(t.tpot_s for t in timed),
+        itl_s=distribution(gap for t in timed if t.exact for gap in t.gaps_s),
+        chunk_gap_s=distribution(gap for t in timed if not t.exact for gap in t.gaps_s),
+        e2e_s=distribution(t.e2e_s for t in timed),
+        prompt_tokens=distribution(x.num_prompt for x in answered),
+        output_tokens=distribution(x.num_output for x in answered),
+        lag_s=distribution(x.sent_s - x.scheduled_s for x, _ in counted if x.sent_s is not None),
+    )
+
+
+def counts_of(counted: list[Seen], cut: int) -> Counts:
+    """How requests ended. Refused: no connection, or 429 or 503."""
+    reasons = Counter(x.error or "unfinished" for x, timed in counted if timed is None)
+    refused = sum(reasons[r] for r in ("refused", "status 429", "status 503"))
+    failed = reasons.total()
+    return Counts(
+        counted=len(counted),
+        ok=len(counted) - failed,
+        failed=failed,
+        timeouts=reasons["timeout"],
+        refused=refused,
+        errors=failed - refused - reasons["timeout"],
+        cut=cut,
+        reasons=dict(reasons),
+    )
+
+
+def rates_of(run: Run, seen: list[Seen], counted: list[Seen], slos: dict[str, Slo]) -> Rates:
+    """Throughput from what came in the window, goodput from what was scheduled in it."""
+    load = run.load
+    window_s = max(load.to_s - load.from_s, 1e-9)
+    sent_s = max(min(load.to_s, load.span_s) - load.from_s, 1e-9)
+    came = [x for x, t in seen if t is not None and load.from_s <= x.chunk_s[-1] <= load.to_s]
+    read = [x for x, t in seen if t is not None and load.from_s <= x.chunk_s[0] <= load.to_s]
+    output = sum(tokens_in(x, load.from_s, load.to_s) for x, _ in seen)
+    input_tokens = sum(x.num_prompt for x in read)
+    judged = [pair for pair in counted if pair[0].service_class in slos]
+    met = [x for x, t in judged if not misses(slos[x.service_class], x, t)]
+    prompts = [x for x, t in counted if t is not None and x.cached_tokens is not None]
+    price = load.price_per_hour
+    tokens = input_tokens + output
+    return Rates(
+        offered_per_s=len(counted) / sent_s,
+        requests_per_s=len(came) / window_s,
+        input_tokens_per_s=input_tokens / window_s,
+        output_tokens_per_s=output / window_s,
+        goodput_per_s=len(met) / sent_s if judged else None,
+        token_goodput_per_s=sum(x.num_output for x in met) / sent_s if judged else None,
+        attainment=len(met) / len(judged) if judged else None,
+        cache_hit_rate=sum(x.cached_tokens or 0 for x in prompts)
+        / max(sum(x.num_prompt for x in prompts), 1)
+        if prompts
+        else None,
+        usd_per_million_tokens=cost(price, window_s, tokens / 1e6),
+        usd_per_request=cost(price, window_s, len(came)),
+    )
+
+
+def cost(price_per_hour: float | None, window_s: float, per: float) -> float | None:
+    """USD for one of `per`: $2 an hour at 100 tok/s is $5.56 per million tokens."""
+    if price_per_hour is None or per <= 0:
+        return None
+    return price_per_hour * window_s / 3600 / per

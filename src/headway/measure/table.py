@@ -1,0 +1,233 @@
+"""A report for the terminal: what cannot be trusted first, then the figures, then the verdicts."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headway.measure.latency import latency
+from headway.measure.names import WITH_TTFT, also_called, per_token_with_ttft
+from headway.measure.percentiles import Distribution
+from headway.measure.report import ClassReport, Figures, GoodputSearch, Report
+
+LATENCIES = (
+    ("ttft_s", "TTFT"),
+    ("publish_s", "time to publish"),
+    ("tpot_s", "TPOT"),
+    ("itl_s", "ITL"),
+    ("chunk_gap_s", "chunk gap"),
+    ("e2e_s", "e2e"),
+)
+TOKENS = (("prompt_tokens", "prompt"), ("output_tokens", "answer"))
+COLUMNS = ("p50", "p90", "p95", "p99", "mean", "max")
+MESSAGE_LENGTH = 110
+BAR = "▁▂▃▄▅▆▇█"
+
+
+def show(report: Report, console: Console, words: Sequence[str] = ()) -> None:
+    """Print everything."""
+    for line in warnings(report):
+        console.print(f"[bold red]![/] {line}", highlight=False)
+    console.print(f"[bold]{heading(report)}[/]", highlight=False)
+    console.print(latency_table(report.figures, words))
+    if words:
+        show_their_own(report, console, words)
+    for line in rate_lines(report):
+        console.print(line, highlight=False)
+    if any(each.slo for each in report.classes.values()):
+        console.print(class_table(report.classes))
+    for line in [*timeline_lines(report), *sharing_lines(report), *check_lines(report)]:
+        console.print(line, highlight=False)
+    if report.goodput_search is not None:
+        console.print(goodput_table(report.goodput_search))
+        console.print(report.goodput_search.note, highlight=False)
+
+
+def heading(report: Report) -> str:
+    """What was done, in a line."""
+    load, server = report.run.load, report.run.server
+    pace = f"closed loop, {load.concurrency} at a time" if load.loop == "closed" else (
+        f"open loop, {load.arrivals}, {load.rate:.3g} requests/s"
+    )  # fmt: skip
+    more = [f"speed {load.speed:g}"] if load.speed != 1 else []
+    more += [f"lengths × {load.scale:.3g}"] if load.scale != 1 else []
+    cut = f"{report.counts.cut} cut" if report.counts.cut else "none cut"
+    return (
+        f"{server.model} at {server.url} · {load.workload} · {', '.join([pace, *more])} · "
+        f"{report.counts.counted} requests count, {cut} · window {load.to_s - load.from_s:.1f} s"
+    )
+
+
+def warnings(report: Report) -> list[str]:
+    """What a reader must know before any figure."""
+    lines = [f"{c.name}: {c.detail}" for c in report.checks if c.passed is False]
+    if report.saturation.over_saturated:
+        lines.append(report.saturation.why)
+    if report.counts.failed:
+        lines.append(f"{report.counts.failed} of {report.counts.counted} requests failed")
+        for reason, count in report.counts.reasons.items():
+            message = next((x.message for x in report.run.exchanges if x.error == reason), "")
+            lines.append(escape(f"  {count} × {reason}: {message[:MESSAGE_LENGTH]}"))
+    return lines
+
+
+def latency_table(figures: Figures, words: Sequence[str]) -> Table:
+    """Percentiles of every latency and length."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for field, label in LATENCIES:
+        found: Distribution | None = getattr(figures, field)
+        if field == "publish_s" and found == figures.ttft_s:
+            continue
+        if found is not None:
+            called = also_called(field, words)
+            name = f"{label} [dim]({called})[/]" if called else label
+            table.add_row(name, *(milliseconds(getattr(found, c)) for c in COLUMNS))
+    for field, label in TOKENS:
+        found = getattr(figures, field)
+        if found is not None:
+            row = [f"{getattr(found, c):,.0f}" for c in COLUMNS]
+            table.add_row(f"{label} tokens", *row)
+    return table
+
+
+def show_their_own(report: Report, console: Console, words: Sequence[str]) -> None:
+    """Figures that only another tool prints."""
+    load = report.run.load
+    seen = [
+        (x, latency(x)) for x in report.run.exchanges if load.from_s <= x.scheduled_s <= load.to_s
+    ]
+    found = per_token_with_ttft(seen)
+    for tool in words:
+        if found is not None and tool in WITH_TTFT:
+            row = "  ".join(f"{c} {milliseconds(getattr(found, c))}" for c in COLUMNS)
+            console.print(f"{tool}: {WITH_TTFT[tool]} (e2e / n)  {row}", highlight=False)
+
+
+def milliseconds(seconds: float) -> str:
+    """0.01234 → 12.3 ms, 12.5 → 12.50 s."""
+    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
+
+
+def rate_lines(report: Report) -> list[str]:
+    """Throughput, goodput, cache, cost."""
+    rates = report.rates
+    lines = [
+        f"requests/s {rates.requests_per_s:.2f} (offered {rates.offered_per_s:.2f}) · "
+        f"input tok/s {rates.input_tokens_per_s:,.0f} · "
+        f"output tok/s {rates.output_tokens_per_s:,.0f}"
+    ]
+    if rates.goodput_per_s is not None and rates.attainment is not None:
+        lines.append(
+            f"goodput {rates.goodput_per_s:.2f} requests/s, "
+            f"{rates.token_goodput_per_s:,.0f} tok/s · {rates.attainment:.1%} met their objectives"
+        )
+    if rates.cache_hit_rate is not None:
+        lines.append(f"prompt tokens from the cache {rates.cache_hit_rate:.1%}")
+    if rates.usd_per_million_tokens is not None:
+        each = "" if rates.usd_per_request is None else f" · ${rates.usd_per_request:.6f} a request"
+        lines.append(f"${rates.usd_per_million_tokens:.2f} per million tokens, in and out{each}")
+    return [*lines, *server_lines(report)]
+
+
+def server_lines(report: Report) -> list[str]:
+    """What the server's own metrics said of the run."""
+    counters, gauges = report.run.server.counters, report.run.server.gauges
+    parts = []
+    for label, name in (("queue", "queue"), ("prefill", "prefill"), ("decode", "decode")):
+        count = counters.get(f"request_{name}_time_seconds_count", 0)
+        if count:
+            mean_s = counters[f"request_{name}_time_seconds_sum"] / count
+            parts.append(f"mean {label} {milliseconds(mean_s)}")
+    if queries := counters.get("prefix_cache_queries_total"):
+        parts.append(f"cache hits {counters.get('prefix_cache_hits_total', 0) / queries:.1%}")
+    if "num_preemptions_total" in counters:
+        parts.append(f"preemptions {counters['num_preemptions_total']:.0f}")
+    for label, name in (
+        ("KV use", "kv_cache_usage_perc"),
+        ("MFU", "mfu_ratio"),
+        ("MBU", "mbu_ratio"),
+    ):
+        values = [value for value in gauges.get(name, []) if value is not None]
+        if values:
+            parts.append(f"{label} mean {sum(values) / len(values):.2f}, most {max(values):.2f}")
+    return [f"the server says: {' · '.join(parts)}"] if parts else []
+
+
+def class_table(classes: dict[str, ClassReport]) -> Table:
+    """One row a class."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("class", "objectives", "requests", "attainment", "goodput/s", "budget left"):
+        table.add_column(column, justify="left" if column in ("class", "objectives") else "right")
+    table.add_column("missed")
+    for name, each in classes.items():
+        rates = each.rates
+        table.add_row(
+            name,
+            each.slo or "none",
+            str(each.counts.counted),
+            "–" if rates.attainment is None else f"{rates.attainment:.1%}",
+            "–" if rates.goodput_per_s is None else f"{rates.goodput_per_s:.2f}",
+            "–" if each.budget_left is None else f"{each.budget_left:.0%}",
+            ", ".join(f"{which} {n}" for which, n in each.missed.items()),
+        )
+    return table
+
+
+def timeline_lines(report: Report) -> list[str]:
+    """The run as rows of bars."""
+    times = report.timeline
+    rows = (
+        ("in the air", times.concurrency, "{:.1f}"),
+        ("output tok/s", times.output_tokens_per_s, "{:.0f}"),
+        ("TTFT p50", [value or 0.0 for value in times.ttft_p50_s], "{:.3f} s"),
+    )
+    return [
+        f"[dim]{label:<13}[/]{bars(values)} [dim]most {unit.format(max(values))}, "
+        f"{times.step_s:g} s a bar[/]"
+        for label, values, unit in rows
+    ]
+
+
+def bars(values: Sequence[float]) -> str:
+    """[0, 1, 2] → "▁▅█"."""
+    top = max(values, default=0.0) or 1.0
+    return "".join(BAR[min(int(value / top * (len(BAR) - 1) + 0.5), 7)] for value in values)
+
+
+def sharing_lines(report: Report) -> list[str]:
+    """Where prompts part."""
+    lines = []
+    for sharing in report.sharing[:5]:
+        lines.append(f"prefix: {sharing.said}")
+        lines += [f"        {parting.said}" for parting in sharing.outliers[:3]]
+    return lines
+
+
+def check_lines(report: Report) -> list[str]:
+    """Every check with its outcome."""
+    marks = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
+    lines = [f"{marks[c.passed]} {c.name} [dim]({c.detail})[/]" for c in report.checks]
+    return [*lines, f"[dim]load: {report.saturation.why}[/]"]
+
+
+def goodput_table(search: GoodputSearch) -> Table:
+    """The curve."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("rate", "attainment", "goodput/s", "output tok/s", "TTFT p99", "TPOT p99"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for point in sorted(search.points, key=lambda p: p.rate):
+        table.add_row(
+            f"{point.rate:.3g}",
+            f"{point.attainment:.1%}",
+            f"{point.goodput_per_s:.2f}",
+            f"{point.output_tokens_per_s:,.0f}",
+            "–" if point.ttft_p99_s is None else milliseconds(point.ttft_p99_s),
+            "–" if point.tpot_p99_s is None else milliseconds(point.tpot_p99_s),
+            "kept" if point.kept else f"[red]not kept[/] {point.why}",
+        )
+    return table

@@ -1,0 +1,147 @@
+"""How a conversation is written into request bodies: as ids, as text, or as chat messages.
+
+A `Talk` holds what was said so far. `say` adds a turn and returns the body that sends it, `hear`
+adds the answer, so that the next turn sends the whole conversation as a chat window does.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from headway.measure.prompts import IdWriter, Made, WordWriter, body, num_tokens
+from headway.measure.workload import Turn
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back, kept only where a later turn needs it."""
+
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class Talk(Protocol):
+    """One conversation in one dialect."""
+
+    def say(self, turn: Turn) -> bytes:
+        """The prompt or the messages, JSON, with this turn added."""
+        ...
+
+    def hear(self, answer: Answer, tokens: int) -> None:
+        """Add the answer of so many tokens."""
+        ...
+
+
+class IdTalk:
+    """The prompt is one growing list of ids."""
+
+    def __init__(self, writer: IdWriter) -> None:
+        self._writer = writer
+        self._parts: list[bytes] = []
+
+    def say(self, turn: Turn) -> bytes:
+        self._parts.append(self._writer.json(turn.system + turn.prompt)[1:-1])
+        return b"[" + b",".join(self._parts) + b"]"
+
+    def hear(self, answer: Answer, tokens: int) -> None:
+        if answer.token_ids:
+            self._parts.append(",".join(map(str, answer.token_ids)).encode())
+        elif tokens:
+            self._parts.append(self._writer.json((Made(f"answer {tokens}", tokens),))[1:-1])
+
+
+class TextTalk:
+    """The prompt is one growing text."""
+
+    def __init__(self, writer: WordWriter) -> None:
+        self._writer = writer
+        self._text = ""
+
+    def say(self, turn: Turn) -> bytes:
+        text = self._writer.text(turn.system + turn.prompt)
+        self._text = f"{self._text} {text}" if self._text else text
+        return msgspec.json.encode(self._text)
+
+    def hear(self, answer: Answer, tokens: int) -> None:
+        self._text += answer.text
+
+
+class ChatTalk:
+    """Messages: system, user, assistant, user, …"""
+
+    def __init__(self, writer: WordWriter) -> None:
+        self._writer = writer
+        self._messages: list[dict[str, str]] = []
+
+    def say(self, turn: Turn) -> bytes:
+        if turn.system:
+            self._add("system", self._writer.text(turn.system))
+        self._add("user", self._writer.text(turn.prompt))
+        return msgspec.json.encode(self._messages)
+
+    def hear(self, answer: Answer, tokens: int) -> None:
+        self._add("assistant", answer.text)
+
+    def _add(self, role: str, content: str) -> None:
+        self._messages.append({"role": role, "content": content})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one endpoint of one server is asked; `features` are fields it accepts."""
+
+    endpoint: str
+    model: str
+    writer: IdWriter | WordWriter
+    features: frozenset[str] = frozenset()
+    ignore_eos: bool = True
+    temperature: float = 0.0
+
+    def talk(self) -> Talk:
+        """A new conversation."""
+        if isinstance(self.writer, IdWriter):
+            return IdTalk(self.writer)
+        return ChatTalk(self.writer) if self.endpoint == "chat" else TextTalk(self.writer)
+
+    def request(self, said: bytes, output_tokens: int, service_class: str = "") -> bytes:
+        """The body that sends what was said."""
+        fields: dict[str, object] = {
+            "model": self.model,
+            "stream": True,
+            "temperature": self.temperature,
+            "max_tokens": output_tokens,
+        }
+        for name in self.features:
+            fields |= extension(name, output_tokens, service_class, self.ignore_eos)
+        return body(fields, "messages" if self.endpoint == "chat" else "prompt", said)
+
+    def pieces(self, turn: Turn, limit: int) -> list[int] | list[str]:
+        """The first pieces of a turn, for looking at shared prefixes."""
+        return self.writer.pieces(turn.system + turn.prompt, limit)
+
+
+def extension(
+    name: str, output_tokens: int, service_class: str, ignore_eos: bool
+) -> dict[str, object]:
+    """The fields of one feature, as `measure.probe` tries them."""
+    if name == "stream_options":
+        return {"stream_options": {"include_usage": True}}
+    if name == "return_token_ids":
+        return {"return_token_ids": True}
+    if name == "service_class":
+        return {"service_class": service_class} if service_class else {}
+    if not ignore_eos:
+        return {}
+    return {"ignore_eos": True} if name == "ignore_eos" else {"min_tokens": output_tokens}
+
+
+def asked_tokens(turn: Turn) -> int:
+    """Tokens that a turn adds to its conversation."""
+    return num_tokens(turn.system) + num_tokens(turn.prompt)

@@ -1,0 +1,85 @@
+"""A run over time: what was in the air, what came, and how long first tokens took."""
+
+import math
+
+import msgspec
+import numpy as np
+
+from headway.measure.latency import Latency
+from headway.measure.record import Exchange, Run
+
+MOST_STEPS = 60
+NICE_STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Timeline(msgspec.Struct, kw_only=True):
+    """One value a step of `step_s`; `at_s` is where a step begins. Latencies by scheduled time."""
+
+    step_s: float
+    at_s: list[float]
+    concurrency: list[float]
+    sent_per_s: list[float]
+    output_tokens_per_s: list[float]
+    failed_per_s: list[float]
+    ttft_p50_s: list[float | None]
+    ttft_p99_s: list[float | None]
+    tpot_p50_s: list[float | None]
+
+
+def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
+    """The whole run, edges included, in at most 60 steps."""
+    end_s = max([run.load.span_s, *(x.ended_s or 0.0 for x, _ in seen)])
+    step_s = next((s for s in NICE_STEPS_S if end_s / s <= MOST_STEPS), end_s / MOST_STEPS)
+    steps = max(1, math.ceil(end_s / step_s + 1e-9))
+    edges = np.arange(steps + 1) * step_s
+    in_air = np.zeros(steps)
+    tokens = np.zeros(steps)
+    sent, failed = np.zeros(steps), np.zeros(steps)
+    ttft: list[list[float]] = [[] for _ in range(steps)]
+    tpot: list[list[float]] = [[] for _ in range(steps)]
+    for x, timed in seen:
+        at = min(int(x.scheduled_s / step_s), steps - 1)
+        sent[at] += 1
+        failed[at] += timed is None
+        end = x.ended_s if x.ended_s is not None else end_s
+        in_air += np.clip(
+            np.minimum(edges[1:], end) - np.maximum(edges[:-1], x.scheduled_s), 0, None
+        )
+        if x.chunk_s:
+            tokens += np.histogram(x.chunk_s, edges, weights=weights(x))[0]
+        if timed is not None:
+            ttft[at].append(timed.ttft_s)
+            if timed.tpot_s is not None:
+                tpot[at].append(timed.tpot_s)
+    return Timeline(
+        step_s=step_s,
+        at_s=[round(float(at), 6) for at in edges[:-1]],
+        concurrency=(in_air / step_s).round(4).tolist(),
+        sent_per_s=(sent / step_s).tolist(),
+        output_tokens_per_s=(tokens / step_s).tolist(),
+        failed_per_s=(failed / step_s).tolist(),
+        ttft_p50_s=[percentile(values, 50) for values in ttft],
+        ttft_p99_s=[percentile(values, 99) for values in ttft],
+        tpot_p50_s=[percentile(values, 50) for values in tpot],
+    )
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """None of nothing."""
+    return float(np.percentile(values, share)) if values else None
+
+
+def weights(x: Exchange) -> list[float]:
+    """Tokens by chunk: as told, else the answer's tokens spread over its chunks."""
+    if x.chunk_tokens is not None:
+        return [float(n) for n in x.chunk_tokens]
+    return [x.num_output / len(x.chunk_s)] * len(x.chunk_s)
+
+
+def tokens_in(x: Exchange, from_s: float, to_s: float) -> float:
+    """Tokens of one answer that came in [from_s, to_s]."""
+    return (
+        sum(w for at_s, w in zip(x.chunk_s, weights(x)) if from_s <= at_s <= to_s)
+        if x.chunk_s
+        else 0.0
+    )

@@ -1,0 +1,131 @@
+"""What `headway bench` does: one run, or the search for the highest rate within the objectives."""
+
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from headway.core.options import BenchOptions
+from headway.core.slo import parse_slo
+from headway.measure.bench import Bench, Watch, measure, prepare
+from headway.measure.prompts import IdWriter
+from headway.measure.record import Run
+from headway.measure.report import GoodputPoint, GoodputSearch, Report, build_report
+from headway.measure.search import search_rate
+from headway.measure.talk import Dialect
+from headway.telemetry.prefixes import Sharing, find_sharing
+
+MOST_PROMPTS, MOST_PIECES = 200, 4096
+"""How much of the prompts is looked at for shared prefixes."""
+DRAIN_S = 30.0
+"""How long a run of the search waits for stragglers where no objective bounds e2e."""
+
+Trial = Callable[[str, BenchOptions, str, Watch | None], Coroutine[Any, Any, Report]]
+
+
+def outline(url: str, options: BenchOptions) -> str:
+    """What `--dry-run` prints: the traffic that would be sent."""
+    bench = prepare(url, options)
+    lines = []
+    for each in bench.classes:
+        talks = [t for t in bench.traffic.conversations if t.service_class == each.name]
+        asked = [turn for talk in talks for turn in talk.turns]
+        prompt = sum(piece.tokens for turn in asked for piece in turn.system + turn.prompt)
+        answer = sum(turn.output_tokens for turn in asked)
+        lines.append(
+            f"{each.name}: {each.options.workload}, {len(talks)} conversations of {len(asked)} "
+            f"requests in {bench.traffic.span_s:.1f} s, {prompt:,} prompt tokens as asked, "
+            f"{answer:,} answer tokens{f', {each.slo}' if each.slo else ''}"
+        )
+    return "\n".join(lines)
+
+
+async def once(url: str, options: BenchOptions, version: str, watch: Watch | None) -> Report:
+    """One run and its report."""
+    bench = prepare(url, options)
+    run, dialect = await measure(bench, watch)
+    return build_report(run, version, sharing(bench, dialect))
+
+
+async def find_goodput(
+    url: str, options: BenchOptions, version: str, watch: Watch | None
+) -> Report:
+    """Runs at one rate after another; the report is that of the best one (else of the lowest)."""
+    base = prepare(url, options)
+    base_rate = len(base.traffic.conversations) / base.traffic.span_s
+    runs: dict[float, tuple[Run, Dialect, Bench]] = {}
+
+    async def at_rate(rate: float) -> GoodputPoint:
+        bench = prepare(url, options, faster=rate / base_rate)
+        run, dialect = await measure(bench, watch, drain_s=patience(bench))
+        runs[rate] = run, dialect, bench
+        return point(rate, build_report(run, version), options.attainment)
+
+    points = await search_rate(at_rate, start=base_rate, highest=options.max_rate)
+    kept = [p for p in points if p.kept]
+    best = max(kept, key=lambda p: p.rate, default=None)
+    found = GoodputSearch(
+        attainment=options.attainment,
+        best_rate=best.rate if best else None,
+        goodput_per_s=best.goodput_per_s if best else None,
+        points=points,
+        note=conclusion(points, best, options),
+    )
+    run, dialect, bench = runs[best.rate if best else min(runs)]
+    return build_report(run, version, sharing(bench, dialect), found)
+
+
+def conclusion(points: list[GoodputPoint], best: GoodputPoint | None, options: BenchOptions) -> str:
+    """The search in a sentence."""
+    share = f"{options.attainment:.0%} of requests within their objectives"
+    if best is None:
+        return f"No rate down to {min(p.rate for p in points):.3g} requests/s keeps {share}."
+    text = f"{best.rate:.3g} requests/s is the highest rate found that keeps {share}"
+    above = [p.rate for p in points if not p.kept and p.rate > best.rate]
+    return f"{text}; {min(above):.3g} does not." if above else f"{text}; none above was tried."
+
+
+def point(rate: float, report: Report, attainment: float) -> GoodputPoint:
+    """One run as a point of the curve; a client that could not keep up cannot keep a rate."""
+    rates, figures = report.rates, report.figures
+    met = rates.attainment or 0.0
+    why = "" if met >= attainment else f"{met:.1%} < {attainment:.0%}"
+    if report.client.bottleneck:
+        why = report.client.why
+    return GoodputPoint(
+        rate=rate,
+        offered_per_s=rates.offered_per_s,
+        attainment=met,
+        goodput_per_s=rates.goodput_per_s or 0.0,
+        output_tokens_per_s=rates.output_tokens_per_s,
+        ttft_p99_s=figures.ttft_s.p99 if figures.ttft_s else None,
+        tpot_p99_s=figures.tpot_s.p99 if figures.tpot_s else None,
+        kept=not why,
+        why=why,
+    )
+
+
+def patience(bench: Bench) -> float:
+    """How long after the last request an answer may still meet an objective, twice over."""
+    longest = 0.0
+    for each in bench.classes:
+        slo = each.slo or parse_slo("e2e=30s")
+        mine = [t for t in bench.traffic.conversations if t.service_class == each.name]
+        tokens = max((turn.output_tokens for talk in mine for turn in talk.turns), default=0)
+        if slo.e2e_s is not None:
+            longest = max(longest, slo.e2e_s)
+        elif slo.ttft_s is not None and slo.tpot_s is not None:
+            longest = max(longest, slo.ttft_s + slo.tpot_s * tokens)
+        else:
+            longest = max(longest, DRAIN_S)
+    return 2 * longest + 1
+
+
+def sharing(bench: Bench, dialect: Dialect) -> list[Sharing]:
+    """Where the prompts of this load part; of many a drawn sample."""
+    talks = bench.traffic.conversations
+    chosen = sorted(random.Random(0).sample(range(len(talks)), min(MOST_PROMPTS, len(talks))))
+    turns = [talks[i].turns[0] for i in chosen]
+    prompts = [dialect.pieces(turn, MOST_PIECES) for turn in turns]
+    system = [len(dialect.writer.pieces(turn.system, MOST_PIECES)) for turn in turns]
+    ids = isinstance(dialect.writer, IdWriter)
+    return find_sharing(prompts, names=chosen, system=system, unit="tokens" if ids else "words")

@@ -1,0 +1,259 @@
+"""What is sent: conversations of one or several turns, drawn before the run.
+
+A workload is a row of `WORKLOADS`; given the options of one class of traffic it returns the
+conversations with their times. Only later turns of a conversation wait for an answer, as people do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headway.core.errors import UsageError
+from headway.core.options import BenchOptions
+from headway.measure.arrivals import ARRIVALS, Pace, Times
+from headway.measure.lengths import parse_length
+from headway.measure.prompts import Made, Prompt, Text
+from headway.measure.traces import (
+    TRACES,
+    prompt_of,
+    read_trace,
+    scale_for,
+    scaled,
+    unquantized,
+)
+
+DEFAULT_DURATION_S = 30.0
+CLOSED_POOL = 10_000
+"""Conversations drawn for a closed loop of a given duration; then they begin again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What is new in a turn. `system` comes before all else, in the first turn."""
+
+    prompt: Prompt
+    output_tokens: int
+    system: Prompt = ()
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Turns that begin at `at_s` seconds after the start."""
+
+    at_s: float
+    turns: tuple[Turn, ...]
+    service_class: str = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """The conversations of one class, and how long they are sent for."""
+
+    conversations: list[Conversation]
+    span_s: float
+    scale: float = 1.0
+    quantum_s: float = 0.0
+
+
+Build = Callable[[BenchOptions, str, np.random.Generator, str], Traffic]
+
+
+def build(options: BenchOptions, name: str) -> Traffic:
+    """The traffic of class `name`; the same options, seed and name give the same traffic."""
+    kind, _, path = options.workload.partition(":")
+    if kind not in WORKLOADS:
+        raise UsageError(
+            f"--workload: there is no workload {kind!r}.", f"There are: {', '.join(WORKLOADS)}."
+        )
+    if bool(path) != (kind in TRACES or kind == "prompts"):
+        wanted = f"{kind} alone" if path else f"{kind}:FILE"
+        raise UsageError(f"--workload {options.workload}: write {wanted}.")
+    if options.arrivals == "trace" and kind not in TRACES:
+        raise UsageError(
+            f"--arrivals trace: {kind} has no times.", f"Use a trace: {', '.join(TRACES)}."
+        )
+    rng = np.random.default_rng([options.seed, *name.encode()])
+    return WORKLOADS[kind](options, path, rng, name)
+
+
+def drawn_times(options: BenchOptions, rng: np.random.Generator) -> tuple[Times, float]:
+    """When conversations begin, and how long that lasts."""
+    kind = "poisson" if options.arrivals == "auto" else options.arrivals
+    if options.concurrency is not None:  # a closed loop asks when it can
+        span_s = 0.0 if options.num_requests else options.duration or DEFAULT_DURATION_S
+        return np.zeros(options.num_requests or CLOSED_POOL), span_s
+    pace = Pace(
+        rate=options.rate,
+        duration_s=options.duration or DEFAULT_DURATION_S,
+        count=options.num_requests,
+        burstiness=options.burstiness,
+        ramp_from=options.ramp_from,
+    )
+    times = ARRIVALS[kind](pace, rng)
+    if options.num_requests is not None:
+        return times, float(times[-1]) + 1 / options.rate
+    return times, pace.duration_s
+
+
+def synthetic(
+    options: BenchOptions, path: str, rng: np.random.Generator, name: str, shared: bool = False
+) -> Traffic:
+    """Prompts and answers of drawn lengths; with `shared`, after one of a few beginnings."""
+    times, span_s = drawn_times(options, rng)
+    prompts = parse_length(options.input_len, "--input-len").draw(rng, len(times))
+    outputs = parse_length(options.output_len, "--output-len").draw(rng, len(times))
+    groups = rng.integers(options.num_prefixes, size=len(times))
+    return Traffic(
+        conversations=[
+            Conversation(
+                at_s=float(at_s),
+                service_class=name,
+                turns=(
+                    Turn(
+                        system=beginning(options, name, int(groups[i])) if shared else (),
+                        prompt=(Made(f"{name} request {i}", int(prompts[i])),),
+                        output_tokens=int(outputs[i]),
+                    ),
+                ),
+            )
+            for i, at_s in enumerate(times)
+        ],
+        span_s=span_s,
+    )
+
+
+def shared_prefix(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
+    """Prompts that begin with one of `num_prefixes` beginnings of `prefix_len` tokens."""
+    return synthetic(options, path, rng, name, shared=True)
+
+
+def chat(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
+    """Conversations: each turn sends all that was said so far, and thinks before the next."""
+    times, span_s = drawn_times(options, rng)
+    length = parse_length(options.input_len, "--input-len")
+    output = parse_length(options.output_len, "--output-len")
+    counts = parse_length(options.turns, "--turns").draw(rng, len(times))
+    conversations = []
+    for i, (at_s, count) in enumerate(zip(times, counts, strict=True)):
+        prompts, outputs = length.draw(rng, count), output.draw(rng, count)
+        thinks = rng.exponential(options.think_time, count)
+        group = int(rng.integers(options.num_prefixes))
+        turns = tuple(
+            Turn(
+                system=beginning(options, name, group) if k == 0 else (),
+                prompt=(Made(f"{name} conversation {i} turn {k}", int(prompts[k])),),
+                output_tokens=int(outputs[k]),
+                think_s=float(thinks[k]) if k else 0.0,
+            )
+            for k in range(count)
+        )
+        conversations.append(Conversation(at_s=float(at_s), service_class=name, turns=turns))
+    return Traffic(conversations=conversations, span_s=span_s)
+
+
+def beginning(options: BenchOptions, name: str, group: int) -> Prompt:
+    """What the prompts of a group begin with."""
+    return (Made(f"{name} prefix {group}", options.prefix_len),) if options.prefix_len else ()
+
+
+def prompt_file(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
+    """Prompts of a file in a drawn order, over and over when more are wanted than it has."""
+    talks = read_prompts(Path(path))
+    times, span_s = drawn_times(options, rng)
+    outputs = parse_length(options.output_len, "--output-len")
+    order = np.concatenate(
+        [rng.permutation(len(talks)) for _ in range(-(-len(times) // len(talks)) or 1)]
+    )
+    conversations = []
+    for at_s, number in zip(times, order, strict=False):
+        talk = talks[number]
+        lengths = outputs.draw(rng, len(talk))
+        thinks = rng.exponential(options.think_time, len(talk))
+        turns = tuple(
+            Turn(
+                prompt=(Text(text),),
+                output_tokens=int(lengths[k]),
+                think_s=float(thinks[k]) if k else 0.0,
+            )
+            for k, text in enumerate(talk)
+        )
+        conversations.append(Conversation(at_s=float(at_s), service_class=name, turns=turns))
+    return Traffic(conversations=conversations, span_s=span_s)
+
+
+def read_prompts(path: Path) -> list[list[str]]:
+    """The user's turns of each prompt: JSONL with `turns`, `prompt` or `question`, or plain lines.
+
+    spec-bench and mt-bench have `turns`, gsm8k `question`.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise UsageError(
+            f"--workload prompts: {path}: {error.strerror}.", "Check the path."
+        ) from error
+    if path.suffix != ".jsonl":
+        talks = [[line] for line in lines]
+    else:
+        talks = [turns_of(line, f"{path.name}, line {i}") for i, line in enumerate(lines, 1)]
+    if not talks:
+        raise UsageError(f"--workload prompts: {path.name} holds no prompts.", "One a line.")
+    return talks
+
+
+def turns_of(line: str, where: str) -> list[str]:
+    """The turns in one JSON line."""
+    try:
+        fields = msgspec.json.decode(line, type=dict)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{where}: {error}", "Write one JSON object a line.") from error
+    found = next((fields[key] for key in ("turns", "prompt", "question") if key in fields), None)
+    turns = [found] if isinstance(found, str) else found
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
+        raise UsageError(
+            f"{where} has no prompt.", 'Write {"prompt": "…"}, {"question": "…"} or {"turns": […]}.'
+        )
+    return turns
+
+
+def trace(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
+    """A recorded trace at `speed`, its lengths scaled into `scale_length`."""
+    rows = read_trace(options.workload.partition(":")[0], Path(path))
+    scale = scale_for(rows, options.scale_length)
+    rows, quantum_s = unquantized(rows, rng)
+    times = np.array([row.at_s for row in rows]) / options.speed
+    span_s = float(times[-1]) + 1e-9
+    if options.arrivals not in ("auto", "trace"):
+        times, span_s = drawn_times(options, rng)
+    elif options.duration is not None:
+        span_s = min(options.duration, span_s)
+    kept = times[times < span_s][: options.num_requests]
+    if len(kept) < len(times) and options.num_requests is not None and len(kept):
+        span_s = min(span_s, float(kept[-1]) + 1e-9)
+    conversations = [
+        Conversation(
+            at_s=float(at_s),
+            service_class=name,
+            turns=(
+                Turn(
+                    prompt=prompt_of(rows[i % len(rows)], i, scale),
+                    output_tokens=scaled(rows[i % len(rows)].output_tokens, scale),
+                ),
+            ),
+        )
+        for i, at_s in enumerate(kept)
+    ]
+    return Traffic(conversations=conversations, span_s=span_s, scale=scale, quantum_s=quantum_s)
+
+
+WORKLOADS: dict[str, Build] = {
+    "synthetic": synthetic,
+    "shared-prefix": shared_prefix,
+    "chat": chat,
+    "prompts": prompt_file,
+    **dict.fromkeys(TRACES, trace),
+}

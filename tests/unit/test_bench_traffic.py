@@ -1,0 +1,319 @@
+"""What is sent and when: drawn times and lengths, prompts, traces, conversations, classes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.errors import UsageError
+from headway.core.options import BenchOptions
+from headway.core.slo import Slo
+from headway.measure.arrivals import ARRIVALS, Pace
+from headway.measure.classes import build_all, read_classes
+from headway.measure.lengths import parse_length
+from headway.measure.prompts import Ids, IdWriter, Made, Text, WordWriter, body, num_tokens
+from headway.measure.talk import Answer, Dialect
+from headway.measure.traces import (
+    Row,
+    prompt_of,
+    read_trace,
+    scale_for,
+    scaled,
+    unquantized,
+)
+from headway.measure.workload import Turn, build
+
+RNG = 7
+
+
+def times(kind: str, **pace: float) -> np.ndarray:
+    return ARRIVALS[kind](Pace(**pace), np.random.default_rng(RNG))
+
+
+def cv(arrivals: np.ndarray) -> float:
+    gaps = np.diff(arrivals)
+    return float(gaps.std() / gaps.mean())
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+def test_times_ascend_repeat_and_fit(kind):
+    drawn = times(kind, rate=50.0, duration_s=20.0)
+    assert (np.diff(drawn) >= 0).all()
+    assert drawn[0] >= 0 and drawn[-1] < 20.0 + 1e-9
+    assert (drawn == times(kind, rate=50.0, duration_s=20.0)).all()
+    assert len(times(kind, rate=50.0, duration_s=20.0, count=17)) == 17
+
+
+def test_poisson_and_gamma_have_their_rate_and_spread():
+    for kind, burstiness, spread in (
+        ("poisson", 1.0, 1.0),
+        ("gamma", 1.0, 1.0),
+        ("gamma", 0.25, 2.0),
+        ("gamma", 100.0, 0.1),
+    ):
+        drawn = times(kind, rate=100.0, duration_s=200.0, burstiness=burstiness)
+        assert len(drawn) == pytest.approx(20_000, rel=0.05)
+        assert cv(drawn) == pytest.approx(spread, rel=0.05)
+
+
+def test_constant_times_are_even():
+    assert times("constant", rate=4.0, duration_s=1.0).tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_a_ramp_grows_evenly():
+    drawn = times("ramp", rate=100.0, duration_s=100.0, ramp_from=0.0)
+    assert len(drawn) == pytest.approx(5000, rel=0.05)
+    assert (drawn < 50).mean() == pytest.approx(0.25, abs=0.02)
+    down = times("ramp", rate=0.001, duration_s=100.0, ramp_from=100.0)
+    assert (down < 50).mean() == pytest.approx(0.75, abs=0.02)
+    assert len(times("ramp", rate=10.0, duration_s=9.0, ramp_from=10.0, count=90)) == 90
+
+
+def test_lengths_are_drawn_as_written():
+    rng = np.random.default_rng(RNG)
+    assert parse_length("512", "x").draw(rng, 3).tolist() == [512] * 3
+    assert parse_length("fixed:5", "x").draw(rng, 1).tolist() == [5]
+    uniform = parse_length("uniform:64-256", "x").draw(rng, 5000)
+    assert (uniform.min(), uniform.max()) == (64, 256)
+    normal = parse_length("normal:256,64", "x").draw(rng, 5000)
+    assert (normal.mean(), normal.std()) == (
+        pytest.approx(256, rel=0.02),
+        pytest.approx(64, rel=0.05),
+    )
+    assert np.median(parse_length("lognormal:256,0.8", "x").draw(rng, 5000)) == pytest.approx(
+        256, rel=0.05
+    )
+    assert parse_length("normal:1,100", "x").draw(rng, 100).min() == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "-5", "about 7", "zipf:1", "uniform:9-3", "normal:5", "uniform:1", "fixed:nan"],
+)
+def test_lengths_that_mean_nothing_are_refused(text):
+    with pytest.raises(UsageError, match="--input-len"):
+        parse_length(text, "--input-len")
+
+
+def test_made_pieces_follow_from_their_key():
+    writer = IdWriter(seed=3)
+    prompt = (Made("prefix 1", 20), Made("request 5", 30))
+    ids = json.loads(writer.json(prompt))
+    assert len(ids) == num_tokens(prompt) == 50
+    assert ids == json.loads(IdWriter(seed=3).json(prompt)) == writer.pieces(prompt, 100)
+    assert ids[:20] == json.loads(writer.json((Made("prefix 1", 20), Made("request 6", 3))))[:20]
+    assert ids != json.loads(IdWriter(seed=4).json(prompt))
+    assert min(ids) >= 32 and max(ids) < 500
+    assert max(json.loads(IdWriter(0, 64).json((Made("x", 500),)))) < 64
+
+
+def test_ids_of_a_trace_are_kept_or_folded():
+    piece = (Ids((1, 2, 127_000)),)
+    assert json.loads(IdWriter(0).json(piece)) == [1, 2, 127_000]
+    assert json.loads(IdWriter(0, 512).json(piece)) == [1, 2, 127_000 % 512]
+
+
+def test_words_make_up_for_the_servers_tokens():
+    """A server that makes 1.25 tokens of a word and adds 10: 60 tokens are 40 words."""
+    writer = WordWriter(seed=1, per_word=1.25, extra=10.0)
+    assert len(writer.text((Made("a", 60),)).split()) == 40
+    assert len(writer.text((Made("a", 35), Made("b", 25))).split()) == 20 + 20
+    assert writer.text((Text("as it is"),)) == "as it is"
+
+
+def test_a_body_is_json():
+    said = IdWriter(0).json((Made("x", 4),))
+    assert set(json.loads(body({"model": "m"}, "prompt", said))) == {"model", "prompt"}
+    assert json.loads(body({}, "prompt", b"[1]")) == {"prompt": [1]}
+
+
+def options(**changes) -> BenchOptions:
+    return BenchOptions(**changes)
+
+
+def test_shared_prefixes_are_shared_for_real():
+    traffic = build(
+        options(workload="shared-prefix", prefix_len=50, num_prefixes=3, input_len="10", rate=20.0),
+        "default",
+    )
+    writer = IdWriter(0)
+    first = [t.turns[0] for t in traffic.conversations]
+    beginnings = {tuple(writer.pieces(turn.system + turn.prompt, 50)) for turn in first}
+    assert len(beginnings) == 3
+    whole = {tuple(writer.pieces(turn.system + turn.prompt, 60)) for turn in first}
+    assert len(whole) == len(first)
+
+
+def test_a_chat_sends_all_that_was_said():
+    (talk, *_) = build(
+        options(workload="chat", turns="3", input_len="4", output_len="2", prefix_len=5), "default"
+    ).conversations
+    assert len(talk.turns) == 3 and talk.turns[0].think_s == 0.0 < talk.turns[1].think_s
+    dialect = Dialect(endpoint="completions", model="m", writer=IdWriter(0))
+    said = dialect.talk()
+    first = json.loads(said.say(talk.turns[0]))
+    said.hear(Answer(token_ids=[91, 92]), 2)
+    second = json.loads(said.say(talk.turns[1]))
+    assert second[:11] == [*first, 91, 92] and len(second) == 9 + 2 + 4
+    chat = Dialect(endpoint="chat", model="m", writer=WordWriter(0)).talk()
+    chat.say(talk.turns[0])
+    chat.hear(Answer(pieces=["well", "!"]), 2)
+    messages = json.loads(chat.say(talk.turns[1]))
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
+    assert messages[2]["content"] == "well!"
+
+
+def test_features_become_fields():
+    dialect = Dialect(
+        endpoint="completions",
+        model="m",
+        writer=IdWriter(0),
+        features=frozenset({"ignore_eos", "min_tokens", "service_class", "stream_options"}),
+    )
+    fields = json.loads(dialect.request(b"[1]", 9, "fast"))
+    assert fields["min_tokens"] == fields["max_tokens"] == 9
+    assert fields["ignore_eos"] is True and fields["service_class"] == "fast"
+    assert fields["stream_options"] == {"include_usage": True}
+    assert "service_class" not in json.loads(dialect.request(b"[1]", 9, ""))
+
+
+def test_prompt_files_are_read(tmp_path: Path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"turns": ["a", "b"]}\n{"question": "c"}\n\n{"prompt": "d"}\n')
+    traffic = build(options(workload=f"prompts:{file}", num_requests=6), "default")
+    sent = sorted(t.turns[0].prompt[0].text for t in traffic.conversations)
+    assert sent == ["a", "a", "c", "c", "d", "d"]
+    assert {len(t.turns) for t in traffic.conversations} == {1, 2}
+    file.write_text('{"text": "a"}\n')
+    with pytest.raises(UsageError, match=r"p\.jsonl, line 1 has no prompt"):
+        build(options(workload=f"prompts:{file}"), "default")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workload": "poems"}, "no workload 'poems'"),
+        ({"workload": "azure"}, "write azure:FILE"),
+        ({"workload": "synthetic:x"}, "write synthetic alone"),
+        ({"workload": "azure:/nowhere"}, "No such file"),
+        ({"arrivals": "trace"}, "synthetic has no times"),
+        ({"input_len": "zipf"}, "--input-len"),
+    ],
+)
+def test_what_cannot_be_built_is_named(changes, words):
+    with pytest.raises(UsageError, match=words):
+        build(options(**changes), "default")
+
+
+def test_quantized_stamps_are_spread_and_others_left():
+    rows = [Row(at_s=3.0 * (i // 10), prompt_tokens=1, output_tokens=1) for i in range(100)]
+    spread, quantum_s = unquantized(rows, np.random.default_rng(0))
+    assert quantum_s == 3.0
+    assert [int(row.at_s // 3) for row in spread] == [int(row.at_s // 3) for row in rows]
+    assert len({row.at_s for row in spread}) == 100
+    even = [Row(at_s=0.1 * i, prompt_tokens=1, output_tokens=1) for i in range(100)]
+    assert unquantized(even, np.random.default_rng(0)) == (even, 0.0)
+
+
+def test_scaled_blocks_still_share():
+    rows = [
+        Row(at_s=0, prompt_tokens=5 * 512 - 10, output_tokens=90, blocks=(1, 2, 3, 4, 5)),
+        Row(at_s=1, prompt_tokens=4 * 512, output_tokens=50, blocks=(1, 2, 3, 9)),
+    ]
+    scale = scale_for(rows, 160)
+    assert scale == 160 / (5 * 512 + 80)
+    prompts = [prompt_of(row, i, scale) for i, row in enumerate(rows)]
+    assert [num_tokens(p) for p in prompts] == [scaled(row.prompt_tokens, scale) for row in rows]
+    assert prompts[0][:3] == prompts[1][:3]
+    assert prompts[0][0].tokens == int(512 * scale)
+    assert all(num_tokens(p) + scaled(r.output_tokens, scale) <= 160 for p, r in zip(prompts, rows))
+
+
+@given(st.integers(1, 20_000), st.floats(0.001, 1.0))
+def test_a_scaled_prompt_has_its_length(tokens, scale):
+    blocks = tuple(range(-(-tokens // 512)))
+    row = Row(at_s=0, prompt_tokens=tokens, output_tokens=1, blocks=blocks)
+    assert num_tokens(prompt_of(row, 0, scale)) == scaled(tokens, scale)
+
+
+def test_the_azure_trace_is_read_whole(shared):
+    path = shared / "traces" / "azure2023_code" / "AzureLLMInferenceTrace_code.csv"
+    rows = read_trace("azure", path)
+    assert len(rows) == 8819
+    assert (rows[0].at_s, rows[0].prompt_tokens, rows[0].output_tokens) == (0.0, 4808, 10)
+    assert rows[1].at_s == pytest.approx(0.052, abs=1e-6)
+    assert cv(np.array([row.at_s for row in rows])) == pytest.approx(13, abs=1)
+
+
+def test_mooncake_prompts_share_what_their_hash_ids_share(shared):
+    path = shared / "traces" / "mooncake_conversation" / "conversation_trace.jsonl"
+    rows = read_trace("mooncake", path)
+    assert len(rows) == 12031 and len(rows[5].blocks) == -(-rows[5].prompt_tokens // 512)
+    writer = IdWriter(0)
+    first, second = (writer.pieces(prompt_of(row, i, 1.0), 10**6) for i, row in enumerate(rows[:2]))
+    assert (len(first), len(second)) == (rows[0].prompt_tokens, rows[1].prompt_tokens)
+    assert first[:512] == second[:512] and first[512:520] != second[512:520]
+    assert unquantized(rows, np.random.default_rng(0))[1] == pytest.approx(3.0, abs=0.01)
+
+
+def test_sharegpt_brings_its_ids(shared):
+    path = shared / "traces" / "sharegpt300" / "sharegpt-llama-3.1-8b-300-sps10.jsonl"
+    traffic = build(options(workload=f"sharegpt:{path}", speed=2.0), "default")
+    assert len(traffic.conversations) == 300
+    assert traffic.conversations[0].turns[0].prompt[0].ids[:3] == (5971, 2927, 220)
+
+
+def test_classes_divide_the_rate(tmp_path: Path):
+    file = tmp_path / "classes.yaml"
+    file.write_text(
+        "interactive: {share: 0.7, slo: 'ttft=500ms,tpot=50ms', input-len: 10}\n"
+        "batch: {share: 0.3, slo: e2e=60s, workload: shared-prefix}\n"
+    )
+    classes = {c.name: c for c in read_classes(options(classes=str(file), rate=100.0))}
+    assert {n: c.options.rate for n, c in classes.items()} == pytest.approx(
+        {"interactive": 70.0, "batch": 30.0}
+    )
+    assert classes["interactive"].slo == Slo(ttft_s=0.5, tpot_s=0.05)
+    assert classes["batch"].options.workload == "shared-prefix"
+    talks = build_all(list(classes.values())).conversations
+    assert [t.at_s for t in talks] == sorted(t.at_s for t in talks)
+    part = sum(t.service_class == "batch" for t in talks) / len(talks)
+    assert part == pytest.approx(0.3, abs=0.03)
+
+
+def test_classes_come_from_flags_too():
+    classes = read_classes(options(slo=["a:ttft=1s", "b:e2e=9s"], share=["a=3", "b=1"], rate=8.0))
+    assert [(c.name, c.options.rate) for c in classes] == [("a", 6.0), ("b", 2.0)]
+    (one,) = read_classes(options(slo=["ttft=1s"]))
+    assert (one.name, one.slo) == ("default", Slo(ttft_s=1.0))
+    both = read_classes(options(slo=["ttft=1s", "b:e2e=9s"], share=["a=1", "b=1"]))
+    assert {c.name: str(c.slo) for c in both} == {"b": "e2e=9s", "a": "ttft=1s"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: {shares: 1}", "a has no option shares"),
+        ("a: {input_len: [1]}", "distribution"),
+        ("a: {rate: 1, share: 1}", "a rate and a share"),
+        ("- a", "holds no classes"),
+        ("a: {rate: fast}", "--classes: a.rate: 'fast' is not a number"),
+        ("a: {slo: quick}", "no objective"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_with_classes_is_named(tmp_path: Path, text, words):
+    file = tmp_path / "classes.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        build_all(read_classes(options(classes=str(file))))
+
+
+def test_a_turn_has_tokens_of_both_parts():
+    turn = Turn(system=(Made("s", 3),), prompt=(Made("p", 4),), output_tokens=1)
+    dialect = Dialect(endpoint="completions", model="m", writer=IdWriter(0))
+    assert len(dialect.pieces(turn, 100)) == 7
+    assert len(dialect.pieces(turn, 5)) == 5
