@@ -90,6 +90,7 @@ def make_model(
     from headway.engine.text import Tokenizer
     from headway.server.models import ServedModel, sampling_defaults
     from headway.telemetry.live import Telemetry
+    from headway.telemetry.spans import otlp_provider, span_writer
 
     names = options.served_model_name or [folder.resolve().name]
     tokenizer = None
@@ -107,6 +108,10 @@ def make_model(
         price_per_hour=options.price_per_hour,
         version=headway.__version__,
     )
+
+    if options.otlp_endpoint:
+        provider = otlp_provider(options.otlp_endpoint, "headway")
+        telemetry.on_finish = span_writer(provider, telemetry.clock, names[0])
 
     def command(sockets: Path) -> list[str]:
         arguments = to_arguments(engine_options)

@@ -8,7 +8,7 @@ ratios and verdicts are made from the raw values when somebody asks.
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from headway.telemetry.registry import Registry
 from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.summary import Setting, window
 from headway.telemetry.timeline import Timeline
+from headway.telemetry.trace import chrome_trace
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.verdict import KINDS
 from headway.telemetry.windows import Slots
@@ -333,6 +334,12 @@ class Telemetry:
     def last_steps(self, count: int) -> list[StepRecord]:
         """The newest `count` records, oldest first."""
         return list(islice(reversed(self.steps), count))[::-1]
+
+    def trace(self, seconds: float) -> dict[str, Any]:
+        """The last `seconds` as a Chrome trace, as far as they are kept."""
+        now_s = self.clock.now_s()
+        timelines = [*self.finished, *self._live.values()]
+        return chrome_trace(self.steps, timelines, now_s - seconds, now_s)
 
     @property
     def live(self) -> list[Timeline]:

@@ -103,9 +103,22 @@ class ServerOptions:
     metrics_prefix: str = option(
         "headway", "Prefix of the metric names.", choices=("headway", "vllm")
     )
+    otlp_endpoint: str = option(
+        "", "OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."
+    )
     log_level: str = option(
         "info", "How much is logged.", choices=("debug", "info", "warning", "error")
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What `trace` fetches, and from whom."""
+
+    seconds: float = option(
+        5.0, "How far back the trace goes.", low=0.001, high=300, unit="seconds", common=True
+    )
+    api_key: str = option("", "Key of the server.", common=True, secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
