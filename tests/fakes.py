@@ -205,3 +205,6 @@ class FakeExecutor:
 
     def describe(self) -> Description:
         return Description(device="fake")
+
+    def probe(self, budget_s: float) -> None:
+        pass

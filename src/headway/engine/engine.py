@@ -20,7 +20,7 @@ from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
-from headway.telemetry.records import StepRecord
+from headway.telemetry.records import StepRecord, count_work
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class Engine:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
+        self._ended_s: float | None = None
+        self._was_idle = False
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
         self._untold = False
@@ -177,6 +179,7 @@ class Engine:
         self._untold = False
         plan = self.scheduler.schedule()
         planned_s = self.clock.now_s()
+        queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
         try:
             result = run(self.executor, plan)
         except Exception:
@@ -188,11 +191,31 @@ class Engine:
         for update in updates:
             if update.finish_reason is not None:
                 self._leave_by(update)
-        record = self._record(plan, started_s)
+        record = self._record(plan, result, started_s)
+        record.num_queried_tokens, record.num_cached_tokens = queried, cached
         record.schedule_s = planned_s - started_s
         record.execute_s = collected_s - planned_s
-        record.update_s = self.clock.now_s() - collected_s
+        self._ended_s, self._was_idle = self.clock.now_s(), not self.has_work
+        record.update_s = self._ended_s - collected_s
         return updates, record
+
+    def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
+        """(prompt tokens scheduled for the first time, those of them that were cached).
+
+        A sibling's prompt is its parent's and counts once; a resumed sequence is not new.
+        """
+        computed = {row.sequence_id: row.start for row in plan.advanced}
+        queried = cached = 0
+        for new in plan.new:
+            sequence = self.scheduler.by_id(new.sequence_id)
+            if sequence is None or sequence.first_scheduled_s is not None:
+                continue
+            sequence.first_scheduled_s = now_s
+            if sequence.index == 0:
+                sequence.num_cached = computed[new.sequence_id]
+                queried += sequence.num_prompt
+                cached += sequence.num_cached
+        return queried, cached
 
     def _leave_by(self, update: SequenceUpdate) -> None:
         for sequence in self._requests[update.request_id]:
@@ -213,19 +236,43 @@ class Engine:
                 )
         return updates
 
-    def _record(self, plan: StepPlan, started_s: float) -> StepRecord:
-        tokens = plan.num_tokens
-        return StepRecord(
+    def _record(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
+        scheduler, used = self.scheduler, [pool.num_used for pool in self.kv.pools]
+        record = StepRecord(
             step=plan.step,
             started_s=started_s,
-            num_running=len(self.scheduler.running),
-            num_waiting=self.scheduler.num_waiting,
-            num_tokens=tokens,
-            num_sampled=sum(row.sample for row in plan.advanced),
-            kv_blocks_used=self.kv.num_used,
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting,
+            num_tokens=0,
+            num_sampled=sum([row.sample for row in plan.advanced]),
+            kv_blocks_used=sum(used),
             kv_usage=self.kv.usage,
-            num_preemptions=self.scheduler.num_preemptions,
+            num_preemptions=scheduler.num_preemptions,
+            group_blocks_used=used,
         )
+        count_work(record, plan.advanced, self.kv.windows)
+        timings = result.timings
+        record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
+        record.sample_s = timings.sample_s
+        record.experts_read = result.experts_read
+        if self._ended_s is not None:
+            since_s = started_s - self._ended_s
+            record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
+        if record.num_prefill_tokens:
+            record.prefilling = self._prefilling(plan)
+        if scheduler.preempted:
+            record.preempted, scheduler.preempted = scheduler.preempted, []
+        return record
+
+    def _prefilling(self, plan: StepPlan) -> list[tuple[int, int, int]]:
+        """(request id, index, tokens computed) of the rows that catch up with their prompts."""
+        found = []
+        for row in plan.advanced:
+            sequence = self.scheduler.by_id(row.sequence_id)
+            if sequence is not None and len(row.token_ids) > row.num_drafts + 1:
+                end = row.start + len(row.token_ids)
+                found.append((sequence.request.request_id, sequence.index, end))
+        return found
 
     def warm_up(self) -> None:
         """Run one short request, so that the first user does not pay for first allocations."""

@@ -25,6 +25,7 @@ from headway.engine.engine import Engine
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 500
+START_PROBE_S, IDLE_PROBE_EVERY_S = 1.0, 5.0
 Progress = Callable[[int, int], None]
 
 
@@ -42,6 +43,7 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
         pair.send(messages.encode(failure))
         pair.close(linger=2000)
         return error.exit_code
+    engine.executor.probe(START_PROBE_S)
     pair.send(messages.encode(introduction(engine)))
     run(engine, pair)
     pair.close(linger=2000)
@@ -101,6 +103,9 @@ def introduction(engine: Engine) -> messages.Ready:
         num_blocks=settings.num_blocks[0] - 1,
         block_size=settings.block_size,
         description=engine.executor.describe(),
+        dtype=settings.dtype,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        group_blocks=[count - 1 for count in settings.num_blocks],
     )
 
 
@@ -108,6 +113,7 @@ def run(engine: Engine, pair: zmq.Socket) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
+    probed_s = engine.clock.now_s()
     while True:
         while poller.poll(0 if engine.has_work else idle_ms(engine)):
             if not take(engine, pair):
@@ -117,6 +123,11 @@ def run(engine: Engine, pair: zmq.Socket) -> None:
             pair.send(messages.encode(messages.Steps(updates, record)))
             if not engine.has_work:
                 engine.check_integrity()
+        elif engine.clock.now_s() - probed_s > IDLE_PROBE_EVERY_S:
+            engine.executor.probe(0)  # tens of milliseconds, in which a request may have to wait
+            ceilings = engine.executor.describe().ceilings
+            pair.send(messages.encode(messages.Probed(ceilings)))
+            probed_s = engine.clock.now_s()
 
 
 def idle_ms(engine: Engine) -> int:

@@ -35,6 +35,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.preempted: list[int] = []
+        """Ids of the requests preempted since the engine last took note."""
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
         self._step = 0
@@ -172,6 +174,7 @@ class Scheduler:
         victim.state = WAITING
         self.waiting.appendleft(victim)
         self.num_preemptions += 1
+        self.preempted.append(victim.request.request_id)
         return victim
 
     def _forget(self, sequence: Sequence) -> None:
@@ -218,8 +221,11 @@ class Scheduler:
         """Append what was sampled up to the first token that ends the sequence."""
         request = sequence.request
         update = SequenceUpdate(request.request_id, sequence.index, token_ids, logprobs=logprobs)
-        if sequence.wants_prompt_logprobs and sequence.num_generated == 0:
-            update.prompt_logprobs = sequence.prompt_logprobs
+        if sequence.num_generated == 0:
+            update.first_scheduled_s = sequence.first_scheduled_s
+            update.num_cached_tokens = sequence.num_cached
+            if sequence.wants_prompt_logprobs:
+                update.prompt_logprobs = sequence.prompt_logprobs
         for count, token_id in enumerate(token_ids, 1):
             sequence.tokens.append(token_id)
             reason = sequence.finish_reason(token_id)

@@ -24,6 +24,7 @@ class Sequence:
         "index",
         "known_to_runtime",
         "max_len",
+        "num_cached",
         "num_prompt",
         "prompt_logprobs",
         "request",
@@ -67,6 +68,8 @@ class Sequence:
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.first_scheduled_s: float | None = None
+        self.num_cached = 0
+        """Prompt tokens whose KV was there when the sequence was first scheduled."""
 
     def __repr__(self) -> str:
         return (

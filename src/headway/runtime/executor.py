@@ -31,6 +31,7 @@ from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
+from headway.runtime.probe import Probe
 from headway.runtime.rope import RopeTable
 from headway.runtime.sampler import NO_TOKEN, Sampler, token_logprobs
 
@@ -88,6 +89,8 @@ class TorchExecutor:
             device=self.device,
         )
         self.sampler = Sampler()
+        weights = [parameter.detach() for parameter in self.model.parameters()]
+        self._probe = Probe(self.kernels, settings, machine, weights)
         self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
@@ -210,7 +213,14 @@ class TorchExecutor:
             kernels=kernels,
             weight_bytes=weights + sum(m.prepared_bytes for m in self.linears),
             kv_bytes=sum(layer.k.nbytes + layer.v.nbytes for layer in self.kv),
+            name=self._probe.name,
+            ceilings=self._probe.ceilings,
         )
+
+    @torch.inference_mode()
+    def probe(self, budget_s: float) -> None:
+        """Read memory and multiply for about `budget_s`; `describe` has the best of all times."""
+        self._probe.run(budget_s)
 
 
 def probe_accelerator(device: str) -> Accelerator | None:

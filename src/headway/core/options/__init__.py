@@ -3,7 +3,12 @@
 from headway.core.options.bench import BenchOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
-from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOptions
+from headway.core.options.tables import (
+    EngineOptions,
+    SamplingOptions,
+    ServerOptions,
+    TraceOptions,
+)
 
 __all__ = [
     "BenchOptions",
@@ -12,6 +17,7 @@ __all__ = [
     "SamplingOptions",
     "Seconds",
     "ServerOptions",
+    "TraceOptions",
     "help_text",
     "read_options",
     "to_arguments",

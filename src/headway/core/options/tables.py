@@ -99,9 +99,37 @@ class ServerOptions:
     drain_timeout: Seconds = option(
         Seconds(30.0), "On SIGTERM: how long running requests may take.", low=0, unit="seconds"
     )
+    slo: list[str] = option(
+        [],
+        "Objectives as ttft=500ms,tpot=50ms; for a class interactive:ttft=500ms. Repeat for more.",
+        separator="",
+        common=True,
+    )
+    slo_target: float = option(
+        0.9, "Share of requests that are to meet their objectives.", low=0.01, high=1.0
+    )
+    price_per_hour: float | None = option(
+        None, "What the machine costs, for cost per token.", low=0, unit="dollars"
+    )
+    metrics_prefix: str = option(
+        "headway", "Prefix of the metric names.", choices=("headway", "vllm")
+    )
+    otlp_endpoint: str = option(
+        "", "OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."
+    )
     log_level: str = option(
         "info", "How much is logged.", choices=("debug", "info", "warning", "error")
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What `trace` fetches, and from whom."""
+
+    seconds: float = option(
+        5.0, "How far back the trace goes.", low=0.001, high=300, unit="seconds", common=True
+    )
+    api_key: str = option("", "Key of the server.", common=True, secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
