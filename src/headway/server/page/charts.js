@@ -6,8 +6,15 @@ import { said } from "./format.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 export const SPAN_S = 300;
-const SPANS_S = [[60, "1 min ago"], [120, "2 min ago"], [SPAN_S, "5 min ago"]];
-const LEFT = 46, RIGHT = 6, TOP = 8, BOTTOM = 18;
+const SPANS_S = [
+  [60, "1 min ago"],
+  [120, "2 min ago"],
+  [SPAN_S, "5 min ago"],
+];
+const LEFT = 46,
+  RIGHT = 6,
+  TOP = 8,
+  BOTTOM = 18;
 
 /** An SVG element with attributes. */
 export function draw(tag, attributes = {}, text = "") {
@@ -45,9 +52,9 @@ export class Drawing {
 }
 
 /**
- * Lines over the last minute, and over five when the page has been open that long. `series` is [[key of a sample, name, class], …], `format` makes
- * [number, unit] of a value, `axis` its words at the scale, `most` is the top of the scale where it
- * is fixed (1 for shares).
+ * Lines over the last minute, and over five when the page has been open that long. `series` is
+ * [[key of a sample, name, class], …], `format` makes [number, unit] of a value, `axis` its words
+ * at the scale, `most` is the top of the scale where it is fixed (1 for shares).
  */
 export class LineChart extends Drawing {
   constructor(host, { title, name, series, format, axis = null, most = null, height = 112 }) {
@@ -67,7 +74,10 @@ export class LineChart extends Drawing {
       line: this.add("path", { class: "grid" }),
       text: this.add("text", { x: LEFT - 8, "text-anchor": "end" }),
     }));
-    this.times = [this.add("text", { "text-anchor": "start" }), this.add("text", { "text-anchor": "end" }, "now")];
+    this.times = [
+      this.add("text", { "text-anchor": "start" }),
+      this.add("text", { "text-anchor": "end" }, "now"),
+    ];
     this.lines = series.map(([, , style]) => this.add("path", { class: `line ${style}` }));
     this.cursor = this.add("path", { class: "cursor" });
     this.svg.addEventListener("pointermove", (event) => this.point(event.offsetX));
@@ -84,13 +94,15 @@ export class LineChart extends Drawing {
 
   /** Read the sample under the pointer, or the newest again. */
   point(x) {
-    this.at = x === null ? null : this.nowS - (1 - (x - LEFT) / (this.width - LEFT - RIGHT)) * this.span;
+    this.at =
+      x === null ? null : this.nowS - (1 - (x - LEFT) / (this.width - LEFT - RIGHT)) * this.span;
     if (this.samples.length) this.read();
   }
 
   read() {
     const newest = this.samples[this.samples.length - 1];
-    const near = (best, one) => (Math.abs(one.t - this.at) < Math.abs(best.t - this.at) ? one : best);
+    const near = (best, one) =>
+      Math.abs(one.t - this.at) < Math.abs(best.t - this.at) ? one : best;
     const sample = this.at === null ? newest : this.samples.reduce(near);
     const parts = this.series.map(([key, label], i) => {
       const text = said(this.format(sample[key]));
@@ -100,7 +112,8 @@ export class LineChart extends Drawing {
     write(this.moment, this.at === null ? "" : `${Math.round(this.nowS - sample.t)} s ago`);
     const x = this.at === null ? -1 : this.x(sample.t);
     mark(this.cursor, "d", x < LEFT ? "" : `M${x},${TOP}V${this.height - BOTTOM}`);
-    if (this.at === null) mark(this.svg, "aria-label", `${this.title} since ${this.since}; now ${parts.join(", ")}`);
+    if (this.at === null)
+      mark(this.svg, "aria-label", `${this.title} since ${this.since}; now ${parts.join(", ")}`);
   }
 
   x(t) {
@@ -109,7 +122,8 @@ export class LineChart extends Drawing {
 
   redraw() {
     if (!this.samples.length) return;
-    const right = this.width - RIGHT, base = this.height - BOTTOM;
+    const right = this.width - RIGHT,
+      base = this.height - BOTTOM;
     const top = this.most ?? this.scale();
     for (const { share, line, text } of this.grid) {
       const y = Math.round(base - (base - TOP) * share);
@@ -128,20 +142,23 @@ export class LineChart extends Drawing {
 
   scale() {
     let most = 0;
-    for (const sample of this.samples) for (const [key] of this.series) most = Math.max(most, sample[key] ?? 0);
+    for (const sample of this.samples)
+      for (const [key] of this.series) most = Math.max(most, sample[key] ?? 0);
     return most > 0 ? roundUp(most) : 1;
   }
 
   /** One line; it breaks where nothing was measured, and a lone point is a short dash. */
   path(key, top, base) {
-    let text = "", drawing = false;
+    let text = "",
+      drawing = false;
     for (const sample of this.samples) {
       const value = sample[key];
       if (value === null || value === undefined) {
         drawing = false;
         continue;
       }
-      const x = this.x(sample.t).toFixed(1), y = (base - (base - TOP) * Math.min(value / top, 1)).toFixed(1);
+      const x = this.x(sample.t).toFixed(1),
+        y = (base - (base - TOP) * Math.min(value / top, 1)).toFixed(1);
       text += drawing ? `L${x},${y}` : `M${x},${y}h1`;
       drawing = true;
     }

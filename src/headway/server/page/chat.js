@@ -1,5 +1,5 @@
-// The chat box: one conversation, streamed from the server like from any other client's. What the model
-// says is put into text nodes and nothing else.
+// The chat box: one conversation, streamed from the server like from any other client's. What the
+// model says is put into text nodes and nothing else.
 
 import { byId, make, show, write } from "./dom.js";
 import { digits, said, seconds } from "./format.js";
@@ -42,7 +42,7 @@ class Stopwatch {
     this.numChunks += 1;
   }
 
-  /** "TTFT 34 ms · 118 tok/s · 45 tokens"; chunks where the server could not say how many tokens. */
+  /** "TTFT 34 ms · 118 tok/s · 45 tokens"; "about", from the chunks, where usage did not come. */
   words() {
     if (this.firstMs === null) return "";
     const tokens = this.numTokens ?? this.numChunks;
@@ -80,7 +80,11 @@ export class Chat {
 
   /** Speak to this model from now on; `accepts` is what its card says. */
   use(model, accepts) {
-    const way = accepts.includes("messages") ? WAYS.messages : accepts.includes("text") ? WAYS.text : null;
+    const way = accepts.includes("messages")
+      ? WAYS.messages
+      : accepts.includes("text")
+        ? WAYS.text
+        : null;
     if (this.model === model && this.way === way) return;
     this.model = model;
     this.way = way;
@@ -88,7 +92,11 @@ export class Chat {
     this.input.disabled = byId("chat-send").disabled = way === null;
     write(byId("chat-label"), way?.label ?? "Message");
     this.input.placeholder = way?.hint ?? "";
-    write(byId("chat-hint"), way?.note ?? "This server runs without a tokenizer and takes token ids alone: there is nothing to type.");
+    write(
+      byId("chat-hint"),
+      way?.note ??
+        "This server runs without a tokenizer and takes token ids alone: there is nothing to type.",
+    );
   }
 
   clear() {
@@ -119,7 +127,13 @@ export class Chat {
     const after = make("p", { class: "after" });
     const said = make("div", { class: "said" });
     said.append(text);
-    const node = make("article", { class: `turn ${role}` }, make("h3", { class: "unseen" }, who), said, after);
+    const node = make(
+      "article",
+      { class: `turn ${role}` },
+      make("h3", { class: "unseen" }, who),
+      said,
+      after,
+    );
     this.log.append(node);
     this.scroll(true);
     return { node, text, after };
@@ -168,7 +182,8 @@ export class Chat {
 
   options() {
     const chosen = {};
-    const most = byId("chat-max").valueAsNumber, temperature = byId("chat-temperature").valueAsNumber;
+    const most = byId("chat-max").valueAsNumber,
+      temperature = byId("chat-temperature").valueAsNumber;
     if (!Number.isNaN(most)) chosen.max_tokens = most;
     if (!Number.isNaN(temperature)) chosen.temperature = temperature;
     return chosen;
@@ -198,7 +213,8 @@ export class Chat {
     show(byId("chat-stop"), running);
     show(byId("chat-send"), !running);
     this.log.setAttribute("aria-busy", String(running));
-    if (!running && document.activeElement === document.body) this.input.focus({ preventScroll: true });
+    if (!running && document.activeElement === document.body)
+      this.input.focus({ preventScroll: true });
   }
 
   atEnd() {

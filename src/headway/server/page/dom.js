@@ -40,7 +40,7 @@ export function make(tag, attributes = {}, ...children) {
 export const term = (name, label) =>
   make("button", { class: "term", type: "button", "data-term": name }, label);
 
-/** A list's rows under their keys: rows that left go, new ones are made, the order is the data's. */
+/** A list's rows under their keys: those that left go, new ones are made, in the data's order. */
 export class Rows {
   constructor(parent, create) {
     this.parent = parent;

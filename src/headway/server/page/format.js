@@ -2,8 +2,21 @@
 // null and undefined are "not measured here" and become a dash, never a zero.
 
 export const NONE = ["–", ""];
-const DECIMAL_STEPS = [["", 1], ["k", 1e3], ["M", 1e6], ["G", 1e9], ["T", 1e12], ["P", 1e15]];
-const BINARY_STEPS = [["B", 1], ["KiB", 2 ** 10], ["MiB", 2 ** 20], ["GiB", 2 ** 30], ["TiB", 2 ** 40]];
+const DECIMAL_STEPS = [
+  ["", 1],
+  ["k", 1e3],
+  ["M", 1e6],
+  ["G", 1e9],
+  ["T", 1e12],
+  ["P", 1e15],
+];
+const BINARY_STEPS = [
+  ["B", 1],
+  ["KiB", 2 ** 10],
+  ["MiB", 2 ** 20],
+  ["GiB", 2 ** 30],
+  ["TiB", 2 ** 40],
+];
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
@@ -37,7 +50,12 @@ export function seconds(value) {
 export function age(value) {
   if (missing(value)) return "–";
   const whole = Math.floor(value);
-  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const parts = [
+    ["d", 86400],
+    ["h", 3600],
+    ["min", 60],
+    ["s", 1],
+  ];
   const first = parts.findIndex(([, size]) => whole >= size);
   if (first < 0) return "0 s";
   const [unit, size] = parts[first];
@@ -51,7 +69,9 @@ export const count = (value, unit = "") => (missing(value) ? NONE : [grouped.for
 export const rate = (value, unit) => (missing(value) ? NONE : [digits(value), unit]);
 export const tokens = (value) => (missing(value) ? NONE : [digits(value), "tokens"]);
 export const share = (value) =>
-  missing(value) ? NONE : [value > 0 && value < 0.01 ? digits(value * 100) : String(Math.round(value * 100)), "%"];
+  missing(value)
+    ? NONE
+    : [value > 0 && value < 0.01 ? digits(value * 100) : String(Math.round(value * 100)), "%"];
 export const bytes = (value) => (missing(value) ? NONE : atStep(value, BINARY_STEPS));
 
 const decimal = (value, unit) => {
@@ -72,4 +92,5 @@ export function dollars(value) {
 }
 
 /** [number, unit] as one text: "34 ms", "92%". */
-export const said = ([number, unit]) => (unit === "%" || !unit ? number + unit : `${number}\u00a0${unit}`);
+export const said = ([number, unit]) =>
+  unit === "%" || !unit ? number + unit : `${number}\u00a0${unit}`;

@@ -1,4 +1,4 @@
-// The page's clock: ask /stats once a second, write what has changed, and say so when nobody answers.
+// The page's clock: ask /stats once a second, write what has changed, say so when nobody answers.
 
 import { Chat } from "./chat.js";
 import { byId, make, mark, show, write } from "./dom.js";
@@ -11,16 +11,27 @@ import { explainTerms } from "./terms.js";
 import { StepTimeline } from "./timeline.js";
 import { VerdictCard } from "./verdict.js";
 
-const TICK_MS = 1000, LONGEST_WAIT_MS = 10_000, KEPT_TICKS = 120;
+const TICK_MS = 1000,
+  LONGEST_WAIT_MS = 10_000,
+  KEPT_TICKS = 120;
 const WINDOWS = ["10", "60", "300"];
 const STATES = {
   ready: ["ready", ""],
-  restarting: ["down", "The engine stopped and is being started again. Open answers ended with an error; new ones are taken in a moment."],
-  draining: ["down", "The server is shutting down: running answers are finished, new ones are refused."],
+  restarting: [
+    "down",
+    "The engine stopped and is being started again. Open answers ended with an error; new ones are taken in a moment.",
+  ],
+  draining: [
+    "down",
+    "The server is shutting down: running answers are finished, new ones are refused.",
+  ],
   failed: ["down", "The engine cannot be started. The server's log says why."],
   stopped: ["down", "The server has stopped."],
 };
-const LOADING = ["loading", "The model is being loaded; figures and answers follow when it is ready."];
+const LOADING = [
+  "loading",
+  "The model is being loaded; figures and answers follow when it is ready.",
+];
 
 /** How long the script of each tick took, in ms: what the tests look at. */
 export const ticks = [];
@@ -35,20 +46,32 @@ class Page {
     this.verdict = new VerdictCard();
     this.history = new History();
     this.timeline = new StepTimeline(byId("timeline"));
-    this.panels = [new Figures(), new ClassList(), new LatencyTable(), new GroupList(), new StepParts(), new RequestTable()];
+    this.panels = [
+      new Figures(),
+      new ClassList(),
+      new LatencyTable(),
+      new GroupList(),
+      new StepParts(),
+      new RequestTable(),
+    ];
     this.chat = new Chat({ onDenied: () => this.askKey("The server does not know this key.") });
     this.listen();
   }
 
   listen() {
-    for (const choice of document.querySelectorAll("[name=window]")) choice.addEventListener("change", () => this.snapshot && this.draw());
-    byId("banner-action").addEventListener("click", () => (this.denied ? this.askKey() : this.tick()));
+    for (const choice of document.querySelectorAll("[name=window]"))
+      choice.addEventListener("change", () => this.snapshot && this.draw());
+    byId("banner-action").addEventListener("click", () =>
+      this.denied ? this.askKey() : this.tick(),
+    );
     byId("model-select").addEventListener("change", (event) => this.choose(event.target.value));
     byId("forget-key").addEventListener("click", () => {
       key.forget();
       this.tick();
     });
-    document.addEventListener("visibilitychange", () => !document.hidden && this.tick());
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden && !this.denied) this.tick();
+    });
     byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
     byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -67,8 +90,9 @@ class Page {
     const beganMs = performance.now();
     try {
       if (!this.models.length) await this.readModels();
-      const snapshot = await get(`stats?model=${encodeURIComponent(this.model.id)}`);
-      this.heard(snapshot);
+      const { model } = this;
+      const snapshot = await get(`stats?model=${encodeURIComponent(model.id)}`);
+      if (model === this.model) this.heard(snapshot);
     } catch (error) {
       this.unheard(error);
     }
@@ -84,7 +108,9 @@ class Page {
     for (const card of data) if (!seen.has(card.root)) seen.set(card.root, card);
     this.models = [...seen.values()];
     this.model = this.models.find((card) => card.id === this.model?.id) ?? this.models[0];
-    byId("model-select").replaceChildren(...this.models.map((card) => make("option", { value: card.id }, card.id)));
+    byId("model-select").replaceChildren(
+      ...this.models.map((card) => make("option", { value: card.id }, card.id)),
+    );
     byId("model-select").value = this.model.id;
     show(byId("model-choice"), this.models.length > 1);
     show(byId("model-name"), this.models.length === 1);
@@ -119,7 +145,8 @@ class Page {
 
   /** Everything that depends on the window chosen. */
   draw() {
-    const window = this.snapshot.windows[WINDOWS.indexOf(document.querySelector("[name=window]:checked").value)];
+    const window =
+      this.snapshot.windows[WINDOWS.indexOf(document.querySelector("[name=window]:checked").value)];
     this.verdict.update(this.snapshot, window);
     for (const panel of this.panels) panel.update(this.snapshot, window);
     write(byId("uptime"), `up ${age(this.snapshot.uptime_s)}`);
@@ -151,7 +178,11 @@ class Page {
     if (error.status === 404) this.models = [];
     this.failures += 1;
     this.status("down", error.status ? "error" : "disconnected");
-    this.banner("down", `${error.message} Trying again by itself; the figures below are the last that came.`, "Retry now");
+    this.banner(
+      "down",
+      `${error.message} Trying again by itself; the figures below are the last that came.`,
+      "Retry now",
+    );
   }
 
   status(state, words) {
@@ -175,7 +206,8 @@ class Page {
 
 /** The theme button: auto, light, dark; what is chosen is kept for the next visit. */
 function themeButton() {
-  const button = byId("theme"), names = ["auto", "light", "dark"];
+  const button = byId("theme"),
+    names = ["auto", "light", "dark"];
   const label = () => write(button, `Theme: ${document.documentElement.dataset.theme ?? "auto"}`);
   button.addEventListener("click", () => {
     const now = document.documentElement.dataset.theme ?? "auto";

@@ -5,7 +5,8 @@ import { Rows, byId, make, mark, show, term, write, writeFigure } from "./dom.js
 import { bytes, count, dollars, rate, said, seconds, share, tokens } from "./format.js";
 
 const judged = (window, field) => window.classes.reduce((sum, one) => sum + one[field], 0);
-const attainment = (window) => (judged(window, "num_judged") ? judged(window, "num_met") / judged(window, "num_judged") : null);
+const attainment = (window) =>
+  judged(window, "num_judged") ? judged(window, "num_met") / judged(window, "num_judged") : null;
 
 const FIGURES = [
   ["goodput", (_, w) => rate(w.goodput_per_s, "req/s")],
@@ -34,7 +35,10 @@ const FIGURES = [
 
 export class Figures {
   constructor() {
-    this.places = FIGURES.map(([name, value]) => [document.querySelector(`[data-figure="${name}"]`), value]);
+    this.places = FIGURES.map(([name, value]) => [
+      document.querySelector(`[data-figure="${name}"]`),
+      value,
+    ]);
   }
 
   update(snapshot, window) {
@@ -59,20 +63,25 @@ export class LatencyTable {
   constructor() {
     this.rows = LATENCIES.map(([name, label, style]) => {
       const cells = PERCENTILES.map(() => make("td"));
-      byId("percentiles").append(make("tr", { class: style }, make("th", { scope: "row" }, term(name, label)), ...cells));
+      byId("percentiles").append(
+        make("tr", { class: style }, make("th", { scope: "row" }, term(name, label)), ...cells),
+      );
       return [name, cells];
     });
   }
 
   update(_, window) {
     for (const [name, cells] of this.rows)
-      cells.forEach((cell, i) => write(cell, said(seconds(window.latency[name]?.[PERCENTILES[i]]))));
+      cells.forEach((cell, i) =>
+        write(cell, said(seconds(window.latency[name]?.[PERCENTILES[i]]))),
+      );
   }
 }
 
 /** A bar of a share of 1, with a mark where `target` is. */
 function meter(target) {
-  const fill = make("i"), node = make("div", { class: "meter", "aria-hidden": "true" }, fill);
+  const fill = make("i"),
+    node = make("div", { class: "meter", "aria-hidden": "true" }, fill);
   const line = target === undefined ? null : node.appendChild(make("u"));
   return {
     node,
@@ -86,16 +95,26 @@ function meter(target) {
 }
 
 const missedWords = (missed) =>
-  Object.entries(missed).map(([which, number]) => `${NAMES[which] ?? which} ${number}×`).join(", ");
+  Object.entries(missed)
+    .map(([which, number]) => `${NAMES[which] ?? which} ${number}×`)
+    .join(", ");
 
 const budget = (left) =>
-  left === null ? "–" : left < -0.005 ? `overspent by ${said(share(-left))}` : `${said(share(Math.max(0, left)))} left`;
+  left === null
+    ? "–"
+    : left < -0.005
+      ? `overspent by ${said(share(-left))}`
+      : `${said(share(Math.max(0, left)))} left`;
 
 /** ttft=500ms,tpot=50ms → TTFT ≤ 500 ms, TPOT ≤ 50 ms. */
 const objectives = (text) =>
   text
     .split(/,\s*/)
-    .map((one) => one.replace(/^(itl_p99|\w+)=/, (_, name) => `${NAMES[name] ?? name} ≤ `).replace(/([\d.]+)(us|ms|s|m)\b/, "$1\u00a0$2"))
+    .map((one) =>
+      one
+        .replace(/^(itl_p99|\w+)=/, (_, name) => `${NAMES[name] ?? name} ≤ `)
+        .replace(/([\d.]+)(us|ms|s|m)\b/, "$1\u00a0$2"),
+    )
     .join(", ");
 const NAMES = { ttft: "TTFT", tpot: "TPOT", itl_p99: "ITL p99", e2e: "e2e" };
 
@@ -105,11 +124,18 @@ export class ClassList {
   }
 
   create() {
-    const row = { name: make("b"), objectives: make("span", { class: "quiet" }), met: meter(1), left: meter() };
-    for (const part of ["goodput", "good", "attained", "missed", "budget", "burn"]) row[part] = make("span");
+    const row = {
+      name: make("b"),
+      objectives: make("span", { class: "quiet" }),
+      met: meter(1),
+      left: meter(),
+    };
+    for (const part of ["goodput", "good", "attained", "missed", "budget", "burn"])
+      row[part] = make("span");
     for (const part of ["good", "missed", "burn"]) row[part].className = "quiet";
     row.node = make(
-      "li", {},
+      "li",
+      {},
       make("div", {}, row.name, row.objectives),
       make("div", {}, row.goodput, row.good),
       make("div", {}, row.attained, row.met.node, row.missed),
@@ -121,20 +147,27 @@ export class ClassList {
   update(snapshot, window) {
     const target = snapshot.slo_target;
     show(byId("no-classes"), window.classes.length === 0);
-    this.rows.update(window.classes, (one) => one.name, (row, one) => {
-      const fine = one.attainment === null ? "" : one.attainment >= target ? "good" : "bad";
-      write(row.name, one.name);
-      write(row.objectives, one.objectives ? objectives(one.objectives) : "no objectives");
-      write(row.goodput, `${said(rate(one.goodput_per_s, "req/s"))} good`);
-      write(row.good, `${said(rate(one.token_goodput_per_s, "tok/s"))} in them`);
-      write(row.attained, `${said(share(one.attainment))} met, target ${said(share(target))}`);
-      row.met.set(one.attainment, fine, target);
-      const misses = missedWords(one.missed);
-      write(row.missed, `${one.num_met} of ${one.num_judged}${misses ? `; missed: ${misses}` : ""}`);
-      write(row.budget, budget(one.budget_left));
-      row.left.set(one.budget_left, fine);
-      write(row.burn, one.burn_rate === null ? "" : `burns ${said(rate(one.burn_rate, ""))}×`);
-    });
+    this.rows.update(
+      window.classes,
+      (one) => one.name,
+      (row, one) => {
+        const fine = one.attainment === null ? "" : one.attainment >= target ? "good" : "bad";
+        write(row.name, one.name);
+        write(row.objectives, one.objectives ? objectives(one.objectives) : "no objectives");
+        write(row.goodput, `${said(rate(one.goodput_per_s, "req/s"))} good`);
+        write(row.good, `${said(rate(one.token_goodput_per_s, "tok/s"))} in them`);
+        write(row.attained, `${said(share(one.attainment))} met, target ${said(share(target))}`);
+        row.met.set(one.attainment, fine, target);
+        const misses = missedWords(one.missed);
+        write(
+          row.missed,
+          `${one.num_met} of ${one.num_judged}${misses ? `; missed: ${misses}` : ""}`,
+        );
+        write(row.budget, budget(one.budget_left));
+        row.left.set(one.budget_left, fine);
+        write(row.burn, one.burn_rate === null ? "" : `burns ${said(rate(one.burn_rate, ""))}×`);
+      },
+    );
   }
 }
 
@@ -144,22 +177,43 @@ const groupName = ({ kind, window, num_layers: layers }) =>
 export class GroupList {
   constructor() {
     this.rows = new Rows(byId("groups"), () => {
-      const row = { name: make("span"), used: make("span"), size: make("span", { class: "quiet" }), bar: meter() };
-      row.node = make("li", {}, make("div", { class: "row" }, row.name, row.used), row.bar.node, row.size);
+      const row = {
+        name: make("span"),
+        used: make("span"),
+        size: make("span", { class: "quiet" }),
+        bar: meter(),
+      };
+      row.node = make(
+        "li",
+        {},
+        make("div", { class: "row" }, row.name, row.used),
+        row.bar.node,
+        row.size,
+      );
       return row;
     });
   }
 
   update({ now, limits }) {
     const named = now.kv_groups.map((group, i) => ({ ...group, i }));
-    this.rows.update(named, (group) => group.i, (row, group) => {
-      const used = group.blocks_total ? group.blocks_used / group.blocks_total : null;
-      const size = group.bytes_per_token * limits.block_size;
-      write(row.name, groupName(group));
-      write(row.used, `${said(count(group.blocks_used))} of ${said(count(group.blocks_total, "blocks"))}`);
-      row.bar.set(used, used > 0.9 ? "bad" : "");
-      write(row.size, `${said(bytes(group.blocks_used * size))} of ${said(bytes(group.blocks_total * size))}, blocks of ${limits.block_size} tokens`);
-    });
+    this.rows.update(
+      named,
+      (group) => group.i,
+      (row, group) => {
+        const used = group.blocks_total ? group.blocks_used / group.blocks_total : null;
+        const size = group.bytes_per_token * limits.block_size;
+        write(row.name, groupName(group));
+        write(
+          row.used,
+          `${said(count(group.blocks_used))} of ${said(count(group.blocks_total, "blocks"))}`,
+        );
+        row.bar.set(used, used > 0.9 ? "bad" : "");
+        write(
+          row.size,
+          `${said(bytes(group.blocks_used * size))} of ${said(bytes(group.blocks_total * size))}, blocks of ${limits.block_size} tokens`,
+        );
+      },
+    );
   }
 }
 
@@ -168,7 +222,8 @@ const PARTS = ["schedule", "prepare", "forward", "sample", "update", "other"];
 export class StepParts {
   constructor() {
     this.parts = PARTS.map((name, i) => {
-      const bar = make("i", { class: `part-${i}` }), text = make("li", { class: `part-${i}` });
+      const bar = make("i", { class: `part-${i}` }),
+        text = make("li", { class: `part-${i}` });
       byId("parts-bar").append(bar);
       byId("parts-list").append(text);
       return { name, bar, text };

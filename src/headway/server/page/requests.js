@@ -1,4 +1,4 @@
-// The table of requests that run or wait; a row stays the same element as long as its request lives.
+// The table of requests that run or wait; a row stays the same element while its request lives.
 
 import { Rows, byId, make, mark, write } from "./dom.js";
 import { age, count, said, seconds } from "./format.js";
@@ -25,10 +25,14 @@ export class RequestTable {
   }
 
   update({ now }) {
-    this.rows.update(now.requests, (one) => one.id, (row, one) => {
-      mark(row.node, "data-state", one.state);
-      CELLS.forEach(([, words], i) => write(row.cells[i], words(one)));
-    });
+    this.rows.update(
+      now.requests,
+      (one) => one.id,
+      (row, one) => {
+        mark(row.node, "data-state", one.state);
+        CELLS.forEach(([, words], i) => write(row.cells[i], words(one)));
+      },
+    );
     write(byId("requests-note"), this.note(now));
   }
 

@@ -4,8 +4,14 @@ import { Drawing } from "./charts.js";
 import { mark, write } from "./dom.js";
 import { bandwidth, digits, flops, plainSteps, said } from "./format.js";
 
-const LEFT = 40, RIGHT = 12, TOP = 12, BOTTOM = 30;
-const POINTS = [["decode", "decode"], ["prefill", "prefill"]];
+const LEFT = 40,
+  RIGHT = 12,
+  TOP = 12,
+  BOTTOM = 30;
+const POINTS = [
+  ["decode", "decode"],
+  ["prefill", "prefill"],
+];
 
 const floor10 = (value) => Math.floor(Math.log10(value));
 const ceil10 = (value) => Math.ceil(Math.log10(value));
@@ -26,7 +32,9 @@ export class Roofline extends Drawing {
 
   update(machine, used) {
     this.machine = machine;
-    this.points = this.spots.filter(({ key }) => used[key]).map(({ key }) => ({ key, ...used[key] }));
+    this.points = this.spots
+      .filter(({ key }) => used[key])
+      .map(({ key }) => ({ key, ...used[key] }));
     this.redraw();
   }
 
@@ -44,7 +52,11 @@ export class Roofline extends Drawing {
     this.y1 = ceil10(Math.max(...ys) * 1.2);
     this.axes();
     const left = Math.max(10 ** this.y0 / slope, 10 ** this.x0);
-    mark(this.roof, "d", `M${this.at(left, left * slope)}L${this.at(ridge, peak)}L${this.at(10 ** this.x1, peak)}`);
+    mark(
+      this.roof,
+      "d",
+      `M${this.at(left, left * slope)}L${this.at(ridge, peak)}L${this.at(10 ** this.x1, peak)}`,
+    );
     for (const spot of this.spots) this.put(spot);
     mark(this.svg, "aria-label", this.sentence(slope, peak));
   }
@@ -63,7 +75,8 @@ export class Roofline extends Drawing {
   /** Grid lines and their numbers at the powers of ten, every second one where they are many. */
   axes() {
     const places = [];
-    const stepY = this.y1 - this.y0 > 4 ? 2 : 1, stepX = this.x1 - this.x0 > 5 ? 2 : 1;
+    const stepY = this.y1 - this.y0 > 4 ? 2 : 1,
+      stepX = this.x1 - this.x0 > 5 ? 2 : 1;
     let path = "";
     for (let power = this.y0; power <= this.y1; power += stepY) {
       const y = Math.round(this.y(10 ** power));
@@ -88,7 +101,9 @@ export class Roofline extends Drawing {
   }
 
   x(value) {
-    return LEFT + ((this.width - LEFT - RIGHT) * (Math.log10(value) - this.x0)) / (this.x1 - this.x0);
+    return (
+      LEFT + ((this.width - LEFT - RIGHT) * (Math.log10(value) - this.x0)) / (this.x1 - this.x0)
+    );
   }
 
   y(value) {
@@ -102,7 +117,8 @@ export class Roofline extends Drawing {
 
   sentence(slope, peak) {
     const places = this.points.map(
-      (point) => `${point.key} reaches ${said(flops(point.flops_per_s))} at ${digits(point.flops_per_byte)} FLOP per byte`,
+      (point) =>
+        `${point.key} reaches ${said(flops(point.flops_per_s))} at ${digits(point.flops_per_byte)} FLOP per byte`,
     );
     return `Roofline, measured ceilings ${said(bandwidth(slope))} and ${said(flops(peak))}; ${places.join(", ") || "nothing ran"}`;
   }

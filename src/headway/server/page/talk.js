@@ -1,5 +1,5 @@
-// Asking the server: the key, JSON answers, and streams of events. Addresses are relative, so that the page
-// works behind a proxy that puts it below a path.
+// Asking the server: the key, JSON answers, and streams of events. Addresses are relative, so that
+// the page works behind a proxy that puts it below a path.
 
 const KEY = "headway-key";
 
@@ -18,7 +18,8 @@ export class Refusal extends Error {
   }
 }
 
-const headers = (more = {}) => (key.get() ? { ...more, authorization: `Bearer ${key.get()}` } : more);
+const headers = (more = {}) =>
+  key.get() ? { ...more, authorization: `Bearer ${key.get()}` } : more;
 
 async function refusal(response) {
   try {
@@ -51,7 +52,7 @@ export async function get(path, timeoutMs = 8000) {
   }
 }
 
-/** POST a body and yield the objects of its event stream; raises Refusal unless it ends with [DONE]. */
+/** POST a body and yield the events of its stream; raises Refusal unless it ends with [DONE]. */
 export async function* stream(path, body, signal) {
   const response = await ask(path, {
     method: "POST",
@@ -71,7 +72,8 @@ export async function* stream(path, body, signal) {
       const data = line.slice(5).trim();
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
-      if (event.error) throw new Refusal(event.error.message, response.status, event.error.code ?? "");
+      if (event.error)
+        throw new Refusal(event.error.message, response.status, event.error.code ?? "");
       yield event;
     }
   }

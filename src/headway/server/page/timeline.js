@@ -5,9 +5,17 @@ import { make, mark, write } from "./dom.js";
 import { count, said, seconds, share } from "./format.js";
 
 const MOST_S = 5;
-const LEFT = 46, RIGHT = 6, LANE = 46, GAP = 12, TOP = 6, BOTTOM = 18;
+const LEFT = 46,
+  RIGHT = 6,
+  LANE = 46,
+  GAP = 12,
+  TOP = 6,
+  BOTTOM = 18;
 const [STEP, START, DURATION, PREFILL, DECODE, RUNNING, WAITING, KV] = [0, 1, 2, 3, 4, 5, 6, 7];
-const LANES = [[PREFILL, "prefill"], [DECODE, "decode"]];
+const LANES = [
+  [PREFILL, "prefill"],
+  [DECODE, "decode"],
+];
 
 export class StepTimeline extends Drawing {
   constructor(host) {
@@ -26,7 +34,9 @@ export class StepTimeline extends Drawing {
       text: this.add("text", { x: LEFT - 8, "text-anchor": "end" }),
       bars: this.add("path", { class: `bars ${style}` }),
     }));
-    this.times = ["start", "end"].map((anchor) => this.add("text", { "text-anchor": anchor, y: this.height - 4 }));
+    this.times = ["start", "end"].map((anchor) =>
+      this.add("text", { "text-anchor": anchor, y: this.height - 4 }),
+    );
     this.cursor = this.add("path", { class: "cursor" });
     this.steps = [];
     this.svg.addEventListener("pointermove", (event) => this.point(event.offsetX));
@@ -66,7 +76,8 @@ export class StepTimeline extends Drawing {
     let path = "";
     for (const step of this.steps) {
       if (!step[field]) continue;
-      const x = this.x(step[START]), width = Math.max(1, this.x(step[START] + step[DURATION]) - x - 0.6);
+      const x = this.x(step[START]),
+        width = Math.max(1, this.x(step[START] + step[DURATION]) - x - 0.6);
       const height = Math.max(1.5, ((LANE - 4) * step[field]) / most);
       path += `M${x.toFixed(1)},${base}v${(-height).toFixed(1)}h${width.toFixed(1)}V${base}z`;
     }
@@ -81,9 +92,18 @@ export class StepTimeline extends Drawing {
   tell() {
     if (this.pointed) return;
     const ago = this.newest === undefined ? null : this.nowS - this.newest;
-    const text = ago === null ? "no step yet" : ago > 3 ? `last step ${said(seconds(Math.round(ago)))} ago` : "";
+    const text =
+      ago === null
+        ? "no step yet"
+        : ago > 3
+          ? `last step ${said(seconds(Math.round(ago)))} ago`
+          : "";
     write(this.read, text);
-    mark(this.svg, "aria-label", `Step timeline of ${this.steps.length} steps; ${text || "running"}`);
+    mark(
+      this.svg,
+      "aria-label",
+      `Step timeline of ${this.steps.length} steps; ${text || "running"}`,
+    );
   }
 
   point(x) {

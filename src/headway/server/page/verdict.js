@@ -17,7 +17,10 @@ const BELOW = new Set(["roofline"]); // this one speaks when it is low
 /** Steps with or without prefill, whichever took more time: ["decode", its utilization]. */
 function main(used) {
   const parts = ["decode", "prefill"].filter((name) => used[name]);
-  const name = parts.reduce((best, one) => (!best || used[one].time_s > used[best].time_s ? one : best), null);
+  const name = parts.reduce(
+    (best, one) => (!best || used[one].time_s > used[best].time_s ? one : best),
+    null,
+  );
   return name ? [name, used[name]] : [null, null];
 }
 
@@ -33,7 +36,8 @@ function working(kind, used, machine) {
 }
 
 /** Whether a figure lies on the side of its threshold that speaks for the verdict. */
-const counts = ({ name, value, threshold }) => (BELOW.has(name) ? value < threshold : value > threshold);
+const counts = ({ name, value, threshold }) =>
+  BELOW.has(name) ? value < threshold : value > threshold;
 
 const threshold = ({ name, threshold: value }) =>
   `counts ${BELOW.has(name) ? "below" : "above"} ${name === "waiting" ? digits(value) : said(share(value))}` +
@@ -43,34 +47,54 @@ export class VerdictCard {
   constructor() {
     this.roofline = new Roofline(byId("roofline"));
     this.evidence = new Rows(byId("evidence"), () => {
-      const text = make("b"), note = make("span");
+      const text = make("b"),
+        note = make("span");
       return { node: make("li", {}, text, note), text, note };
     });
     write(byId("try-url"), new URL("v1", location.href).href);
-    write(byId("try-bench"), `headway bench ${new URL(".", location.href).href.replace(/\/$/, "")}`);
+    write(
+      byId("try-bench"),
+      `headway bench ${new URL(".", location.href).href.replace(/\/$/, "")}`,
+    );
   }
 
   update(snapshot, window) {
     const { verdict } = window;
     const fresh = snapshot.totals.requests === 0;
-    const title = KINDS[verdict.kind] ?? verdict.kind;
-    const why = working(verdict.kind, window, snapshot.machine) ?? (verdict.evidence.find(counts) ?? verdict.evidence[0])?.text;
-    write(byId("verdict-head"), fresh ? "Ready, and nothing to do yet" : why ? `${title}: ${why}` : title);
+    write(byId("verdict-head"), fresh ? this.greeting(snapshot) : this.sentence(snapshot, window));
     write(byId("verdict-text"), fresh ? "" : this.lead(verdict));
-    this.evidence.update(verdict.evidence, (one) => one.name, (row, one) => {
-      write(row.text, one.text);
-      write(row.note, threshold(one));
-      row.node.classList.toggle("counts", counts(one));
-    });
+    this.evidence.update(
+      fresh ? [] : verdict.evidence,
+      (one) => one.name,
+      (row, one) => {
+        write(row.text, one.text);
+        write(row.note, threshold(one));
+        row.node.classList.toggle("counts", counts(one));
+      },
+    );
     show(byId("try"), fresh);
-    this.tellChange(fresh ? "" : title);
+    this.tellChange(fresh ? "" : KINDS[verdict.kind]);
     this.roofline.update(snapshot.machine, window);
     write(byId("roofline-note"), this.note(snapshot.machine, window));
   }
 
+  greeting({ status }) {
+    return status === "ready" ? "Ready, and nothing to do yet" : "Not ready yet";
+  }
+
+  /** "Bandwidth-bound: decode reads 38 of 41 GB/s": the kind, and the figure that decided it. */
+  sentence({ machine }, window) {
+    const { kind, evidence } = window.verdict;
+    const decisive = evidence.find(counts) ?? evidence[0];
+    const why = working(kind, window, machine) ?? decisive?.text;
+    return why ? `${KINDS[kind] ?? kind}: ${why}` : (KINDS[kind] ?? kind);
+  }
+
   lead({ kind, text, near_ceiling: near }) {
     if (kind !== "compute" && kind !== "bandwidth") return text;
-    return near ? `${text} Faster needs less work or another machine.` : `${text} The kernels leave some of the machine.`;
+    return near
+      ? `${text} Faster needs less work or another machine.`
+      : `${text} The kernels leave some of the machine.`;
   }
 
   /** Say a new verdict to a screen reader: its kind alone, for its figures change each second. */
@@ -80,9 +104,18 @@ export class VerdictCard {
   }
 
   note(machine, used) {
-    if (!machine.bandwidth_bytes_per_s || !machine.flops_per_s) return "The machine's ceilings are not measured yet.";
+    if (!machine.bandwidth_bytes_per_s || !machine.flops_per_s)
+      return "The machine's ceilings are not measured yet.";
     const measured = `with measured ceilings: ${said(bandwidth(machine.bandwidth_bytes_per_s))}, ${said(flops(machine.flops_per_s))} ${machine.flops_dtype}.`;
-    const above = ["decode", "prefill"].some((name) => used[name]?.above_ceiling) ? " A point lies above a ceiling: the probe was too low." : "";
-    return measured + (machine.cache_resident ? " The weights fit the cache, so memory does not bound decoding." : "") + above;
+    const above = ["decode", "prefill"].some((name) => used[name]?.above_ceiling)
+      ? " A point lies above a ceiling: the probe was too low."
+      : "";
+    return (
+      measured +
+      (machine.cache_resident
+        ? " The weights fit the cache, so memory does not bound decoding."
+        : "") +
+      above
+    );
   }
 }
