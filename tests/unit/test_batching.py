@@ -275,6 +275,17 @@ def test_siblings_of_an_aborted_parent_keep_its_place():
     world.drain()
 
 
+def test_siblings_of_an_aborted_parent_keep_its_window():
+    world = world_of("dynamic")
+    add(world, n=3)
+    world.clock.advance(0.03)
+    world.abort(0, 0)
+    assert idle(world)
+    world.clock.advance(0.02)
+    assert world.engine.has_work
+    world.drain()
+
+
 @pytest.mark.parametrize("batching", HELD)
 def test_a_preempted_sequence_is_still_a_member(batching):
     """It is readmitted while its batch runs; the newcomer still waits for the end."""
