@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from headway.runtime.attention import BACKENDS, KVLayer
+from headway.runtime.attention import BACKENDS, AttentionRule, KVLayer
 from headway.runtime.attention.sdpa import buckets
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import onednn, reference
@@ -17,6 +17,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 HEADS = [(4, 4), (7, 1), (14, 2), (8, 4), (6, 1)]
 HEAD_DIMS = [8, 24, 64, 80, 128, 256]
 ROUNDING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-19}
+RULES = [
+    AttentionRule(scale=0.125),
+    AttentionRule(scale=0.2, window=17),
+    AttentionRule(scale=0.3, softcap=2.0),
+    AttentionRule(scale=0.3, window=1, softcap=5.0),
+]
 
 
 def linear_inputs(rows: int, hidden: int, outputs: int, bias: bool, dtype: torch.dtype):
@@ -147,10 +153,21 @@ def random_batch(rng: random.Random, block_size: int, num_blocks: int) -> Batch:
     )
 
 
+def poison_dead_blocks(layer: KVLayer, batch: Batch, rule: AttentionRule) -> None:
+    """NaN in every block that no token of the batch may see any more: another's, by now."""
+    block_size = layer.k.shape[1]
+    for row, (length, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+        dead = batch.block_tables_GSB[0][row, : rule.first_seen(context - length) // block_size]
+        layer.k[dead] = layer.v[dead] = torch.nan
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize(("num_heads", "kv_heads"), HEADS)
-def test_sdpa_equals_reference_attention(num_heads: int, kv_heads: int, head_dim: int):
-    """Random mixed batches: same output, same KV memory afterwards."""
+def test_sdpa_equals_reference_attention(
+    num_heads: int, kv_heads: int, head_dim: int, rule: AttentionRule
+):
+    """Random mixed batches: same output, same KV memory afterwards, dead blocks never read."""
     rng = random.Random(f"{num_heads} {kv_heads} {head_dim}")
     torch.manual_seed(head_dim)
     for block_size in (1, 16, 5):
@@ -163,9 +180,10 @@ def test_sdpa_equals_reference_attention(num_heads: int, kv_heads: int, head_dim
         found = {}
         for name, backend in BACKENDS.items():
             layer = KVLayer(memory[0].clone(), memory[1].clone(), 0)
-            found[name] = backend().attend(q, k, v, layer, batch), layer.k, layer.v
+            poison_dead_blocks(layer, batch, rule)
+            found[name] = backend().attend(q, k, v, layer, batch, rule), layer.k, layer.v
         for ours, expected in zip(found["sdpa"], found["reference"], strict=True):
-            assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+            assert_close(ours, expected, rtol=1e-4, atol=1e-5, equal_nan=expected.dim() == 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -181,7 +199,7 @@ def test_sdpa_equals_reference_attention_in_narrow_types(dtype: torch.dtype):
         k, v = torch.randn(2, tokens, 2, 64).to(dtype)
         reference_out, sdpa_out = (
             BACKENDS[name]().attend(
-                q, k, v, KVLayer(memory[0].clone(), memory[1].clone(), 0), batch
+                q, k, v, KVLayer(memory[0].clone(), memory[1].clone(), 0), batch, RULES[0]
             )
             for name in ("reference", "sdpa")
         )

@@ -16,6 +16,8 @@ from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from headway.cli.main import Call
     from headway.server.models import ServedModel, State
@@ -50,6 +52,7 @@ def serve(call: "Call") -> int:
 
             def on_ready() -> None:
                 bar.close()
+                warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
                 print(greeting(state, options, port), flush=True)
 
             run.run(run.serve(state, listener, on_ready))
@@ -85,11 +88,12 @@ def make_model(
     options: ServerOptions,
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
-    """The row of the model table: tokenizer, registry, and the client with its command."""
+    """The row of the model table: tokenizer, telemetry, and the client with its command."""
     from headway.engine.client import EngineClient
     from headway.engine.text import Tokenizer
     from headway.server.models import ServedModel, sampling_defaults
-    from headway.telemetry.registry import Registry
+    from headway.telemetry.live import Telemetry
+    from headway.telemetry.spans import otlp_provider, span_writer
 
     names = options.served_model_name or [folder.resolve().name]
     tokenizer = None
@@ -98,7 +102,19 @@ def make_model(
         template = Path(engine_options.chat_template) if engine_options.chat_template else None
         tokenizer = Tokenizer(source, template)
     generation = folder / "generation_config.json"
-    registry = Registry(names[0])
+    telemetry = Telemetry(
+        names,
+        read_model_spec(folder),
+        prefix=options.metrics_prefix,
+        slo=options.slo,
+        slo_target=options.slo_target,
+        price_per_hour=options.price_per_hour,
+        version=headway.__version__,
+    )
+
+    if options.otlp_endpoint:
+        provider = otlp_provider(options.otlp_endpoint, "headway")
+        telemetry.on_finish = span_writer(provider, telemetry.clock, names[0])
 
     def command(sockets: Path) -> list[str]:
         arguments = to_arguments(engine_options)
@@ -108,18 +124,30 @@ def make_model(
         command,
         tokenizer=tokenizer,
         timeout_s=options.engine_timeout,
-        on_record=registry.on_step,
-        on_death=registry.on_death,
+        on_record=telemetry.on_step,
+        on_ready=telemetry.on_ready,
+        on_probe=telemetry.on_probe,
+        on_death=telemetry.on_death,
         on_progress=progress,
     )
     return ServedModel(
         names=names,
         client=client,
         tokenizer=tokenizer,
-        registry=registry,
+        telemetry=telemetry,
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         created=int(time.time()),
     )
+
+
+def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:
+    """Static batching with too few clients waits by design; somebody should know why."""
+    if options.batching == "static" and max_num_seqs > 1:
+        log.warning(
+            "--batching static: requests start %d at a time; fewer wait until more come. "
+            "Lower --max-num-seqs, or use --batching dynamic.",
+            max_num_seqs,
+        )
 
 
 def greeting(state: "State", options: ServerOptions, port: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 MULTIPLY_FLAGS = {
     "bfloat16": {"avx512_bf16", "amx_bf16"},
     "float16": {"avx512_fp16", "amx_fp16"},
@@ -86,6 +87,24 @@ def cpu_flags() -> frozenset[str]:
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+def last_level_cache_bytes() -> int:
+    """Bytes of the largest cache of the first core; 0 where the system does not say."""
+    sizes = [read_text(path).strip() for path in CACHES.glob("index*/size")]
+    found = [int(s[:-1]) * CACHE_UNITS[s[-1]] for s in sizes if s and s[-1] in CACHE_UNITS]
+    return max(found, default=0)
+
+
+CACHE_UNITS = {"K": 2**10, "M": 2**20}
+
+
+def processor_name() -> str:
+    """The CPU as /proc/cpuinfo calls it; "" where there is none."""
+    for line in read_text(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return ""
 
 
 def read_text(path: Path) -> str:

@@ -148,6 +148,7 @@ class StepResult(msgspec.Struct, array_like=True):
     """What came back: `samples` in the order of the sampled rows of the plan.
 
     `failed` maps a sequence the runtime could not advance to the reason, for the log.
+    `experts_read` counts the experts that were hit, over all layers; 0 for a dense model.
     """
 
     step: int
@@ -156,18 +157,38 @@ class StepResult(msgspec.Struct, array_like=True):
     timings: StepTimings = StepTimings()
     transfers_done: list[int] = []
     failed: dict[int, str] = {}
+    experts_read: int = 0
+
+
+class Ceilings(msgspec.Struct, kw_only=True):
+    """What the machine can do at best, for the threads and the type that the kernels use.
+
+    Measured values are the best of all probes so far, 0 where nothing was measured; those of the
+    datasheet are None where we do not know them. FLOP/s are dense, of `flops_dtype`.
+    `cache_bytes` is the last-level cache.
+    """
+
+    bandwidth_bytes_per_s: float = 0.0
+    flops_per_s: float = 0.0
+    flops_dtype: str = ""
+    datasheet_bandwidth_bytes_per_s: float | None = None
+    datasheet_flops_per_s: float | None = None
+    cache_bytes: int = 0
+    num_probes: int = 0
 
 
 class Description(msgspec.Struct):
     """What the machine and its kernels are, for the doctor and the start-up lines.
 
-    `kernels` maps an operation to (the chosen kernel, why).
+    `kernels` maps an operation to (the chosen kernel, why); `name` is the processor's.
     """
 
     device: str
     kernels: dict[str, tuple[str, str]] = {}
     weight_bytes: int = 0
     kv_bytes: int = 0
+    name: str = ""
+    ceilings: Ceilings = msgspec.field(default_factory=Ceilings)
 
 
 class Executor(Protocol):
@@ -187,6 +208,10 @@ class Executor(Protocol):
 
     def describe(self) -> Description:
         """Say what the machine is and which kernels were chosen, and why."""
+        ...
+
+    def probe(self, budget_s: float) -> None:
+        """Measure the machine's ceilings for at most `budget_s`, or once with 0; keep the best."""
         ...
 
 

@@ -213,7 +213,8 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
 
     `finish_reason` is None while it runs, then exactly once `stop`, `length`, `abort` or `error`.
     `stop_token_id` is the end token that stopped it; it is the last of `token_ids`.
-    `prompt_logprobs` (first position None) and `num_cached_tokens` come once, with the first token.
+    `prompt_logprobs` (first position None), `num_cached_tokens` and `first_scheduled_s`, on the
+    clock of `Request.arrived_s`, come once, with the first token.
     """
 
     request_id: int
@@ -224,3 +225,4 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    first_scheduled_s: float | None = None

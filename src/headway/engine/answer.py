@@ -18,6 +18,7 @@ class Delta:
 
     __slots__ = (
         "finish_reason",
+        "first_scheduled_s",
         "index",
         "logprobs",
         "num_cached_tokens",
@@ -36,6 +37,7 @@ class Delta:
         self.logprobs: list[TokenLogprobs] | None = update.logprobs
         self.prompt_logprobs = update.prompt_logprobs
         self.num_cached_tokens = update.num_cached_tokens
+        self.first_scheduled_s = update.first_scheduled_s
 
 
 class Answer:

@@ -20,10 +20,12 @@ import msgspec
 import zmq
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
-from headway.core.request import Principal, Request, SamplingParams, SequenceUpdate
+from headway.core.errors import EngineDownError, HeadwayError, RequestError
+from headway.core.plan import Ceilings
+from headway.core.request import Principal, Request, SamplingParams
 from headway.engine import messages
-from headway.engine.answer import Answer, Delta
+from headway.engine.answer import Answer
+from headway.engine.stream import Stream
 from headway.engine.text import Tokenizer
 from headway.telemetry.records import StepRecord
 
@@ -40,77 +42,6 @@ def readable(socket: zmq.Socket) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-class Stream:
-    """The answer of one request while it arrives; iterate over it, then it is over.
-
-    Each turn gives the deltas that came since the last one. Raises RequestError (refused),
-    EngineDownError (died) or ServerFaultError (its step failed).
-    """
-
-    __slots__ = ("_abort", "_arrived", "_error", "_waiter", "answer", "over")
-
-    def __init__(self, answer: Answer, abort: Callable[[int | None], None]) -> None:
-        self.answer = answer
-        self.over = False
-        self._abort = abort
-        self._arrived: list[SequenceUpdate] = []
-        self._error: RequestError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, update: SequenceUpdate) -> None:
-        """Called by the client for each update."""
-        self._arrived.append(update)
-        self._wake()
-
-    def fail(self, error: RequestError) -> None:
-        """Called by the client when no update will follow."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    async def next(self) -> list[Delta]:
-        """The deltas since the last call, at least one; [] when the answer is complete."""
-        while not self.over:
-            if not self._arrived:
-                if self._error is not None:
-                    self.over = True
-                    raise self._error
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-                self._waiter = None
-            deltas = self._take()
-            if deltas:
-                return deltas
-        return []
-
-    def _take(self) -> list[Delta]:
-        arrived, self._arrived = self._arrived, []
-        answer = self.answer
-        deltas = []
-        for update in arrived:
-            if answer.finished(update.index):
-                continue
-            delta, abort = answer.push(update)
-            if abort:
-                self._abort(update.index)
-            if delta.finish_reason == "error":
-                self.over = True
-                self.close()
-                raise ServerFaultError()
-            deltas.append(delta)
-        if answer.num_unfinished == 0:
-            self.over = True
-        return deltas
-
-    def close(self) -> None:
-        """Give up: what still runs of this request is aborted in the engine."""
-        self._abort(None)
-
-
 class EngineClient:
     """One engine process, kept alive."""
 
@@ -122,6 +53,8 @@ class EngineClient:
         timeout_s: float = 3.0,
         clock: Clock | None = None,
         on_record: Callable[[StepRecord], None] = lambda record: None,
+        on_ready: Callable[[messages.Ready], None] = lambda ready: None,
+        on_probe: Callable[[Ceilings], None] = lambda ceilings: None,
         on_death: Callable[[], None] = lambda: None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
@@ -130,6 +63,8 @@ class EngineClient:
         self.timeout_s = timeout_s
         self.clock = clock or SystemClock()
         self.on_record = on_record
+        self.on_ready = on_ready
+        self.on_probe = on_probe
         self.on_death = on_death
         self.on_progress = on_progress
         self.info: messages.Ready | None = None
@@ -284,6 +219,7 @@ class EngineClient:
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s`."""
         self.status = "draining"
+        self._send(messages.Flush())
         deadline_s = self.clock.now_s() + timeout_s
         while self._streams and self.clock.now_s() < deadline_s:
             await asyncio.sleep(0.05)
@@ -350,7 +286,10 @@ class EngineClient:
             case messages.Ready():
                 self.info, self.status = message, "ready"
                 self._failed_starts = 0
+                self.on_ready(message)
                 self._settled.set()
+            case messages.Probed(ceilings):
+                self.on_probe(ceilings)
             case messages.Refused(request_id, text, param, code):
                 stream = self._streams.pop(request_id, None)
                 if stream is not None:

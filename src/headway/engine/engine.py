@@ -16,10 +16,11 @@ from headway.core.errors import RequestError
 from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
+from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
-from headway.telemetry.records import StepRecord
+from headway.telemetry.records import StepRecord, count_work
 
 log = logging.getLogger(__name__)
 
@@ -45,20 +46,33 @@ class Engine:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()
-        self.kv = KVCache(settings.num_blocks, settings.block_size)
+        self.kv = KVCache(
+            settings.num_blocks,
+            settings.block_size,
+            settings.windows,
+            settings.max_num_batched_tokens,
+        )
         self.scheduler = Scheduler(
             self.kv,
+            Lobby(settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
+        self._ended_s: float | None = None
+        self._was_idle = False
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
-        self._abort_untold = False
+        self._untold = False
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do, if only to tell that a waiting request left."""
-        return self.scheduler.has_work or self._abort_untold
+        """Whether a step has something to do, if only to tell that a request waits or left."""
+        return self.scheduler.has_work or self._untold
+
+    @property
+    def wakes_at_s(self) -> float:
+        """When an engine without work will have some by itself; infinite when never."""
+        return self.scheduler.opens_at_s
 
     @property
     def num_requests(self) -> int:
@@ -91,6 +105,11 @@ class Engine:
         sequences[0].forks = sequences[1:]
         self._requests[request.request_id] = sequences
         self.scheduler.add(sequences[0])
+        self._untold = self._untold or not self.scheduler.has_work
+
+    def flush(self) -> None:
+        """No more requests will come: let those that wait for a batch to fill start."""
+        self.scheduler.lobby.flush()
 
     def _check(self, request: Request) -> None:
         """The engine's own check, behind the server's: nothing here may kill a step."""
@@ -140,7 +159,7 @@ class Engine:
                 self._drop_fork(sequence)
                 self.scheduler.finish(sequence)
                 self._leave(sequence)
-                self._abort_untold = True
+                self._untold = True
 
     def _drop_fork(self, sequence: Sequence) -> None:
         """A sequence that waits for its parent's prompt is in no queue but the parent's."""
@@ -157,9 +176,10 @@ class Engine:
     def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
         """Run one step; returns what each sequence gained and the record of the step."""
         started_s = self.clock.now_s()
-        self._abort_untold = False
+        self._untold = False
         plan = self.scheduler.schedule()
         planned_s = self.clock.now_s()
+        queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
         try:
             result = run(self.executor, plan)
         except Exception:
@@ -171,11 +191,31 @@ class Engine:
         for update in updates:
             if update.finish_reason is not None:
                 self._leave_by(update)
-        record = self._record(plan, started_s)
+        record = self._record(plan, result, started_s)
+        record.num_queried_tokens, record.num_cached_tokens = queried, cached
         record.schedule_s = planned_s - started_s
         record.execute_s = collected_s - planned_s
-        record.update_s = self.clock.now_s() - collected_s
+        self._ended_s, self._was_idle = self.clock.now_s(), not self.has_work
+        record.update_s = self._ended_s - collected_s
         return updates, record
+
+    def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
+        """(prompt tokens scheduled for the first time, those of them that were cached).
+
+        A sibling's prompt is its parent's and counts once; a resumed sequence is not new.
+        """
+        computed = {row.sequence_id: row.start for row in plan.advanced}
+        queried = cached = 0
+        for new in plan.new:
+            sequence = self.scheduler.by_id(new.sequence_id)
+            if sequence is None or sequence.first_scheduled_s is not None:
+                continue
+            sequence.first_scheduled_s = now_s
+            if sequence.index == 0:
+                sequence.num_cached = computed[new.sequence_id]
+                queried += sequence.num_prompt
+                cached += sequence.num_cached
+        return queried, cached
 
     def _leave_by(self, update: SequenceUpdate) -> None:
         for sequence in self._requests[update.request_id]:
@@ -196,25 +236,50 @@ class Engine:
                 )
         return updates
 
-    def _record(self, plan: StepPlan, started_s: float) -> StepRecord:
-        tokens = plan.num_tokens
-        return StepRecord(
+    def _record(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
+        scheduler, used = self.scheduler, [pool.num_used for pool in self.kv.pools]
+        record = StepRecord(
             step=plan.step,
             started_s=started_s,
-            num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
-            num_tokens=tokens,
-            num_sampled=sum(row.sample for row in plan.advanced),
-            kv_blocks_used=self.kv.num_used,
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting,
+            num_tokens=0,
+            num_sampled=sum([row.sample for row in plan.advanced]),
+            kv_blocks_used=sum(used),
             kv_usage=self.kv.usage,
-            num_preemptions=self.scheduler.num_preemptions,
+            num_preemptions=scheduler.num_preemptions,
+            group_blocks_used=used,
         )
+        count_work(record, plan.advanced, self.kv.windows)
+        timings = result.timings
+        record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
+        record.sample_s = timings.sample_s
+        record.experts_read = result.experts_read
+        if self._ended_s is not None:
+            since_s = started_s - self._ended_s
+            record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
+        if record.num_prefill_tokens:
+            record.prefilling = self._prefilling(plan)
+        if scheduler.preempted:
+            record.preempted, scheduler.preempted = scheduler.preempted, []
+        return record
+
+    def _prefilling(self, plan: StepPlan) -> list[tuple[int, int, int]]:
+        """(request id, index, tokens computed) of the rows that catch up with their prompts."""
+        found = []
+        for row in plan.advanced:
+            sequence = self.scheduler.by_id(row.sequence_id)
+            if sequence is not None and len(row.token_ids) > row.num_drafts + 1:
+                end = row.start + len(row.token_ids)
+                found.append((sequence.request.request_id, sequence.index, end))
+        return found
 
     def warm_up(self) -> None:
         """Run one short request, so that the first user does not pay for first allocations."""
         length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
         sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         self.add(Request(WARM_UP_REQUEST_ID, [0] * max(length - 1, 1), sampling))
+        self.flush()
         while self.has_work:
             self.step()
 
@@ -223,4 +288,4 @@ class Engine:
         self.scheduler.check_integrity()
         if not self._requests:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
-            assert not self.scheduler.running and not self.scheduler.waiting
+            assert not self.scheduler.running and not self.scheduler.num_waiting

@@ -7,7 +7,7 @@ silence in the first and life in the second.
 
 import msgspec
 
-from headway.core.plan import Description
+from headway.core.plan import Ceilings, Description
 from headway.core.request import Request, SequenceUpdate
 from headway.telemetry.records import StepRecord
 
@@ -35,6 +35,10 @@ class Stop(msgspec.Struct, array_like=True, tag=3):
     """End the process."""
 
 
+class Flush(msgspec.Struct, array_like=True, tag=4):
+    """No more requests will come: let those that wait for a batch to fill start."""
+
+
 class Loading(msgspec.Struct, array_like=True, tag=1):
     """Bytes of weights loaded so far."""
 
@@ -43,7 +47,7 @@ class Loading(msgspec.Struct, array_like=True, tag=1):
 
 
 class Ready(msgspec.Struct, array_like=True, tag=2):
-    """The engine takes requests; this is what it serves."""
+    """The engine takes requests; this is what it serves. `group_blocks` by KV group."""
 
     max_model_len: int
     max_num_seqs: int
@@ -51,6 +55,9 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     num_blocks: int
     block_size: int
     description: Description
+    dtype: str = ""
+    max_num_batched_tokens: int = 0
+    group_blocks: list[int] = []
 
 
 class Steps(msgspec.Struct, array_like=True, tag=3):
@@ -58,6 +65,12 @@ class Steps(msgspec.Struct, array_like=True, tag=3):
 
     updates: list[SequenceUpdate]
     record: StepRecord
+
+
+class Probed(msgspec.Struct, array_like=True, tag=6):
+    """The ceilings after a probe in an idle moment."""
+
+    ceilings: Ceilings
 
 
 class Refused(msgspec.Struct, array_like=True, tag=4):
@@ -77,8 +90,8 @@ class Failed(msgspec.Struct, array_like=True, tag=5):
     exit_code: int
 
 
-ToEngine = Submit | Abort | Stop
-FromEngine = Loading | Ready | Steps | Refused | Failed
+ToEngine = Submit | Abort | Stop | Flush
+FromEngine = Loading | Ready | Steps | Refused | Failed | Probed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

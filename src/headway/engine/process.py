@@ -6,6 +6,7 @@ while there is work and waits while there is none. It ends when told to, or when
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -24,6 +25,7 @@ from headway.engine.engine import Engine
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 500
+START_PROBE_S, IDLE_PROBE_EVERY_S = 1.0, 5.0
 Progress = Callable[[int, int], None]
 
 
@@ -41,6 +43,7 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
         pair.send(messages.encode(failure))
         pair.close(linger=2000)
         return error.exit_code
+    engine.executor.probe(START_PROBE_S)
     pair.send(messages.encode(introduction(engine)))
     run(engine, pair)
     pair.close(linger=2000)
@@ -100,6 +103,9 @@ def introduction(engine: Engine) -> messages.Ready:
         num_blocks=settings.num_blocks[0] - 1,
         block_size=settings.block_size,
         description=engine.executor.describe(),
+        dtype=settings.dtype,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        group_blocks=[count - 1 for count in settings.num_blocks],
     )
 
 
@@ -107,8 +113,9 @@ def run(engine: Engine, pair: zmq.Socket) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
+    probed_s = engine.clock.now_s()
     while True:
-        while poller.poll(0 if engine.has_work else IDLE_POLL_MS):
+        while poller.poll(0 if engine.has_work else idle_ms(engine)):
             if not take(engine, pair):
                 return
         if engine.has_work:
@@ -116,6 +123,17 @@ def run(engine: Engine, pair: zmq.Socket) -> None:
             pair.send(messages.encode(messages.Steps(updates, record)))
             if not engine.has_work:
                 engine.check_integrity()
+        elif engine.clock.now_s() - probed_s > IDLE_PROBE_EVERY_S:
+            engine.executor.probe(0)  # tens of milliseconds, in which a request may have to wait
+            ceilings = engine.executor.describe().ceilings
+            pair.send(messages.encode(messages.Probed(ceilings)))
+            probed_s = engine.clock.now_s()
+
+
+def idle_ms(engine: Engine) -> int:
+    """How long an engine without work may sleep: less than usual when it wakes by itself."""
+    wakes_in_s = engine.wakes_at_s - engine.clock.now_s()
+    return math.ceil(1000 * min(max(wakes_in_s, 0.0), IDLE_POLL_MS / 1000))
 
 
 def take(engine: Engine, pair: zmq.Socket) -> bool:
@@ -135,6 +153,8 @@ def take(engine: Engine, pair: zmq.Socket) -> bool:
                 pair.send(messages.encode(refusal))
         case messages.Abort(request_id, index):
             engine.abort(request_id, index)
+        case messages.Flush():
+            engine.flush()
         case messages.Stop():
             return False
     return True

@@ -18,11 +18,13 @@ class Sequence:
     __slots__ = (
         "block_tables",
         "computed",
+        "first_live",
         "first_scheduled_s",
         "forks",
         "index",
         "known_to_runtime",
         "max_len",
+        "num_cached",
         "num_prompt",
         "prompt_logprobs",
         "request",
@@ -53,6 +55,8 @@ class Sequence:
         self.num_prompt = len(self.tokens)
         self.computed = 0
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.first_live = [0] * num_groups
+        """By group: how many entries of the table are given back, out of the window's sight."""
         self.shares_blocks = False
         self.state = WAITING
         self.known_to_runtime = False
@@ -64,6 +68,8 @@ class Sequence:
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.first_scheduled_s: float | None = None
+        self.num_cached = 0
+        """Prompt tokens whose KV was there when the sequence was first scheduled."""
 
     def __repr__(self) -> str:
         return (

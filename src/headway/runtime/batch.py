@@ -9,7 +9,8 @@ sequence 8 computes the first 3 of its prompt:
     query_lens [1, 3]              context_lens [10, 3]       num_decodes 1
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,8 @@ class Batch:
     num_decodes: int
     sampled_rows: list[int]
     sampled_sequences: list[MirrorSequence]
+    views: dict[int, Any] = field(default_factory=dict)
+    """What an attention backend derives from the batch once a step, by KV group."""
 
 
 class Mirror:

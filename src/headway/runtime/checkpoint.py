@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.core.errors import CheckpointError
 from headway.core.model_spec import ModelSpec, read_json
+from headway.runtime.models import Decoder
 
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
@@ -109,7 +110,7 @@ def stream_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_weights(
-    model: nn.Module, spec: ModelSpec, folder: Path, progress: Progress | None = None
+    model: Decoder, spec: ModelSpec, folder: Path, progress: Progress | None = None
 ) -> None:
     """Fill `model` from `folder`; raises CheckpointError when a weight is missing or left over."""
     files = find_files(folder)
@@ -160,41 +161,42 @@ def incomplete(missing: list[str], left_over: list[str]) -> CheckpointError:
     )
 
 
-def targets(model: nn.Module, spec: ModelSpec) -> dict[str, Tensor]:
+def targets(model: Decoder, spec: ModelSpec) -> dict[str, Tensor]:
     """Checkpoint name → the place it is copied to, a view of one of the model's weights.
 
     q, k and v are row ranges of one matrix: with 8 query and 2 KV heads of 64, rows 0 … 511,
-    512 … 639 and 640 … 767 of `qkv`.
+    512 … 639 and 640 … 767 of `qkv`. Expert e is the e-th matrix of its layer's.
     """
     parameters = dict(model.named_parameters())
-    parts = {
-        "q": (0, spec.q_size),
-        "k": (spec.q_size, spec.kv_size),
-        "v": (spec.q_size + spec.kv_size, spec.kv_size),
-        "gate": (0, spec.intermediate_size),
-        "up": (spec.intermediate_size, spec.intermediate_size),
-        None: None,
-    }
+    q, kv = spec.q_size, spec.kv_size
     found: dict[str, Tensor] = {}
-    for pattern, (module, part) in model.weights.items():  # type: ignore[operator, union-attr]
+    for pattern, (module, part) in model.weights.items():
         for i in range(spec.num_layers if "{i}" in pattern else 1):
             for suffix in (".weight", ".bias"):
                 parameter = parameters.get(module.format(i=i) + suffix)
-                if parameter is not None:
-                    rows = parts[part]
-                    place = parameter.data if rows is None else parameter.data.narrow(0, *rows)
-                    found[pattern.format(i=i) + suffix] = place
+                if parameter is None:
+                    continue
+                experts = spec.experts.count if spec.experts and "{e}" in pattern else 0
+                if bool(experts) != (parameter.dim() == 3):
+                    continue  # a dense layer of a sparse model, or the other way round
+                for e in range(experts or 1):
+                    place = parameter.data[e] if experts else parameter.data
+                    inner = place.shape[0] // 2
+                    parts = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
+                    parts |= {"gate": (0, inner), "up": (inner, inner)}
+                    rows = place.narrow(0, *parts[part]) if part else place
+                    found[pattern.format(i=i, e=e) + suffix] = rows
     if spec.tied:
         found.pop("lm_head.weight", None)
     return found
 
 
-def fill_randomly(model: nn.Module, seed: int) -> None:
-    """Random weights of a trained model's magnitude: normal, 0.02; norms are ones, biases zero."""
+def fill_randomly(model: Decoder, seed: int) -> None:
+    """Random weights of a trained size: normal, 0.02; norms scale by one, biases are zero."""
     for name, parameter in model.named_parameters():
         generator = torch.Generator(parameter.device).manual_seed(seed)
         if name.endswith("norm.weight"):
-            parameter.data.fill_(1.0)
+            parameter.data.fill_(1.0 - model.spec.norm_offset)
         elif name.endswith("bias"):
             parameter.data.zero_()
         else:

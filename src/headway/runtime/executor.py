@@ -27,9 +27,11 @@ from headway.runtime.attention import BACKENDS, allocate_kv
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, Mirror
 from headway.runtime.checkpoint import Progress, fill_randomly, load_weights
+from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Build, Linear, Step
-from headway.runtime.models import MODELS
+from headway.runtime.models import MODELS, Decoder
+from headway.runtime.probe import Probe
 from headway.runtime.rope import RopeTable
 from headway.runtime.sampler import NO_TOKEN, Sampler, token_logprobs
 
@@ -59,15 +61,18 @@ class TorchExecutor:
             dtype=dtype,
             device=self.device,
         )
-        self.model = MODELS[spec.architecture](build)
+        self.model = Decoder(build, MODELS[spec.architecture])
         if settings.load_format == "dummy":
             fill_randomly(self.model, settings.seed)
         else:
             load_weights(self.model, spec, folder, progress)
-        self.linears = [m for m in self.model.modules() if isinstance(m, Linear)]
+        self.linears = [m for m in self.model.modules() if isinstance(m, Linear | ExpertLinear)]
         for linear in self.linears:
             linear.prepare()
-        self.rope = RopeTable(spec.rope, spec.head_dim, settings.max_model_len, self.device)
+        self.ropes = [
+            RopeTable(rope, spec.head_dim, settings.max_model_len, self.device)
+            for rope in spec.ropes
+        ]
         try:
             self.kv = allocate_kv(
                 spec.kv_groups, settings.num_blocks, settings.block_size, dtype, self.device
@@ -84,10 +89,13 @@ class TorchExecutor:
             device=self.device,
         )
         self.sampler = Sampler()
+        weights = [parameter.detach() for parameter in self.model.parameters()]
+        self._probe = Probe(self.kernels, settings, machine, weights)
         self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
         self._prepare_s = self._forward_s = 0.0
+        self._experts_read = 0
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
@@ -109,9 +117,11 @@ class TorchExecutor:
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states of all tokens of `batch`, (T, H)."""
-        cos, sin = self.rope.at(batch.positions_T)
-        step = Step(batch=batch, kv=self.kv, cos=cos, sin=sin)
-        return self.model(batch.token_ids_T, step)
+        angles = [rope.at(batch.positions_T) for rope in self.ropes]
+        step = Step(batch=batch, kv=self.kv, angles=angles)
+        hidden_TH: Tensor = self.model(batch.token_ids_T, step)
+        self._experts_read = step.experts_read
+        return hidden_TH
 
     @torch.inference_mode()
     def sample(self, step: int, late: Late) -> None:
@@ -124,6 +134,7 @@ class TorchExecutor:
         if batch is None or hidden is None:
             return
         started = self._clock.now_s()
+        result.experts_read = self._experts_read
         result.failed = self._quarantine(plan, batch, hidden)
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if batch.sampled_rows:
@@ -196,14 +207,20 @@ class TorchExecutor:
         """The device, the kernels and the bytes held."""
         kernels = dict(self.kernels.reasons)
         kernels["attention"] = (self.settings.attention_backend, "as resolved")
-        weights = {id(p): p.nbytes for p in self.model.parameters()}
-        weights |= {id(m.prepared): m.prepared_bytes for m in self.linears}
+        weights = sum(p.nbytes for p in self.model.parameters())
         return Description(
             device=self.device,
             kernels=kernels,
-            weight_bytes=sum(weights.values()),
+            weight_bytes=weights + sum(m.prepared_bytes for m in self.linears),
             kv_bytes=sum(layer.k.nbytes + layer.v.nbytes for layer in self.kv),
+            name=self._probe.name,
+            ceilings=self._probe.ceilings,
         )
+
+    @torch.inference_mode()
+    def probe(self, budget_s: float) -> None:
+        """Read memory and multiply for about `budget_s`; `describe` has the best of all times."""
+        self._probe.run(budget_s)
 
 
 def probe_accelerator(device: str) -> Accelerator | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.core.model_spec import ModelSpec
-from headway.runtime.attention import AttentionBackend, KVLayer
+from headway.runtime.attention import AttentionBackend, AttentionRule, KVLayer
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import Kernels, reference
 
@@ -32,12 +32,16 @@ class Build:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """What one forward passes down: its batch, the KV of all layers, the angles of its tokens."""
+    """What one forward passes down: its batch, the KV of all layers, the angles of its tokens.
+
+    `angles` holds (cos, sin) for each rope of the spec; `experts_read` counts the experts that
+    were hit, over all layers, on the way.
+    """
 
     batch: Batch
     kv: list[KVLayer]
-    cos: Tensor
-    sin: Tensor
+    angles: list[tuple[Tensor, Tensor]]
+    experts_read: int = 0
 
 
 class Linear(nn.Module):
@@ -59,8 +63,10 @@ class Linear(nn.Module):
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of the prepared weight; a packed tensor cannot say them itself."""
+        """Bytes of the prepared weight beside the plain one; a packed tensor cannot say them."""
         assert self.prepared is not None
+        if self.prepared is self.weight:
+            return 0
         return int(self.prepared.numel() * self.prepared.element_size())
 
     def forward(self, x_TH: Tensor) -> Tensor:
@@ -71,43 +77,62 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization with a learned scale."""
+    """Root-mean-square normalization of `size` channels (hidden by default), a learned scale."""
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: Build, size: int | None = None) -> None:
         super().__init__()
-        self.weight = build.weight(build.spec.hidden_size)
+        self.weight = build.weight(size or build.spec.hidden_size)
         self.eps = build.spec.rms_norm_eps
+        self.offset = build.spec.norm_offset
         self.kernel = build.kernels.rms_norm
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        return self.kernel(x_TH, self.weight, self.eps)
+        return self.kernel(x_TH, self.weight, self.eps, self.offset)
 
 
 class Attention(nn.Module):
-    """Rotary self-attention over paged KV: MHA (G = N), GQA or MQA (G = 1)."""
+    """Self-attention over paged KV. Its variants are numbers of the spec and of its layer:
+
+    MHA (G = N), GQA or MQA (G = 1); a window; a soft cap; norms on queries and keys, by head or
+    on the whole row; one rope or another, or none.
+    """
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
-        spec = build.spec
+        spec, layer = build.spec, build.spec.layers[index]
         self.index = index
         self.sizes = [spec.q_size, spec.kv_size, spec.kv_size]
         self.head_dim = spec.head_dim
         self.qkv = Linear(build, spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias)
         self.out = Linear(build, spec.q_size, spec.hidden_size, bias=spec.o_bias)
-        self.backend = build.attention
+        self.norm_rows, self.norm_heads = spec.qk_norm == "row", spec.qk_norm == "head"
+        if self.norm_rows or self.norm_heads:
+            self.q_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.q_size)
+            self.k_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.kv_size)
+        self.rope_index = layer.rope
         self.rope = build.kernels.rope
+        self.backend = build.attention
+        self.rule = AttentionRule(
+            scale=spec.attention_scale, window=layer.window, softcap=spec.attention_softcap
+        )
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         q, k, v = self.qkv(x_TH).split(self.sizes, dim=-1)
+        if self.norm_rows:
+            q, k = self.q_norm(q), self.k_norm(k)
         q_TND, k_TGD, v_TGD = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
-        q_TND = self.rope(q_TND, step.cos, step.sin)
-        k_TGD = self.rope(k_TGD, step.cos, step.sin)
-        attended = self.backend.attend(q_TND, k_TGD, v_TGD, step.kv[self.index], step.batch)
+        if self.norm_heads:
+            q_TND, k_TGD = self.q_norm(q_TND), self.k_norm(k_TGD)
+        if self.rope_index is not None:
+            cos, sin = step.angles[self.rope_index]
+            q_TND, k_TGD = self.rope(q_TND, cos, sin), self.rope(k_TGD, cos, sin)
+        layer = step.kv[self.index]
+        attended = self.backend.attend(q_TND, k_TGD, v_TGD, layer, step.batch, self.rule)
         return self.out(attended.flatten(1))
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) · up(x)), gate and up as one matrix."""
+    """down(act(gate(x)) · up(x)), gate and up as one matrix."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -115,7 +140,7 @@ class GatedMLP(nn.Module):
         hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
         self.gate_up = Linear(build, hidden, 2 * inner, bias=bias)
         self.down = Linear(build, inner, hidden, bias=bias)
-        self.silu_mul = build.kernels.silu_mul
+        self.gated = build.kernels.gated[spec.activation]
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        return self.down(self.silu_mul(self.gate_up(x_TH)))
+        return self.down(self.gated(self.gate_up(x_TH)))

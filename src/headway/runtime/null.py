@@ -36,3 +36,6 @@ class NullExecutor:
 
     def describe(self) -> Description:
         return Description(device="null")
+
+    def probe(self, budget_s: float) -> None:
+        pass

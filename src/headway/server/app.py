@@ -21,15 +21,17 @@ import headway
 from headway.core.errors import RequestError
 from headway.engine.text import Tokenizer
 from headway.server import body as bodies
-from headway.server.doors import Doors
+from headway.server.doors import Doors, header
 from headway.server.errors import json_response, not_found
-from headway.server.generation import respond
+from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
+from headway.telemetry.stats import take_snapshot
 
 log = logging.getLogger(__name__)
 
+MAX_TRACE_S = 300.0
 LARGE_BODY_BYTES = 64 * 1024
 
 
@@ -75,6 +77,15 @@ class Generate:
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            generation, dialect = await self._accept(scope, receive)
+        except RequestError as error:
+            self._state.rows[0].telemetry.refused(error)
+            raise
+        await respond(self._state, generation, dialect, receive, send)
+
+    async def _accept(self, scope: Scope, receive: Receive) -> tuple[Generation, Dialect]:
+        """The request, checked and encoded; raises RequestError."""
         state = self._state
         data = await bodies.read_body(receive, state.options.max_body)
         raw = bodies.parse_object(data)
@@ -95,7 +106,10 @@ class Generate:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)
             generation.headers.append((b"x-headway-ignored-fields", names.encode()))
-        await respond(state, generation, dialect, receive, send)
+        generation.parent = header(scope, b"traceparent")
+        if (header(scope, b"x-stainless-retry-count") or "0") != "0":
+            generation.model.telemetry.registry.add("client_retries")
+        return generation, dialect
 
 
 Answer = Callable[[State, Request], Awaitable[Response]]
@@ -140,11 +154,35 @@ async def version(state: State, _: Request) -> Response:
 
 
 async def metrics(state: State, _: Request) -> Response:
+    text = b""
     for model in state.rows:
-        model.registry.restarts.inc(max(0, model.client.num_restarts - model.counted_restarts))
-        model.counted_restarts = model.client.num_restarts
-    text = b"".join(model.registry.render() for model in state.rows)
+        model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
+        text += model.telemetry.render()
     return Response(text, media_type="text/plain; version=0.0.4")
+
+
+async def stats(state: State, request: Request) -> Response:
+    """One model, now and over the last minutes; the only one unless `?model=` names it."""
+    model = named_or_only(state, request.query_params.get("model"))
+    model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
+    return json_response(take_snapshot(model.telemetry, model.client.status))
+
+
+async def trace(state: State, request: Request) -> Response:
+    """The last `?seconds=` of steps and requests as a Chrome trace."""
+    text = request.query_params.get("seconds", "5")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TRACE_S:
+        raise RequestError(
+            f"seconds is {text[:40]!r}; it must be between 0 and {MAX_TRACE_S:g}.",
+            param="seconds",
+            code="invalid_value",
+        )
+    model = named_or_only(state, request.query_params.get("model"))
+    return json_response(model.telemetry.trace(seconds))
 
 
 def model_card(name: str, model: ServedModel) -> dict[str, Any]:
@@ -239,6 +277,8 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/ready", ready),
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
+    ("GET", "/stats", stats),
+    ("GET", "/trace", trace),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/tokenize", tokenize),

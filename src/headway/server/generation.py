@@ -17,11 +17,13 @@ from starlette.types import Receive, Send
 
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import SamplingParams
+from headway.core.slo import Slo
 from headway.engine.answer import Delta
-from headway.engine.client import Stream
+from headway.engine.stream import Stream
 from headway.server.errors import error_body, error_response, json_response
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
+from headway.telemetry.goodput import ServiceClass
 from headway.telemetry.timeline import Timeline
 
 PING_INTERVAL_S = 15.0
@@ -46,6 +48,11 @@ class Generation:
     request_id: str
     created: int
     arrived_s: float
+    service_class: ServiceClass
+    slo: Slo | None = None
+    wants_timings: bool = False
+    parent: str | None = None
+    timeline: Timeline | None = None
     num_generated: int = 0
     num_cached: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -68,6 +75,32 @@ class Generation:
             "system_fingerprint": fingerprint,
         }
 
+    def timings(self) -> dict[str, Any]:
+        """{"timings": …} when they were asked for."""
+        if not self.wants_timings or self.timeline is None:
+            return {}
+        return {"timings": self.timeline.timings()}
+
+    def last_chunk(self, envelope: dict[str, Any], usage: dict[str, Any]) -> bytes:
+        """The event that follows the last choice's: usage and timings, as asked for."""
+        content = {**envelope, "choices": [], **self.timings()}
+        if self.include_usage:
+            content["usage"] = usage
+        return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+    def begin(self) -> Timeline:
+        """The request's timeline, from now on among the live ones."""
+        self.timeline = self.model.telemetry.begin(
+            self.request_id,
+            arrived_s=self.arrived_s,
+            num_prompt=self.num_prompt_tokens,
+            num_choices=len(self.prompts) * self.sampling.n,
+            service_class=self.service_class,
+            slo=self.slo,
+            parent=self.parent,
+        )
+        return self.timeline
+
     def chunk_head(self, envelope: dict[str, Any]) -> bytes:
         """The bytes of an event up to the number of its choice, encoded once for all chunks."""
         no_usage = b',"usage":null' if self.include_usage else b""
@@ -87,7 +120,7 @@ class Dialect(Protocol):
         ...
 
     def usage_chunk(self) -> bytes:
-        """The usage chunk that comes last."""
+        """The chunk with usage and timings, which comes last."""
         ...
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
@@ -98,31 +131,45 @@ class Dialect(Protocol):
 async def respond(
     state: State, generation: Generation, dialect: Dialect, receive: Receive, send: Send
 ) -> None:
-    """Run `generation` and answer, streamed or whole."""
-    timeline = Timeline(state.clock, generation.model.registry, generation.arrived_s)
+    """Run `generation` and answer, streamed or whole; its timeline ends with it."""
+    telemetry = generation.model.telemetry
+    timeline = generation.begin()
     streams: list[Stream] = []
     watcher = None
     try:
-        for prompt in generation.prompts:
-            streams.append(
-                generation.model.client.submit(
-                    prompt, generation.sampling, arrived_s=generation.arrived_s
-                )
-            )
+        submit(generation, timeline, streams)
         watcher = asyncio.create_task(watch_for_departure(receive, streams))
         if generation.stream:
             await send_chunks(generation, dialect, streams, timeline, send)
         else:
             await send_whole(generation, dialect, streams, timeline, send)
     except ClientGoneError:
-        timeline.finished("abort")
+        telemetry.sequence_finished("abort")
+        timeline.left()
+    except Exception:
+        timeline.failed()
+        raise
     finally:
+        timeline.left()  # cancelled: nobody is there any more
         for stream in streams:
             stream.close()
         if watcher is not None:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
+
+
+def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
+    """Send every prompt to the engine; raises EngineDownError when it takes none now."""
+    client, telemetry = generation.model.client, generation.model.telemetry
+    try:
+        for prompt in generation.prompts:
+            stream = client.submit(prompt, generation.sampling, arrived_s=generation.arrived_s)
+            streams.append(stream)
+            telemetry.submitted(timeline, stream.answer.request.request_id)
+    except RequestError as error:
+        telemetry.refused(error, timeline)
+        raise
 
 
 async def watch_for_departure(receive: Receive, streams: list[Stream]) -> None:
@@ -137,17 +184,25 @@ async def arriving(
     generation: Generation, streams: list[Stream], timeline: Timeline
 ) -> AsyncIterator[list[tuple[int, Delta]]]:
     """(choice, delta) pairs as they come, with tokens and finishes counted."""
-    n = generation.sampling.n
-    async for offset, deltas in merge(streams):
-        pairs = []
-        for delta in deltas:
-            pairs.append((offset * n + delta.index, delta))
-            generation.num_generated += len(delta.token_ids)
-            generation.num_cached += delta.num_cached_tokens
-            if delta.finish_reason is not None:
-                timeline.finished(delta.finish_reason)
-        yield pairs
-    timeline.complete(generation.num_prompt_tokens, generation.num_generated)
+    n, telemetry = generation.sampling.n, generation.model.telemetry
+    try:
+        async for offset, deltas in merge(streams):
+            pairs = []
+            for delta in deltas:
+                pairs.append((offset * n + delta.index, delta))
+                generation.num_generated += len(delta.token_ids)
+                if delta.first_scheduled_s is not None:
+                    generation.num_cached += delta.num_cached_tokens
+                    timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
+                if delta.finish_reason is not None:
+                    telemetry.sequence_finished(delta.finish_reason)
+            yield pairs
+    except ClientGoneError:
+        raise
+    except RequestError as error:
+        telemetry.failed(timeline, error)
+        raise
+    timeline.complete()
 
 
 async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]:
@@ -261,7 +316,8 @@ async def send_chunks(
                 if data:
                     await events.write(data)
                 timeline.tokens_left(choice, len(delta.token_ids))
-        tail = dialect.usage_chunk() if generation.include_usage else b""
+        asked = generation.include_usage or generation.wants_timings
+        tail = dialect.usage_chunk() if asked else b""
         events.stop_pinging()
         await events.end(tail + DONE)
     except ClientGoneError:

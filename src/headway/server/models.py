@@ -13,7 +13,7 @@ from headway.core.options import ServerOptions
 from headway.engine.client import EngineClient
 from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
-from headway.telemetry.registry import Registry
+from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -25,10 +25,9 @@ class ServedModel:
     names: list[str]
     client: EngineClient
     tokenizer: Tokenizer | None
-    registry: Registry
+    telemetry: Telemetry
     defaults: dict[str, Any] = field(default_factory=dict)
     created: int = 0
-    counted_restarts: int = 0
 
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""

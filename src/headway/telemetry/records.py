@@ -1,16 +1,28 @@
 """What the engine tells of each step: counts and durations, never a token.
 
 One record a step goes to the server with the step's updates; everything that is plotted or judged
-later derives from these raw values.
+later derives from these raw values. Worked example, one full KV group: a decode row with 99 tokens
+computed and a prompt chunk of 4 tokens from position 8:
+
+    tokens 5, of which 1 decodes and 4 prefill
+    attended  100 + (9 + 10 + 11 + 12) = 142     context seen, summed over tokens: attention FLOPs
+    read      100 + 12 = 112                     KV tokens read, summed over rows: bytes
 """
 
 import msgspec
+
+from headway.core.plan import Advance
 
 
 class StepRecord(msgspec.Struct, array_like=True, gc=False):
     """One step. Durations in seconds, `started_s` on the engine's monotonic clock.
 
-    `num_preemptions` counts since the engine started; the rest is of this step.
+    `num_preemptions` counts since the engine started; the rest is of this step. Since the step
+    before, `gap_s` passed with work waiting or `idle_s` with none. `kv_tokens_read` and
+    `group_blocks_used` are by KV group. Of `num_queried_tokens` prompt tokens that were scheduled
+    for the first time, `num_cached_tokens` needed no computing. `prefilling` holds (request id,
+    index, tokens computed) of the rows that are not decodes, `preempted` request ids.
+    `experts_read` counts the experts that were hit, over all layers.
     """
 
     step: int
@@ -25,3 +37,50 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     schedule_s: float = 0.0
     execute_s: float = 0.0
     update_s: float = 0.0
+    gap_s: float = 0.0
+    idle_s: float = 0.0
+    num_decode_tokens: int = 0
+    attended_tokens: int = 0
+    kv_tokens_read: list[int] = []
+    group_blocks_used: list[int] = []
+    num_queried_tokens: int = 0
+    num_cached_tokens: int = 0
+    prepare_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    prefilling: list[tuple[int, int, int]] = []
+    preempted: list[int] = []
+    experts_read: int = 0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return self.num_tokens - self.num_decode_tokens
+
+    @property
+    def duration_s(self) -> float:
+        """From the beginning of scheduling to the end of the update."""
+        return self.schedule_s + self.execute_s + self.update_s
+
+
+def count_work(record: StepRecord, rows: list[Advance], windows: tuple[int, ...]) -> None:
+    """Fill in the tokens and the context of `rows`; `windows` by KV group, 0 for full attention.
+
+    List comprehensions, for this runs in every step: 5 µs at 32 decode rows.
+    """
+    starts = [row.start for row in rows]
+    lengths = [len(row.token_ids) for row in rows]
+    tokens = sum(lengths)
+    record.num_tokens = tokens
+    if tokens == len(rows):
+        record.num_decode_tokens = sum([row.sample for row in rows])
+        record.attended_tokens = read = sum(starts) + tokens
+    else:
+        record.num_decode_tokens = sum(
+            [n for row, n in zip(rows, lengths) if row.sample and n == row.num_drafts + 1]
+        )
+        record.attended_tokens = sum([n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths)])
+        read = sum(starts) + tokens
+    record.kv_tokens_read = [
+        sum([min(s, window - 1) + n for s, n in zip(starts, lengths)]) if window else read
+        for window in windows
+    ]

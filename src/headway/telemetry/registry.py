@@ -1,104 +1,188 @@
-"""The metric registry: vLLM's names under our prefix, in Prometheus' text format.
+"""The metric registry: vLLM's names under a prefix, in Prometheus' text format.
 
-It lives in the server process. Step records feed the gauges, request timelines the histograms, so
-the engine pays nothing for it. `render` gives what `/metrics` serves.
+It lives in the server process and is a table: name, kind, help, labels, buckets. Counting is adding
+to plain numbers; the text is made when it is asked for. `model_name` and `engine` are on every
+sample; `render` gives what `/metrics` serves.
 """
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
 )
 from prometheus_client.exposition import generate_latest
 
-from headway.telemetry.records import StepRecord
-
-PREFIX = "headway:"
 TTFT_BUCKETS_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
 ITL_BUCKETS_S = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
-    *(0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
-E2E_BUCKETS_S = (
-    *(0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
-    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+LATENCY_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-STEP_TOKEN_BUCKETS = tuple(float(2**i) for i in range(15))
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LENGTH_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
+COMMON_LABELS = ("model_name", "engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric: a counter, a gauge or a histogram."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+G, C, H = "gauge", "counter", "histogram"
+ROWS = (
+    Row("num_requests_running", G, "Sequences that advance in steps."),
+    Row("num_requests_waiting", G, "Sequences that wait for a place."),
+    Row("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1."),
+    Row("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
+    Row("prefix_cache_hits", C, "Prompt tokens found in the prefix cache."),
+    Row("prompt_tokens", C, "Prompt tokens of requests that gave their first token."),
+    Row("generation_tokens", C, "Tokens generated."),
+    Row("request_success", C, "Sequences finished, by reason.", ("finished_reason",)),
+    Row("num_preemptions", C, "Sequences sent back to the queue."),
+    Row("spec_decode_num_drafts", C, "Drafts proposed for verification."),
+    Row("spec_decode_num_draft_tokens", C, "Tokens of those drafts."),
+    Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),
+    Row("admission_rejections", C, "Requests refused for load or state.", ("reason",)),
+    Row("time_to_first_token_seconds", H, "First token leaves − arrived.", buckets=TTFT_BUCKETS_S),
+    Row("inter_token_latency_seconds", H, "Gap between tokens.", buckets=ITL_BUCKETS_S),
+    Row(
+        "request_time_per_output_token_seconds",
+        H,
+        "(e2e − TTFT) / (tokens − 1) of a request.",
+        buckets=ITL_BUCKETS_S,
+    ),
+    Row("e2e_request_latency_seconds", H, "Last token − arrived.", buckets=LATENCY_BUCKETS_S),
+    Row("request_queue_time_seconds", H, "First scheduled − arrived.", buckets=LATENCY_BUCKETS_S),
+    Row(
+        "request_prefill_time_seconds",
+        H,
+        "First token − first scheduled.",
+        buckets=LATENCY_BUCKETS_S,
+    ),
+    Row("request_decode_time_seconds", H, "Last token − first.", buckets=LATENCY_BUCKETS_S),
+    Row("iteration_tokens_total", H, "Tokens computed in a step.", buckets=STEP_TOKEN_BUCKETS),
+    Row("request_prompt_tokens", H, "Prompt tokens of a request.", buckets=LENGTH_BUCKETS),
+    Row("request_generation_tokens", H, "Tokens of an answer.", buckets=LENGTH_BUCKETS),
+    Row("goodput_requests", C, "Requests that met all their objectives."),
+    Row("slo_met", C, "Requests that met all objectives, by class.", ("class",)),
+    Row(
+        "slo_missed",
+        C,
+        "Objectives missed, by class; one request may miss several.",
+        ("class", "which"),
+    ),
+    Row("mfu_ratio", G, "FLOPs needed over the measured peak, last 10 s.", ("steps",)),
+    Row("mbu_ratio", G, "Bytes needed over the measured bandwidth, last 10 s.", ("steps",)),
+    Row("bottleneck", G, "1 for what bounds the last 10 s.", ("kind",)),
+    Row("validation_failures", C, "Bodies or answers that did not validate.", ("kind",)),
+    Row("client_retries", C, "Requests that a client sent again."),
+    Row("cost_usd", C, "Price per hour times the time served."),
+    Row("engine_restarts", C, "Times the engine was started again."),
+)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts by bucket; the last count is of what exceeds all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count one value; a bucket holds what is at most its bound."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: np.ndarray) -> None:
+        """Count many values at once."""
+        found = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.counts = [count + int(new) for count, new in zip(self.counts, found, strict=True)]
+        self.sum += float(values.sum())
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """[(bound, values at most that), …, ("+Inf", all)]."""
+        pairs, total = [], 0
+        for bound, count in zip((*map(float, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            pairs.append((str(bound), float(total)))
+        return pairs
 
 
 class Registry:
-    """Every metric of one served model."""
+    """Every metric of one served model: `values[name][labels]` and `histograms[name]`."""
 
-    def __init__(self, model_name: str, engine: str = "0") -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # as vLLM's: no `_created` line beside each counter
-        self._registry = CollectorRegistry()
-        self._labels = {"model_name": model_name, "engine": engine}
-        self.running = self._gauge("num_requests_running", "Sequences that advance in steps.")
-        self.waiting = self._gauge("num_requests_waiting", "Sequences that wait for a place.")
-        self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
-        self.preemptions = self._counter("num_preemptions", "Sequences sent back to the queue.")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self.restarts = self._counter("engine_restarts", "Times the engine was started again.")
-        self.ttft = self._histogram(
-            "time_to_first_token_seconds", "First token leaves − request arrived.", TTFT_BUCKETS_S
-        )
-        self.itl = self._histogram(
-            "inter_token_latency_seconds", "Gap between tokens of a request.", ITL_BUCKETS_S
-        )
-        self.e2e = self._histogram(
-            "e2e_request_latency_seconds", "Last token − request arrived.", E2E_BUCKETS_S
-        )
-        self.step_tokens = self._histogram(
-            "iteration_tokens_total", "Tokens computed in a step.", STEP_TOKEN_BUCKETS
-        )
-        self._success = Counter(
-            PREFIX + "request_success",
-            "Requests finished, by reason.",
-            [*self._labels, "finished_reason"],
-            registry=self._registry,
-        )
-        self._seen_preemptions = 0
+    def __init__(self, model_name: str, *, prefix: str = "headway", engine: str = "0") -> None:
+        self.prefix = prefix
+        self.values: dict[str, dict[tuple[str, ...], float]] = {
+            row.name: {} if row.labels else {(): 0.0} for row in ROWS if row.kind != H
+        }
+        self.histograms = {row.name: Histogram(row.buckets) for row in ROWS if row.kind == H}
+        self._common = (model_name, engine)
+        self._collectors = CollectorRegistry()
+        self._collectors.register(self)
 
-    def _gauge(self, name: str, help: str) -> Gauge:
-        gauge = Gauge(PREFIX + name, help, list(self._labels), registry=self._registry)
-        return gauge.labels(**self._labels)
+    def add(self, name: str, amount: float = 1.0, *labels: str) -> None:
+        """Count `amount` more of a counter."""
+        values = self.values[name]
+        values[labels] = values.get(labels, 0.0) + amount
 
-    def _counter(self, name: str, help: str) -> Counter:
-        counter = Counter(PREFIX + name, help, list(self._labels), registry=self._registry)
-        return counter.labels(**self._labels)
+    def set(self, name: str, value: float | None, *labels: str) -> None:
+        """Set a gauge; None takes the sample away."""
+        if value is None:
+            self.values[name].pop(labels, None)
+        else:
+            self.values[name][labels] = value
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            PREFIX + name, help, list(self._labels), registry=self._registry, buckets=buckets
-        )
-        return histogram.labels(**self._labels)
+    def observe(self, name: str, value: float | None) -> None:
+        """Count a value of a histogram; None is nothing."""
+        if value is not None:
+            self.histograms[name].observe(value)
 
-    def on_step(self, record: StepRecord) -> None:
-        """Take one step record."""
-        self.running.set(record.num_running)
-        self.waiting.set(record.num_waiting)
-        self.kv_usage.set(record.kv_usage)
-        self.step_tokens.observe(record.num_tokens)
-        new = record.num_preemptions - self._seen_preemptions
-        self.preemptions.inc(max(new, 0))  # a restarted engine counts from 0 again
-        self._seen_preemptions = record.num_preemptions
+    def counts(self, name: str) -> dict[str, int]:
+        """A counter of one label as {label: count}."""
+        return {labels[0]: int(value) for labels, value in self.values[name].items()}
 
-    def on_death(self) -> None:
-        """The engine is gone, and with it all that ran, waited or held a block."""
-        for gauge in (self.running, self.waiting, self.kv_usage):
-            gauge.set(0)
-        self._seen_preemptions = 0
-
-    def on_finish(self, reason: str) -> None:
-        """Count one finished sequence by its reason."""
-        self._success.labels(**self._labels, finished_reason=reason).inc()
+    def collect(self) -> Iterator[Metric]:
+        """What prometheus_client asks for."""
+        for row in ROWS:
+            labels = (*COMMON_LABELS, *row.labels)
+            name = f"{self.prefix}:{row.name}"
+            if row.kind == H:
+                histogram = self.histograms[row.name]
+                family = HistogramMetricFamily(name, row.help, labels=labels)
+                family.add_metric(self._common, histogram.cumulative(), histogram.sum)
+                yield family
+                continue
+            kind = CounterMetricFamily if row.kind == C else GaugeMetricFamily
+            plain = kind(name, row.help, labels=labels)
+            samples: Iterable[tuple[tuple[str, ...], float]] = self.values[row.name].items()
+            for extra, value in samples:
+                plain.add_metric((*self._common, *extra), value)
+            yield plain
 
     def render(self) -> bytes:
         """The text that `/metrics` serves."""
-        return generate_latest(self._registry)
+        return generate_latest(self._collectors)

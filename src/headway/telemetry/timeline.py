@@ -1,47 +1,213 @@
-"""When the tokens of one request left: TTFT, gaps and the whole, as they are defined.
+"""When one request arrived, was scheduled, and each of its tokens left, on the server's clock.
 
 Worked example, arrived at 0, tokens leave at 2, 3 and two together at 5: TTFT 2, gaps 1, 2, 0,
-e2e 5; the gaps add up to e2e − TTFT and there is one less than tokens.
+e2e 5, TPOT (5 − 2) / 3 = 1; the gaps add up to e2e − TTFT and there is one less than tokens. All
+that is reported later is derived from these timestamps.
 """
 
-from headway.core.clock import Clock
-from headway.telemetry.registry import Registry
+from array import array
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from headway.core.slo import Slo
+from headway.telemetry.formulas import p99
+from headway.telemetry.goodput import FAILED, LEFT, OK, Ended, ServiceClass, judge
+from headway.telemetry.snapshot import LiveRequest
+from headway.telemetry.windows import Slots
+
+
+class Listener(Protocol):
+    """Who is told of a request's turning points; every other token goes by unheard."""
+
+    def on_first_token(self, timeline: "Timeline") -> None: ...
+
+    def on_end(self, timeline: "Timeline", ended: Ended) -> None: ...
 
 
 class Timeline:
-    """One request's sequences on the server's clock."""
+    """One HTTP request: its prompts, and the sequences that answer them, told apart by choice."""
 
-    __slots__ = ("_clock", "_last_s", "_registry", "arrived_s", "first_s")
+    __slots__ = (
+        *("_listener", "_now_s", "_slots", "arrived_s", "cached_tokens", "computed", "ended"),
+        *("first_s", "num_preemptions", "num_prompt", "objectives", "parent", "prefill_s"),
+        *("preempted_s", "request_id", "scheduled_s", "service_class", "times"),
+    )
 
-    def __init__(self, clock: Clock, registry: Registry, arrived_s: float) -> None:
-        self._clock = clock
-        self._registry = registry
+    def __init__(
+        self,
+        now_s: Callable[[], float],
+        slots: Slots,
+        listener: Listener,
+        *,
+        request_id: str,
+        arrived_s: float,
+        num_prompt: int,
+        num_choices: int,
+        service_class: ServiceClass,
+        slo: Slo | None = None,
+        parent: str | None = None,
+    ) -> None:
+        self._now_s, self._slots, self._listener = now_s, slots, listener
+        self.request_id = request_id
         self.arrived_s = arrived_s
+        self.num_prompt = num_prompt
+        self.service_class = service_class
+        self.objectives = slo
+        self.parent = parent
+        """The trace context that came with the request, for spans."""
+        self.scheduled_s: float | None = None
         self.first_s: float | None = None
-        self._last_s: dict[int, float] = {}
+        self.prefill_s = self.preempted_s = 0.0
+        self.cached_tokens = 0
+        self.num_preemptions = 0
+        self.computed: dict[tuple[int, int], int] = {}
+        self.times = [array("d") for _ in range(num_choices)]
+        self.ended: Ended | None = None
 
-    def tokens_left(self, index: int, count: int) -> None:
-        """`count` tokens of sequence `index` left now, in one piece."""
+    # ── as it happens ───────────────────────────────────────────────────────────────────────
+
+    def scheduled(self, first_scheduled_s: float, num_cached_tokens: int) -> None:
+        """One of its sequences was in a step for the first time, as the engine tells."""
+        if self.scheduled_s is None or first_scheduled_s < self.scheduled_s:
+            self.scheduled_s = max(first_scheduled_s, self.arrived_s)
+        self.cached_tokens += num_cached_tokens
+
+    def tokens_left(self, choice: int, count: int) -> None:
+        """`count` tokens of a choice left now, in one piece."""
         if count == 0:
             return
-        now_s = self._clock.now_s()
-        registry = self._registry
-        if self.first_s is None:
-            self.first_s = now_s
-            registry.ttft.observe(now_s - self.arrived_s)
-        last_s = self._last_s.get(index)
-        self._last_s[index] = now_s
-        if last_s is not None:
-            registry.itl.observe(now_s - last_s)
+        now_s = self._now_s()
+        times = self.times[choice]
+        gaps = self._slots.current.gaps.get(self.service_class.name)
+        if gaps is None:
+            gaps = self._slots.current.gaps[self.service_class.name] = array("d")
+        if times:
+            gaps.append(now_s - times[-1])
+        else:
+            self._slots.current.first_tokens += 1
+            if self.first_s is None:
+                self.first_s = now_s
+                self._listener.on_first_token(self)
+        times.append(now_s)
         for _ in range(count - 1):
-            registry.itl.observe(0.0)
+            gaps.append(0.0)
+            times.append(now_s)
 
-    def finished(self, reason: str) -> None:
-        """A sequence ended."""
-        self._registry.on_finish(reason)
+    def end(self, outcome: str) -> None:
+        """The request is over; only the first call counts."""
+        if self.ended is not None:
+            return
+        now_s = self._now_s()
+        last_s = max((times[-1] for times in self.times if times), default=now_s)
+        e2e_s = (last_s if outcome == OK else now_s) - self.arrived_s
+        slo, ttft_s, tpot_s = self.slo, self.ttft_s, self.tpot_s
+        itl_p99_s = None if slo.itl_p99_s is None else p99(self.gaps())
+        missed = judge(slo, outcome, ttft_s=ttft_s, tpot_s=tpot_s, itl_p99_s=itl_p99_s, e2e_s=e2e_s)
+        self.ended = Ended(
+            service_class=self.service_class.name,
+            outcome=outcome,
+            ended_s=now_s,
+            prompt_tokens=self.num_prompt,
+            output_tokens=self.num_generated,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            itl_p99_s=itl_p99_s,
+            e2e_s=e2e_s,
+            queue_s=self.queue_s,
+            prefill_s=self.prefill_time_s,
+            missed=missed,
+        )
+        self._listener.on_end(self, self.ended)
 
-    def complete(self, prompt_tokens: int, generated_tokens: int) -> None:
-        """The request is over; counts its tokens."""
-        self._registry.prompt_tokens.inc(prompt_tokens)
-        self._registry.generation_tokens.inc(generated_tokens)
-        self._registry.e2e.observe(self._clock.now_s() - self.arrived_s)
+    def complete(self) -> None:
+        """Every sequence came to its end."""
+        self.end(OK)
+
+    def failed(self) -> None:
+        """It ended by our own fault."""
+        self.end(FAILED)
+
+    def left(self) -> None:
+        """The client went away."""
+        self.end(LEFT)
+
+    # ── what follows from it ────────────────────────────────────────────────────────────────
+
+    @property
+    def slo(self) -> Slo:
+        """Its own objectives, or those of its class."""
+        if self.objectives is not None:
+            return self.objectives
+        return self.service_class.objectives(self.num_prompt - self.cached_tokens)
+
+    @property
+    def num_generated(self) -> int:
+        return sum(map(len, self.times))
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.arrived_s
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.scheduled_s is None else self.scheduled_s - self.arrived_s
+
+    @property
+    def prefill_time_s(self) -> float | None:
+        """First token − first scheduled."""
+        if self.first_s is None or self.scheduled_s is None:
+            return None
+        return max(self.first_s - self.scheduled_s, 0.0)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last − first) / (n − 1); of several sequences the slowest one's."""
+        found = [(t[-1] - t[0]) / (len(t) - 1) for t in self.times if len(t) > 1]
+        return max(found, default=None)
+
+    def gaps(self) -> np.ndarray:
+        """Every gap between consecutive tokens of one sequence."""
+        parts = [np.diff(np.frombuffer(times)) for times in self.times if len(times) > 1]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def timings(self) -> dict[str, Any]:
+        """What `timings: true` puts into the answer; seconds."""
+        last_s = max((times[-1] for times in self.times if times), default=self.arrived_s)
+        return {
+            "queue_s": self.queue_s,
+            "prefill_s": self.prefill_time_s,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "e2e_s": last_s - self.arrived_s,
+            "cached_tokens": self.cached_tokens,
+            "preemptions": self.num_preemptions,
+        }
+
+    def state(self) -> str:
+        """waiting, prefill, decode or preempted."""
+        last_s = max((times[-1] for times in self.times if times), default=0.0)
+        if self.preempted_s > max(last_s, self.prefill_s):
+            return "preempted"
+        if last_s > self.prefill_s:
+            return "decode"
+        return "waiting" if self.scheduled_s is None else "prefill"
+
+    def live(self, now_s: float) -> LiveRequest:
+        """The request as `/stats` lists it."""
+        started = self.first_s is not None
+        computed = self.num_prompt if started else min(sum(self.computed.values()), self.num_prompt)
+        return LiveRequest(
+            id=self.request_id,
+            service_class=self.service_class.name,
+            age_s=now_s - self.arrived_s,
+            state=self.state(),
+            num_sequences=len(self.times),
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.cached_tokens,
+            computed_tokens=computed + sum(len(times) - 1 for times in self.times if times),
+            generated_tokens=self.num_generated,
+            ttft_s=self.ttft_s,
+            num_preemptions=self.num_preemptions,
+        )

@@ -1,16 +1,23 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
-from headway.core.options.field import Bytes
+from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
-from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOptions
+from headway.core.options.tables import (
+    EngineOptions,
+    SamplingOptions,
+    ServerOptions,
+    TraceOptions,
+)
 
 __all__ = [
     "BenchOptions",
     "Bytes",
     "EngineOptions",
     "SamplingOptions",
+    "Seconds",
     "ServerOptions",
+    "TraceOptions",
     "help_text",
     "read_options",
     "to_arguments",

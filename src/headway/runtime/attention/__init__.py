@@ -1,7 +1,7 @@
 """Attention over paged KV: one backend a file, chosen by the name a user types."""
 
 from headway.runtime.attention.cache import KVLayer, allocate_kv
-from headway.runtime.attention.protocol import AttentionBackend
+from headway.runtime.attention.protocol import AttentionBackend, AttentionRule
 from headway.runtime.attention.reference import ReferenceAttention
 from headway.runtime.attention.sdpa import SdpaAttention
 
@@ -10,4 +10,4 @@ BACKENDS: dict[str, type[AttentionBackend]] = {
     "sdpa": SdpaAttention,
 }
 
-__all__ = ["BACKENDS", "AttentionBackend", "KVLayer", "allocate_kv"]
+__all__ = ["BACKENDS", "AttentionBackend", "AttentionRule", "KVLayer", "allocate_kv"]

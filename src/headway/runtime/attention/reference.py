@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 
 
@@ -13,30 +14,44 @@ class ReferenceAttention:
     name = "reference"
 
     def attend(
-        self, q_TND: Tensor, k_TGD: Tensor, v_TGD: Tensor, layer: KVLayer, batch: Batch
+        self,
+        q_TND: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        layer: KVLayer,
+        batch: Batch,
+        rule: AttentionRule,
     ) -> Tensor:
         layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
         tables = batch.block_tables_GSB[layer.group]
+        block_size = layer.k.shape[1]
         out = torch.empty_like(q_TND)
         begin = 0
         for row, (length, context) in enumerate(
             zip(batch.query_lens, batch.context_lens, strict=True)
         ):
-            k, v = layer.gather(tables[row])
+            first_block = rule.first_seen(context - length) // block_size
+            k, v = layer.gather(tables[row, first_block:])
+            live = slice(0, context - first_block * block_size)
             q = q_TND[begin : begin + length]
-            out[begin : begin + length] = attend_one(q, k[:context], v[:context])
+            out[begin : begin + length] = attend_one(q, k[live], v[live], rule)
             begin += length
         return out
 
 
-def attend_one(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor) -> Tensor:
-    """Causal attention of the last Q of C positions, (Q, N, D)."""
+def attend_one(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule) -> Tensor:
+    """Causal attention of the last Q of C consecutive positions, (Q, N, D)."""
     length, num_heads, head_dim = q_QND.shape
     context, kv_heads, _ = k_CGD.shape
     q = q_QND.float().view(length, kv_heads, num_heads // kv_heads, head_dim)
-    scores = torch.einsum("qgnd,cgd->gnqc", q, k_CGD.float()) * head_dim**-0.5
-    query_at = torch.arange(context - length, context, device=q.device)
-    later = torch.arange(context, device=q.device)[None, :] > query_at[:, None]
-    weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+    scores = torch.einsum("qgnd,cgd->gnqc", q, k_CGD.float()) * rule.scale
+    if rule.softcap:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    query_at = torch.arange(context - length, context, device=q.device)[:, None]
+    key_at = torch.arange(context, device=q.device)[None, :]
+    unseen = key_at > query_at
+    if rule.window:
+        unseen |= key_at <= query_at - rule.window
+    weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
     out = torch.einsum("gnqc,cgd->qgnd", weights, v_CGD.float())
     return out.reshape(length, num_heads, head_dim).to(q_QND.dtype)

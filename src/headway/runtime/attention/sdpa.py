@@ -5,14 +5,26 @@ query of several rows, so K and V are read once a group. Chunks go one by one; t
 broadcast by a stride of 0 and never repeated in memory.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 
 SAME_BUCKET = 2.0
+
+
+@dataclass(slots=True)
+class DecodeView:
+    """Decodes of like context in one KV group: which rows, their live blocks, what they see."""
+
+    at: slice | Tensor
+    blocks_RB: Tensor
+    mask_R11C: Tensor
 
 
 class SdpaAttention:
@@ -21,66 +33,111 @@ class SdpaAttention:
     name = "sdpa"
 
     def attend(
-        self, q_TND: Tensor, k_TGD: Tensor, v_TGD: Tensor, layer: KVLayer, batch: Batch
+        self,
+        q_TND: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        layer: KVLayer,
+        batch: Batch,
+        rule: AttentionRule,
     ) -> Tensor:
         layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
-        tables = batch.block_tables_GSB[layer.group]
         out = torch.empty_like(q_TND)
-        for rows, longest in buckets(batch.context_lens[: batch.num_decodes]):
-            self._decodes(q_TND, layer, tables, batch.context_lens, rows, longest, out)
+        for view in decode_views(batch, layer, rule):
+            out[view.at] = decodes(q_TND[view.at], layer, view, rule)
         begin = batch.num_decodes
+        tables = batch.block_tables_GSB[layer.group]
         for row in range(batch.num_decodes, len(batch.query_lens)):
             end = begin + batch.query_lens[row]
-            out[begin:end] = self._chunk(
-                q_TND[begin:end], layer, tables[row], batch.context_lens[row]
-            )
+            context = batch.context_lens[row]
+            out[begin:end] = chunk(q_TND[begin:end], layer, tables[row], context, rule)
             begin = end
         return out
 
-    def _decodes(
-        self,
-        q_TND: Tensor,
-        layer: KVLayer,
-        tables_SB: Tensor,
-        contexts: list[int],
-        rows: list[int],
-        longest: int,
-        out_TND: Tensor,
-    ) -> None:
-        """One new token each for `rows`, whose contexts are at most `longest`."""
-        num_heads, head_dim = q_TND.shape[1:]
-        block_size, kv_heads = layer.k.shape[1:3]
-        everybody = len(rows) == q_TND.shape[0]
-        at = slice(None) if everybody else torch.tensor(rows, device=q_TND.device)
-        blocks = tables_SB[at, : -(-longest // block_size)]
-        k, v = layer.gather(blocks)
-        q = q_TND[at].view(len(rows), kv_heads, num_heads // kv_heads, head_dim)
-        lens = torch.tensor([contexts[row] for row in rows], device=q.device)
-        mask = torch.arange(k.shape[1], device=q.device)[None, :] < lens[:, None]
-        attended = scaled_dot_product_attention(
-            working(q),
-            working(k).transpose(1, 2),
-            working(v).transpose(1, 2),
-            attn_mask=mask[:, None, None, :].expand(-1, 1, q.shape[2], -1),
-        )
-        out_TND[at] = attended.reshape(len(rows), num_heads, head_dim).to(out_TND.dtype)
 
-    def _chunk(self, q_QND: Tensor, layer: KVLayer, table_B: Tensor, context: int) -> Tensor:
-        """Several tokens of one sequence that see `context` tokens at the end."""
-        length, num_heads, head_dim = q_QND.shape
-        block_size, kv_heads = layer.k.shape[1:3]
-        k, v = layer.gather(table_B[: -(-context // block_size)])
-        group = num_heads // kv_heads
-        q = working(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        k, v = (
-            working(x[:context]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1) for x in (k, v)
+def decode_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[DecodeView]:
+    """The decodes of this step by bucket; made by a group's first layer, read by the others."""
+    if layer.group not in batch.views:
+        batch.views[layer.group] = make_views(batch, layer, rule)
+    found: list[DecodeView] = batch.views[layer.group]
+    return found
+
+
+def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[DecodeView]:
+    """Worked example, blocks of 4, window 6: a context of 13 sees 7 … 12, in its blocks 1 … 3."""
+    block_size = layer.k.shape[1]
+    tables_SB = batch.block_tables_GSB[layer.group]
+    device = tables_SB.device
+    contexts = batch.context_lens[: batch.num_decodes]
+    first_blocks = [rule.first_seen(context - 1) // block_size for context in contexts]
+    lens = [c - f * block_size for c, f in zip(contexts, first_blocks, strict=True)]
+    views = []
+    for rows, longest in buckets(lens):
+        everybody = len(rows) == len(batch.query_lens)
+        at = slice(None) if everybody else torch.tensor(rows, device=device)
+        num_blocks = -(-longest // block_size)
+        first_R1 = torch.tensor([[first_blocks[row]] for row in rows], device=device)
+        context_R1 = torch.tensor([[contexts[row]] for row in rows], device=device)
+        if rule.window:
+            wanted = first_R1 + torch.arange(num_blocks, device=device)
+            blocks = tables_SB[at].gather(1, wanted.clamp(max=tables_SB.shape[1] - 1))
+        else:
+            blocks = tables_SB[at, :num_blocks]
+        key_at = first_R1 * block_size + torch.arange(num_blocks * block_size, device=device)
+        seen = key_at < context_R1
+        if rule.window:
+            seen &= key_at >= context_R1 - rule.window
+        views.append(DecodeView(at, blocks, seen[:, None, None, :]))
+    return views
+
+
+def decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule) -> Tensor:
+    """One new token for each row of `view`, (R, N, D)."""
+    num_rows, num_heads, head_dim = q_RND.shape
+    kv_heads = layer.k.shape[2]
+    k, v = layer.gather(view.blocks_RB)
+    q = working(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
+    mask = view.mask_R11C.expand(-1, 1, q.shape[2], -1)
+    attended = product(q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule)
+    return attended.reshape(q_RND.shape).to(q_RND.dtype)
+
+
+def chunk(
+    q_QND: Tensor, layer: KVLayer, table_B: Tensor, context: int, rule: AttentionRule
+) -> Tensor:
+    """Several tokens of one sequence that see up to `context` tokens at the end, (Q, N, D)."""
+    length, num_heads, head_dim = q_QND.shape
+    block_size, kv_heads = layer.k.shape[1:3]
+    group = num_heads // kv_heads
+    first_block = rule.first_seen(context - length) // block_size
+    begin = first_block * block_size
+    k, v = layer.gather(table_B[first_block : -(-context // block_size)])
+    q = working(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    k, v = (
+        working(x[: context - begin]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1)
+        for x in (k, v)
+    )
+    mask = None
+    if length != context or rule.softcap or 0 < rule.window < context:
+        query_at = torch.arange(context - length, context, device=q.device)[:, None]
+        key_at = torch.arange(begin, context, device=q.device)[None, :]
+        mask = key_at <= query_at
+        if rule.window:
+            mask &= key_at > query_at - rule.window
+    attended = product(q, k, v, mask, rule)
+    return attended.permute(2, 0, 1, 3).reshape(q_QND.shape).to(q_QND.dtype)
+
+
+def product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
+    """softmax(cap(q · kᵀ · scale)) · v; no mask means causal. torch's own knows no soft cap."""
+    if not rule.softcap:
+        causal = mask is None
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=rule.scale
         )
-        mask = None
-        if length != context:
-            query_at = torch.arange(context - length, context, device=q.device)
-            mask = torch.arange(context, device=q.device)[None, :] <= query_at[:, None]
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return attended.permute(2, 0, 1, 3).reshape(q_QND.shape).to(q_QND.dtype)
+    assert mask is not None
+    scores = rule.softcap * torch.tanh(q @ k.transpose(-1, -2) * (rule.scale / rule.softcap))
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
 
 
 def working(x: Tensor) -> Tensor:

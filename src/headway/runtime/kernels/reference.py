@@ -1,6 +1,7 @@
 """Every operation in plain torch: the definition of correct, on any device.
 
-T tokens, H hidden size, N heads, D head size, I MLP size, O outputs of a linear layer.
+T tokens, H hidden size, N heads, D head size, R rotated dims, I MLP size, O outputs of a linear
+layer.
 """
 
 import torch
@@ -13,10 +14,15 @@ def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
     return functional.linear(x_TH, weight_OH, bias_O)
 
 
-def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, the mean in fp32 (Zhang & Sennrich 2019)."""
+def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, the mean in fp32 (Zhang & Sennrich 2019).
+
+    With an offset the weight is `offset` + weight and multiplied in fp32 (Gemma's 1 + w).
+    """
     x = x_TH.float()
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (x * (offset + weight_H.float())).to(x_TH.dtype)
     return weight_H * x.to(x_TH.dtype)
 
 
@@ -26,11 +32,21 @@ def silu_mul(gate_up_TI2: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def rope(x_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + D/2]) by the position's angles (Su et al. 2021).
+def gelu_tanh_mul(gate_up_TI2: Tensor) -> Tensor:
+    """GeGLU's middle, gelu by its tanh approximation: gelu(first half) · second half, (T, I)."""
+    gate, up = gate_up_TI2.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
 
-    `cos_TD` and `sin_TD` are fp32, (T, 1, D/2).
+
+def rope(x_TND: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
+    """Rotate the pairs (x[i], x[i + R/2]) by the position's angles (Su et al. 2021).
+
+    `cos_TR` and `sin_TR` are fp32, (T, 1, R/2); dims beyond the R rotated ones stay.
     """
-    first, second = x_TND.float().chunk(2, dim=-1)
-    rotated = torch.cat((first * cos_TD - second * sin_TD, second * cos_TD + first * sin_TD), -1)
-    return rotated.to(x_TND.dtype)
+    half = cos_TR.shape[-1]
+    first, second = x_TND[..., :half].float(), x_TND[..., half : 2 * half].float()
+    rotated = torch.cat((first * cos_TR - second * sin_TR, second * cos_TR + first * sin_TR), -1)
+    rotated = rotated.to(x_TND.dtype)
+    return (
+        torch.cat((rotated, x_TND[..., 2 * half :]), -1) if x_TND.shape[-1] > 2 * half else rotated
+    )

@@ -14,6 +14,10 @@ from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
+GATED = {"silu": reference.silu_mul, "gelu_tanh": reference.gelu_tanh_mul}
+"""The middle of a gated MLP, by its activation."""
+
+
 class LinearKernel(Protocol):
     """A linear layer: `prepare` once, after loading, then call with what it returned.
 
@@ -51,8 +55,8 @@ class Kernels:
     """The chosen functions; `reasons` maps an operation to (name, why)."""
 
     linear: LinearKernel
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = reference.rms_norm
-    silu_mul: Callable[[Tensor], Tensor] = reference.silu_mul
+    rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = reference.rms_norm
+    gated: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: dict(GATED))
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = reference.rope
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -60,7 +64,7 @@ class Kernels:
 def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     """The kernels for this device, weight type and CPU."""
     torch_why = "torch's own is the fastest there is here"
-    reasons = dict.fromkeys(("rms_norm", "silu_mul", "rope"), ("torch", torch_why))
+    reasons = dict.fromkeys(("rms_norm", "gated", "rope"), ("torch", torch_why))
     linear, reasons["linear"] = choose_linear(settings, machine)
     return Kernels(linear=linear, reasons=reasons)
 

@@ -1,10 +1,28 @@
-"""Model families: one small file a family, one row an architecture."""
+"""Model families: one small file a family, one row an architecture.
 
-from headway.runtime.models.llama import Llama
+The row's other half, its numbers, is in `core.model_spec.FAMILIES`.
+"""
 
-MODELS = {
-    "LlamaForCausalLM": Llama,
-    "Qwen2ForCausalLM": Llama,
+from headway.runtime.models.decoder import Architecture, Decoder
+from headway.runtime.models.gemma import GEMMA2, GEMMA3
+from headway.runtime.models.granite import GRANITE
+from headway.runtime.models.llama import LLAMA
+from headway.runtime.models.olmo2 import OLMO2
+from headway.runtime.models.phi3 import PHI3
+from headway.runtime.models.qwen3 import QWEN3, QWEN3_MOE
+
+MODELS: dict[str, Architecture] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": LLAMA,
+    "Qwen2ForCausalLM": LLAMA,
+    "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Phi3ForCausalLM": PHI3,
+    "Olmo2ForCausalLM": OLMO2,
+    "GraniteForCausalLM": GRANITE,
+    "SmolLM3ForCausalLM": LLAMA,
 }
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "Decoder"]

@@ -1,16 +1,20 @@
-"""Llama 2 and 3.x (Touvron et al. 2023), and Qwen2 and 2.5, which differ by a bias.
+"""Llama 2 and 3.x (Touvron et al. 2023), and those that differ from it in numbers alone.
 
              ┌──────────────┐            ┌────────┐
 x ──┬─ norm ─┤ attention    ├─ + ─┬─ norm ┤ MLP    ├─ + ──▶ next layer … norm ─▶ head
     └────────┴──────────────┴──┘  └───────┴────────┴──┘
+
+Mistral has a window, Qwen2 and 2.5 a bias on queries, keys and values, SmolLM3 layers without a
+rope.
 """
 
 from torch import Tensor, nn
 
-from headway.runtime.layers import Attention, Build, GatedMLP, Linear, RMSNorm, Step
+from headway.runtime.layers import Attention, Build, GatedMLP, RMSNorm, Step
+from headway.runtime.models.decoder import Architecture, Weights
 
 LAYER = "model.layers.{i}."
-WEIGHTS = {
+WEIGHTS: Weights = {
     "model.embed_tokens": ("embedding", None),
     LAYER + "input_layernorm": ("layers.{i}.attention_norm", None),
     LAYER + "self_attn.q_proj": ("layers.{i}.attention.qkv", "q"),
@@ -24,7 +28,6 @@ WEIGHTS = {
     "model.norm": ("norm", None),
     "lm_head": ("head", None),
 }
-"""Checkpoint module → (our module, its part of the rows there); `.weight` and `.bias` follow."""
 
 
 class LlamaLayer(nn.Module):
@@ -40,32 +43,4 @@ class LlamaLayer(nn.Module):
         return x_TH + self.mlp(self.mlp_norm(x_TH))
 
 
-class Llama(nn.Module):
-    """Token ids in, hidden states out; `logits` applies the head to the rows that need it."""
-
-    weights = WEIGHTS
-
-    def __init__(self, build: Build) -> None:
-        super().__init__()
-        spec = build.spec
-        self.embedding = nn.Embedding(
-            spec.vocab_size,
-            spec.hidden_size,
-            _weight=build.weight(spec.vocab_size, spec.hidden_size),
-            _freeze=True,
-        )
-        self.layers = nn.ModuleList(LlamaLayer(build, i) for i in range(spec.num_layers))
-        self.norm = RMSNorm(build)
-        self.head = Linear(build, spec.hidden_size, spec.vocab_size)
-        if spec.tied:
-            self.head.weight = self.embedding.weight
-
-    def forward(self, token_ids_T: Tensor, step: Step) -> Tensor:
-        x_TH = self.embedding(token_ids_T)
-        for layer in self.layers:
-            x_TH = layer(x_TH, step)
-        return x_TH
-
-    def logits(self, x_RH: Tensor) -> Tensor:
-        """fp32 logits of these rows, (R, vocab)."""
-        return self.head(self.norm(x_RH)).float()
+LLAMA = Architecture(LlamaLayer, WEIGHTS)

@@ -11,6 +11,7 @@ from headway.server.generation import Generation
 from headway.server.models import State
 from headway.server.openai import render
 from headway.server.openai.schema import ChatBody, chat_messages, check_chat, sampling_params
+from headway.telemetry.goodput import choose_class, request_slo
 
 encode = msgspec.json.encode
 
@@ -44,6 +45,9 @@ def prepare(
         request_id=request_id,
         created=int(state.clock.wall_s()),
         arrived_s=arrived_s,
+        service_class=choose_class(model.telemetry.classes, body.service_class, body.service_tier),
+        slo=request_slo(body.slo),
+        wants_timings=bool(body.timings),
     )
     return generation, ChatDialect(generation, body, state.fingerprint)
 
@@ -138,8 +142,8 @@ class ChatDialect:
         )
 
     def usage_chunk(self) -> bytes:
-        content = {**self._common, "choices": [], "usage": self._generation.usage()}
-        return b"data: " + encode(content) + b"\n\n"
+        usage = self._generation.usage()
+        return self._generation.last_chunk(self._common, usage)
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         answer = {
@@ -147,6 +151,7 @@ class ChatDialect:
             "object": "chat.completion",
             "choices": [self._choice(i, deltas) for i, deltas in enumerate(choices)],
             "usage": self._generation.usage(),
+            **self._generation.timings(),
         }
         if self._generation.sampling.prompt_logprobs is not None:
             entries = choices[0][0].prompt_logprobs if choices[0] else None

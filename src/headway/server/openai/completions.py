@@ -12,6 +12,7 @@ from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.chat import fits
 from headway.server.openai.schema import CompletionBody, check_common, sampling_params
+from headway.telemetry.goodput import choose_class, request_slo
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
@@ -58,6 +59,9 @@ def prepare(
         request_id=request_id,
         created=int(state.clock.wall_s()),
         arrived_s=arrived_s,
+        service_class=choose_class(model.telemetry.classes, body.service_class, body.service_tier),
+        slo=request_slo(body.slo),
+        wants_timings=bool(body.timings),
     )
     return generation, CompletionDialect(generation, body, state.fingerprint, only_prompt)
 
@@ -195,8 +199,7 @@ class CompletionDialect:
         )
 
     def usage_chunk(self) -> bytes:
-        content = {**self._common, "choices": [], "usage": self._usage()}
-        return b"data: " + encode(content) + b"\n\n"
+        return self._generation.last_chunk(self._common, self._usage())
 
     def _usage(self) -> dict[str, Any]:
         if self._only_prompt:
@@ -210,7 +213,8 @@ class CompletionDialect:
             first = choices[index - index % n]  # a prompt's log-probabilities come with its first
             told = next((d.prompt_logprobs for d in first if d.prompt_logprobs), None)
             found.append(self._choice(index, deltas, told))
-        return {**self._common, "choices": found, "usage": self._usage()}
+        answer = {**self._common, "choices": found, "usage": self._usage()}
+        return answer | self._generation.timings()
 
     def _choice(
         self, index: int, deltas: list[Delta], told: list[TokenLogprobs | None] | None

@@ -13,13 +13,13 @@ from headway.core.request import MAX_LOGPROBS, SamplingParams
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 NO_OPS = frozenset(
-    "user metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier "
+    "user metadata store prompt_cache_key prompt_cache_retention safety_identifier "
     "verbosity prediction".split()
 )
 """Accepted and without effect here; documented in docs/api.md."""
 LATER = frozenset(
     "tools tool_choice parallel_tool_calls functions function_call structured_outputs guided_json "
-    "guided_regex guided_choice guided_grammar slo service_class priority cache_salt bad_words "
+    "guided_regex guided_choice guided_grammar priority cache_salt bad_words "
     "modalities audio web_search_options use_beam_search length_penalty".split()
 )
 SAMPLING_FIELDS = (
@@ -70,6 +70,10 @@ class Common(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    slo: dict[str, Any] | None = None
+    service_class: str | None = None
+    service_tier: str | None = None
+    timings: bool | None = None
 
 
 class ChatBody(Common, kw_only=True):

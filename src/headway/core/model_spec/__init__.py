@@ -1,0 +1,26 @@
+"""A model's dimensions, read from its Hugging Face `config.json`, and what follows from them."""
+
+from headway.core.model_spec.families import FAMILIES
+from headway.core.model_spec.read import read_model_spec, spec_from_config
+from headway.core.model_spec.spec import (
+    DTYPE_BYTES,
+    ExpertsSpec,
+    KVGroupSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
+from headway.core.model_spec.values import read_json
+
+__all__ = [
+    "DTYPE_BYTES",
+    "FAMILIES",
+    "ExpertsSpec",
+    "KVGroupSpec",
+    "LayerSpec",
+    "ModelSpec",
+    "RopeSpec",
+    "read_json",
+    "read_model_spec",
+    "spec_from_config",
+]

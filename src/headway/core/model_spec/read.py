@@ -1,0 +1,202 @@
+"""From a folder's `config.json` to a ModelSpec; what we do not read is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ModelError, UnsupportedModelError
+from headway.core.model_spec.families import FAMILIES, Family, layer_kinds, window_size
+from headway.core.model_spec.rope import FULL, WINDOW, longest_context, ropes_from_config
+from headway.core.model_spec.spec import DTYPE_BYTES, LayerSpec, ModelSpec, RopeSpec
+from headway.core.model_spec.values import (
+    flag,
+    mapping,
+    number,
+    positive,
+    read_json,
+    token_ids,
+)
+
+UNREAD_QUANTIZATION = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "FP8",
+    "gguf": "GGUF",
+}
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""As configs name them → as we do."""
+
+
+def read_model_spec(folder: Path) -> ModelSpec:
+    """Read `folder/config.json` (and end tokens from `generation_config.json`).
+
+    Raises ModelError when the folder holds no model, UnsupportedModelError for what we do not read.
+    """
+    config = read_json(folder / "config.json", missing=no_model_here(folder))
+    generation = folder / "generation_config.json"
+    extra = read_json(generation) if generation.exists() else {}
+    return spec_from_config(config, extra)
+
+
+def no_model_here(folder: Path) -> ModelError:
+    """The error for a folder without a config.json; it tells a GGUF file from an empty folder."""
+    if not folder.exists():
+        return ModelError(
+            f"There is no folder {folder}.", "Give the path of a Hugging Face model folder."
+        )
+    if folder.suffix == ".gguf" or any(folder.glob("*.gguf")):
+        return UnsupportedModelError(
+            f"{folder} holds a GGUF file, which is not read yet.",
+            "Give the Hugging Face folder (config.json and *.safetensors) of the same model.",
+        )
+    return ModelError(
+        f"{folder} holds no model: there is no config.json.",
+        "Give the folder that holds config.json, tokenizer.json and *.safetensors.",
+    )
+
+
+def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelSpec:
+    """Turn the two parsed files into a ModelSpec; raises ModelError naming the key at fault."""
+    architecture = refuse_unsupported(config)
+    family = FAMILIES[architecture]
+    heads = positive(config, "num_attention_heads")
+    hidden = positive(config, "hidden_size")
+    head_dim = positive(config, "head_dim", default=family.head_dim or hidden // heads)
+    kv_heads = positive(config, "num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads.",
+            "Check num_attention_heads and num_key_value_heads.",
+        )
+    ropes = ropes_from_config(config, family.theta, family.local_theta)
+    for rope in ropes.values():
+        if int(head_dim * rope.share) % 2:
+            raise UnsupportedModelError(
+                f"{int(head_dim * rope.share)} of {head_dim} dims a head cannot be rotated "
+                "in pairs.",
+                "Check head_dim and partial_rotary_factor.",
+            )
+    attention_bias = flag(config, "attention_bias")
+    experts, sparse = family.experts(config, positive(config, "num_hidden_layers"))
+    max_len = longest_context(config, ropes[FULL])
+    scales = {"attention_scale": head_dim**-0.5} | family.scales(config)
+    return ModelSpec(
+        architecture=architecture,
+        vocab_size=positive(config, "vocab_size"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=positive(config, "intermediate_size"),
+        max_len=max_len,
+        rms_norm_eps=number(config, "rms_norm_eps", default=family.norm_eps),
+        layers=read_layers(config, family, ropes, sparse, max_len),
+        ropes=tuple(dict.fromkeys(ropes.values())),
+        tied=flag(config, "tie_word_embeddings", default=family.tied),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=attention_bias and family.qkv_bias is None,
+        mlp_bias=flag(config, "mlp_bias"),
+        dtype=checkpoint_dtype(config),
+        experts=experts,
+        activation=read_activation(config, family, architecture),  # type: ignore[arg-type]
+        qk_norm=family.qk_norm,
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
+        eos_token_ids=eos_ids(config, generation),
+        **scales,
+    )
+
+
+def read_layers(
+    config: dict[str, Any],
+    family: Family,
+    ropes: dict[str, RopeSpec],
+    sparse: list[bool],
+    max_len: int,
+) -> tuple[LayerSpec, ...]:
+    """Each layer's window, rope and kind of MLP; a window as wide as the context is none."""
+    window = window_size(config, family)
+    if window >= max_len:
+        window = 0
+    different = tuple(dict.fromkeys(ropes.values()))
+    kinds = layer_kinds(config, family, len(sparse))
+    rotates = family.rotates(config, len(sparse))
+    return tuple(
+        LayerSpec(
+            window=window if kind == WINDOW else 0,
+            rope=different.index(ropes[kind]) if rotate else None,
+            sparse=experts,
+        )
+        for kind, rotate, experts in zip(kinds, rotates, sparse, strict=True)
+    )
+
+
+def refuse_unsupported(config: dict[str, Any]) -> str:
+    """The architecture's name, or UnsupportedModelError that lists what is supported."""
+    supported = ", ".join(FAMILIES)
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise UnsupportedModelError(
+            "config.json names no architecture (key `architectures`).",
+            f"Supported are: {supported}.",
+        )
+    if names[0] not in FAMILIES and ("text_config" in config or "vision_config" in config):
+        raise UnsupportedModelError(
+            f"{names[0]} wraps a text model together with others (images, sound), which is not "
+            "supported.",
+            f"Give a checkpoint of the text model alone. Supported are: {supported}.",
+        )
+    if names[0] not in FAMILIES:
+        raise UnsupportedModelError(
+            f"The architecture {names[0]} is not supported.", f"Supported are: {supported}."
+        )
+    quantization = mapping(config, "quantization_config")
+    if quantization:
+        method = str(quantization.get("quant_method", "unknown")).lower()
+        raise UnsupportedModelError(
+            f"The checkpoint is quantized with {UNREAD_QUANTIZATION.get(method, method)}, "
+            "which is not read yet.",
+            "Give the unquantized folder (bf16, fp16 or fp32) of the same model.",
+        )
+    if flag(config, "use_bidirectional_attention"):
+        raise UnsupportedModelError(
+            f"{names[0]} with use_bidirectional_attention is not a causal model.",
+            "Give a model that generates text from left to right.",
+        )
+    return names[0]
+
+
+def read_activation(config: dict[str, Any], family: Family, architecture: str) -> str:
+    """The MLP's activation, under the family's key or Llama's."""
+    default = next(name for name, ours in ACTIVATIONS.items() if ours == family.activations[0])
+    given = config.get(family.activation_key) or config.get("hidden_act") or default
+    activation = ACTIVATIONS.get(given, "") if isinstance(given, str) else ""
+    if activation not in family.activations:
+        raise UnsupportedModelError(
+            f"The activation {str(given)[:40]} is not supported for {architecture}.",
+            f"Supported is: {default}.",
+        )
+    return activation
+
+
+def checkpoint_dtype(config: dict[str, Any]) -> str:
+    """`dtype` (transformers 5) or `torch_dtype`; float32 when the config does not say."""
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    name = name.removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        raise UnsupportedModelError(
+            f"The checkpoint's type {name} is not supported.",
+            f"Supported are: {', '.join(DTYPE_BYTES)}.",
+        )
+    return name
+
+
+def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+    """End tokens: generation_config.json first, all of them; config.json when it has none."""
+    return token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")

@@ -1,0 +1,115 @@
+"""Rotary embeddings as configs spell them, old and new: one RopeSpec for each kind of layer.
+
+transformers 5 writes `rope_parameters`, flat or by layer type; before that there were `rope_theta`
+and `rope_scaling`, and Gemma 3's `rope_local_base_freq` for its window layers.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from headway.core.errors import ModelError, UnsupportedModelError
+from headway.core.model_spec.spec import RopeSpec
+from headway.core.model_spec.values import flag, mapping, number, positive
+
+FULL, WINDOW = "full_attention", "sliding_attention"
+
+
+def ropes_from_config(
+    config: dict[str, Any], theta: float, local_theta: float | None
+) -> dict[str, RopeSpec]:
+    """The rope of full and of window layers; the thetas are the family's own defaults.
+
+    `local_theta` is None for families whose window layers turn as the full ones do.
+    """
+    given = mapping(config, "rope_parameters")
+    nested = bool(given) and set(given) <= {FULL, WINDOW}
+    full = mapping(given, FULL) if nested else given or mapping(config, "rope_scaling")
+    window = mapping(given, WINDOW) if nested else {}
+    if local_theta is None:
+        full, window = full or window, window or full
+    else:
+        local = number(config, "rope_local_base_freq", default=local_theta)
+        window = {"rope_theta": local} | window
+    return {FULL: read_rope(config, full, theta), WINDOW: read_rope(config, window, theta)}
+
+
+def read_rope(config: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeSpec:
+    """One RopeSpec from its own keys, with the config's where it has none."""
+    share = number(scaling, "partial_rotary_factor", default=config.get("partial_rotary_factor", 1))
+    if share > 1:
+        raise ModelError(
+            f"config.json: partial_rotary_factor is {share}, more than the whole head.",
+            "Copy config.json again from the model's source.",
+        )
+    base = number(scaling, "rope_theta", default=config.get("rope_theta") or theta)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if not isinstance(kind, str) or kind not in READERS:
+        raise UnsupportedModelError(
+            f"The rope scaling {str(kind)[:40]} is not supported.",
+            f"Supported are: {', '.join(READERS)}.",
+        )
+    return RopeSpec(theta=base, kind=kind, share=share, **READERS[kind](config, scaling))  # type: ignore[arg-type]
+
+
+def read_llama3(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+    """Llama 3.1's three bands."""
+    return {
+        "factor": number(scaling, "factor"),
+        "low_freq_factor": number(scaling, "low_freq_factor"),
+        "high_freq_factor": number(scaling, "high_freq_factor"),
+        "original_max_len": positive(scaling, "original_max_position_embeddings"),
+    }
+
+
+def read_dynamic(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+    """NTK-aware scaling: theta grows with the context beyond max_position_embeddings."""
+    return {
+        "factor": number(scaling, "factor"),
+        "original_max_len": positive(config, "max_position_embeddings", default=2048),
+    }
+
+
+def read_yarn(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+    """YaRN (Peng et al. 2023), with DeepSeek's two mscale keys for the gain."""
+    longest = positive(config, "max_position_embeddings", default=2048)
+    original = positive(scaling, "original_max_position_embeddings", default=longest)
+    factor = number(scaling, "factor", default=longest / original)
+    gain = scaling.get("attention_factor")
+    if gain is None and scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        gain = yarn_gain(factor, number(scaling, "mscale")) / yarn_gain(
+            factor, number(scaling, "mscale_all_dim")
+        )
+    return {
+        "factor": factor,
+        "original_max_len": original,
+        "beta_fast": number(scaling, "beta_fast", default=32.0),
+        "beta_slow": number(scaling, "beta_slow", default=1.0),
+        "truncate": flag(scaling, "truncate", default=True),
+        "gain": number({"attention_factor": gain}, "attention_factor", yarn_gain(factor)),
+    }
+
+
+def yarn_gain(factor: float, mscale: float = 1.0) -> float:
+    """0.1 · mscale · ln(factor) + 1: factor 4 → 1.139."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+READERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
+    "default": lambda config, scaling: {},
+    "linear": lambda config, scaling: {"factor": number(scaling, "factor")},
+    "dynamic": read_dynamic,
+    "llama3": read_llama3,
+    "yarn": read_yarn,
+}
+
+
+def longest_context(config: dict[str, Any], rope: RopeSpec) -> int:
+    """max_position_embeddings, stretched by the scalings that are written beside the short one.
+
+    Qwen2.5 with YaRN: 32,768 and a factor of 4 → 131,072.
+    """
+    longest = positive(config, "max_position_embeddings", default=2048)
+    if rope.kind in ("dynamic", "yarn"):
+        return max(longest, int(rope.original_max_len * rope.factor))
+    return longest

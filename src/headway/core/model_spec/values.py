@@ -1,0 +1,97 @@
+"""Values out of parsed JSON: of the right kind, or an error that names the key at fault."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ModelError
+
+
+def read_json(path: Path, missing: ModelError | None = None) -> dict[str, Any]:
+    """Parse a JSON object from `path`; raises ModelError that names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise missing or ModelError(f"{path} is missing.", "Copy the whole folder.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path} is not valid JSON ({str(error)[:200]}).",
+            "Copy the file again from its source.",
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.", "Check the file.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object.", "Copy the file again.")
+    return value
+
+
+def positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    """The positive integer under `key`, or ModelError naming it."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise wrong(key, "a positive integer", value)
+    return value
+
+
+def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    """The positive number under `key`, or ModelError naming it."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise wrong(key, "a positive number", value)
+    return float(value)
+
+
+def optional_number(config: dict[str, Any], key: str, absent: float = 0.0) -> float:
+    """The positive number under `key`; null and 0 are 0, and a key that is not there `absent`."""
+    if key not in config:
+        return absent
+    return number(config, key) if config[key] not in (None, 0) else 0.0
+
+
+def flag(config: dict[str, Any], key: str, default: bool = False) -> bool:
+    """true or false under `key`, or ModelError naming it."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong(key, "true or false", value)
+    return value
+
+
+def mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object under `key` (absent is empty), or ModelError naming it."""
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise wrong(key, "an object", value)
+    return value
+
+
+def token_ids(config: dict[str, Any], key: str) -> tuple[int, ...]:
+    """The token id or ids under `key` (absent is none), or ModelError naming it."""
+    value = config.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31 for i in ids):
+        raise wrong(key, "a token id or a list of them", value)
+    return tuple(ids)
+
+
+def switches(config: dict[str, Any], key: str, count: int) -> list[bool] | None:
+    """A list of at least `count` zeros and ones under `key`, one a layer; None when absent."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) < count or any(v not in (0, 1) for v in value):
+        raise wrong(key, f"a list of {count} zeros and ones", value)
+    return [bool(v) for v in value[:count]]
+
+
+def wrong(key: str, kind: str, value: Any) -> ModelError:
+    """The error for a value of the wrong kind."""
+    return ModelError(
+        f"config.json: {key} must be {kind}, not {str(value)[:80]!r}.",
+        "Copy config.json again from the model's source.",
+    )

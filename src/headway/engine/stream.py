@@ -1,0 +1,83 @@
+"""The answer of one request while it arrives in the server process.
+
+The engine's client puts updates in as they come; whoever serves the request takes deltas out. It
+promises an end: the last delta, or the error that was put in instead.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from headway.core.errors import RequestError, ServerFaultError
+from headway.core.request import SequenceUpdate
+from headway.engine.answer import Answer, Delta
+
+
+class Stream:
+    """The answer of one request while it arrives; iterate over it, then it is over.
+
+    Each turn gives the deltas that came since the last one. Raises RequestError (refused),
+    EngineDownError (died) or ServerFaultError (its step failed).
+    """
+
+    __slots__ = ("_abort", "_arrived", "_error", "_waiter", "answer", "over")
+
+    def __init__(self, answer: Answer, abort: Callable[[int | None], None]) -> None:
+        self.answer = answer
+        self.over = False
+        self._abort = abort
+        self._arrived: list[SequenceUpdate] = []
+        self._error: RequestError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, update: SequenceUpdate) -> None:
+        """Called by the client for each update."""
+        self._arrived.append(update)
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """Called by the client when no update will follow."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def next(self) -> list[Delta]:
+        """The deltas since the last call, at least one; [] when the answer is complete."""
+        while not self.over:
+            if not self._arrived:
+                if self._error is not None:
+                    self.over = True
+                    raise self._error
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+                self._waiter = None
+            deltas = self._take()
+            if deltas:
+                return deltas
+        return []
+
+    def _take(self) -> list[Delta]:
+        arrived, self._arrived = self._arrived, []
+        answer = self.answer
+        deltas = []
+        for update in arrived:
+            if answer.finished(update.index):
+                continue
+            delta, abort = answer.push(update)
+            if abort:
+                self._abort(update.index)
+            if delta.finish_reason == "error":
+                self.over = True
+                self.close()
+                raise ServerFaultError()
+            deltas.append(delta)
+        if answer.num_unfinished == 0:
+            self.over = True
+        return deltas
+
+    def close(self) -> None:
+        """Give up: what still runs of this request is aborted in the engine."""
+        self._abort(None)

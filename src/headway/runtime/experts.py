@@ -1,0 +1,88 @@
+"""A sparse MLP: each token visits a few of many experts (Shazeer et al. 2017), grouped by expert.
+
+Worked example, 3 tokens, 2 of 4 experts each: the router picks [2 0] [1 2] [2 3]. Sorted by expert
+the six visits are 0: t0, 1: t1, 2: t0 t1 t2, 3: t2; each expert that was hit multiplies its rows
+once, and the rows go back to their tokens in the order the router ranked them, so that a sum never
+depends on who else was in the batch. Experts that nobody visits are not read.
+
+T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from headway.runtime.kernels import reference
+from headway.runtime.layers import Build, Linear, Step
+
+
+class ExpertLinear(nn.Module):
+    """One linear layer for each of E experts, weights (E, outputs, inputs)."""
+
+    def __init__(self, build: Build, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight: nn.Parameter | None = build.weight(count, outputs, inputs)
+        self.kernel = build.kernels.linear
+        self.prepared: list[Tensor] = []
+        self.packed = False
+
+    def prepare(self) -> None:
+        """Bring every expert's weight into the kernel's form; one not read any more is let go."""
+        assert self.weight is not None
+        matrices = list(self.weight)
+        self.prepared = [self.kernel.prepare(matrix) for matrix in matrices]
+        self.packed = self.prepared[0] is not matrices[0]
+        if self.packed and not self.kernel.few_rows:
+            self.weight = None
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes of the prepared weights beside the plain ones."""
+        if not self.packed:
+            return 0
+        return sum(int(w.numel() * w.element_size()) for w in self.prepared)
+
+    def forward(self, x_TH: Tensor, expert: int) -> Tensor:
+        if x_TH.shape[0] <= self.kernel.few_rows:
+            assert self.weight is not None
+            return reference.linear(x_TH, self.weight[expert], None)
+        return self.kernel(x_TH, self.prepared[expert], None)
+
+
+class SparseMLP(nn.Module):
+    """A router and its experts, each a gated MLP."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        spec, experts = build.spec, build.spec.experts
+        assert experts is not None
+        self.active, self.normalize = experts.active, experts.normalize
+        self.count = experts.count
+        self.router = Linear(build, spec.hidden_size, experts.count)
+        inner = experts.intermediate_size
+        self.gate_up = ExpertLinear(build, experts.count, spec.hidden_size, 2 * inner)
+        self.down = ExpertLinear(build, experts.count, inner, spec.hidden_size)
+        self.gated = build.kernels.gated[spec.activation]
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        weights_TK, experts_TK = self.route(x_TH)
+        visits_V = experts_TK.flatten().argsort(stable=True)
+        rows_VH = x_TH[visits_V // self.active]
+        out_VH = torch.empty_like(rows_VH)
+        counts = experts_TK.flatten().bincount(minlength=self.count).tolist()
+        begin = 0
+        for expert, count in enumerate(counts):
+            if count:
+                end = begin + count
+                inner = self.gated(self.gate_up(rows_VH[begin:end], expert))
+                out_VH[visits_V[begin:end]] = self.down(inner, expert)
+                begin = end
+                step.experts_read += 1
+        return (out_VH.unflatten(0, (-1, self.active)) * weights_TK[..., None]).sum(1)
+
+    def route(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, experts) of each token's visits, likeliest first, both (T, K)."""
+        shares_TE = self.router(x_TH).float().softmax(-1)
+        weights_TK, experts_TK = shares_TE.topk(self.active, dim=-1)
+        if self.normalize:
+            weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
+        return weights_TK.to(x_TH.dtype), experts_TK

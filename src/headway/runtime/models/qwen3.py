@@ -1,0 +1,47 @@
+"""Qwen3 (Yang et al. 2025): Llama with a norm on each head's query and key, before the rope.
+
+Its sparse sibling, Qwen3-MoE, has experts in place of the MLP, in all layers or in some.
+"""
+
+from torch import Tensor, nn
+
+from headway.runtime.experts import SparseMLP
+from headway.runtime.layers import Attention, Build, RMSNorm, Step
+from headway.runtime.models.decoder import Architecture, Weights
+from headway.runtime.models.llama import LAYER, WEIGHTS, LlamaLayer
+
+QK_NORM: Weights = {
+    LAYER + "self_attn.q_norm": ("layers.{i}.attention.q_norm", None),
+    LAYER + "self_attn.k_norm": ("layers.{i}.attention.k_norm", None),
+}
+EXPERTS: Weights = {
+    LAYER + "mlp.gate": ("layers.{i}.mlp.router", None),
+    LAYER + "mlp.experts.{e}.gate_proj": ("layers.{i}.mlp.gate_up", "gate"),
+    LAYER + "mlp.experts.{e}.up_proj": ("layers.{i}.mlp.gate_up", "up"),
+    LAYER + "mlp.experts.{e}.down_proj": ("layers.{i}.mlp.down", None),
+}
+
+
+class SparseLayer(nn.Module):
+    """A Llama layer with a sparse MLP."""
+
+    def __init__(self, build: Build, index: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(build)
+        self.attention = Attention(build, index)
+        self.mlp_norm = RMSNorm(build)
+        self.mlp = SparseMLP(build)
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        x_TH = x_TH + self.attention(self.attention_norm(x_TH), step)
+        return x_TH + self.mlp(self.mlp_norm(x_TH), step)
+
+
+def qwen3_moe_layer(build: Build, index: int) -> nn.Module:
+    """The layer that the spec says is at `index`."""
+    layer = SparseLayer if build.spec.layers[index].sparse else LlamaLayer
+    return layer(build, index)
+
+
+QWEN3 = Architecture(LlamaLayer, WEIGHTS | QK_NORM)
+QWEN3_MOE = Architecture(qwen3_moe_layer, WEIGHTS | QK_NORM | EXPERTS)

@@ -1,0 +1,121 @@
+"""What this machine can do at best: memory read per second, dense products per second.
+
+Given the kernels and the weights they read, `run` measures both for a while and keeps the best ever
+seen, because a small machine's bandwidth wanders by a factor of two within a minute. It reads the
+model's own weights where they are larger than the caches, so that an idle moment's probe allocates
+nothing. On two cores of a Zen 3: 21 GB/s, 80 GFLOP/s in fp32.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from headway.core.clock import SystemClock
+from headway.core.machine import Machine, last_level_cache_bytes, processor_name
+from headway.core.plan import Ceilings
+from headway.core.resolve import Settings
+from headway.runtime.datasheet import datasheet
+from headway.runtime.kernels import Kernels
+
+ONE_THREAD_SIZE, CPU_SIZE, CUDA_SIZE = 512, 1024, 8192
+CACHES_READ = 2.5
+MIN_READ_BYTES, CUDA_READ_BYTES, MAX_BUFFER_BYTES = 64 * 2**20, 2**30, 512 * 2**20
+ENOUGH_RUNS, IMPROVEMENT = 5, 0.99
+KERNEL_TYPES = dict.fromkeys(("onednn-packed", "onednn", "upcast"), "float32")
+"""The type a linear kernel multiplies in, where it is not that of the weights."""
+
+
+class Probe:
+    """The ceilings of one executor's device, for its threads and its kernels."""
+
+    def __init__(
+        self, kernels: Kernels, settings: Settings, machine: Machine, weights: list[Tensor]
+    ) -> None:
+        cuda = machine.accelerator if settings.device == "cuda" else None
+        chosen = kernels.reasons.get("linear", ("", ""))[0]
+        dtype = KERNEL_TYPES.get(chosen, settings.dtype)
+        self.name = cuda.name if cuda else processor_name()
+        bandwidth, flops = datasheet(self.name, dtype)
+        self.ceilings = Ceilings(
+            flops_dtype=dtype,
+            datasheet_bandwidth_bytes_per_s=bandwidth,
+            datasheet_flops_per_s=flops,
+            cache_bytes=cuda_cache_bytes() if cuda else last_level_cache_bytes(),
+        )
+        self._kernels, self._device = kernels, settings.device
+        self._size = CUDA_SIZE if cuda else ONE_THREAD_SIZE if settings.threads == 1 else CPU_SIZE
+        enough = max(int(CACHES_READ * self.ceilings.cache_bytes), MIN_READ_BYTES)
+        self._read_bytes = CUDA_READ_BYTES if cuda else enough
+        self._words = as_words(weights, self._read_bytes)
+        self._operands: tuple[Tensor, Tensor] | None = None
+        self._clock = SystemClock()
+
+    def run(self, budget_s: float) -> None:
+        """Spend a third of `budget_s` on each measurement; with 0 run the next one once.
+
+        A model too small to read gets a buffer the first time, and no second reading.
+        """
+        works = self._products()
+        num_bytes = sum(tensor.nbytes for tensor in self._words)
+        if self._words:
+            works.append(("bandwidth_bytes_per_s", num_bytes, self._read))
+        elif budget_s and not self.ceilings.bandwidth_bytes_per_s:
+            num_words = min(self._read_bytes, MAX_BUFFER_BYTES) // 4
+            buffer = torch.ones(num_words, device=self._device)
+            works.append(("bandwidth_bytes_per_s", buffer.nbytes, buffer.sum))
+        if not budget_s:
+            works = [works[self.ceilings.num_probes % len(works)]]
+        for name, amount, work in works:
+            rate = amount / self._best_s(work, budget_s / len(works))
+            setattr(self.ceilings, name, max(getattr(self.ceilings, name), rate))
+        self.ceilings.num_probes += 1
+
+    def _read(self) -> None:
+        for words in self._words:
+            words.sum()
+
+    def _products(self) -> list[tuple[str, int, Callable[[], object]]]:
+        """The product as the kernel does it, and as torch does; the operands are kept."""
+        linear = self._kernels.linear
+        if self._operands is None:
+            dtype = getattr(torch, self.ceilings.flops_dtype)
+            x = torch.full((self._size, self._size), 0.5, dtype=dtype, device=self._device)
+            self._operands = x, linear.prepare(x)
+        x, weight = self._operands
+        works: list[Callable[[], object]] = [lambda: linear(x, weight, None), lambda: x @ x]
+        return [("flops_per_s", 2 * self._size**3, work) for work in works]
+
+    def _best_s(self, work: Callable[[], object], budget_s: float) -> float:
+        """Seconds of the quickest run, within the budget; earlier when it stays the quickest."""
+        started_s, best_s, since = self._clock.now_s(), float("inf"), 0
+        while since < ENOUGH_RUNS:
+            before_s = self._clock.now_s()
+            work()
+            if self._device == "cuda":
+                torch.cuda.synchronize()
+            now_s = self._clock.now_s()
+            since = 0 if now_s - before_s < best_s * IMPROVEMENT else since + 1
+            best_s = min(best_s, now_s - before_s)
+            if now_s - started_s > budget_s:
+                break
+        return best_s
+
+
+def as_words(weights: list[Tensor], enough_bytes: int) -> list[Tensor]:
+    """The largest weights as fp32 words, `enough_bytes` of them; [] when they are less.
+
+    Two bf16 or fp16 numbers read as one fp32 are an ordinary number: nothing slows the sum.
+    """
+    words: list[Tensor] = []
+    for weight in sorted(weights, key=lambda tensor: tensor.nbytes, reverse=True):
+        if sum(tensor.nbytes for tensor in words) >= enough_bytes:
+            return words
+        if weight.is_contiguous() and weight.nbytes % 4 == 0:
+            words.append(weight.view(-1).view(torch.float32))
+    return words if sum(tensor.nbytes for tensor in words) >= enough_bytes else []
+
+
+def cuda_cache_bytes() -> int:
+    """Bytes of the GPU's last-level cache."""
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)

@@ -1,0 +1,112 @@
+"""The arithmetic of every figure, in one place: server, load generator, doctor and tests use it.
+
+Pure functions of plain numbers: seconds, bytes, tokens, FLOPs, dollars. What the words mean is in
+docs/telemetry.md; None stands for "not defined here" (a rate over no time, a TPOT of one token).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headway.telemetry.snapshot import Percentiles
+
+HOUR_S = 3600.0
+MILLION = 1e6
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """part / whole, None when there is no whole."""
+    return part / whole if whole > 0 else None
+
+
+def tpot_s(ttft_s: float, e2e_s: float, num_tokens: int) -> float | None:
+    """Time per output token after the first: (e2e − TTFT) / (n − 1).
+
+    >>> tpot_s(2.0, 5.0, 4)
+    1.0
+    """
+    return (e2e_s - ttft_s) / (num_tokens - 1) if num_tokens > 1 else None
+
+
+def kv_bytes(tokens: int, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
+    """Bytes of K and V: 2 · tokens · layers · kv_heads · head_dim · bytes.
+
+    Llama-2-13B, batch 32 of 2048 tokens in FP16: 2 · 65,536 · 40 · 40 · 128 · 2 = 53.7 GB.
+    """
+    return 2 * tokens * layers * kv_heads * head_dim * dtype_bytes
+
+
+def utilization(needed: float, seconds: float, peak_per_s: float) -> float | None:
+    """MBU of bytes or MFU of FLOPs: needed / time / peak, never clamped.
+
+    7e9 parameters in 2 bytes, 100 times a second, on 2 TB/s: 1.4e12 / 1 / 2e12 = 0.7.
+    """
+    return ratio(needed, seconds * peak_per_s)
+
+
+def roofline_s(num_bytes: float, flops: float, bandwidth: float, peak_flops: float) -> float:
+    """The least seconds that the two ceilings allow; a ceiling of 0 does not count."""
+    moving = num_bytes / bandwidth if bandwidth else 0.0
+    return max(moving, flops / peak_flops if peak_flops else 0.0)
+
+
+def usd_per_million(price_per_hour: float, tokens_per_s: float) -> float | None:
+    """$2 an hour at 100 tokens/s: 2 / 360,000 · 10⁶ = $5.56."""
+    return ratio(price_per_hour * MILLION, tokens_per_s * HOUR_S)
+
+
+def split_spend(
+    usd: float, decode_s: float, mixed_s: float, mixed_prefill: int, mixed_decode: int
+) -> tuple[float, float]:
+    """(for input, for output) of `usd`, by the time that prompts and answers took.
+
+    Steps without prefill are the answers'; a mixed step's time is divided by tokens. 1 s of decode
+    steps and 1 s of steps with 300 prompt and 100 answer tokens: 0.75 s of 2 s are the input's.
+    """
+    tokens = mixed_prefill + mixed_decode
+    input_s = mixed_s * mixed_prefill / tokens if tokens else 0.0
+    share = ratio(input_s, decode_s + mixed_s) or 0.0
+    return usd * share, usd * (1 - share)
+
+
+def goodput_per_s(num_met: int, seconds: float) -> float:
+    """Requests a second that met all their objectives: 30 of 100 in a second are 30."""
+    return num_met / seconds if seconds > 0 else 0.0
+
+
+def error_budget(
+    num_met: int, num_judged: int, target: float
+) -> tuple[float | None, float | None, float | None]:
+    """(attainment, budget left, burn rate) at the promise that a share `target` meets the SLO.
+
+    95 of 100 met with a target of 0.9: attainment 0.95, half of the ten allowed misses is left,
+    and the budget burns at 0.5 of the rate that would spend it exactly.
+    """
+    if not num_judged:
+        return None, None, None
+    missed = (num_judged - num_met) / num_judged
+    if target >= 1:
+        return 1 - missed, 1.0 if missed == 0 else 0.0, None
+    burn = missed / (1 - target)
+    return 1 - missed, 1 - burn, burn
+
+
+def percentiles(values: Sequence[float] | np.ndarray) -> Percentiles:
+    """Mean and percentiles, linear between neighbours; a mean never stands alone."""
+    if len(values) == 0:
+        return Percentiles()
+    array = np.asarray(values, dtype=np.float64)
+    p50, p90, p95, p99 = np.percentile(array, (50, 90, 95, 99)).tolist()
+    mean = float(array.mean())
+    return Percentiles(count=len(array), mean=mean, p50=p50, p90=p90, p95=p95, p99=p99)
+
+
+def p99(values: np.ndarray) -> float | None:
+    """The 99th percentile as `percentiles` has it, in a tenth of the time; None of nothing."""
+    if len(values) == 0:
+        return None
+    ranked = np.sort(values)
+    place = 0.99 * (len(ranked) - 1)
+    below = int(place)
+    above = min(below + 1, len(ranked) - 1)
+    return float(ranked[below] + (ranked[above] - ranked[below]) * (place - below))

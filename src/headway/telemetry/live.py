@@ -1,0 +1,352 @@
+"""Everything that is known of one served model while it runs, in the server's process.
+
+The engine's client hands in step records, the server hands in requests; `/metrics`, `/stats` and
+`/trace` are asked of it. A step costs it a few additions and a token two appends: percentiles,
+ratios and verdicts are made from the raw values when somebody asks.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import RequestError
+from headway.core.model_spec import ModelSpec
+from headway.core.plan import Ceilings, Description
+from headway.core.slo import DEFAULT_CLASS, Slo
+from headway.telemetry.goodput import (
+    FAILED,
+    INVALID,
+    OK,
+    REFUSED,
+    Ended,
+    ServiceClass,
+    service_classes,
+)
+from headway.telemetry.records import StepRecord
+from headway.telemetry.registry import Registry
+from headway.telemetry.snapshot import WINDOWS_S, Window
+from headway.telemetry.summary import Setting, window
+from headway.telemetry.timeline import Timeline
+from headway.telemetry.trace import chrome_trace
+from headway.telemetry.utilization import Roof, Work
+from headway.telemetry.verdict import KINDS
+from headway.telemetry.windows import Slots
+
+KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
+SUMMARY_SHARE = 0.01
+"""At most this share of a core makes a window's figures: 5 ms of work, twice a second."""
+PARTS = ("decode", "prefill", "all_steps")
+
+
+class Introduction(Protocol):
+    """What the engine says of itself when it is ready."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    vocab_size: int
+    block_size: int
+    group_blocks: list[int]
+    dtype: str
+    description: Description
+
+
+class Telemetry:
+    """Counts, timelines and windows of one model."""
+
+    def __init__(
+        self,
+        names: list[str],
+        spec: ModelSpec,
+        *,
+        clock: Clock | None = None,
+        prefix: str = "headway",
+        slo: list[str] | None = None,
+        slo_target: float = 0.9,
+        price_per_hour: float | None = None,
+        version: str = "",
+    ) -> None:
+        self.names, self.spec, self.version = names, spec, version
+        self.clock = clock or SystemClock()
+        self.registry = Registry(names[0], prefix=prefix)
+        self.classes = service_classes(slo or [])
+        self.slo_target, self.price_per_hour = slo_target, price_per_hour
+        self.started_s = self.clock.now_s()
+        self.slots = Slots(self.started_s, len(spec.kv_groups))
+        self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self.finished: deque[Timeline] = deque(maxlen=KEPT_REQUESTS)
+        self.on_finish: Callable[[Timeline], None] = lambda timeline: None
+        """Told of each request that is over, for traces."""
+        self.ready: Introduction | None = None
+        self.roof = Roof(Ceilings())
+        self.work = Work(spec, spec.dtype)
+        self._live: dict[str, Timeline] = {}
+        self._by_engine: dict[int, Timeline] = {}
+        self._engine_ids: dict[str, list[int]] = {}
+        self.last: StepRecord | None = None
+        self._windows: dict[int, tuple[float, Window]] = {}
+        self._counted: dict[str, int] = {}
+        self._counted_first = 0
+        self._seen_preemptions = 0
+        self.num_requests = self.num_missed = 0
+        self.errors: dict[str, int] = {}
+        """Refused and failed requests by code."""
+
+    # ── what the engine tells ───────────────────────────────────────────────────────────────
+
+    def on_ready(self, ready: Introduction) -> None:
+        """The engine takes requests, for the first time or again."""
+        self.ready = ready
+        self.work = Work(self.spec, ready.dtype or self.spec.dtype)
+        self.roof.take(ready.description.ceilings)
+        self.roof.judge_residence(self.work.weight_bytes)
+
+    def on_probe(self, ceilings: Ceilings) -> None:
+        """The runtime measured the machine again."""
+        self.roof.take(ceilings)
+
+    def on_step(self, record: StepRecord) -> None:
+        """Take one step record."""
+        self.turn()
+        slot = self.slots.current
+        (slot.prefill if record.num_tokens > record.num_decode_tokens else slot.decode).add(record)
+        slot.durations.append(record.schedule_s + record.execute_s + record.update_s)
+        slot.queried_tokens += record.num_queried_tokens
+        slot.cached_tokens += record.num_cached_tokens
+        self.registry.histograms["iteration_tokens_total"].observe(record.num_tokens)
+        self.steps.append(record)
+        self.last = record
+        for request_id, index, computed in record.prefilling:
+            timeline = self._by_engine.get(request_id)
+            if timeline is not None:
+                timeline.computed[request_id, index] = computed
+                timeline.prefill_s = self.clock.now_s()
+        if record.num_queried_tokens:
+            self.registry.add("prefix_cache_queries", record.num_queried_tokens)
+            self.registry.add("prefix_cache_hits", record.num_cached_tokens)
+        if record.num_preemptions != self._seen_preemptions:
+            self._count_preemptions(record)
+
+    def _count_preemptions(self, record: StepRecord) -> None:
+        new = record.num_preemptions - self._seen_preemptions
+        self._seen_preemptions = record.num_preemptions
+        if new > 0:  # a restarted engine counts from 0 again
+            self.registry.add("num_preemptions", new)
+            self.slots.current.num_preemptions += new
+        for request_id in record.preempted:
+            timeline = self._by_engine.get(request_id)
+            if timeline is not None:
+                timeline.num_preemptions += 1
+                timeline.preempted_s = self.clock.now_s()
+
+    def on_death(self) -> None:
+        """The engine is gone, and with it all that ran, waited or held a block."""
+        self.last = None
+        self._seen_preemptions = 0
+
+    # ── what the server tells ───────────────────────────────────────────────────────────────
+
+    def begin(
+        self,
+        request_id: str,
+        *,
+        arrived_s: float,
+        num_prompt: int,
+        num_choices: int,
+        service_class: ServiceClass | None = None,
+        slo: Slo | None = None,
+        parent: str | None = None,
+    ) -> Timeline:
+        """A request has arrived and is about to be sent to the engine."""
+        self.turn()
+        self.slots.current.arrivals += 1
+        self.num_requests += 1
+        timeline = Timeline(
+            self.clock.now_s,
+            self.slots,
+            self,
+            request_id=request_id,
+            arrived_s=arrived_s,
+            num_prompt=num_prompt,
+            num_choices=num_choices,
+            service_class=service_class or self.classes[DEFAULT_CLASS],
+            slo=slo,
+            parent=parent,
+        )
+        self._live[request_id] = timeline
+        self._engine_ids[request_id] = []
+        return timeline
+
+    def submitted(self, timeline: Timeline, engine_request_id: int) -> None:
+        """One of its prompts goes under this number in the engine."""
+        self._by_engine[engine_request_id] = timeline
+        self._engine_ids[timeline.request_id].append(engine_request_id)
+
+    def on_first_token(self, timeline: Timeline) -> None:
+        """The request's first token left."""
+        self.slots.current.prompt_tokens += timeline.num_prompt
+        self.registry.add("prompt_tokens", timeline.num_prompt)
+        self.registry.observe("time_to_first_token_seconds", timeline.ttft_s)
+
+    def on_end(self, timeline: Timeline, ended: Ended) -> None:
+        """The request is over."""
+        self.turn()
+        self._live.pop(timeline.request_id, None)
+        for engine_id in self._engine_ids.pop(timeline.request_id, ()):
+            self._by_engine.pop(engine_id, None)
+        self.slots.current.ended.append(ended)
+        self.finished.append(timeline)
+        self._count_slo(ended)
+        if ended.outcome == OK:
+            registry = self.registry
+            decode_s = timeline.arrived_s + (ended.e2e_s or 0.0) - (timeline.first_s or 0.0)
+            registry.observe("e2e_request_latency_seconds", ended.e2e_s)
+            registry.observe("request_queue_time_seconds", ended.queue_s)
+            registry.observe("request_prefill_time_seconds", ended.prefill_s)
+            registry.observe("request_time_per_output_token_seconds", ended.tpot_s)
+            registry.observe("request_prompt_tokens", ended.prompt_tokens)
+            registry.observe("request_generation_tokens", ended.output_tokens)
+            if timeline.first_s is not None:
+                registry.observe("request_decode_time_seconds", max(decode_s, 0.0))
+        self.on_finish(timeline)
+
+    def _count_slo(self, ended: Ended) -> None:
+        if ended.met:
+            self.registry.add("goodput_requests")
+            self.registry.add("slo_met", 1, ended.service_class)
+        self.num_missed += bool(ended.missed)
+        for which in ended.missed or ():
+            self.registry.add("slo_missed", 1, ended.service_class, which)
+
+    def sequence_finished(self, reason: str) -> None:
+        """A sequence ended."""
+        self.registry.add("request_success", 1, reason)
+
+    def refused(self, error: RequestError, timeline: Timeline | None = None) -> None:
+        """A request was refused before it ran: for its body, or for load or state."""
+        code = error.code or "unknown"
+        self.errors[code] = self.errors.get(code, 0) + 1
+        outcome = INVALID
+        if error.status in (429, 503):
+            outcome = REFUSED
+            self.registry.add("admission_rejections", 1, code)
+        elif error.status in (400, 413):
+            self.registry.add("validation_failures", 1, "request")
+        if timeline is not None:
+            timeline.end(outcome)
+        elif outcome == REFUSED:
+            self._refused_at_the_door()
+
+    def _refused_at_the_door(self) -> None:
+        """A request without a timeline was refused for load or state: a miss of its class."""
+        self.turn()
+        ended = Ended(
+            service_class=DEFAULT_CLASS,
+            outcome=REFUSED,
+            ended_s=self.clock.now_s(),
+            prompt_tokens=0,
+            output_tokens=0,
+            missed=(REFUSED,),
+        )
+        self.slots.current.ended.append(ended)
+        self._count_slo(ended)
+
+    def failed(self, timeline: Timeline, error: RequestError) -> None:
+        """A request that had begun ended with `error`; 4xx is the engine's refusal of it."""
+        if error.status < 500:
+            self.refused(error, timeline)
+            return
+        code = error.code or "unknown"
+        self.errors[code] = self.errors.get(code, 0) + 1
+        timeline.end(FAILED)
+
+    def turn(self) -> None:
+        """Begin a new slot when a second has begun; the tokens of the old one are all counted."""
+        now_s = self.clock.now_s()
+        if int(now_s) > self.slots.current.second:
+            self.count_tokens()
+            self.slots.at(now_s)
+            self._counted, self._counted_first = {}, 0
+
+    def count_tokens(self) -> None:
+        """Bring the token metrics up to date: once a second, and when they are asked for."""
+        slot = self.slots.current
+        itl = self.registry.histograms["inter_token_latency_seconds"]
+        num_new = slot.first_tokens - self._counted_first
+        self._counted_first = slot.first_tokens
+        for name, gaps in slot.gaps.items():
+            begin, end = self._counted.get(name, 0), len(gaps)
+            if end > begin:
+                itl.observe_all(np.frombuffer(gaps)[begin:])
+                self._counted[name] = end
+                num_new += end - begin
+        self.registry.add("generation_tokens", num_new)
+
+    # ── what is asked ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def usd(self) -> float:
+        """What the server has cost since it started."""
+        return (self.price_per_hour or 0.0) * (self.clock.now_s() - self.started_s) / 3600
+
+    def render(self) -> bytes:
+        """What `/metrics` serves."""
+        self.turn()
+        self.count_tokens()
+        registry, last = self.registry, self.last
+        registry.set("num_requests_running", last.num_running if last else 0)
+        registry.set("num_requests_waiting", last.num_waiting if last else 0)
+        registry.set("kv_cache_usage_perc", last.kv_usage if last else 0)
+        registry.set("cost_usd", self.usd)
+        recent = self.window(WINDOWS_S[0])
+        for part in PARTS:
+            place = getattr(recent, part)
+            registry.set("mfu_ratio", place and place.mfu, part)
+            registry.set("mbu_ratio", place and place.mbu, part)
+        for kind in KINDS:
+            registry.set("bottleneck", float(recent.verdict.kind == kind), kind)
+        return registry.render()
+
+    def window(self, seconds: int) -> Window:
+        """The figures of the last `seconds`; under load those of a moment ago."""
+        now_s = self.clock.now_s()
+        fresh_until_s, made = self._windows.get(seconds, (now_s, None))
+        if made is None or now_s >= fresh_until_s:
+            slots, covered_s = self.slots.last(seconds, now_s)
+            made = window(seconds, slots, covered_s, self._setting())
+            spent_s = self.clock.now_s() - now_s
+            self._windows[seconds] = now_s + spent_s / SUMMARY_SHARE, made
+        return made
+
+    def _setting(self) -> Setting:
+        return Setting(
+            work=self.work,
+            roof=self.roof,
+            classes=self.classes,
+            slo_target=self.slo_target,
+            price_per_hour=self.price_per_hour,
+            max_num_seqs=self.ready.max_num_seqs if self.ready else 0,
+        )
+
+    def last_steps(self, count: int) -> list[StepRecord]:
+        """The newest `count` records, oldest first."""
+        return list(islice(reversed(self.steps), count))[::-1]
+
+    def trace(self, seconds: float) -> dict[str, Any]:
+        """The last `seconds` as a Chrome trace, as far as they are kept."""
+        now_s = self.clock.now_s()
+        timelines = [*self.finished, *self._live.values()]
+        return chrome_trace(self.steps, timelines, now_s - seconds, now_s)
+
+    @property
+    def live(self) -> list[Timeline]:
+        """The requests that are not over, oldest first."""
+        return list(self._live.values())
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)

@@ -1,0 +1,306 @@
+"""What `GET /stats` answers: one served model, now and over the last 10, 60 and 300 seconds.
+
+The live page draws it, the doctor reads it, the benchmarks print from it. Every figure is derived
+from raw timestamps and step records when it is asked for. None (JSON null) means "not measured
+here", never zero. docs/telemetry.md explains the fields; adding one is fine, renaming is not.
+"""
+
+import msgspec
+
+WINDOWS_S = (10, 60, 300)
+
+
+class Percentiles(msgspec.Struct, kw_only=True):
+    """Of one latency in seconds, or one length in tokens; all None when `count` is 0."""
+
+    count: int = 0
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class ModelFacts(msgspec.Struct, kw_only=True):
+    """What is served. `dtype` is that of weights and activations as the engine runs them."""
+
+    names: list[str]
+    architecture: str
+    dtype: str
+    num_parameters: int
+    max_model_len: int
+    vocab_size: int
+    weight_bytes: int
+    step_weight_bytes: int
+    kv_bytes_per_token: int
+    flops_per_token: int
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """The ceilings: the best of all probes so far, and the datasheet's where it is known.
+
+    `flops_dtype` is the type the kernels multiply in. `raised` counts how often a working ratio
+    above 1 raised a ceiling. `cache_resident`: the weights are smaller than twice the last-level
+    cache, so the memory's bandwidth does not bound decoding.
+    """
+
+    device: str
+    name: str
+    bandwidth_bytes_per_s: float | None
+    flops_per_s: float | None
+    flops_dtype: str
+    datasheet_bandwidth_bytes_per_s: float | None
+    datasheet_flops_per_s: float | None
+    cache_bytes: int
+    cache_resident: bool
+    num_probes: int
+    raised: int
+
+
+class Limits(msgspec.Struct, kw_only=True):
+    """What the engine was started with."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+
+
+class LiveRequest(msgspec.Struct, kw_only=True):
+    """One HTTP request that is not over. `state` is waiting, prefill, decode or preempted.
+
+    Tokens are summed over its prompts and sequences; `computed_tokens` counts KV in place.
+    """
+
+    id: str
+    service_class: str = msgspec.field(name="class")
+    age_s: float
+    state: str
+    num_sequences: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    ttft_s: float | None
+    num_preemptions: int
+
+
+class KVGroup(msgspec.Struct, kw_only=True):
+    """Blocks of one KV group; `window` is 0 for full attention."""
+
+    kind: str
+    window: int
+    num_layers: int
+    bytes_per_token: int
+    blocks_used: int
+    blocks_total: int
+
+
+class Now(msgspec.Struct, kw_only=True):
+    """This moment. `num_running` and `num_waiting` count sequences in the engine.
+
+    `requests` has at most 512 entries, oldest first; `num_requests` counts all.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_requests: int
+    requests: list[LiveRequest]
+    kv_usage: float
+    kv_groups: list[KVGroup]
+
+
+class ClassWindow(msgspec.Struct, kw_only=True):
+    """One service class over one window.
+
+    `num_judged` requests count for the SLO: ended ones that succeeded, failed, were refused for
+    load, or left after an objective was already missed. `attainment` = met / judged; `budget_left`
+    = 1 − misses / allowed misses (negative when overspent); `burn_rate` = share missed / share
+    allowed: 1 spends exactly the budget.
+    """
+
+    name: str
+    objectives: str
+    num_judged: int
+    num_met: int
+    missed: dict[str, int]
+    goodput_per_s: float
+    token_goodput_per_s: float
+    attainment: float | None
+    budget_left: float | None
+    burn_rate: float | None
+    latency: dict[str, Percentiles]
+
+
+class StepMeans(msgspec.Struct, kw_only=True):
+    """Means over the steps of a window: seconds, tokens and rows a step."""
+
+    duration_s: float
+    schedule_s: float
+    prepare_s: float
+    forward_s: float
+    sample_s: float
+    update_s: float
+    other_s: float
+    tokens: float
+    prefill_tokens: float
+    decode_tokens: float
+    running: float
+    waiting: float
+
+
+class StepStats(msgspec.Struct, kw_only=True):
+    """Shares of the window's wall time: busy in steps, in gaps with work waiting, idle."""
+
+    count: int
+    busy_share: float
+    gap_share: float
+    idle_share: float
+    kv_usage_mean: float
+    kv_usage_max: float
+    num_preemptions: int
+    num_prefill_steps: int
+    duration: Percentiles
+    mean: StepMeans | None
+
+
+class Utilization(msgspec.Struct, kw_only=True):
+    """Of some steps: work needed over the time they took, against the measured ceilings.
+
+    `roofline` = the least time the two ceilings allow / the time taken. A ratio above 1 is shown
+    as it is and `above_ceiling` says so. None without ceilings; `mbu` also for cache-resident
+    models. `flops_per_byte` over `flops_per_s` is the working point of the roofline plot.
+    """
+
+    num_steps: int
+    time_s: float
+    flops_per_s: float
+    bytes_per_s: float
+    flops_per_byte: float
+    mfu: float | None
+    mbu: float | None
+    roofline: float | None
+    above_ceiling: bool
+
+
+class Evidence(msgspec.Struct, kw_only=True):
+    """One figure that a verdict stands on, and the threshold it was held against."""
+
+    name: str
+    value: float
+    threshold: float
+    text: str
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """`kind` is compute, bandwidth, capacity, host, under-loaded or unknown.
+
+    `near_ceiling` is true where the ceiling itself is reached: faster needs less work or another
+    machine; false where that side only dominates and the kernels leave some of it.
+    """
+
+    kind: str
+    text: str
+    near_ceiling: bool
+    evidence: list[Evidence]
+
+
+class Cost(msgspec.Struct, kw_only=True):
+    """Money of a window at `--price-per-hour`: idle time included, split as docs/telemetry.md says.
+
+    `usd_per_million_tokens` divides all spend by output tokens alone.
+    """
+
+    usd: float
+    usd_per_million_input: float | None
+    usd_per_million_output: float | None
+    usd_per_million_tokens: float | None
+    usd_per_request: float | None
+    usd_per_met_request: float | None
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """The last `seconds`; `covered_s` is less right after a start. Rates are per covered second.
+
+    `latency` has ttft, tpot, itl, e2e, queue and prefill, of requests that ended in the window
+    (itl: of tokens that left in it); `lengths` has prompt and output, in tokens.
+    `input_tokens_per_s` counts prompts whose first token left, cached tokens included;
+    `output_tokens_per_s` tokens that left.
+    """
+
+    seconds: int
+    covered_s: float
+    arrivals_per_s: float
+    finished_per_s: float
+    num_failed: int
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    cache_hit_rate: float | None
+    goodput_per_s: float
+    latency: dict[str, Percentiles]
+    lengths: dict[str, Percentiles]
+    classes: list[ClassWindow]
+    steps: StepStats
+    decode: Utilization | None
+    prefill: Utilization | None
+    all_steps: Utilization | None
+    verdict: Verdict
+    cost: Cost | None
+
+
+class StepPoint(msgspec.Struct, array_like=True):
+    """One step of the timeline, as a list in this order; `start_s` on the scale of `now_s`."""
+
+    step: int
+    start_s: float
+    duration_s: float
+    prefill_tokens: int
+    decode_tokens: int
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """Counts since the server started.
+
+    `errors` counts refused and failed requests by code, `finished` sequences by finish reason,
+    `validation_failures` what did not validate (`request`: a body; `answer`: later, a schema).
+    """
+
+    requests: int
+    finished: dict[str, int]
+    errors: dict[str, int]
+    validation_failures: dict[str, int]
+    admission_rejections: dict[str, int]
+    client_retries: int
+    preemptions: int
+    engine_restarts: int
+    prompt_tokens: int
+    generation_tokens: int
+    cached_tokens: int
+    slo_met: int
+    slo_missed: int
+    usd: float
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """All of it. `time_s` is seconds since 1970, `now_s` the clock of `steps[].start_s`.
+
+    `steps` are the last 200; `windows` are in the order of `WINDOWS_S`.
+    """
+
+    version: str
+    time_s: float
+    now_s: float
+    uptime_s: float
+    status: str
+    model: ModelFacts
+    machine: Machine
+    kernels: dict[str, tuple[str, str]]
+    limits: Limits
+    slo_target: float
+    price_per_hour: float | None
+    now: Now
+    windows: list[Window]
+    steps: list[StepPoint]
+    totals: Totals

@@ -1,0 +1,157 @@
+"""What `GET /stats` answers, taken from a model's `Telemetry`: see `snapshot` for the fields."""
+
+from itertools import islice
+
+from headway.core.model_spec import DTYPE_BYTES
+from headway.core.plan import Description
+from headway.telemetry.live import Telemetry
+from headway.telemetry.records import StepRecord
+from headway.telemetry.snapshot import (
+    WINDOWS_S,
+    KVGroup,
+    Limits,
+    Machine,
+    ModelFacts,
+    Now,
+    Snapshot,
+    StepPoint,
+    Totals,
+)
+
+SHOWN_STEPS, SHOWN_REQUESTS = 200, 512
+
+
+def take_snapshot(telemetry: Telemetry, status: str = "ready") -> Snapshot:
+    """All of it; `status` is what the engine's client says it does."""
+    telemetry.turn()
+    telemetry.count_tokens()
+    now_s, ready = telemetry.clock.now_s(), telemetry.ready
+    return Snapshot(
+        version=telemetry.version,
+        time_s=telemetry.clock.wall_s(),
+        now_s=now_s,
+        uptime_s=now_s - telemetry.started_s,
+        status=status,
+        model=model_facts(telemetry),
+        machine=machine(telemetry),
+        kernels=dict(ready.description.kernels) if ready else {},
+        limits=Limits(
+            max_num_seqs=ready.max_num_seqs if ready else 0,
+            max_num_batched_tokens=ready.max_num_batched_tokens if ready else 0,
+            block_size=ready.block_size if ready else 0,
+        ),
+        slo_target=telemetry.slo_target,
+        price_per_hour=telemetry.price_per_hour,
+        now=this_moment(telemetry, now_s),
+        windows=[telemetry.window(seconds) for seconds in WINDOWS_S],
+        steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
+        totals=totals(telemetry),
+    )
+
+
+def model_facts(telemetry: Telemetry) -> ModelFacts:
+    """The model's dimensions in the type it runs with."""
+    spec, dtype, ready = telemetry.spec, telemetry.work.dtype, telemetry.ready
+    return ModelFacts(
+        names=telemetry.names,
+        architecture=spec.architecture,
+        dtype=dtype,
+        num_parameters=spec.num_parameters,
+        max_model_len=ready.max_model_len if ready else spec.max_len,
+        vocab_size=spec.vocab_size,
+        weight_bytes=spec.weight_bytes(dtype),
+        step_weight_bytes=telemetry.work.weight_bytes,
+        kv_bytes_per_token=spec.kv_bytes_per_token(dtype),
+        flops_per_token=spec.flops(1),
+    )
+
+
+def machine(telemetry: Telemetry) -> Machine:
+    """The ceilings as they are now."""
+    ready, roof = telemetry.ready, telemetry.roof
+    description = ready.description if ready else Description(device="")
+    ceilings = roof.ceilings
+    return Machine(
+        device=description.device,
+        name=description.name,
+        bandwidth_bytes_per_s=ceilings.bandwidth_bytes_per_s or None,
+        flops_per_s=ceilings.flops_per_s or None,
+        flops_dtype=ceilings.flops_dtype,
+        datasheet_bandwidth_bytes_per_s=ceilings.datasheet_bandwidth_bytes_per_s,
+        datasheet_flops_per_s=ceilings.datasheet_flops_per_s,
+        cache_bytes=ceilings.cache_bytes,
+        cache_resident=roof.cache_resident,
+        num_probes=ceilings.num_probes,
+        raised=roof.raised,
+    )
+
+
+def this_moment(telemetry: Telemetry, now_s: float) -> Now:
+    """What runs and waits, and the blocks it holds."""
+    last = telemetry.last
+    return Now(
+        num_running=last.num_running if last else 0,
+        num_waiting=last.num_waiting if last else 0,
+        num_requests=telemetry.num_live,
+        requests=[t.live(now_s) for t in islice(telemetry.live, SHOWN_REQUESTS)],
+        kv_usage=last.kv_usage if last else 0.0,
+        kv_groups=kv_groups(telemetry),
+    )
+
+
+def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
+    """The KV groups with their blocks."""
+    groups, size = telemetry.spec.kv_groups, DTYPE_BYTES[telemetry.work.dtype]
+    nothing = [0] * len(groups)
+    used = telemetry.last.group_blocks_used if telemetry.last else nothing
+    total = telemetry.ready.group_blocks if telemetry.ready else nothing
+    return [
+        KVGroup(
+            kind=group.kind,
+            window=group.window,
+            num_layers=len(group.layers),
+            bytes_per_token=group.bytes_per_token(size),
+            blocks_used=in_use,
+            blocks_total=blocks,
+        )
+        for group, in_use, blocks in zip(groups, used, total, strict=True)
+    ]
+
+
+def totals(telemetry: Telemetry) -> Totals:
+    """Counts since the start."""
+    registry = telemetry.registry
+
+    def total(name: str) -> int:
+        return int(sum(registry.values[name].values()))
+
+    return Totals(
+        requests=telemetry.num_requests,
+        finished=registry.counts("request_success"),
+        errors=dict(telemetry.errors),
+        validation_failures=registry.counts("validation_failures"),
+        admission_rejections=registry.counts("admission_rejections"),
+        client_retries=total("client_retries"),
+        preemptions=total("num_preemptions"),
+        engine_restarts=total("engine_restarts"),
+        prompt_tokens=total("prompt_tokens"),
+        generation_tokens=total("generation_tokens"),
+        cached_tokens=total("prefix_cache_hits"),
+        slo_met=total("slo_met"),
+        slo_missed=telemetry.num_missed,
+        usd=telemetry.usd,
+    )
+
+
+def step_point(record: StepRecord) -> StepPoint:
+    """One step of the timeline."""
+    return StepPoint(
+        record.step,
+        record.started_s,
+        record.duration_s,
+        record.num_prefill_tokens,
+        record.num_decode_tokens,
+        record.num_running,
+        record.num_waiting,
+        record.kv_usage,
+    )

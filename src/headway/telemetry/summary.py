@@ -1,0 +1,274 @@
+"""From the slots of a window to what `/stats` says of it. Pure: slots, ceilings and prices in.
+
+Nothing here is called per token or per step.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.telemetry.formulas import (
+    error_budget,
+    goodput_per_s,
+    percentiles,
+    ratio,
+    split_spend,
+    usd_per_million,
+)
+from headway.telemetry.gaps import GapCounts
+from headway.telemetry.goodput import FAILED, REFUSED, Ended, ServiceClass
+from headway.telemetry.snapshot import (
+    ClassWindow,
+    Cost,
+    Percentiles,
+    StepMeans,
+    StepStats,
+    Utilization,
+    Verdict,
+    Window,
+)
+from headway.telemetry.utilization import Roof, Work
+from headway.telemetry.verdict import Facts, judge_window
+from headway.telemetry.windows import Slot, StepSums, gaps_of, joined, steps_of
+
+LATENCIES = {
+    "ttft": "ttft_s",
+    "tpot": "tpot_s",
+    "e2e": "e2e_s",
+    "queue": "queue_s",
+    "prefill": "prefill_s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a window is judged by: the model, the machine, the promises and the price."""
+
+    work: Work
+    roof: Roof
+    classes: dict[str, ServiceClass]
+    slo_target: float
+    price_per_hour: float | None
+    max_num_seqs: int
+
+
+def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) -> Window:
+    """All figures of one window."""
+    ended = [request for slot in slots for request in slot.ended]
+    gaps = gaps_of(slots)
+    all_gaps = GapCounts()
+    for counts in gaps.values():
+        all_gaps.merge(counts)
+    latency = latencies(ended) | {"itl": all_gaps.percentiles()}
+    first_tokens = sum(slot.first_tokens for slot in slots)
+    sums = steps_of(slots, len(setting.work.kv_bytes))
+    places = place(setting, *sums)
+    stats = step_stats(slots, *sums, covered_s)
+    num_met = sum(request.met for request in ended)
+    output_tokens_per_s = (all_gaps.count + first_tokens) / covered_s
+    return Window(
+        seconds=seconds,
+        covered_s=covered_s,
+        arrivals_per_s=sum(slot.arrivals for slot in slots) / covered_s,
+        finished_per_s=len(ended) / covered_s,
+        num_failed=sum(request.outcome in (FAILED, REFUSED) for request in ended),
+        input_tokens_per_s=sum(slot.prompt_tokens for slot in slots) / covered_s,
+        output_tokens_per_s=output_tokens_per_s,
+        cache_hit_rate=ratio(
+            sum(slot.cached_tokens for slot in slots), sum(slot.queried_tokens for slot in slots)
+        ),
+        goodput_per_s=goodput_per_s(num_met, covered_s),
+        latency=latency,
+        lengths={
+            "prompt": percentiles([r.prompt_tokens for r in ended if r.outcome != REFUSED]),
+            "output": percentiles([r.output_tokens for r in ended if r.outcome != REFUSED]),
+        },
+        classes=class_windows(ended, gaps, latency, covered_s, setting),
+        steps=stats,
+        decode=places[0],
+        prefill=places[1],
+        all_steps=places[2],
+        verdict=verdict(stats, *places[:2], setting),
+        cost=cost(ended, *sums, covered_s, output_tokens_per_s, setting.price_per_hour),
+    )
+
+
+def latencies(ended: Sequence[Ended]) -> dict[str, Percentiles]:
+    """Percentiles of each latency over the requests that have it; refused ones have none."""
+    found = {}
+    for name, attribute in LATENCIES.items():
+        values = [getattr(request, attribute) for request in ended if request.outcome != REFUSED]
+        found[name] = percentiles([value for value in values if value is not None])
+    return found
+
+
+def class_windows(
+    ended: list[Ended],
+    gaps: dict[str, GapCounts],
+    latency: dict[str, Percentiles],
+    covered_s: float,
+    setting: Setting,
+) -> list[ClassWindow]:
+    """One entry for each class that a request named in the window; `latency` is of all of them."""
+    by_class: dict[str, list[Ended]] = {name: [] for name in gaps}
+    for request in ended:
+        by_class.setdefault(request.service_class, []).append(request)
+    found = []
+    for name in sorted(by_class):
+        own = latency
+        if len(by_class) > 1:
+            counts = gaps.get(name, GapCounts())
+            own = latencies(by_class[name]) | {"itl": counts.percentiles()}
+        found.append(class_window(setting, name, by_class[name], own, covered_s))
+    return found
+
+
+def class_window(
+    setting: Setting,
+    name: str,
+    ended: list[Ended],
+    latency: dict[str, Percentiles],
+    covered_s: float,
+) -> ClassWindow:
+    """Attainment and budget of one class."""
+    judged = [request for request in ended if request.missed is not None]
+    met = [request for request in judged if request.met]
+    attainment, left, burn = error_budget(len(met), len(judged), setting.slo_target)
+    return ClassWindow(
+        name=name,
+        objectives=str(setting.classes[name]),
+        num_judged=len(judged),
+        num_met=len(met),
+        missed=dict(Counter(which for request in judged for which in request.missed or ())),
+        goodput_per_s=goodput_per_s(len(met), covered_s),
+        token_goodput_per_s=sum(request.output_tokens for request in met) / covered_s,
+        attainment=attainment,
+        budget_left=left,
+        burn_rate=burn,
+        latency=latency,
+    )
+
+
+def step_stats(
+    slots: list[Slot], decode: StepSums, prefill: StepSums, covered_s: float
+) -> StepStats:
+    """Shares and means; a step longer than the window cannot make the shares exceed 1."""
+    sums = StepSums.over(len(decode.kv_tokens_read), decode, prefill)
+    worked_s = sums.duration_s + sums.gap_s
+    wall_s = max(covered_s, worked_s)
+    count = sums.count
+    return StepStats(
+        count=count,
+        busy_share=sums.duration_s / wall_s,
+        gap_share=sums.gap_s / wall_s,
+        idle_share=1 - worked_s / wall_s,
+        kv_usage_mean=sums.kv_usage / count if count else 0.0,
+        kv_usage_max=sums.kv_usage_max,
+        num_preemptions=sum(slot.num_preemptions for slot in slots),
+        num_prefill_steps=prefill.count,
+        duration=percentiles(joined(slot.durations for slot in slots)),
+        mean=step_means(sums) if count else None,
+    )
+
+
+def step_means(sums: StepSums) -> StepMeans:
+    """Each sum over the number of steps."""
+    count = sums.count
+    inside_s = sums.prepare_s + sums.forward_s + sums.sample_s
+    return StepMeans(
+        duration_s=sums.duration_s / count,
+        schedule_s=sums.schedule_s / count,
+        prepare_s=sums.prepare_s / count,
+        forward_s=sums.forward_s / count,
+        sample_s=sums.sample_s / count,
+        update_s=sums.update_s / count,
+        other_s=max(sums.execute_s - inside_s, 0.0) / count,
+        tokens=sums.num_tokens / count,
+        prefill_tokens=sums.num_prefill_tokens / count,
+        decode_tokens=sums.num_decode_tokens / count,
+        running=sums.num_running / count,
+        waiting=sums.num_waiting / count,
+    )
+
+
+def place(
+    setting: Setting, decode: StepSums, prefill: StepSums
+) -> tuple[Utilization | None, Utilization | None, Utilization | None]:
+    """Steps without prefill, with, and both; the roofline of both adds up the parts' floors."""
+    roof, work = setting.roof, setting.work
+    both = StepSums.over(len(decode.kv_tokens_read), decode, prefill)
+    without, with_, all_steps = (roof.place(work, sums) for sums in (decode, prefill, both))
+    if all_steps is not None and all_steps.roofline is not None:
+        parts = [part for part in (without, with_) if part is not None]
+        floor_s = sum((part.roofline or 0.0) * part.time_s for part in parts)
+        all_steps.roofline = floor_s / all_steps.time_s
+    return without, with_, all_steps
+
+
+def verdict(
+    stats: StepStats,
+    decode: Utilization | None,
+    prefill: Utilization | None,
+    setting: Setting,
+) -> Verdict:
+    """The verdict on the window."""
+    places = [found for found in (decode, prefill) if found is not None]
+    main = max(places, key=lambda found: found.time_s, default=None)
+    mean, worked = stats.mean, stats.busy_share + stats.gap_share
+    model_share = 0.0
+    if mean is not None:
+        inside_s = (mean.forward_s or mean.duration_s) + mean.sample_s
+        model_share = stats.busy_share * min(inside_s / mean.duration_s, 1.0)
+    ceilings = setting.roof.ceilings
+    memory = 0.0 if setting.roof.cache_resident else ceilings.bandwidth_bytes_per_s
+    compute_side = main is None or not memory
+    if main is not None and memory and ceilings.flops_per_s:
+        compute_side = main.flops_per_s / ceilings.flops_per_s > main.bytes_per_s / memory
+    return judge_window(
+        Facts(
+            num_steps=stats.count,
+            idle_share=stats.idle_share,
+            gap_share=stats.gap_share,
+            host_share=1 - model_share / worked if worked else 0.0,
+            mfu=main.mfu if main else None,
+            mbu=main.mbu if main else None,
+            roofline=main.roofline if main else None,
+            compute_side=compute_side,
+            cache_resident=setting.roof.cache_resident,
+            running=mean.running if mean else 0.0,
+            max_num_seqs=setting.max_num_seqs,
+            waiting=mean.waiting if mean else 0.0,
+            kv_usage_max=stats.kv_usage_max,
+            num_preemptions=stats.num_preemptions,
+        )
+    )
+
+
+def cost(
+    ended: list[Ended],
+    decode: StepSums,
+    prefill: StepSums,
+    covered_s: float,
+    output_tokens_per_s: float,
+    price_per_hour: float | None,
+) -> Cost | None:
+    """What the window cost, by token and by request; None without a price."""
+    if price_per_hour is None:
+        return None
+    usd = price_per_hour * covered_s / 3600
+    for_input, for_output = split_spend(
+        usd,
+        decode.duration_s,
+        prefill.duration_s,
+        prefill.num_prefill_tokens,
+        prefill.num_decode_tokens,
+    )
+    good = sum(request.met for request in ended)
+    return Cost(
+        usd=usd,
+        usd_per_million_input=ratio(for_input * 1e6, prefill.num_prefill_tokens),
+        usd_per_million_output=ratio(for_output * 1e6, output_tokens_per_s * covered_s),
+        usd_per_million_tokens=usd_per_million(price_per_hour, output_tokens_per_s),
+        usd_per_request=ratio(usd, len(ended)),
+        usd_per_met_request=ratio(usd, good),
+    )

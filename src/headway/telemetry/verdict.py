@@ -1,0 +1,147 @@
+"""What bounds a server over a window, and the figures that say so: a pure function of the window.
+
+    under-loaded  idle most of the time, and nobody waits
+    compute       FLOP/s near their ceiling
+    bandwidth     bytes/s near their ceiling
+    capacity      requests wait or are preempted for want of KV blocks or rows
+    host          gaps between steps, scheduling, launching: the device waits for us
+    unknown       nothing ran, or nothing was measured
+
+When none of it is plain, the side of the roofline that the work lies under is named, with
+`near_ceiling` false: the kernels leave some of the machine.
+"""
+
+from dataclasses import dataclass
+
+from headway.telemetry.snapshot import Evidence, Verdict
+
+COMPUTE, BANDWIDTH, CAPACITY, HOST = "compute", "bandwidth", "capacity", "host"
+UNDER_LOADED, UNKNOWN = "under-loaded", "unknown"
+KINDS = (COMPUTE, BANDWIDTH, CAPACITY, HOST, UNDER_LOADED, UNKNOWN)
+
+THRESHOLDS = {
+    "idle_share": 0.5,  # of wall time: more is under-loaded
+    "mfu": 0.6,  # of the measured peak: more is near the ceiling
+    "mbu": 0.6,
+    "waiting": 0.5,  # sequences that wait in an average step: more is a queue
+    "kv_usage": 0.9,  # of blocks, at the fullest: more is full
+    "rows": 0.95,  # of max_num_seqs, in an average step: more is full
+    "preemptions_per_step": 0.01,
+    "host_share": 0.4,  # of the time with work: gaps and everything in a step but the model
+    "roofline": 0.2,  # of what the ceilings allow: less, and launching dominates the forward
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a verdict looks at. Shares are of wall time; None where nothing was measured.
+
+    `host_share` is of the time with work. `mfu`, `mbu` and `roofline` are of the steps, with or
+    without prefill, that took the larger part of it; `compute_side` says under which side of the
+    roofline they lie.
+    """
+
+    num_steps: int
+    idle_share: float
+    gap_share: float
+    host_share: float
+    mfu: float | None
+    mbu: float | None
+    roofline: float | None
+    compute_side: bool
+    cache_resident: bool
+    running: float
+    max_num_seqs: int
+    waiting: float
+    kv_usage_max: float
+    num_preemptions: int
+
+
+def evidence(name: str, value: float, text: str) -> Evidence:
+    """A figure beside its threshold."""
+    return Evidence(name=name, value=value, threshold=THRESHOLDS[name], text=text)
+
+
+def judge_window(facts: Facts) -> Verdict:
+    """The verdict; the first rule that holds wins, in the order below."""
+    if not facts.num_steps:
+        return verdict(UNDER_LOADED, "No step ran.", False, [])
+    for rule in (under_loaded, near_a_ceiling, capacity, host):
+        found = rule(facts)
+        if found is not None:
+            return found
+    return dominating_side(facts)
+
+
+def verdict(kind: str, text: str, near_ceiling: bool, found: list[Evidence]) -> Verdict:
+    return Verdict(kind=kind, text=text, near_ceiling=near_ceiling, evidence=found)
+
+
+def under_loaded(facts: Facts) -> Verdict | None:
+    """Idle for the larger part, with no queue."""
+    if facts.idle_share <= THRESHOLDS["idle_share"] or facts.waiting > THRESHOLDS["waiting"]:
+        return None
+    found = [
+        evidence("idle_share", facts.idle_share, f"idle {facts.idle_share:.0%} of the time"),
+        evidence("waiting", facts.waiting, f"{facts.waiting:.1f} sequences wait"),
+    ]
+    return verdict(UNDER_LOADED, "Most of the time there is nothing to do.", False, found)
+
+
+def near_a_ceiling(facts: Facts) -> Verdict | None:
+    """MFU or MBU near what the machine was measured to do."""
+    mfu, mbu = facts.mfu or 0.0, facts.mbu or 0.0
+    if mfu > THRESHOLDS["mfu"] and mfu >= mbu:
+        found = [evidence("mfu", mfu, f"{mfu:.0%} of the measured FLOP/s")]
+        return verdict(COMPUTE, "Products run near the machine's peak.", True, found)
+    if mbu > THRESHOLDS["mbu"]:
+        found = [evidence("mbu", mbu, f"{mbu:.0%} of the measured bandwidth")]
+        return verdict(BANDWIDTH, "Weights and KV are read near the memory's speed.", True, found)
+    return None
+
+
+def capacity(facts: Facts) -> Verdict | None:
+    """Somebody waits, and there are no blocks or rows left to let them in."""
+    preempted = facts.num_preemptions / facts.num_steps
+    queued = facts.waiting > THRESHOLDS["waiting"]
+    kv_full = facts.kv_usage_max > THRESHOLDS["kv_usage"]
+    rows = facts.running / facts.max_num_seqs if facts.max_num_seqs else 0.0
+    rows_full = rows >= THRESHOLDS["rows"]
+    thrashing = preempted > THRESHOLDS["preemptions_per_step"]
+    if not (thrashing or (queued and (kv_full or rows_full))):
+        return None
+    found = [
+        evidence("waiting", facts.waiting, f"{facts.waiting:.1f} sequences wait"),
+        evidence("kv_usage", facts.kv_usage_max, f"KV blocks {facts.kv_usage_max:.0%} full"),
+        evidence("rows", rows, f"{facts.running:.1f} of {facts.max_num_seqs} rows taken"),
+        evidence("preemptions_per_step", preempted, f"{facts.num_preemptions} sequences sent back"),
+    ]
+    what = "KV blocks" if kv_full or thrashing else "rows (max_num_seqs)"
+    return verdict(CAPACITY, f"Requests wait for {what}.", False, found)
+
+
+def host(facts: Facts) -> Verdict | None:
+    """Gaps and book-keeping take a large part, or the forward is mostly launching."""
+    slow = facts.roofline is not None and facts.roofline < THRESHOLDS["roofline"]
+    if facts.host_share <= THRESHOLDS["host_share"] and not slow:
+        return None
+    share = facts.host_share
+    found = [evidence("host_share", share, f"{share:.0%} of the time with work is not the model")]
+    if facts.roofline is not None:
+        text = f"steps take {1 / max(facts.roofline, 1e-9):.0f} times what the ceilings allow"
+        found.append(evidence("roofline", facts.roofline, text))
+    return verdict(HOST, "The device waits for the host.", False, found)
+
+
+def dominating_side(facts: Facts) -> Verdict:
+    """Which ceiling is lower for this work; unknown when none was measured."""
+    if facts.roofline is None:
+        return verdict(UNKNOWN, "The machine's ceilings were not measured.", False, [])
+    kind = COMPUTE if facts.compute_side else BANDWIDTH
+    used = f"{facts.roofline:.0%} of what the ceilings allow for this work"
+    what = "its products" if facts.compute_side else "what it reads"
+    found = [evidence("roofline", facts.roofline, used)]
+    for name, value in (("mfu", facts.mfu), ("mbu", facts.mbu)):
+        if value is not None:
+            found.append(evidence(name, value, f"{name.upper()} {value:.0%}"))
+    return verdict(kind, f"The step's time goes into {what}.", False, found)

@@ -1,0 +1,188 @@
+"""The last five minutes, second by second: what windows are summed from.
+
+Each second has a `Slot`: counts, the gaps between tokens that left in it, the requests that ended,
+and sums over its steps. Adding is a few additions; percentiles are made when somebody asks. A slot
+is never changed once its second is over; then the gaps are kept in bins.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from headway.telemetry.gaps import GapCounts
+from headway.telemetry.goodput import Ended
+from headway.telemetry.records import StepRecord
+from headway.telemetry.snapshot import WINDOWS_S
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Sums over some steps, named as in `StepRecord`; `kv_tokens_read` by KV group."""
+
+    kv_tokens_read: list[int]
+    kv_usage_max: float = 0.0
+    count: int = 0
+    num_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_sampled: int = 0
+    attended_tokens: int = 0
+    experts_read: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    schedule_s: float = 0.0
+    execute_s: float = 0.0
+    update_s: float = 0.0
+    prepare_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    gap_s: float = 0.0
+    idle_s: float = 0.0
+
+    @classmethod
+    def over(cls, num_groups: int, *parts: "StepSums") -> "StepSums":
+        """The sums of all `parts`."""
+        whole = cls([0] * num_groups)
+        for part in parts:
+            whole.merge(part)
+        return whole
+
+    def add(self, record: StepRecord) -> None:
+        """Take one step. Written out, for this runs in every one."""
+        self.count += 1
+        self.num_tokens += record.num_tokens
+        self.num_decode_tokens += record.num_decode_tokens
+        self.num_sampled += record.num_sampled
+        self.attended_tokens += record.attended_tokens
+        self.experts_read += record.experts_read
+        self.num_running += record.num_running
+        self.num_waiting += record.num_waiting
+        self.kv_usage += record.kv_usage
+        self.schedule_s += record.schedule_s
+        self.execute_s += record.execute_s
+        self.update_s += record.update_s
+        self.prepare_s += record.prepare_s
+        self.forward_s += record.forward_s
+        self.sample_s += record.sample_s
+        self.gap_s += record.gap_s
+        self.idle_s += record.idle_s
+        if record.kv_usage > self.kv_usage_max:
+            self.kv_usage_max = record.kv_usage
+        read = self.kv_tokens_read
+        for group, tokens in enumerate(record.kv_tokens_read):
+            read[group] += tokens
+
+    def merge(self, other: "StepSums") -> None:
+        """Add the sums of `other`."""
+        for name in PLAIN_SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.kv_usage_max = max(self.kv_usage_max, other.kv_usage_max)
+        pairs = zip(self.kv_tokens_read, other.kv_tokens_read, strict=True)
+        self.kv_tokens_read = [mine + theirs for mine, theirs in pairs]
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return self.num_tokens - self.num_decode_tokens
+
+    @property
+    def duration_s(self) -> float:
+        return self.schedule_s + self.execute_s + self.update_s
+
+
+PLAIN_SUMS = [f.name for f in fields(StepSums) if f.name not in ("kv_tokens_read", "kv_usage_max")]
+
+
+class Slot:
+    """One second."""
+
+    __slots__ = (
+        *("arrivals", "cached_tokens", "closed", "decode", "durations", "ended", "first_tokens"),
+        "gaps",
+        *("num_preemptions", "prefill", "prompt_tokens", "queried_tokens", "second"),
+    )
+
+    def __init__(self, second: int, num_groups: int) -> None:
+        self.second = second
+        self.arrivals = 0
+        self.first_tokens = 0
+        self.prompt_tokens = 0
+        self.queried_tokens = 0
+        self.cached_tokens = 0
+        self.num_preemptions = 0
+        self.gaps: dict[str, array] = {}
+        self.closed: dict[str, GapCounts] | None = None
+        self.ended: list[Ended] = []
+        self.durations = array("d")
+        self.decode = StepSums.over(num_groups)
+        self.prefill = StepSums.over(num_groups)
+
+    def gap_counts(self) -> dict[str, GapCounts]:
+        """The gaps that left in this second, by class, in bins."""
+        if self.closed is not None:
+            return self.closed
+        found = {}
+        for name, gaps in self.gaps.items():
+            found[name] = GapCounts()
+            found[name].add(np.frombuffer(gaps))
+        return found
+
+    def close(self) -> None:
+        """The second is over: keep the bins, forget the gaps."""
+        self.closed = self.gap_counts()
+        self.gaps = {}
+
+
+class Slots:
+    """The slots of the last five minutes, the newest last; `start_s` is when counting began."""
+
+    def __init__(self, start_s: float, num_groups: int) -> None:
+        self.start_s = start_s
+        self.num_groups = num_groups
+        self._slots: deque[Slot] = deque(maxlen=max(WINDOWS_S))
+        self.current = self._new(int(start_s))
+
+    def _new(self, second: int) -> Slot:
+        slot = Slot(second, self.num_groups)
+        self._slots.append(slot)
+        return slot
+
+    def at(self, now_s: float) -> Slot:
+        """The slot of this moment; a new one when a second has begun."""
+        if int(now_s) > self.current.second:
+            self.current.close()
+            self.current = self._new(int(now_s))
+        return self.current
+
+    def last(self, seconds: int, now_s: float) -> tuple[list[Slot], float]:
+        """(the slots of the last `seconds`, the seconds they cover).
+
+        The second that runs now is one of them: at 100.25 the last 10 are 91 … 100, 9.25 s.
+        """
+        first = int(now_s) - seconds + 1
+        found = [slot for slot in self._slots if slot.second >= first]
+        return found, max(now_s - max(float(first), self.start_s), 1e-9)
+
+
+def steps_of(slots: list[Slot], num_groups: int) -> tuple[StepSums, StepSums]:
+    """(steps without prefill, steps with) of `slots`."""
+    decode = StepSums.over(num_groups, *[slot.decode for slot in slots if slot.decode.count])
+    prefill = StepSums.over(num_groups, *[slot.prefill for slot in slots if slot.prefill.count])
+    return decode, prefill
+
+
+def gaps_of(slots: list[Slot]) -> dict[str, GapCounts]:
+    """Class → the gaps between its tokens."""
+    found: dict[str, GapCounts] = {}
+    for slot in slots:
+        for name, counts in slot.gap_counts().items():
+            found.setdefault(name, GapCounts()).merge(counts)
+    return found
+
+
+def joined(arrays: Iterable[array]) -> np.ndarray:
+    """One array of the doubles in `arrays`."""
+    parts = [np.frombuffer(part) for part in arrays if part]
+    return np.concatenate(parts) if parts else np.empty(0)
