@@ -5,8 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from fake_openai import FakeServer
 from live_server import headway
+
+from fake_openai import FakeServer
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
 LINES = [
