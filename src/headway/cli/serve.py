@@ -16,6 +16,8 @@ from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from headway.cli.main import Call
     from headway.server.models import ServedModel, State
@@ -50,6 +52,7 @@ def serve(call: "Call") -> int:
 
             def on_ready() -> None:
                 bar.close()
+                warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
                 print(greeting(state, options, port), flush=True)
 
             run.run(run.serve(state, listener, on_ready))
@@ -135,6 +138,16 @@ def make_model(
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         created=int(time.time()),
     )
+
+
+def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:
+    """Static batching with too few clients waits by design; somebody should know why."""
+    if options.batching == "static" and max_num_seqs > 1:
+        log.warning(
+            "--batching static: requests start %d at a time; fewer wait until more come. "
+            "Lower --max-num-seqs, or use --batching dynamic.",
+            max_num_seqs,
+        )
 
 
 def greeting(state: "State", options: ServerOptions, port: int) -> str:

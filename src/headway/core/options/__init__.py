@@ -1,7 +1,7 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
-from headway.core.options.field import Bytes
+from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import (
     EngineOptions,
@@ -15,6 +15,7 @@ __all__ = [
     "Bytes",
     "EngineOptions",
     "SamplingOptions",
+    "Seconds",
     "ServerOptions",
     "TraceOptions",
     "help_text",
