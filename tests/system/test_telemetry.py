@@ -206,6 +206,20 @@ def test_a_refusal_before_the_engine_is_ready_is_counted(start_server: StartServ
     assert live.metric("slo_missed_total", which="refused") == 1
 
 
+def test_where_prompts_part_is_said_without_their_text(start_server: StartServer) -> None:
+    live = start_server(NO_TORCH).wait_ready()
+    shared = "You answer questions about gardens, trees and the sea, slowly and kindly. "
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none") as client:
+        for day in ("2026-11-20", "2025-03-17", "2024-08-02"):
+            client.completions.create(
+                model=live.model, prompt=f"{shared}Today is {day}. Where is the ball?", max_tokens=1
+            )
+    (found,) = stats(live).prefixes
+    assert found.requests == 3 and found.shared_tokens > 20 and "3 requests share" in found.text
+    assert found.looks_like == "a date" and found.alike_after > 0
+    assert b"gardens" not in live.get("/stats")[1]
+
+
 def test_trace_is_written_for_perfetto(priced: LiveServer, tmp_path: Path) -> None:
     ask(priced)
     out = tmp_path / "trace.json"
