@@ -23,10 +23,9 @@ import time
 import urllib.request
 from pathlib import Path
 
-from offline import Rates
-
 from headway import LLM
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
+from offline import Rates
 
 PROMPT, TOKENS, PAUSE_S = 512, 32, 11.0
 """After the pause the 10 s window of /stats holds the next round alone."""
@@ -144,7 +143,7 @@ def main() -> None:
 
 def report(rows: int, found: dict[str, list[float]], ceiling: float) -> None:
     """One line a witness; the ratios are medians over rounds, each round against its server."""
-    print(f"\nbatch {rows}, ceiling {ceiling / 1e9:.1f} GB/s")
+    print(f"\nbatch {rows}, ceiling {ceiling / 1e9:.1f} GB/s", flush=True)
     for name, values in found.items():
         middle = statistics.median(values)
         pairs = zip(values, found["server"], strict=True)
