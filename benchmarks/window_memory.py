@@ -63,9 +63,7 @@ def measure(window: int | None) -> list[tuple[int, int]]:
 
 def main() -> None:
     full, windows = measure(None), measure(512)
-    print(
-        "| context | full, MiB | windows of 512, most | in decode | full ÷ decode |"
-    )
+    print("| context | full, MiB | windows of 512, most | in decode | full ÷ decode |")
     print("| --- | --- | --- | --- | --- |")
     for length, (_, whole), (most, end) in zip(LENGTHS, full, windows, strict=True):
         mib = [x / 2**20 for x in (whole, most, end)]
