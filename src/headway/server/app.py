@@ -165,6 +165,9 @@ async def stats(state: State, request: Request) -> Response:
     """One model, now and over the last minutes; the only one unless `?model=` names it."""
     model = named_or_only(state, request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
+    prompts, tokenizer = model.telemetry.prompts, model.tokenizer
+    if prompts.due:
+        await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
     return json_response(take_snapshot(model.telemetry, model.client.status))
 
 

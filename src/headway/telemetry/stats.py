@@ -46,6 +46,7 @@ def take_snapshot(telemetry: Telemetry, status: str = "ready") -> Snapshot:
         windows=[telemetry.window(seconds) for seconds in WINDOWS_S],
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
+        prefixes=telemetry.prompts.found,
     )
 
 
