@@ -70,11 +70,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
         transport.get_extra_info("socket").setsockopt(6, 1, 1)  # TCP_NODELAY
-        if self.fake.behaviour.slow_read:
-            self.transport.pause_reading()
-            asyncio.get_running_loop().call_later(
-                self.fake.behaviour.slow_read, self.transport.resume_reading
-            )
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.task is not None:
@@ -117,6 +112,8 @@ class Connection(asyncio.Protocol):
 
     async def stream(self, body: bytes, chat: bool) -> None:
         fake, how = self.fake, self.fake.behaviour
+        if len(body) > LARGE // 2:
+            await asyncio.sleep(how.slow_read)
         arrived_s = time.perf_counter()
         fields = read_body(body)
         unknown = [key for key in fields if key not in KNOWN | {"prompt_tokens"} | set(how.knows)]

@@ -42,7 +42,7 @@ def cv(arrivals: np.ndarray) -> float:
 def test_times_ascend_repeat_and_fit(kind):
     drawn = times(kind, rate=50.0, duration_s=20.0)
     assert (np.diff(drawn) >= 0).all()
-    assert 0 <= drawn[0] and drawn[-1] < 20.0 + 1e-9
+    assert drawn[0] >= 0 and drawn[-1] < 20.0 + 1e-9
     assert (drawn == times(kind, rate=50.0, duration_s=20.0)).all()
     assert len(times(kind, rate=50.0, duration_s=20.0, count=17)) == 17
 
@@ -188,7 +188,7 @@ def test_prompt_files_are_read(tmp_path: Path):
     assert sent == ["a", "a", "c", "c", "d", "d"]
     assert {len(t.turns) for t in traffic.conversations} == {1, 2}
     file.write_text('{"text": "a"}\n')
-    with pytest.raises(UsageError, match="p.jsonl, line 1 has no prompt"):
+    with pytest.raises(UsageError, match=r"p\.jsonl, line 1 has no prompt"):
         build(options(workload=f"prompts:{file}"), "default")
 
 

@@ -14,7 +14,7 @@ from headway.core.options import BenchOptions
 from headway.measure import record
 from headway.measure.classes import ServiceClass, build_all, read_classes
 from headway.measure.client import Client, open_session
-from headway.measure.load import Load, Pulse
+from headway.measure.load import Load, Pulse, quiet_gc
 from headway.measure.probe import Wanted, find_dialect, model_name
 from headway.measure.prompts import Text
 from headway.measure.scrape import Scraper
@@ -55,12 +55,15 @@ def prepare(url: str, options: BenchOptions, faster: float = 1.0) -> Bench:
     classes = [
         replace(each, options=hastened(each.options, faster)) for each in read_classes(options)
     ]
-    return Bench(
+    bench = Bench(
         url=url.rstrip("/").removesuffix("/v1"),
         options=options,
         classes=classes,
         traffic=build_all(classes),
     )
+    if options.concurrency is None:
+        edges(options, bench.traffic.span_s)
+    return bench
 
 
 def hastened(options: BenchOptions, faster: float) -> BenchOptions:
@@ -126,10 +129,12 @@ async def measure(
         )
         load = Load(client, dialect)
         client.tokens = 0
-        async with Scraper(session, server, now_s):
-            started_s = clock.now_s()
-            started_at = time.time()
-            async with Pulse(clock) as pulse:
+        if options.concurrency is None:
+            load.write_ahead(bench.traffic.conversations)
+        with quiet_gc():
+            async with Scraper(session, server, now_s), Pulse(clock) as pulse:
+                started_s = clock.now_s()
+                started_at = time.time()
                 if watch is not None:
                     watch(load, client, bench.traffic.span_s)
                 span_s = await put_on(load, client, bench, drain_s)

@@ -34,27 +34,31 @@ class Load:
         self._client = client
         self._dialect = dialect
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ahead: Ahead | None = None
         self.exchanges: list[Exchange] = []
         self.running = 0
 
+    def write_ahead(self, conversations: list[Conversation]) -> None:
+        """Write the first bodies of an open loop, before its clock starts."""
+        self._ahead = Ahead(self._dialect, conversations)
+        self._ahead.fill()
+
     async def open_loop(self, conversations: list[Conversation], drain_s: float | None) -> None:
         """Send each conversation at its time, then wait for the answers, at most `drain_s`."""
-        ahead = Ahead(self._dialect, conversations)
-        ahead.fill()
-        with quiet_gc():
-            for number, conversation in enumerate(conversations):
-                while (wait_s := conversation.at_s - self._client.now_s()) > 0:
-                    if wait_s > ROOM_S and ahead.write_one():
-                        await asyncio.sleep(0)
-                    else:
-                        await asyncio.sleep(wait_s)
-                talk, said = ahead.take()
-                task = asyncio.create_task(
-                    self._converse(conversation, number, conversation.at_s, talk, said)
-                )
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            await self._drain(drain_s)
+        ahead = self._ahead or Ahead(self._dialect, conversations)
+        for number, conversation in enumerate(conversations):
+            while (wait_s := conversation.at_s - self._client.now_s()) > 0:
+                if wait_s > ROOM_S and ahead.write_one():
+                    await asyncio.sleep(0)
+                else:
+                    await asyncio.sleep(wait_s)
+            talk, said = ahead.take()
+            task = asyncio.create_task(
+                self._converse(conversation, number, conversation.at_s, talk, said)
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await self._drain(drain_s)
 
     async def closed_loop(
         self, conversations: list[Conversation], concurrency: int, until_s: float | None
@@ -63,8 +67,7 @@ class Load:
         over, until a time."""
         again = conversations if until_s is None else cycle(conversations)
         upcoming = enumerate(again)
-        with quiet_gc():
-            await asyncio.gather(*(self._work(upcoming, until_s) for _ in range(concurrency)))
+        await asyncio.gather(*(self._work(upcoming, until_s) for _ in range(concurrency)))
 
     async def _work(
         self, upcoming: Iterator[tuple[int, Conversation]], until_s: float | None

@@ -1,0 +1,363 @@
+"""What a run means: latencies, rates, goodput, checks, verdicts, comparisons, pages."""
+
+import asyncio
+import io
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bench_runs import exchange, run_of, steady
+from headway.core.errors import UsageError
+from headway.measure import comparison, export, page, scrape, table
+from headway.measure.latency import latency
+from headway.measure.names import also_called, check_words, per_token_with_ttft
+from headway.measure.percentiles import distribution, slope
+from headway.measure.report import GoodputPoint, GoodputSearch, Report, build_report
+from headway.measure.search import search_rate
+from headway.telemetry.prefixes import find_sharing
+
+
+def report(exchanges, span_s=10.0, **load) -> Report:
+    return build_report(run_of(exchanges, span_s, **load), "0")
+
+
+def check(found: Report, word: str) -> bool | None:
+    (one,) = [c.passed for c in found.checks if word in c.name]
+    return one
+
+
+def test_latencies_of_the_worked_example():
+    timed = latency(exchange(0, 0.0, [2.0, 3.0, 5.0], [1, 1, 2]))
+    assert timed is not None
+    assert (timed.ttft_s, timed.e2e_s, timed.tpot_s) == (2.0, 5.0, 1.0)
+    assert timed.gaps_s == [1.0, 2.0, 0.0]
+
+
+def test_several_tokens_in_the_first_chunk_have_their_own_gaps():
+    timed = latency(exchange(0, 1.0, [2.0, 4.0], [3, 2]))
+    assert timed is not None
+    assert (timed.ttft_s, timed.gaps_s, timed.tpot_s) == (1.0, [0.0, 0.0, 2.0, 0.0], 0.5)
+
+
+def test_an_answer_of_one_token_has_no_tpot():
+    timed = latency(exchange(0, 0.0, [2.0]))
+    assert timed is not None
+    assert (timed.tpot_s, timed.gaps_s, timed.gap_p99_s) == (None, [], None)
+
+
+def test_where_nobody_counts_gaps_are_of_chunks():
+    x = exchange(0, 0.0, [2.0, 3.0, 5.0], chunk_tokens=None, output_tokens=7)
+    timed = latency(x)
+    assert timed is not None and not timed.exact
+    assert (timed.tpot_s, timed.gaps_s) == (0.5, [1.0, 2.0])
+    found = report([x])
+    assert found.figures.itl_s is None and found.figures.chunk_gap_s is not None
+    assert check(found, "sum of ITLs") is None and check(found, "tokens in chunks") is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 2), st.integers(1, 9)), min_size=1, max_size=30),
+    st.floats(0, 100),
+)
+def test_gaps_add_up_to_e2e_less_ttft(chunks, at_s):
+    chunk_s = (at_s + np.cumsum([gap for gap, _ in chunks])).tolist()
+    x = exchange(0, at_s, chunk_s, [n for _, n in chunks])
+    timed = latency(x)
+    assert timed is not None
+    assert sum(timed.gaps_s) == pytest.approx(timed.e2e_s - timed.ttft_s, abs=1e-9)
+    assert len(timed.gaps_s) == x.num_output - 1
+    assert check(report([x], span_s=at_s + 100), "sum of ITLs") is True
+
+
+def test_percentiles_have_the_mean_beside_them():
+    found = distribution([*range(101), None])
+    assert found is not None
+    assert (found.p50, found.p90, found.p95, found.p99) == (50, 90, 95, 99)
+    assert (found.mean, found.min, found.max, found.count) == (50, 0, 100, 101)
+    assert distribution([None]) is None
+    assert slope([0, 1, 2], [1, 3, 5]) == pytest.approx((2.0, 1.0))
+    assert slope([1, 1, 1], [1, 2, 3]) == (0.0, 0.0)
+
+
+def test_goodput_is_30_when_30_of_100_meet_the_objectives():
+    answers = steady(100, 0.01, ttft_s=lambda i: 0.1 if i % 10 < 3 else 0.9)
+    found = report(answers, span_s=1.0, slos={"default": "ttft=500ms"})
+    assert found.rates.goodput_per_s == pytest.approx(30)
+    assert found.rates.attainment == pytest.approx(0.3)
+    assert found.rates.token_goodput_per_s == pytest.approx(330)
+    assert found.classes["default"].missed == {"ttft": 70}
+    assert found.classes["default"].budget_left == pytest.approx(1 - 70 / 10)
+
+
+def test_a_failed_request_never_counts_as_met():
+    answers = steady(10, 0.1)
+    answers[3].error, answers[4].error, answers[5].error = "timeout", "status 503", "dropped"
+    found = report(answers, span_s=1.0, slos={"default": "e2e=10s"})
+    assert found.rates.goodput_per_s == pytest.approx(7)
+    counts = found.counts
+    assert (counts.ok, counts.failed) == (7, 3)
+    assert (counts.timeouts, counts.refused, counts.errors) == (1, 1, 1)
+    assert counts.reasons == {"timeout": 1, "status 503": 1, "dropped": 1}
+    assert found.classes["default"].missed == {"failed": 3}
+
+
+def test_classes_are_judged_by_their_own_objectives():
+    answers = steady(10, 0.1, ttft_s=lambda i: 0.6)
+    for i, x in enumerate(answers):
+        x.service_class = "fast" if i < 5 else "slow"
+    found = report(answers, span_s=1.0, slos={"fast": "ttft=500ms", "slow": "ttft=1s"})
+    assert found.classes["fast"].rates.attainment == 0.0
+    assert found.classes["slow"].rates.attainment == 1.0
+    assert found.rates.goodput_per_s == pytest.approx(5)
+
+
+def test_two_dollars_an_hour_at_100_tokens_a_second_are_5_56_a_million():
+    answers = steady(10, 1.0, tokens=90)  # 10 prompt and 90 answer tokens a second
+    found = report(answers, price_per_hour=2.0)
+    window_s = found.run.load.to_s
+    assert found.rates.usd_per_million_tokens == pytest.approx(5.56 * window_s / 10, rel=1e-3)
+
+
+def test_the_edges_are_cut():
+    answers = steady(100, 0.1)
+    found = report(answers, from_s=1.0, to_s=9.0)
+    assert (found.counts.counted, found.counts.cut) == (81, 19)
+    assert found.rates.output_tokens_per_s == pytest.approx(110, rel=0.02)
+    assert found.rates.requests_per_s == pytest.approx(10, rel=0.02)
+    assert check(found, "throughput × time") is True
+
+
+def test_wrong_counts_are_seen():
+    answers = steady(4, 0.1)
+    answers[2].output_tokens = 12
+    found = report(answers)
+    assert check(found, "tokens in chunks") is False and check(found, "sum of ITLs") is False
+    assert "1 of 4 differ: 2" in table.warnings(found)[0]
+
+
+def test_ratios_above_one_are_flagged_and_not_clamped():
+    run = run_of(steady(4, 0.1), 1.0)
+    run.server.gauges = {"mbu_ratio": [0.4, 1.2], "mfu_ratio": [0.1, 0.2]}
+    found = build_report(run, "0")
+    assert check(found, "MBU") is False and check(found, "MFU") is True
+    assert "at most 1.200" in next(c.detail for c in found.checks if "MBU" in c.name)
+
+
+def test_the_client_is_blamed_when_it_is_late_or_busy():
+    kept = report(steady(50, 0.1))
+    assert not kept.client.bottleneck
+    late = steady(50, 0.1)
+    for x in late:
+        x.sent_s = x.scheduled_s + 0.05
+    assert "50.0 ms late" in report(late).client.why
+    run = run_of(steady(50, 0.1), 5.0)
+    run.client.cpu_s = run.client.wall_s * 0.95
+    assert "95% of a core" in build_report(run, "0").client.why
+    run.client.late_s = [0.1] * 50
+    assert "chunks were read" in build_report(run, "0").client.why
+
+
+def test_a_growing_queue_is_called_over_saturated():
+    calm = report(steady(200, 0.1, ttft_s=lambda i: 0.3 + 0.1 * (i % 3)), span_s=20.0)
+    assert calm.saturation.over_saturated is False
+    growing = report(steady(200, 0.1, ttft_s=lambda i: 0.1 + 0.05 * i), span_s=20.0)
+    assert growing.saturation.over_saturated is True
+    assert growing.saturation.ttft_per_s == pytest.approx(0.5, rel=0.01)
+    assert any("Over-saturated" in line for line in table.warnings(growing))
+    closed = report(steady(200, 0.1, ttft_s=lambda i: 0.1 + 0.05 * i), loop="closed")
+    assert closed.saturation.over_saturated is None
+
+
+@given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=40))
+def test_tokens_are_throughput_times_time(at_s):
+    answers = [exchange(i, t, [t + 0.1, t + 0.3, t + 0.3], [2, 3, 1]) for i, t in enumerate(at_s)]
+    found = report(answers)
+    assert check(found, "throughput × time") is True
+    times = found.timeline
+    assert sum(times.output_tokens_per_s) * times.step_s == pytest.approx(6 * len(at_s))
+    assert sum(times.concurrency) * times.step_s == pytest.approx(0.3 * len(at_s), rel=1e-3)
+
+
+def test_other_tools_words_are_named():
+    assert also_called("tpot_s", ["vllm", "aiperf"]) == "vllm: TPOT, aiperf: Inter Token Latency"
+    x = exchange(0, 0.0, [2.0, 3.0, 5.0], [1, 1, 2])
+    found = per_token_with_ttft([(x, latency(x))])
+    assert found is not None and found.mean == 5.0 / 4
+    with pytest.raises(UsageError, match="'locust'"):
+        check_words(["vllm", "locust"])
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path):
+    found = report(steady(20, 0.1), slos={"default": "ttft=1s"})
+    path = tmp_path / "r.json"
+    export.write_json(found, str(path))
+    again = export.read_json(str(path))
+    assert again == found
+    assert build_report(again.run, "0") == found, "everything follows from the raw run"
+    assert len(json.loads(path.read_text())["run"]["exchanges"][0]["chunk_s"]) == 11
+
+
+def test_what_is_no_report_is_refused(tmp_path: Path):
+    path = tmp_path / "r.json"
+    with pytest.raises(UsageError, match="No such file"):
+        export.read_json(str(path))
+    path.write_text('{"format": "else"}')
+    with pytest.raises(UsageError, match="is no report"):
+        export.read_json(str(path))
+    with pytest.raises(UsageError, match="/no/such/folder"):
+        export.write("/no/such/folder/x", b"")
+
+
+def test_csv_has_a_line_a_request(tmp_path: Path):
+    answers = steady(5, 0.1)
+    answers[2].error = "timeout"
+    path = tmp_path / "r.csv"
+    export.write_csv(report(answers), str(path))
+    header, *lines = path.read_text().splitlines()
+    assert header.split(",") == list(export.COLUMNS) and len(lines) == 5
+    row = dict(zip(export.COLUMNS, lines[0].split(","), strict=True))
+    assert float(row["ttft_s"]) == pytest.approx(0.1) and row["output_tokens"] == "11"
+    assert lines[2].endswith("timeout")
+
+
+def text_of(found: Report, *words: str) -> str:
+    written = io.StringIO()
+    table.show(found, Console(file=written, width=160, no_color=True), words)
+    return written.getvalue()
+
+
+def test_the_terminal_shows_warnings_first_and_every_figure():
+    answers = steady(40, 0.1, ttft_s=lambda i: 0.2)
+    answers[3].error, answers[3].message = "status 503", "[bold]overloaded"
+    found = report(answers, slos={"default": "ttft=100ms"}, price_per_hour=1.0)
+    text = text_of(found, "vllm", "guidellm")
+    assert text.startswith("! 1 of 40 requests failed\n!   1 × status 503: [bold]overloaded")
+    assert re.search(r"TTFT \(vllm: TTFT, .*\) +200.0 ms", text)
+    assert "guidellm: Time per Output Token (e2e / n)" in text
+    assert "0.0% met their objectives" in text and "per million tokens" in text
+    assert "ttft 39, failed 1" in text or "failed 1" in text
+
+
+def sharing_search() -> tuple[list, GoodputSearch]:
+    prompts = [[*range(50), 100 + i] for i in range(5)]
+    points = [
+        GoodputPoint(
+            rate=rate,
+            offered_per_s=rate,
+            attainment=share,
+            goodput_per_s=rate * share,
+            output_tokens_per_s=rate,
+            ttft_p99_s=0.1,
+            tpot_p99_s=None,
+            kept=share >= 0.9,
+        )
+        for rate, share in ((4.0, 1.0), (8.0, 0.5))
+    ]
+    search = GoodputSearch(
+        attainment=0.9, best_rate=4.0, goodput_per_s=4.0, points=points, note="4 </script> keeps"
+    )
+    return find_sharing(prompts), search
+
+
+def test_the_page_stands_alone():
+    answers = steady(40, 0.1)
+    answers[3].error = "</script><b>"
+    sharing, search = sharing_search()
+    found = build_report(run_of(answers, 4.0, slos={"default": "ttft=1s"}), "0", sharing, search)
+    text = page.html(found)
+    assert len(page.plotly_script()) > 10**6 and page.plotly_script()[:1000] in text
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
+    own = text.replace(page.plotly_script(), "")
+    assert own.count("<script>") == own.count("</script>") == 2
+    figures = json.loads(re.search(r"const figures = (\{.*?\});\n", own)[1].replace("<\\/", "</"))
+    assert len(figures) == own.count('class="plot"') == 5
+    assert "5 requests share their first 50 tokens" in own
+
+
+def test_two_runs_of_one_load_are_within_noise():
+    rng = np.random.default_rng(0)
+
+    def one(scale: float) -> Report:
+        waits = rng.gamma(4, 0.05 * scale, 400)
+        answers = steady(400, 0.05, ttft_s=lambda i: float(waits[i]))
+        return report(answers, span_s=20.0, slos={"default": "ttft=500ms"})
+
+    same = comparison.compare(one(1.0), one(1.0))
+    rows = {row.name: row for row in same.rows}
+    assert rows["TTFT p50"].verdict == rows["TTFT mean"].verdict == "within noise"
+    assert same.differences == []
+    slower = {row.name: row for row in comparison.compare(one(1.0), one(1.5)).rows}
+    assert slower["TTFT p50"].verdict == slower["attainment"].verdict == "worse"
+    assert slower["TTFT p50"].ratio == pytest.approx(1.5, rel=0.15)
+    faster = {row.name: row for row in comparison.compare(one(1.5), one(1.0)).rows}
+    assert faster["TTFT p50"].verdict == faster["goodput/s"].verdict == "better"
+
+
+def test_different_loads_are_said_to_be():
+    a, b = report(steady(40, 0.1)), report(steady(80, 0.1), seed=3, loop="closed")
+    found = comparison.compare(a, b)
+    assert [line.partition(":")[0] for line in found.differences] == ["loop", "seed", "rate"]
+    written = io.StringIO()
+    comparison.show(found, "a.json", "b.json", Console(file=written, width=160))
+    assert "not the same load: seed: 0 and 3" in written.getvalue()
+
+
+@pytest.mark.parametrize("limit", [0.3, 3.7, 13.0, 900.0, 5000.0])
+def test_the_search_comes_within_ten_percent(limit):
+    async def at_rate(rate: float) -> GoodputPoint:
+        kept = rate <= limit
+        return msgspec.convert(
+            {
+                "rate": rate,
+                "offered_per_s": rate,
+                "attainment": 1.0 if kept else 0.5,
+                "goodput_per_s": rate,
+                "output_tokens_per_s": 0.0,
+                "ttft_p99_s": None,
+                "tpot_p99_s": None,
+                "kept": kept,
+            },
+            GoodputPoint,
+        )
+
+    points = asyncio.run(search_rate(at_rate, start=4.0, highest=1000.0))
+    best = max(p.rate for p in points if p.kept)
+    assert min(limit, 1000.0) / 1.1 <= best <= limit
+    assert len(points) <= 14
+
+
+def test_a_server_that_never_keeps_is_given_up():
+    async def never(rate: float) -> GoodputPoint:
+        return GoodputPoint(
+            rate=rate,
+            offered_per_s=rate,
+            attainment=0.0,
+            goodput_per_s=0.0,
+            output_tokens_per_s=0.0,
+            ttft_p99_s=None,
+            tpot_p99_s=None,
+            kept=False,
+        )
+
+    points = asyncio.run(search_rate(never, start=4.0, highest=1000.0))
+    assert len(points) < 10 and not any(p.kept for p in points)
+
+
+def test_metrics_are_read_under_any_prefix():
+    text = (
+        "# HELP vllm:num_requests_running x\n"
+        'vllm:num_requests_running{engine="0",model_name="a b"} 3.0\n'
+        'vllm:num_requests_running{engine="1",model_name="a b"} 2.0\n'
+        "headway:kv_cache_usage_perc 0.25\nvllm:prompt_tokens_total 1e3\nother_total 5\n"
+        'headway:mbu_ratio{kind="decode"} NaN\n'
+    )
+    found = scrape.parse(text)
+    assert found["num_requests_running"] == 5.0 and found["kv_cache_usage_perc"] == 0.25
+    assert found["prompt_tokens_total"] == 1000.0 and "other_total" not in found
