@@ -1,6 +1,7 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
+from headway.core.options.doctor import DoctorOptions
 from headway.core.options.field import Bytes
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOptions
@@ -8,6 +9,7 @@ from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOp
 __all__ = [
     "BenchOptions",
     "Bytes",
+    "DoctorOptions",
     "EngineOptions",
     "SamplingOptions",
     "ServerOptions",
