@@ -5,6 +5,7 @@ not leave, a queue that grew, faults that were counted.
 """
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from headway.advise.reading import Reading, SlowStream
@@ -14,6 +15,7 @@ from headway.telemetry.snapshot import LiveRequest, Percentiles, Snapshot, StepS
 SLOW_SHARE = 0.5
 MIN_MADE = 8
 MIN_SILENT_S = 1.0
+MIN_SEEN = 3
 
 
 def reading_from_stats(
@@ -47,7 +49,7 @@ def reading_from_stats(
         slow_streams=slow_streams(polls),
         **latencies(window),
         transfer_s=transfer_s,
-        longest_prompt=longest_prompt(polls, window),
+        **prompt_lengths(polls, window),
         idle_share=steps.idle_share,
         host_share=host_share(steps),
         decode_steps=window.decode,
@@ -107,10 +109,15 @@ def latencies(window: Window) -> dict[str, Any]:
     return found | {name: window.lengths.get(name, Percentiles()) for name in ("prompt", "output")}
 
 
-def longest_prompt(polls: Sequence[Snapshot], window: Window) -> float | None:
-    """The longest seen: under way at a poll, or near the longest of those that ended."""
-    seen = [float(r.prompt_tokens) for poll in polls for r in poll.now.requests]
-    return max([*seen, window.lengths["prompt"].p99 or 0.0], default=0.0) or None
+def prompt_lengths(polls: Sequence[Snapshot], window: Window) -> dict[str, Any]:
+    """Median and longest: of the requests under way at the polls, where they are several."""
+    seen = {r.id: float(r.prompt_tokens) for poll in polls for r in poll.now.requests}
+    lengths, ended = sorted(seen.values()), window.lengths["prompt"]
+    typical = median(lengths) if len(lengths) >= MIN_SEEN else ended.p50
+    return {
+        "typical_prompt": typical,
+        "longest_prompt": max([*lengths, ended.p99 or 0.0], default=0.0) or None,
+    }
 
 
 def host_share(steps: StepStats) -> float | None:

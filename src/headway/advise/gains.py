@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from headway.advise.reading import Reading
 from headway.advise.roofline import DecodeStep, decode_step
-from headway.advise.symptoms import MORE_ROWS, failing_share
+from headway.advise.symptoms import MORE_ROWS, failing_share, queued, step_s
 from headway.advise.words import duration, percent, plural, tokens
 from headway.core.resolve import gib
 
 SHORTER = 0.2
 ACCEPTED = 0.6
 DRAFTS = 3
+USUAL = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ def smaller_chunks(r: Reading) -> Advice:
         shorter_s = plain_s + (gap_s - plain_s) * least / chunk
         do = f"--max-num-batched-tokens {least}; or {do}"
         expect = f"the longest gaps fall from {duration(gap_s)} to {duration(shorter_s)}"
-    longest, median = r.longest_prompt or 1.0, r.prompt.p50 or 1.0
+    longest, median = r.longest_prompt or 1.0, r.typical_prompt or 1.0
     waits = max(r.prefill_time_share, queue_share(r))
     if not waits and r.itl.p99:
         waits = 1 - (r.itl.p50 or 0.0) / r.itl.p99
@@ -99,6 +100,13 @@ def shorter_prompts(r: Reading) -> Advice:
     """Half of the prompt."""
     half = (r.prefill_s or 0.0) / 2
     length = r.prompt.mean or 0.0
+    if not half:
+        share = percent(r.prefill_time_share)
+        return Advice(
+            do="prompts half as long",
+            expect=f"half of the prefill, which takes {share} of the time in steps",
+            share=r.prefill_time_share / 2,
+        )
     return Advice(
         do=f"prompts of {tokens(length / 2)} tokens instead of {tokens(length)}",
         expect=f"prefill from {duration(r.prefill_s)} to {duration(half)}",
@@ -125,20 +133,33 @@ def cached_prefix(r: Reading) -> Advice:
 def batch_host_work(r: Reading) -> Advice:
     """The host's work is done once a step, for however many rows."""
     rows = max(r.rows or 1.0, 1.0)
-    if r.roofline and r.roofline < 1 - (r.host_share or 0.0):
-        wasted = 1 - r.roofline
-    else:
-        wasted = r.host_share or 0.0
-    most = rows * MORE_ROWS
-    if r.max_num_seqs:
-        most = min(most, r.max_num_seqs)
-    do = f"send {most:.0f} requests at a time instead of {rows:.0f}, or one with n={most:.0f}"
-    if most <= rows:
-        do = "a larger model costs little more here"
+    most = max(min(rows * MORE_ROWS, r.max_num_seqs or rows * MORE_ROWS), rows)
+    if queued(r):
+        most = rows  # what waits cannot run: the queue is another rule's
+    wasted = max(1 - (r.roofline if r.roofline is not None else 1.0), r.host_share or 0.0)
+    times = 1 / (1 - wasted + wasted * rows / most)
+    do = f"send {most:.0f} requests at a time instead of {rows:.0f}, or some with n above 1"
+    if most < 1.5 * rows:
+        do = (
+            "a larger model would cost little more; more rows cannot run before the queue is mended"
+        )
     return Advice(
         do=do,
-        expect=f"up to {percent(wasted)} of a step is not the machine's work, whatever its rows",
-        share=wasted * (1 - queue_share(r)),
+        expect=f"tokens/s up to {times:.1f} times; one request alone does not get faster",
+        share=1 - 1 / times,
+        of_spend=True,
+    )
+
+
+def nearer_the_roofline(r: Reading) -> Advice:
+    """Half of the ceilings, which kernels usually reach."""
+    seconds, roofline = step_s(r) or 0.0, r.roofline or 0.0
+    after_s = seconds * roofline / USUAL
+    return Advice(
+        do="free the cores of other work, or lower --threads to those that are free; compare "
+        "headway doctor on the idle machine",
+        expect=f"a step from {duration(seconds)} to about {duration(after_s)}",
+        share=max(1 - roofline / USUAL, 0.0) * (1 - queue_share(r)),
     )
 
 

@@ -60,8 +60,9 @@ class Reading:
     transfer_s: float | None = None
     prompt: Percentiles = field(default_factory=Percentiles)
     output: Percentiles = field(default_factory=Percentiles)
+    typical_prompt: float | None = None
     longest_prompt: float | None = None
-    """Of the requests that ended or are under way."""
+    """Median and maximum over the requests that ended or are under way."""
 
     # steps
     idle_share: float | None = None

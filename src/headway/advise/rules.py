@@ -182,6 +182,18 @@ RULES = (
         advise=gains.batch_host_work,
     ),
     Rule(
+        name="slow-forward",
+        kind="host",
+        symptom="The model itself takes many times what the ceilings allow.",
+        cause="Other processes use the cores or the memory, more threads than free cores, or a "
+        "type this machine multiplies slowly.",
+        fix="Free cores, `--threads`; `headway doctor FOLDER` shows the peak by type",
+        assumes="half of the ceilings can be reached",
+        holds=symptoms.slow_forward,
+        see=symptoms.see_host,
+        advise=gains.nearer_the_roofline,
+    ),
+    Rule(
         name="small-batch",
         kind="bandwidth",
         symptom="Decode reads all weights for few rows.",

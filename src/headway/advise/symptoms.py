@@ -3,7 +3,7 @@
 A predicate is true only where the reading knows enough. Thresholds stand in one table.
 """
 
-from headway.advise.reading import Reading
+from headway.advise.reading import Reading, per_step
 from headway.advise.roofline import decode_step
 from headway.advise.words import duration, percent, plural, tokens
 
@@ -17,7 +17,8 @@ THRESHOLDS = {
     "prefill_share": 0.25,  # of the time of a request, or of that in steps
     "slow_ttft_s": 0.1,
     "host_share": 0.4,  # of the time with work
-    "roofline": 0.2,  # of what the ceilings allow: less, and the host is in the way
+    "roofline": 0.2,  # of what the ceilings allow: less is far from them
+    "launching_s": 0.03,  # longest step that launching alone may explain
     "few_rows": 0.25,  # of max_num_seqs
     "worth_rows": 1.5,  # times the tokens per second, at eight times the rows
     "bad_share": 0.05,  # of requests: failures, retries
@@ -53,7 +54,7 @@ def rows_taken(r: Reading) -> bool:
 
 def hogging(r: Reading) -> bool:
     """One prompt is far longer than the others, and its chunks make everybody else wait."""
-    longest, median = r.longest_prompt, r.prompt.p50
+    longest, median = r.longest_prompt, r.typical_prompt
     if not longest or not median or longest < T["uneven"] * median:
         return False
     if r.prefill_steps is None:
@@ -85,23 +86,37 @@ def over_saturated(r: Reading) -> bool:
 
 def long_prefill(r: Reading) -> bool:
     """The first token waits for the prompt to be computed."""
+    if hogging(r) or host_bound(r):
+        return False
+    if not r.ttft.count:
+        return r.loaded and r.prefill_time_share > 0.5
     return (
         (r.ttft.mean or 0.0) > T["slow_ttft_s"]
         and r.share_of_ttft(r.prefill_s) > 0.5
         and r.share_of_request(r.prefill_s) > T["prefill_share"]
-        and not hogging(r)
-        and not host_bound(r)
     )
 
 
 def host_bound(r: Reading) -> bool:
-    """Steps take many times what the ceilings allow, or gaps between them a good part."""
-    if not r.loaded or r.kind in ("compute", "bandwidth"):
+    """Gaps and book-keeping take a good part, or short steps are mostly launching."""
+    if not r.loaded:
         return False
-    if r.kind == "host":
-        return True
-    slow = r.roofline is not None and r.roofline < T["roofline"]
-    return (r.host_share or 0.0) > T["host_share"] or slow
+    launching = far_from_roofline(r) and (step_s(r) or 0.0) < T["launching_s"]
+    return (r.host_share or 0.0) > T["host_share"] or launching
+
+
+def slow_forward(r: Reading) -> bool:
+    """The model itself takes many times what the ceilings allow, in long steps."""
+    return r.loaded and far_from_roofline(r) and not host_bound(r)
+
+
+def far_from_roofline(r: Reading) -> bool:
+    return r.roofline is not None and r.roofline < T["roofline"]
+
+
+def step_s(r: Reading) -> float | None:
+    """A step of the kind that takes the larger part of the time."""
+    return per_step(r.main_steps)
 
 
 def decoding(r: Reading) -> bool:
@@ -238,7 +253,7 @@ def see_rows(r: Reading) -> list[str]:
 
 
 def see_hog(r: Reading) -> list[str]:
-    found = [f"longest prompt {tokens(r.longest_prompt)} tokens, median {tokens(r.prompt.p50)}"]
+    found = [f"longest prompt {tokens(r.longest_prompt)} tokens, median {tokens(r.typical_prompt)}"]
     if r.prefill_step_s is not None:
         found.append(
             f"a step with prefill takes {duration(r.prefill_step_s)}, "
@@ -267,9 +282,9 @@ def see_host(r: Reading) -> list[str]:
         found.append(f"steps take {1 / r.roofline:.0f} times what the ceilings allow")
     if r.host_share is not None:
         found.append(f"{percent(r.host_share)} of the time with work is not the model")
-    step_s = r.decode_step_s
-    if step_s is not None:
-        found.append(f"a decode step takes {duration(step_s)} at {r.rows or 0:.1f} rows")
+    seconds = step_s(r)
+    if seconds is not None:
+        found.append(f"a step takes {duration(seconds)} at {r.rows or 0:.1f} rows")
     return found
 
 
