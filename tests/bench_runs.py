@@ -67,6 +67,7 @@ def run_of(exchanges: list[Exchange], span_s: float, **changes: object) -> Run:
     }
     return Run(
         started_at=0.0,
+        started_s=0.0,
         load=Load(**(values | changes)),
         server=Server(url="http://x", model="m", endpoint="completions"),
         client=ClientCost(cpu_s=0.1, wall_s=end_s, late_s=[0.001] * 10),

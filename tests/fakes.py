@@ -39,13 +39,17 @@ def answer(
     stop_ids: set[int],
     max_len: int,
     vocab_size: int,
+    sight: int = 0,
 ) -> tuple[list[int], str]:
-    """The tokens and the finish reason of one sequence, computed with no engine at all."""
+    """The tokens and the finish reason of one sequence, computed with no engine at all.
+
+    `sight` is how many tokens back the model sees, 0 for all.
+    """
     tokens = list(prompt)
     while True:
         generated = len(tokens) - len(prompt)
         banned = sorted(stop_ids) if generated < sampling.min_tokens else []
-        tokens.append(next_token(tokens, seed, index, banned, vocab_size))
+        tokens.append(next_token(tokens[-sight:], seed, index, banned, vocab_size))
         if tokens[-1] in stop_ids:
             return tokens[len(prompt) :], "stop"
         if len(tokens) in (max_len, len(prompt) + (sampling.max_tokens or 0)):
@@ -69,6 +73,7 @@ class FakeExecutor:
     block_size: int
     num_blocks: tuple[int, ...]
     vocab_size: int
+    windows: tuple[int, ...] = ()
     max_num_seqs: int = 4096
     fail_at: str = ""
     fail_rows: frozenset[int] = frozenset()
@@ -137,12 +142,20 @@ class FakeExecutor:
     def _check_reads(self, row: Advance) -> None:
         sequence = self.sequences[row.sequence_id]
         end = row.start + len(row.token_ids)
-        expected = [(token, at) for at, token in enumerate(sequence.tokens[:end])]
+        known = [(token, at) for at, token in enumerate(sequence.tokens[:end])]
         for group in range(len(self.num_blocks)):
-            assert self._read(sequence, group, end) == expected, f"{sequence} reads another's KV"
+            begin = self._first_seen(group, row.start)
+            read = self._read(sequence, group, begin, end)
+            assert read == known[begin:], f"{sequence} reads another's KV"
 
-    def _read(self, sequence: Mirrored, group: int, end: int) -> list[tuple[int, int] | None]:
-        return [self.memory.get(self._slot(sequence, group, at)) for at in range(end)]
+    def _first_seen(self, group: int, position: int) -> int:
+        window = self.windows[group] if self.windows else 0
+        return max(0, position - window + 1) if window else 0
+
+    def _read(
+        self, sequence: Mirrored, group: int, begin: int, end: int
+    ) -> list[tuple[int, int] | None]:
+        return [self.memory.get(self._slot(sequence, group, at)) for at in range(begin, end)]
 
     def sample(self, step: int, late: Late) -> None:
         assert self.plan is not None and self.plan.step == step
@@ -160,7 +173,9 @@ class FakeExecutor:
 
     def _sample(self, sequence: Mirrored, end: int) -> None:
         new = sequence.new
-        read = [cell[0] for cell in self._read(sequence, len(self.num_blocks) - 1, end) if cell]
+        group = min(range(len(self.num_blocks)), key=lambda g: self._first_seen(g, end - 1))
+        begin = self._first_seen(group, end - 1)
+        read = [cell[0] for cell in self._read(sequence, group, begin, end) if cell]
         generated = end - new.num_prompt_tokens
         banned = new.stop_ids if generated < new.sampling.min_tokens else []
         token = next_token(read, new.seed, new.index, banned, self.vocab_size)

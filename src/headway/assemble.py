@@ -105,7 +105,6 @@ def assemble(
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         clock=clock,
-        windows=tuple(group.window for group in spec.kv_groups),
     )
     if settings.max_model_len > 1:
         engine.warm_up()

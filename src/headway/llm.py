@@ -197,6 +197,7 @@ class LLM:
 
     def _deltas(self, answers: dict[int, Answer]) -> Iterator[tuple[int, Delta]]:
         """Step the engine until all of `answers` are complete."""
+        self.engine.flush()
         while any(answer.num_unfinished for answer in answers.values()):
             updates, _ = self.engine.step()
             for update in updates:

@@ -14,7 +14,7 @@ from drive import Answer, engine_for, finish, greedy
 from headway.core.plan import Advance, NewSequence, StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.runtime.executor import TorchExecutor
-from parity.tiny import edit_config, prompts, save, tiny_model
+from parity.tiny import FAMILIES, prompts, save, spell_as_transformers_4, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,6 +27,23 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 80,
+}
+DEEPSEEK_YARN_ROPE = {
+    **YARN_ROPE,
+    "beta_fast": 16.0,
+    "beta_slow": 0.5,
+    "mscale": 1.2,
+    "mscale_all_dim": 0.7,
+    "truncate": False,
+}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+GQA7 = {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1}
+LAYERS5 = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2
 MODELS = {
     "llama-gqa-tied": {"tie_word_embeddings": True},
     "llama-mha-untied": {"num_key_value_heads": 8},
@@ -40,50 +57,121 @@ MODELS = {
     "llama-linear-rope-old": {"rope_parameters": LINEAR_ROPE},
     "llama-llama3-rope": {"rope_parameters": LLAMA3_ROPE, "head_dim": 32},
     "llama-llama3-rope-old": {"rope_parameters": LLAMA3_ROPE, "head_dim": 32},
+    "llama-yarn-rope": {"rope_parameters": YARN_ROPE, "head_dim": 32},
+    "llama-yarn-rope-old": {"rope_parameters": DEEPSEEK_YARN_ROPE, "head_dim": 32},
+    "mistral-window": {},
+    "mistral-window-old": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "mistral-window-gqa7-head80": {**GQA7, "head_dim": 80},
+    "mistral-no-window": {"sliding_window": None},
     "qwen2-gqa7-tied": {
-        "hidden_size": 56,
-        "num_attention_heads": 7,
-        "num_key_value_heads": 1,
+        **GQA7,
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
     "qwen2-gqa7-untied": {"hidden_size": 112, "num_attention_heads": 14, "num_key_value_heads": 2},
+    "qwen2-window-in-last": {
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 17,
+        "max_window_layers": 1,
+    },
+    "qwen3-tied": {"tie_word_embeddings": True},
+    "qwen3-gqa7-bias": {**GQA7, "attention_bias": True},
+    "qwen3-window-in-some": {
+        "num_hidden_layers": 5,
+        "use_sliding_window": True,
+        "sliding_window": 17,
+        "layer_types": LAYERS5[:5],
+    },
+    "qwen3moe-all-sparse": {},
+    "qwen3moe-some-sparse-old": {
+        "num_hidden_layers": 5,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+    },
+    "qwen3moe-window": {"use_sliding_window": True, "sliding_window": 17},
+    "gemma2-interleaved": {},
+    "gemma2-gqa7-old": {**GQA7, "head_dim": 40},
+    "gemma2-untied-bias": {"tie_word_embeddings": False, "attention_bias": True},
+    "gemma2-no-caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma3-interleaved": {},
+    "gemma3-interleaved-old": {},
+    "gemma3-head256-mqa": {
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "phi3-mha": {"num_key_value_heads": 8},
+    "phi3-window-partial-rope": {
+        "num_attention_heads": 4,
+        "rope_parameters": PARTIAL_ROPE,
+        "sliding_window": 17,
+    },
+    "phi3-partial-rope-old": {"num_attention_heads": 4, "rope_parameters": PARTIAL_ROPE},
+    "olmo2-mha": {"num_key_value_heads": 8},
+    "olmo2-gqa7-bias": {**GQA7, "attention_bias": True, "tie_word_embeddings": True},
+    "granite-gqa": {},
+    "granite-all-biases-tied-old": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "smollm3-tied-old": {},
+    "smollm3-window-where-no-rope": {
+        "use_sliding_window": True,
+        "sliding_window": 17,
+        "no_rope_layers": [0, 1, 1, 0, 1],
+    },
+    "smollm3-untied-bias": {
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "no_rope_layer_interval": 2,
+    },
 }
-"""Name → what differs from `tiny.SIZES`; "old" ones are written as transformers 4 spells them."""
+"""Name → what differs from the family's tiny model; "old" ones are spelled as by transformers 4."""
 
 LENGTHS = [1, 5, 17, 33]
+FAR_BEYOND_THE_WINDOW = 200
 NUM_TOKENS = 64
-SETTINGS = [
-    pytest.param({}, id="whole-prompts"),
-    pytest.param({"max_num_batched_tokens": 1, "max_num_seqs": 1}, id="chunks-of-1"),
-    pytest.param({"max_num_batched_tokens": 7, "max_num_seqs": 3}, id="chunks-of-7"),
-    pytest.param({"max_num_batched_tokens": 64, "block_size": 1}, id="chunks-of-64-blocks-of-1"),
-    pytest.param({"attention_backend": "reference"}, id="reference"),
-    pytest.param(
-        {
-            "attention_backend": "reference",
-            "block_size": 1,
-            "max_num_batched_tokens": 7,
-            "max_num_seqs": 7,
-        },
-        id="reference-chunks-of-7-blocks-of-1",
-    ),
+SETTINGS = {
+    "whole-prompts": {},
+    "chunks-of-1": {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+    "chunks-of-7": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+    "chunks-of-64-blocks-of-1": {"max_num_batched_tokens": 64, "block_size": 1},
+    "reference": {"attention_backend": "reference"},
+    "reference-chunks-of-7-blocks-of-1": {
+        "attention_backend": "reference",
+        "block_size": 1,
+        "max_num_batched_tokens": 7,
+        "max_num_seqs": 7,
+    },
+}
+IN_ALL_SETTINGS = (
+    *("llama-gqa-tied", "mistral-window", "qwen2-gqa7-tied", "qwen3-window-in-some"),
+    *("qwen3moe-some-sparse-old", "gemma2-interleaved", "gemma3-interleaved"),
+)
+CASES = [
+    pytest.param(name, settings, id=f"{name}-{case}")
+    for name in MODELS
+    for case, settings in SETTINGS.items()
+    if name in IN_ALL_SETTINGS or case == "chunks-of-7"
 ]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """(transformers' model, its folder)."""
-    name, changes = request.param, MODELS[request.param]
-    reference = tiny_model(name.partition("-")[0], **changes)
+    name = request.param
+    reference = tiny_model(name.partition("-")[0], **MODELS[name])
     folder = save(reference, tmp_path_factory.mktemp(name))
     if name.endswith("-old"):
-        scaling = dict(changes["rope_parameters"])
-        theta = scaling.pop("rope_theta")
-        if scaling["rope_type"] == "linear":
-            scaling["type"] = scaling.pop("rope_type")
-        edit_config(folder, rope_parameters=None, rope_scaling=scaling, rope_theta=theta)
-        edit_config(folder, dtype=None, torch_dtype="float32")
+        spell_as_transformers_4(folder)
     return reference, folder
 
 
@@ -122,23 +210,27 @@ def check_greedy(
     assert not (clear & differs).any(), (clear & differs).nonzero().tolist()
 
 
+@pytest.mark.parametrize("model", MODELS, indirect=True)
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_logits_of_every_position_are_those_of_transformers(model, backend: str):
     """Full rows, within 1e-4, for prompts of 1, 5, 17 and 200 tokens."""
     reference, folder = model
     executor = engine_for(folder, attention_backend=backend).executor
+    assert executor.spec.num_parameters == sum(p.numel() for p in reference.parameters())
     for prompt in prompts([1, 5, 17, 200]):
         assert_close(
             our_logits(executor, prompt), their_logits(reference, prompt), rtol=0, atol=1e-4
         )
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(("model", "settings"), CASES, indirect=["model"])
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(model, settings: dict):
-    """Prompts of four lengths running together; also the log-probabilities of one prompt."""
+    """Prompts of several lengths running together; also the log-probabilities of one prompt."""
     reference, folder = model
     engine = engine_for(folder, **settings)
-    all_prompts = prompts(LENGTHS)
+    windows = any(group.window for group in engine.executor.spec.kv_groups)
+    far = windows and settings.get("max_num_batched_tokens") != 1  # 1 a step is slow; 33 will do
+    all_prompts = prompts([FAR_BEYOND_THE_WINDOW, *LENGTHS[1:]] if far else LENGTHS)
     requests = [greedy(i, prompt, NUM_TOKENS, logprobs=1) for i, prompt in enumerate(all_prompts)]
     asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
     requests.append(Request(len(requests), all_prompts[-1], asked))
@@ -167,6 +259,22 @@ def check_prompt_logprobs(reference: torch.nn.Module, prompt: list[int], answer:
     assert [entry.logprob for entry in entries[1:]] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "model",
+    ["gemma2-interleaved", "gemma3-interleaved", "qwen3-window-in-some"],
+    indirect=True,
+)
+def test_preempted_after_the_window_overflowed(model):
+    """Four prompts beyond the window of 17, and full layers with room for two and a half."""
+    reference, folder = model
+    engine = engine_for(folder, num_blocks=90, block_size=4, max_num_batched_tokens=32)
+    all_prompts = prompts([60, 70, 80, 90])
+    answers = finish(engine, [greedy(i, p, NUM_TOKENS) for i, p in enumerate(all_prompts)])
+    assert engine.scheduler.num_preemptions > 0
+    for i, prompt in enumerate(all_prompts):
+        check_greedy(reference, prompt, answers[i, 0], smallest_gap=1e-4)
+
+
 def test_greedy_tokens_are_those_of_generate(tmp_path: Path):
     """Once without teacher forcing: transformers' own greedy search over its own cache."""
     reference = tiny_model(eos_token_id=None)
@@ -183,15 +291,23 @@ def test_greedy_tokens_are_those_of_generate(tmp_path: Path):
         assert finish(engine, [greedy(i, prompt, NUM_TOKENS)])[i, 0].token_ids == found
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+SURE = {"granite": {"logits_scaling": 0.5}, "qwen3moe": {"initializer_range": 0.1}}
+"""Changes that keep a tiny model from hesitating, or its router from choosing by rounding."""
+
+
 @pytest.mark.parametrize(
-    ("dtype", "smallest_gap"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)], ids=str
+    ("family", "dtype", "smallest_gap"),
+    [
+        *((family, torch.bfloat16, 0.15) for family in FAMILIES),
+        *((family, torch.float16, 0.02) for family in ("llama", "qwen2")),
+    ],
+    ids=str,
 )
 def test_narrow_checkpoints_choose_the_tokens_of_transformers(
     family: str, dtype: torch.dtype, smallest_gap: float, tmp_path: Path
 ):
     """bf16 and fp16 weights and KV, wherever transformers in that type is sure of its choice."""
-    reference = tiny_model(family, dtype)
+    reference = tiny_model(family, dtype, **SURE.get(family, {}))
     engine = engine_for(save(reference, tmp_path), max_num_batched_tokens=16, max_num_seqs=4)
     assert engine.settings.dtype == str(dtype).removeprefix("torch.")
     all_prompts = prompts(LENGTHS)

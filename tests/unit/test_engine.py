@@ -27,7 +27,14 @@ EOS = 7
 
 
 def make_settings(
-    *, block_size=4, num_blocks=(65,), max_model_len=None, max_num_seqs=4, budget=16, seed=0
+    *,
+    block_size=4,
+    num_blocks=(65,),
+    windows=(),
+    max_model_len=None,
+    max_num_seqs=4,
+    budget=16,
+    seed=0,
 ) -> Settings:
     capacity = (min(num_blocks) - 1) * block_size
     return Settings(
@@ -40,6 +47,7 @@ def make_settings(
         max_num_batched_tokens=budget,
         block_size=block_size,
         num_blocks=num_blocks,
+        windows=(*windows, 0, 0)[: len(num_blocks)],
         threads=1,
         seed=seed,
     )
@@ -63,6 +71,7 @@ class World:
         self.executor = FakeExecutor(
             block_size=engine_settings.block_size,
             num_blocks=engine_settings.num_blocks,
+            windows=engine_settings.windows,
             vocab_size=VOCAB,
             max_num_seqs=engine_settings.max_num_seqs,
         )
@@ -193,7 +202,14 @@ class World:
             stop_ids=set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS}),
             max_len=self.settings.max_model_len,
             vocab_size=VOCAB,
+            sight=sight(self.settings),
         )
+
+
+def sight(engine_settings: Settings) -> int:
+    """How far back the model sees: the widest of its windows, 0 for everything."""
+    windows = engine_settings.windows
+    return 0 if 0 in windows else max(windows)
 
 
 # ── properties ──────────────────────────────────────────────────────────────────────────────────
@@ -203,6 +219,7 @@ shapes = st.builds(
     make_settings,
     block_size=st.integers(1, 16),
     num_blocks=st.lists(st.integers(3, 14), min_size=1, max_size=2).map(tuple),
+    windows=st.lists(st.sampled_from([0, 1, 3, 8, 17]), max_size=2).map(tuple),
     max_model_len=st.integers(2, 48),
     max_num_seqs=st.integers(1, 8),
     budget=st.integers(1, 64),
@@ -302,7 +319,11 @@ def test_oldest_request_is_not_starved(shape, prompt, stream):
 def test_answer_does_not_depend_on_the_machine(shape, added, random):
     """The same seeded requests give the same tokens in any order and on a roomy engine."""
     roomy = make_settings(
-        block_size=5, num_blocks=(400,), max_model_len=shape.max_model_len, max_num_seqs=64
+        block_size=5,
+        num_blocks=(400,),
+        windows=(sight(shape),),
+        max_model_len=shape.max_model_len,
+        max_num_seqs=64,
     )
     answers = []
     for chosen, order in ((shape, list(added)), (roomy, random.sample(added, len(added)))):

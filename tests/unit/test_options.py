@@ -11,6 +11,7 @@ from headway.core.options import (
     Bytes,
     EngineOptions,
     SamplingOptions,
+    Seconds,
     ServerOptions,
     help_text,
     read_options,
@@ -120,6 +121,20 @@ def test_bytes(text, number):
 @pytest.mark.parametrize(("text", "share"), [("40%", 0.4), ("100%", 1.0), ("1%", 0.01)])
 def test_shares(text, share):
     assert read(f"--kv-memory={text}")[0]["kv_memory"].share == share
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0.05", 0.05), ("50ms", 0.05), ("2", 2), ("1.5s", 1.5), ("2m", 120), ("1e-3", 0.001)],
+)
+def test_times(text, seconds):
+    assert read(f"--batch-window={text}")[0]["batch_window"] == pytest.approx(seconds)
+    assert read(f"--drain-timeout={text}")[0]["drain_timeout"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "ms", "x", "5 days", "5MS", "nan", "infs", "1.2.3s"])
+def test_what_is_no_time(text):
+    assert "is not a time (0.05, 50ms or 2m)" in str(refusal(f"--batch-window={text}"))
 
 
 @pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%", "x%", "-1", "4 gigs", "", "4,5GB"])
@@ -274,8 +289,8 @@ def values_of(table: type, field: dataclasses.Field) -> st.SearchStrategy:
         one = st.integers(low if low is not None else -100, 2**50).map(Bytes)
     elif kind is int:
         one = st.integers(low, high)
-    elif kind is float:
-        one = st.floats(low, high, allow_nan=False, allow_infinity=False)
+    elif kind in (float, Seconds):
+        one = st.floats(low, high, allow_nan=False, allow_infinity=False).map(kind)
     else:
         one = {bool: st.booleans(), str: words}[kind]
     if many:

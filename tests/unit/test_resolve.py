@@ -10,7 +10,7 @@ from headway.core.errors import CapacityError, UsageError
 from headway.core.machine import Accelerator, Machine
 from headway.core.model_spec import spec_from_config
 from headway.core.options import Bytes, EngineOptions
-from headway.core.resolve import Settings, gib, resolve
+from headway.core.resolve import Settings, gib, resolve, share_blocks
 
 GIB = 2**30
 QWEN = {
@@ -72,6 +72,7 @@ def test_worked_example():
         max_num_batched_tokens=512,
         block_size=16,
         num_blocks=(19_835,),
+        windows=(0,),
         threads=8,
         seed=0,
     )
@@ -104,7 +105,8 @@ def test_weights_are_packed_where_the_cpu_does_not_multiply_them():
 def test_every_setting_has_its_reason():
     """All that is not an option as it stands: a new setting needs a reason or a row here."""
     settings, why = decide()
-    options = {"load_format", "block_size", "seed"}
+    own = {"load_format", "block_size", "seed", "batch_window_s"}
+    options = own | {"windows"}  # the model's
     names = {field.name for field in dataclasses.fields(settings)} - options
     assert names - {"num_blocks"} <= why.keys()
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
@@ -291,3 +293,75 @@ def test_what_is_resolved_can_run(free, kv_memory, max_len, gpu_free, block_size
 )
 def test_bytes_in_words(count, words):
     assert gib(count) == words
+
+
+# ── windows ─────────────────────────────────────────────────────────────────────────────────────
+
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262144,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_window_layers_leave_their_memory_to_the_full_ones():
+    """Gemma 3 1B: 22 layers see 512 tokens, 4 see all."""
+    gemma = spec_from_config(GEMMA, {})
+    assert [(len(g.layers), g.window) for g in gemma.kv_groups] == [(22, 512), (4, 0)]
+    settings, why = decide(spec=gemma, kv_memory=Bytes(3 * GIB))
+    window_block, full_block = (16 * g.bytes_per_token(2) for g in gemma.kv_groups)
+    window, full = settings.num_blocks
+    assert settings.windows == (512, 0)
+    assert window - 1 == 64 * (512 // 16 + 1) + 512 // 16  # 64 windows and one step's chunks
+    assert 3 * GIB - full_block < window * window_block + full * full_block <= 3 * GIB
+    alike = 3 * GIB // (window_block + full_block)
+    assert full > 3 * alike
+    assert "22 layers of a window of 512 tokens" in why["kv_blocks_0"]
+    assert "4 layers of full attention" in why["kv_blocks_1"]
+
+
+def test_groups_share_alike_while_memory_is_short():
+    """Memory for 800 tokens in all layers: as many blocks for each group, and that context."""
+    gemma = spec_from_config(GEMMA, {})
+    per_block = 16 * gemma.kv_bytes_per_token()
+    settings, _ = decide(spec=gemma, kv_memory=Bytes(51 * per_block))
+    assert settings.num_blocks == (51, 51)
+    assert settings.max_model_len == 800
+    with pytest.raises(CapacityError, match="One context of 4096 tokens"):
+        decide(spec=gemma, kv_memory=Bytes(51 * per_block), max_model_len=4096)
+
+
+def test_a_model_of_windows_alone_has_no_longest_context():
+    """Mistral 7B v0.1 sees 4,096 tokens: blocks for one window and one chunk serve 32,768."""
+    config = {**QWEN, "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    mistral = spec_from_config(config, {})
+    block = 16 * mistral.kv_bytes_per_token()
+    one = (4096 + 512) // 16 + 1
+    settings, _ = decide(spec=mistral, kv_memory=Bytes((one + 1) * block))
+    assert (settings.num_blocks, settings.max_model_len) == ((one + 1,), 32768)
+    settings, _ = decide(spec=mistral, kv_memory=Bytes(one * block))
+    assert settings.max_model_len == (one - 1) * 16
+
+
+@pytest.mark.parametrize(
+    ("useful", "block_bytes", "expected"),
+    [
+        ([1000, 1000], [10, 30], [24, 24]),
+        ([1000, 8], [10, 30], [72, 8]),
+        ([8, 1000], [10, 30], [8, 29]),
+        ([8, 8], [10, 30], [8, 8]),
+        ([1000], [10], [99]),
+        ([5, 1000, 20], [10, 20, 30], [5, 19, 17]),
+        ([1000], [2000], [0]),
+    ],
+)
+def test_share_blocks(useful, block_bytes, expected):
+    assert share_blocks(1000, useful, block_bytes) == expected

@@ -29,7 +29,8 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
         print(f"{reason.name:<22} {reason.value:<14} {reason.why}")
     for group, kv in enumerate(spec.kv_groups):
         size = kv.bytes_per_token(DTYPE_BYTES[settings.dtype])
-        print(f"kv_group {group:<13} {len(kv.layers)} layers     {kv.kind}, {gib(size)} a token")
+        kind = f"window of {kv.window} tokens" if kv.window else "full"
+        print(f"kv_group {group:<13} {f'{len(kv.layers)} layers':<14} {kind}, {gib(size)} a token")
     for field in fields(options):
         if field.name in sources:
             value = getattr(options, field.name)

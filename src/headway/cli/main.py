@@ -19,6 +19,7 @@ from headway.core.options import (
     EngineOptions,
     SamplingOptions,
     ServerOptions,
+    TraceOptions,
     help_text,
     read_options,
 )
@@ -52,6 +53,12 @@ VERBS = {
         help="Talk to a model in the terminal.",
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:chat",
+    ),
+    "trace": Verb(
+        usage="trace URL OUT.json",
+        help="Write the last seconds of a server as a trace for Perfetto.",
+        tables=(TraceOptions,),
+        function="headway.cli.trace:trace",
     ),
     "bench": Verb(
         usage="bench URL",

@@ -16,6 +16,8 @@ from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from headway.cli.main import Call
     from headway.server.models import ServedModel, State
@@ -50,6 +52,7 @@ def serve(call: "Call") -> int:
 
             def on_ready() -> None:
                 bar.close()
+                warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
                 print(greeting(state, options, port), flush=True)
 
             run.run(run.serve(state, listener, on_ready))
@@ -90,6 +93,7 @@ def make_model(
     from headway.engine.text import Tokenizer
     from headway.server.models import ServedModel, sampling_defaults
     from headway.telemetry.live import Telemetry
+    from headway.telemetry.spans import otlp_provider, span_writer
 
     names = options.served_model_name or [folder.resolve().name]
     tokenizer = None
@@ -107,6 +111,10 @@ def make_model(
         price_per_hour=options.price_per_hour,
         version=headway.__version__,
     )
+
+    if options.otlp_endpoint:
+        provider = otlp_provider(options.otlp_endpoint, "headway")
+        telemetry.on_finish = span_writer(provider, telemetry.clock, names[0])
 
     def command(sockets: Path) -> list[str]:
         arguments = to_arguments(engine_options)
@@ -130,6 +138,16 @@ def make_model(
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         created=int(time.time()),
     )
+
+
+def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:
+    """Static batching with too few clients waits by design; somebody should know why."""
+    if options.batching == "static" and max_num_seqs > 1:
+        log.warning(
+            "--batching static: requests start %d at a time; fewer wait until more come. "
+            "Lower --max-num-seqs, or use --batching dynamic.",
+            max_num_seqs,
+        )
 
 
 def greeting(state: "State", options: ServerOptions, port: int) -> str:

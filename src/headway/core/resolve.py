@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headway.core.errors import CapacityError, UsageError
 from headway.core.machine import Machine
-from headway.core.model_spec import DTYPE_BYTES, ModelSpec
+from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import Bytes, EngineOptions
 
 DEFAULT_KV_SHARE = 0.4
@@ -35,9 +35,12 @@ class Settings:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: tuple[int, ...]
+    windows: tuple[int, ...]
     threads: int
     seed: int
     pack_weights: bool = False
+    batching: str = "continuous"
+    batch_window_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ def resolve(
             "Raise the first or lower the second: each running sequence needs a token a step.",
         )
     decide("max_num_batched_tokens", batched, why)
+    decide("batching", options.batching, explain_batching(options, max_num_seqs))
     threads, why = choose_threads(options, machine, model, dtype)
     decide("threads", threads, why)
 
@@ -95,7 +99,7 @@ def resolve(
     decide("pack_weights", "yes" if pack_weights else "no", why)
     decide("weights", gib(weights), f"{model.num_parameters:,} parameters of {dtype}")
     num_blocks, max_model_len = plan_memory(
-        options, machine, model, device, dtype, weights, max_num_seqs, decide
+        options, machine, model, device, dtype, weights, max_num_seqs, batched, decide
     )
     settings = Settings(
         device=device,
@@ -106,10 +110,13 @@ def resolve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=batched,
         block_size=options.block_size,
-        num_blocks=(num_blocks,) * len(model.kv_groups),
+        num_blocks=num_blocks,
+        windows=tuple(group.window for group in model.kv_groups),
         threads=threads,
         seed=options.seed,
         pack_weights=pack_weights,
+        batching=options.batching,
+        batch_window_s=options.batch_window,
     )
     return settings, reasons
 
@@ -117,6 +124,18 @@ def resolve(
 def given_or(given: int | None, default: int, why: str) -> tuple[int, str]:
     """(the user's value, "given") or (the default, why)."""
     return (given, "given") if given is not None else (default, why)
+
+
+def explain_batching(options: EngineOptions, max_num_seqs: int) -> str:
+    """When a request starts under the rule of batching, and who may wait for ever."""
+    window_ms = options.batch_window * 1000
+    return {
+        "continuous": "requests start when there is room, at any step",
+        "dynamic": f"given: {max_num_seqs} requests start together, or fewer after "
+        f"{window_ms:g} ms; the next when all have ended",
+        "static": f"given: {max_num_seqs} requests start together, the next when all have ended; "
+        f"WARNING: fewer than {max_num_seqs} wait until more come or the server drains",
+    }[options.batching]
 
 
 def choose_threads(
@@ -178,38 +197,52 @@ def plan_memory(
     dtype: str,
     weights: int,
     max_num_seqs: int,
+    max_chunk: int,
     decide: Callable[[str, object, str], None],
-) -> tuple[int, int]:
-    """(KV blocks, longest context): the memory plan, told through `decide`."""
-    token_bytes = model.kv_bytes_per_token(dtype)
-    block_bytes = token_bytes * options.block_size
+) -> tuple[tuple[int, ...], int]:
+    """(KV blocks by group, longest context): the memory plan, told through `decide`."""
+    size, wanted_len = options.block_size, options.max_model_len or model.max_len
+    groups = model.kv_groups
+    block_bytes = [group.bytes_per_token(DTYPE_BYTES[dtype]) * size for group in groups]
     budget, why = kv_budget(options, machine, weights, device)
     decide("kv_memory", gib(budget), why)
-
-    wanted_len = options.max_model_len or model.max_len
     if options.max_model_len and options.max_model_len > model.max_len:
         raise UsageError(
             f"max_model_len ({options.max_model_len}) is beyond what the model was made for.",
             f"config.json says max_position_embeddings = {model.max_len}.",
         )
-    useful = max_num_seqs * -(-wanted_len // options.block_size)
-    fit = budget // block_bytes - 1
-    num_blocks = min(fit, useful)
-    capacity = num_blocks * options.block_size
-    if capacity < min(wanted_len, options.block_size):
+    useful = [useful_blocks(group, size, wanted_len, max_num_seqs, max_chunk) for group in groups]
+    counts = share_blocks(budget, useful, block_bytes)
+    alone = [most_blocks(group, size, wanted_len, max_chunk) for group in groups]
+    capacity = min(
+        wanted_len if group.window and count >= most else count * size
+        for group, count, most in zip(groups, counts, alone, strict=True)
+    )
+    if capacity < min(wanted_len, size):
         raise CapacityError(
-            f"{gib(budget)} for KV does not hold one block of {gib(block_bytes)}.",
+            f"{gib(budget)} for KV does not hold one block of {gib(sum(block_bytes))}.",
             "Raise --kv-memory, or serve a smaller model.",
         )
     if options.max_model_len and capacity < options.max_model_len:
+        one = sum(most * block for most, block in zip(alone, block_bytes, strict=True))
         raise CapacityError(
-            f"One context of {options.max_model_len} tokens needs "
-            f"{gib(options.max_model_len * token_bytes)} of KV; there are {gib(budget)}.",
+            f"One context of {options.max_model_len} tokens needs {gib(one)} of KV; "
+            f"there are {gib(budget)}.",
             f"Lower --max-model-len to {capacity} or raise --kv-memory.",
         )
-    block = f"blocks of {options.block_size} tokens of {token_bytes / 1024:g} KiB"
-    limit = f"enough for {max_num_seqs} full contexts" if useful <= fit else f"{gib(budget)} for KV"
-    decide("kv_blocks", num_blocks, f"{limit}, {block}; holds {capacity:,} tokens")
+    limit = f"{gib(budget)} for KV"
+    if counts == useful:
+        limit = f"enough for {max_num_seqs} full contexts"
+    for index, (group, count) in enumerate(zip(groups, counts, strict=True)):
+        sees = f"a window of {group.window} tokens" if group.window else "full attention"
+        where = f" in {len(group.layers)} layers of {sees}" if len(groups) > 1 else ""
+        token_kib = group.bytes_per_token(DTYPE_BYTES[dtype]) / 1024
+        decide(
+            f"kv_blocks_{index}" if len(groups) > 1 else "kv_blocks",
+            count,
+            f"{limit}, blocks of {size} tokens of {token_kib:g} KiB{where}; "
+            f"holds {count * size:,} tokens",
+        )
     max_model_len = min(wanted_len, capacity)
     if options.max_model_len:
         why = "given"
@@ -218,7 +251,42 @@ def plan_memory(
     else:
         why = "the model's max_position_embeddings"
     decide("max_model_len", max_model_len, why)
-    return num_blocks + 1, max_model_len
+    return tuple(count + 1 for count in counts), max_model_len
+
+
+def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int) -> int:
+    """The most blocks one sequence of `length` tokens holds at once in this group.
+
+    Blocks of 16: a context of 8,192 takes 512; with a window of 512 and chunks of 512 it takes 65.
+    """
+    whole = -(-length // block_size)
+    if not group.window:
+        return whole
+    return min(whole, -(-(group.window - 1 + max_chunk) // block_size) + 1)
+
+
+def useful_blocks(
+    group: KVGroupSpec, block_size: int, length: int, max_num_seqs: int, max_chunk: int
+) -> int:
+    """Blocks that `max_num_seqs` sequences of `length` can fill; one step's chunks are shared."""
+    each = most_blocks(group, block_size, length, 1)
+    chunks = -(-max_chunk // block_size) if group.window else 0
+    return min(max_num_seqs * each + chunks, max_num_seqs * -(-length // block_size))
+
+
+def share_blocks(budget: int, useful: list[int], block_bytes: list[int]) -> list[int]:
+    """As many blocks for each group, but none more than is useful; block 0 of each is paid first.
+
+    1,000 bytes, blocks of 10 and 30 bytes: 24 of each; when 8 of the second are useful, the first
+    gets 72. So a window group never fills before a full one does, and what it saves is theirs.
+    """
+    counts = [0] * len(useful)
+    left, sizes = budget - sum(block_bytes), sum(block_bytes)
+    for group in sorted(range(len(useful)), key=lambda group: useful[group]):
+        counts[group] = max(0, min(useful[group], left // sizes))
+        left -= counts[group] * block_bytes[group]
+        sizes -= block_bytes[group]
+    return counts
 
 
 def kv_budget(

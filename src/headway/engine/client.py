@@ -219,6 +219,7 @@ class EngineClient:
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s`."""
         self.status = "draining"
+        self._send(messages.Flush())
         deadline_s = self.clock.now_s() + timeout_s
         while self._streams and self.clock.now_s() < deadline_s:
             await asyncio.sleep(0.05)

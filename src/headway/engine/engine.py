@@ -16,6 +16,7 @@ from headway.core.errors import RequestError
 from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
+from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
@@ -39,30 +40,39 @@ class Engine:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         clock: Clock | None = None,
-        windows: tuple[int, ...] = (),
     ) -> None:
         self.executor = executor
         self.settings = settings
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()
-        self.kv = KVCache(settings.num_blocks, settings.block_size)
+        self.kv = KVCache(
+            settings.num_blocks,
+            settings.block_size,
+            settings.windows,
+            settings.max_num_batched_tokens,
+        )
         self.scheduler = Scheduler(
             self.kv,
+            Lobby(settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
-        self._windows = windows or (0,) * len(self.kv.pools)
         self._ended_s: float | None = None
         self._was_idle = False
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
-        self._abort_untold = False
+        self._untold = False
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do, if only to tell that a waiting request left."""
-        return self.scheduler.has_work or self._abort_untold
+        """Whether a step has something to do, if only to tell that a request waits or left."""
+        return self.scheduler.has_work or self._untold
+
+    @property
+    def wakes_at_s(self) -> float:
+        """When an engine without work will have some by itself; infinite when never."""
+        return self.scheduler.opens_at_s
 
     @property
     def num_requests(self) -> int:
@@ -95,6 +105,11 @@ class Engine:
         sequences[0].forks = sequences[1:]
         self._requests[request.request_id] = sequences
         self.scheduler.add(sequences[0])
+        self._untold = self._untold or not self.scheduler.has_work
+
+    def flush(self) -> None:
+        """No more requests will come: let those that wait for a batch to fill start."""
+        self.scheduler.lobby.flush()
 
     def _check(self, request: Request) -> None:
         """The engine's own check, behind the server's: nothing here may kill a step."""
@@ -144,7 +159,7 @@ class Engine:
                 self._drop_fork(sequence)
                 self.scheduler.finish(sequence)
                 self._leave(sequence)
-                self._abort_untold = True
+                self._untold = True
 
     def _drop_fork(self, sequence: Sequence) -> None:
         """A sequence that waits for its parent's prompt is in no queue but the parent's."""
@@ -161,7 +176,7 @@ class Engine:
     def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
         """Run one step; returns what each sequence gained and the record of the step."""
         started_s = self.clock.now_s()
-        self._abort_untold = False
+        self._untold = False
         plan = self.scheduler.schedule()
         planned_s = self.clock.now_s()
         queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
@@ -227,7 +242,7 @@ class Engine:
             step=plan.step,
             started_s=started_s,
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.num_waiting,
             num_tokens=0,
             num_sampled=sum([row.sample for row in plan.advanced]),
             kv_blocks_used=sum(used),
@@ -235,7 +250,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             group_blocks_used=used,
         )
-        count_work(record, plan.advanced, self._windows)
+        count_work(record, plan.advanced, self.kv.windows)
         timings = result.timings
         record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
         record.sample_s = timings.sample_s
@@ -264,6 +279,7 @@ class Engine:
         length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
         sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         self.add(Request(WARM_UP_REQUEST_ID, [0] * max(length - 1, 1), sampling))
+        self.flush()
         while self.has_work:
             self.step()
 
@@ -272,4 +288,4 @@ class Engine:
         self.scheduler.check_integrity()
         if not self._requests:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
-            assert not self.scheduler.running and not self.scheduler.waiting
+            assert not self.scheduler.running and not self.scheduler.num_waiting

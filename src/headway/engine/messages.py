@@ -35,6 +35,10 @@ class Stop(msgspec.Struct, array_like=True, tag=3):
     """End the process."""
 
 
+class Flush(msgspec.Struct, array_like=True, tag=4):
+    """No more requests will come: let those that wait for a batch to fill start."""
+
+
 class Loading(msgspec.Struct, array_like=True, tag=1):
     """Bytes of weights loaded so far."""
 
@@ -86,7 +90,7 @@ class Failed(msgspec.Struct, array_like=True, tag=5):
     exit_code: int
 
 
-ToEngine = Submit | Abort | Stop
+ToEngine = Submit | Abort | Stop | Flush
 FromEngine = Loading | Ready | Steps | Refused | Failed | Probed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -6,6 +6,8 @@ There is no prefill phase and no decode phase. `schedule` spends the budget in t
     2  running sequences with more to compute (chunks of prompts, resumed sequences)
     3  waiting sequences, while there are rows, tokens and blocks for the whole of them
 
+Newcomers come through a lobby (`engine.batching`); the waiting ones are in a batch already.
+
 When a decode finds no block, the youngest running sequence is preempted: its blocks go back, its
 tokens stay known, and it computes them again from the head of the queue. A chunk that finds none
 waits for the decodes to finish; only when nothing else can advance does it preempt.
@@ -15,6 +17,7 @@ from collections import deque
 
 from headway.core.plan import Advance, NewSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate, TokenLogprobs
+from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, Sequence
 
@@ -22,8 +25,11 @@ from headway.engine.sequence import FINISHED, RUNNING, WAITING, Sequence
 class Scheduler:
     """Holds the waiting and the running sequences; turns them into plans and takes results."""
 
-    def __init__(self, kv: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, kv: KVCache, lobby: Lobby, *, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
         self.kv = kv
+        self.lobby = lobby
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -37,16 +43,35 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting or self._released)
+        return self._is_busy or bool(self._released) or self.lobby.is_open(busy=False)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.lobby)
+
+    @property
+    def opens_at_s(self) -> float:
+        """When time alone gives an idle scheduler work; infinite when only a newcomer can."""
+        return self.lobby.opens_at(self._is_busy)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether somebody of a batch is still here."""
+        return bool(self.running or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the queue."""
-        self.waiting.append(sequence)
+        """Take a newcomer; it is in the queue at once if the rule of batching lets it."""
+        self.lobby.add(sequence)
+        self._open()
+
+    def _open(self) -> None:
+        self.waiting.extend(self.lobby.let_in(self._is_busy))
 
     # ── schedule ────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> StepPlan:
         """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
+        self._open()
         plan = StepPlan(self._step, [], [], [])
         self._step += 1
         budget = self._advance_decodes(plan, self.max_num_batched_tokens)
@@ -86,14 +111,14 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         """Pass 3: start waiting sequences in order, each with room for all its known tokens."""
-        promised = sum(
-            self.kv.blocks_for(sequence.num_known) - len(sequence.block_tables[0])
-            for sequence in self.running
-        )
+        if not self.waiting:
+            return
+        promised = [0] * len(self.kv.pools)
+        for sequence in self.running:
+            promised = added(promised, self.kv.still_needed(sequence))
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            needed = self.kv.blocks_for(sequence.num_known)
-            if not self.kv.has_room(max(promised, 0) + needed):
+            if not self.kv.has_room(added(promised, self.kv.still_needed(sequence))):
                 return
             self.waiting.popleft()
             sequence.state = RUNNING
@@ -101,7 +126,7 @@ class Scheduler:
             count = min(sequence.num_known, budget)
             advanced = self._advance(plan, sequence, count)
             assert advanced, "has_room and extend disagree"
-            promised += needed - len(sequence.block_tables[0])
+            promised = added(promised, self.kv.still_needed(sequence))
             budget -= count
 
     def _advance(self, plan: StepPlan, sequence: Sequence, count: int) -> bool:
@@ -243,6 +268,8 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        else:
+            self.lobby.remove(sequence)
         if sequence.forks:
             self.waiting.extendleft(reversed(sequence.forks))
             sequence.forks = []
@@ -255,16 +282,22 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""
         assert all(s.state == RUNNING for s in self.running)
-        assert all(s.state == WAITING for s in self.waiting)
+        assert all(s.state == WAITING for s in [*self.waiting, *self.lobby])
+        self.lobby.check_integrity()
         known = [s for s in self.running if s.known_to_runtime]
         assert {s.sequence_id for s in known} == set(self._by_id), "the mirror's ids differ"
         assert len(self.running) <= self.max_num_seqs
-        queued = [*self.running, *self.waiting]
+        queued = [*self.running, *self.waiting, *self.lobby]
         everybody = queued + [fork for parent in queued for fork in parent.forks]
         assert len({s.sequence_id for s in everybody}) == len(everybody), "a sequence is twice"
         for sequence in everybody:
             sequence.check_integrity()
         self.kv.check_integrity(everybody)
+
+
+def added(some: list[int], more: list[int]) -> list[int]:
+    """Sum by group."""
+    return [a + b for a, b in zip(some, more, strict=True)]
 
 
 def keep_prompt_logprobs(sequence: Sequence, start: int, entries: list[TokenLogprobs]) -> None:

@@ -18,6 +18,7 @@ class Sequence:
     __slots__ = (
         "block_tables",
         "computed",
+        "first_live",
         "first_scheduled_s",
         "forks",
         "index",
@@ -54,6 +55,8 @@ class Sequence:
         self.num_prompt = len(self.tokens)
         self.computed = 0
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.first_live = [0] * num_groups
+        """By group: how many entries of the table are given back, out of the window's sight."""
         self.shares_blocks = False
         self.state = WAITING
         self.known_to_runtime = False

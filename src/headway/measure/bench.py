@@ -142,6 +142,7 @@ async def measure(
     description = described(bench, span_s, max(ended(load), span_s))
     run = record.Run(
         started_at=started_at,
+        started_s=started_s,
         load=description,
         server=server,
         client=cost,

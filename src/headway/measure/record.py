@@ -92,9 +92,14 @@ class Server(msgspec.Struct, kw_only=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """A whole run, raw: what the JSON keeps and what every report is derived from."""
+    """A whole run, raw: what the JSON keeps and what every report is derived from.
+
+    `started_at` is the start in seconds since 1970, `started_s` the same on the monotonic clock: on
+    one machine it joins these timestamps to a server's.
+    """
 
     started_at: float
+    started_s: float
     load: Load
     server: Server
     client: ClientCost

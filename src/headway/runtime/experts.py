@@ -11,6 +11,7 @@ T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
 import torch
 from torch import Tensor, nn
 
+from headway.runtime.kernels import reference
 from headway.runtime.layers import Build, Linear, Step
 
 
@@ -22,28 +23,28 @@ class ExpertLinear(nn.Module):
         self.weight: nn.Parameter | None = build.weight(count, outputs, inputs)
         self.kernel = build.kernels.linear
         self.prepared: list[Tensor] = []
+        self.packed = False
 
     def prepare(self) -> None:
-        """Bring every expert's weight into the kernel's form."""
+        """Bring every expert's weight into the kernel's form; one not read any more is let go."""
         assert self.weight is not None
-        self.prepared = [self.kernel.prepare(weight) for weight in self.weight]
-        if not self._plain:
+        matrices = list(self.weight)
+        self.prepared = [self.kernel.prepare(matrix) for matrix in matrices]
+        self.packed = self.prepared[0] is not matrices[0]
+        if self.packed and not self.kernel.few_rows:
             self.weight = None
-
-    @property
-    def _plain(self) -> bool:
-        """Whether the kernel reads the weights where they lie."""
-        weight = self.weight
-        return weight is not None and self.prepared[0].data_ptr() == weight.data_ptr()
 
     @property
     def prepared_bytes(self) -> int:
         """Bytes of the prepared weights beside the plain ones."""
-        if self._plain:
+        if not self.packed:
             return 0
         return sum(int(w.numel() * w.element_size()) for w in self.prepared)
 
     def forward(self, x_TH: Tensor, expert: int) -> Tensor:
+        if x_TH.shape[0] <= self.kernel.few_rows:
+            assert self.weight is not None
+            return reference.linear(x_TH, self.weight[expert], None)
         return self.kernel(x_TH, self.prepared[expert], None)
 
 

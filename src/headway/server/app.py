@@ -32,6 +32,7 @@ from headway.telemetry.stats import take_snapshot
 
 log = logging.getLogger(__name__)
 
+MAX_TRACE_S = 300.0
 LARGE_BODY_BYTES = 64 * 1024
 
 
@@ -175,6 +176,23 @@ async def stats(state: State, request: Request) -> Response:
     return json_response(take_snapshot(model.telemetry, model.client.status, more_s))
 
 
+async def trace(state: State, request: Request) -> Response:
+    """The last `?seconds=` of steps and requests as a Chrome trace."""
+    text = request.query_params.get("seconds", "5")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TRACE_S:
+        raise RequestError(
+            f"seconds is {text[:40]!r}; it must be between 0 and {MAX_TRACE_S:g}.",
+            param="seconds",
+            code="invalid_value",
+        )
+    model = named_or_only(state, request.query_params.get("model"))
+    return json_response(model.telemetry.trace(seconds))
+
+
 def model_card(name: str, model: ServedModel) -> dict[str, Any]:
     """One model as /v1/models shows it."""
     return {
@@ -268,6 +286,7 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
     ("GET", "/stats", stats),
+    ("GET", "/trace", trace),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/tokenize", tokenize),

@@ -8,7 +8,7 @@ ratios and verdicts are made from the raw values when somebody asks.
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,13 +31,14 @@ from headway.telemetry.registry import Registry
 from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.summary import Setting, window
 from headway.telemetry.timeline import Timeline
+from headway.telemetry.trace import chrome_trace
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.verdict import KINDS
 from headway.telemetry.windows import Slots
 
 KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
-REFRESH_SHARE = 0.02
-"""A window's figures are made anew when this share of it has passed: 300 s every 6 s."""
+SUMMARY_SHARE = 0.01
+"""At most this share of a core makes a window's figures: 5 ms of work, twice a second."""
 PARTS = ("decode", "prefill", "all_steps")
 
 
@@ -311,13 +312,14 @@ class Telemetry:
         return registry.render()
 
     def window(self, seconds: int) -> Window:
-        """The figures of the last `seconds`; those of long windows may be a few seconds old."""
+        """The figures of the last `seconds`; under load those of a moment ago."""
         now_s = self.clock.now_s()
-        made_s, made = self._windows.get(seconds, (-float("inf"), None))
-        if made is None or now_s - made_s >= seconds * REFRESH_SHARE:
+        fresh_until_s, made = self._windows.get(seconds, (now_s, None))
+        if made is None or now_s >= fresh_until_s:
             slots, covered_s = self.slots.last(seconds, now_s)
             made = window(seconds, slots, covered_s, self._setting())
-            self._windows[seconds] = now_s, made
+            spent_s = self.clock.now_s() - now_s
+            self._windows[seconds] = now_s + spent_s / SUMMARY_SHARE, made
         return made
 
     def _setting(self) -> Setting:
@@ -333,6 +335,12 @@ class Telemetry:
     def last_steps(self, count: int) -> list[StepRecord]:
         """The newest `count` records, oldest first."""
         return list(islice(reversed(self.steps), count))[::-1]
+
+    def trace(self, seconds: float) -> dict[str, Any]:
+        """The last `seconds` as a Chrome trace, as far as they are kept."""
+        now_s = self.clock.now_s()
+        timelines = [*self.finished, *self._live.values()]
+        return chrome_trace(self.steps, timelines, now_s - seconds, now_s)
 
     @property
     def live(self) -> list[Timeline]:

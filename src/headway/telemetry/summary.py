@@ -15,6 +15,7 @@ from headway.telemetry.formulas import (
     split_spend,
     usd_per_million,
 )
+from headway.telemetry.gaps import GapCounts
 from headway.telemetry.goodput import FAILED, REFUSED, Ended, ServiceClass
 from headway.telemetry.snapshot import (
     ClassWindow,
@@ -55,12 +56,16 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
     """All figures of one window."""
     ended = [request for slot in slots for request in slot.ended]
     gaps = gaps_of(slots)
+    all_gaps = GapCounts()
+    for counts in gaps.values():
+        all_gaps.merge(counts)
+    latency = latencies(ended) | {"itl": all_gaps.percentiles()}
     first_tokens = sum(slot.first_tokens for slot in slots)
     sums = steps_of(slots, len(setting.work.kv_bytes))
     places = place(setting, *sums)
     stats = step_stats(slots, *sums, covered_s)
     num_met = sum(request.met for request in ended)
-    output_tokens_per_s = (len(gaps) + first_tokens) / covered_s
+    output_tokens_per_s = (all_gaps.count + first_tokens) / covered_s
     return Window(
         seconds=seconds,
         covered_s=covered_s,
@@ -73,12 +78,12 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
             sum(slot.cached_tokens for slot in slots), sum(slot.queried_tokens for slot in slots)
         ),
         goodput_per_s=goodput_per_s(num_met, covered_s),
-        latency=latencies(ended) | {"itl": percentiles(gaps)},
+        latency=latency,
         lengths={
             "prompt": percentiles([r.prompt_tokens for r in ended if r.outcome != REFUSED]),
             "output": percentiles([r.output_tokens for r in ended if r.outcome != REFUSED]),
         },
-        classes=class_windows(slots, ended, covered_s, setting),
+        classes=class_windows(ended, gaps, latency, covered_s, setting),
         steps=stats,
         decode=places[0],
         prefill=places[1],
@@ -98,36 +103,40 @@ def latencies(ended: Sequence[Ended]) -> dict[str, Percentiles]:
 
 
 def class_windows(
-    slots: list[Slot], ended: list[Ended], covered_s: float, setting: Setting
+    ended: list[Ended],
+    gaps: dict[str, GapCounts],
+    latency: dict[str, Percentiles],
+    covered_s: float,
+    setting: Setting,
 ) -> list[ClassWindow]:
-    """One entry for each class that a request named in the window."""
-    by_class: dict[str, list[Ended]] = {}
+    """One entry for each class that a request named in the window; `latency` is of all of them."""
+    by_class: dict[str, list[Ended]] = {name: [] for name in gaps}
     for request in ended:
         by_class.setdefault(request.service_class, []).append(request)
-    for slot in slots:
-        for name in slot.gaps:
-            by_class.setdefault(name, [])
-    return [
-        class_window(setting.classes[name], slots, by_class[name], covered_s, setting.slo_target)
-        for name in sorted(by_class)
-    ]
+    found = []
+    for name in sorted(by_class):
+        own = latency
+        if len(by_class) > 1:
+            counts = gaps.get(name, GapCounts())
+            own = latencies(by_class[name]) | {"itl": counts.percentiles()}
+        found.append(class_window(setting, name, by_class[name], own, covered_s))
+    return found
 
 
 def class_window(
-    service_class: ServiceClass,
-    slots: list[Slot],
+    setting: Setting,
+    name: str,
     ended: list[Ended],
+    latency: dict[str, Percentiles],
     covered_s: float,
-    target: float,
 ) -> ClassWindow:
-    """Attainment, budget and latencies of one class."""
+    """Attainment and budget of one class."""
     judged = [request for request in ended if request.missed is not None]
     met = [request for request in judged if request.met]
-    attainment, left, burn = error_budget(len(met), len(judged), target)
-    gaps = percentiles(gaps_of(slots, service_class.name))
+    attainment, left, burn = error_budget(len(met), len(judged), setting.slo_target)
     return ClassWindow(
-        name=service_class.name,
-        objectives=str(service_class),
+        name=name,
+        objectives=str(setting.classes[name]),
         num_judged=len(judged),
         num_met=len(met),
         missed=dict(Counter(which for request in judged for which in request.missed or ())),
@@ -136,7 +145,7 @@ def class_window(
         attainment=attainment,
         budget_left=left,
         burn_rate=burn,
-        latency=latencies(ended) | {"itl": gaps},
+        latency=latency,
     )
 
 

@@ -1,17 +1,18 @@
 """The last five minutes, second by second: what windows are summed from.
 
 Each second has a `Slot`: counts, the gaps between tokens that left in it, the requests that ended,
-and sums over its steps. Adding is a few additions; percentiles are made when somebody asks, from
-the raw values. A slot is never changed once its second is over.
+and sums over its steps. Adding is a few additions; percentiles are made when somebody asks. A slot
+is never changed once its second is over; then the gaps are kept in bins.
 """
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
 
+from headway.telemetry.gaps import GapCounts
 from headway.telemetry.goodput import Ended
 from headway.telemetry.records import StepRecord
 from headway.telemetry.snapshot import WINDOWS_S
@@ -98,7 +99,8 @@ class Slot:
     """One second."""
 
     __slots__ = (
-        *("arrivals", "cached_tokens", "decode", "durations", "ended", "first_tokens", "gaps"),
+        *("arrivals", "cached_tokens", "closed", "decode", "durations", "ended", "first_tokens"),
+        "gaps",
         *("num_preemptions", "prefill", "prompt_tokens", "queried_tokens", "second"),
     )
 
@@ -111,10 +113,26 @@ class Slot:
         self.cached_tokens = 0
         self.num_preemptions = 0
         self.gaps: dict[str, array] = {}
+        self.closed: dict[str, GapCounts] | None = None
         self.ended: list[Ended] = []
         self.durations = array("d")
         self.decode = StepSums.over(num_groups)
         self.prefill = StepSums.over(num_groups)
+
+    def gap_counts(self) -> dict[str, GapCounts]:
+        """The gaps that left in this second, by class, in bins."""
+        if self.closed is not None:
+            return self.closed
+        found = {}
+        for name, gaps in self.gaps.items():
+            found[name] = GapCounts()
+            found[name].add(np.frombuffer(gaps))
+        return found
+
+    def close(self) -> None:
+        """The second is over: keep the bins, forget the gaps."""
+        self.closed = self.gap_counts()
+        self.gaps = {}
 
 
 class Slots:
@@ -134,6 +152,7 @@ class Slots:
     def at(self, now_s: float) -> Slot:
         """The slot of this moment; a new one when a second has begun."""
         if int(now_s) > self.current.second:
+            self.current.close()
             self.current = self._new(int(now_s))
         return self.current
 
@@ -154,17 +173,16 @@ def steps_of(slots: list[Slot], num_groups: int) -> tuple[StepSums, StepSums]:
     return decode, prefill
 
 
-def gaps_of(slots: list[Slot], service_class: str | None = None) -> np.ndarray:
-    """The gaps between tokens, of one class or of all."""
-    return joined(
-        gaps
-        for slot in slots
-        for name, gaps in slot.gaps.items()
-        if service_class is None or name == service_class
-    )
+def gaps_of(slots: list[Slot]) -> dict[str, GapCounts]:
+    """Class → the gaps between its tokens."""
+    found: dict[str, GapCounts] = {}
+    for slot in slots:
+        for name, counts in slot.gap_counts().items():
+            found.setdefault(name, GapCounts()).merge(counts)
+    return found
 
 
-def joined(arrays: Iterator[array]) -> np.ndarray:
+def joined(arrays: Iterable[array]) -> np.ndarray:
     """One array of the doubles in `arrays`."""
-    parts = [np.frombuffer(part, dtype=np.float64) for part in arrays if part]
+    parts = [np.frombuffer(part) for part in arrays if part]
     return np.concatenate(parts) if parts else np.empty(0)

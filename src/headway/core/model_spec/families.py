@@ -71,6 +71,10 @@ def nope_when_used(config: dict[str, Any], num_layers: int) -> list[str]:
     return [WINDOW if used and not rotate else FULL for rotate in rotates]
 
 
+SWITCHED = (when_used, all_when_used, nope_when_used)
+"""Rules for layers that have no window, whatever `layer_types` says, unless the switch is on."""
+
+
 def no_scales(config: dict[str, Any]) -> dict[str, float]:
     return {}
 
@@ -112,15 +116,19 @@ def no_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | N
 
 
 def qwen_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
-    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
+    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
+
+    transformers 5 spells `num_experts` as `num_local_experts`.
+    """
+    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
     experts = ExpertsSpec(
-        count=positive(config, "num_experts", default=128),
+        count=positive(config, spelled, default=128),
         active=positive(config, "num_experts_per_tok", default=8),
         intermediate_size=positive(config, "moe_intermediate_size", default=768),
         normalize=flag(config, "norm_topk_prob"),
     )
     if experts.active > experts.count:
-        raise wrong("num_experts_per_tok", f"at most num_experts ({experts.count})", experts.active)
+        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise wrong("mlp_only_layers", "a list of layers", dense)
@@ -146,6 +154,7 @@ class Family:
     qk_norm: Literal["none", "head", "row"] = "none"
     norms: int = 2
     norm_offset: float = 0.0
+    norm_eps: float = 1e-6
     head_dim: int = 0
     scales: Callable[[dict[str, Any]], dict[str, float]] = no_scales
     experts: Callable[[dict[str, Any], int], tuple[ExpertsSpec | None, list[bool]]] = no_experts
@@ -185,8 +194,8 @@ FAMILIES = {
         head_dim=256,
         scales=gemma3_scales,
     ),
-    "Phi3ForCausalLM": Family(qkv_bias=False, kinds=all_window),
-    "Olmo2ForCausalLM": Family(qk_norm="row"),
+    "Phi3ForCausalLM": Family(qkv_bias=False, kinds=all_window, norm_eps=1e-5),
+    "Olmo2ForCausalLM": Family(qk_norm="row", norm_eps=1e-5),
     "GraniteForCausalLM": Family(scales=granite_scales),
     "SmolLM3ForCausalLM": Family(
         tied=True, theta=2e6, kinds=nope_when_used, rotates=three_of_four_rotate
@@ -202,7 +211,7 @@ def layer_kinds(config: dict[str, Any], family: Family, num_layers: int) -> list
     without a word.
     """
     given = config.get("layer_types")
-    if given is None or (family.kinds is when_used and not flag(config, "use_sliding_window")):
+    if given is None or (family.kinds in SWITCHED and not flag(config, "use_sliding_window")):
         given = family.kinds(config, num_layers)
     if not isinstance(given, list) or len(given) < num_layers:
         raise wrong("layer_types", f"a list of {num_layers} kinds of attention", given)

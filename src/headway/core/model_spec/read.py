@@ -94,7 +94,7 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         head_dim=head_dim,
         intermediate_size=positive(config, "intermediate_size"),
         max_len=max_len,
-        rms_norm_eps=number(config, "rms_norm_eps", default=1e-6),
+        rms_norm_eps=number(config, "rms_norm_eps", default=family.norm_eps),
         layers=read_layers(config, family, ropes, sparse, max_len),
         ropes=tuple(dict.fromkeys(ropes.values())),
         tied=flag(config, "tie_word_embeddings", default=family.tied),
@@ -145,6 +145,12 @@ def refuse_unsupported(config: dict[str, Any]) -> str:
         raise UnsupportedModelError(
             "config.json names no architecture (key `architectures`).",
             f"Supported are: {supported}.",
+        )
+    if names[0] not in FAMILIES and ("text_config" in config or "vision_config" in config):
+        raise UnsupportedModelError(
+            f"{names[0]} wraps a text model together with others (images, sound), which is not "
+            "supported.",
+            f"Give a checkpoint of the text model alone. Supported are: {supported}.",
         )
     if names[0] not in FAMILIES:
         raise UnsupportedModelError(

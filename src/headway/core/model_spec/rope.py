@@ -23,15 +23,15 @@ def ropes_from_config(
     `local_theta` is None for families whose window layers turn as the full ones do.
     """
     given = mapping(config, "rope_parameters")
-    if given and set(given) <= {FULL, WINDOW}:
-        parts = {kind: {**config, **mapping(given, kind)} for kind in given}
-        ropes = {kind: read_rope(part, mapping(given, kind), theta) for kind, part in parts.items()}
-        return {FULL: ropes.get(FULL) or ropes[WINDOW], WINDOW: ropes.get(WINDOW) or ropes[FULL]}
-    rope = read_rope(config, given or mapping(config, "rope_scaling"), theta)
+    nested = bool(given) and set(given) <= {FULL, WINDOW}
+    full = mapping(given, FULL) if nested else given or mapping(config, "rope_scaling")
+    window = mapping(given, WINDOW) if nested else {}
     if local_theta is None:
-        return {FULL: rope, WINDOW: rope}
-    local = RopeSpec(theta=number(config, "rope_local_base_freq", default=local_theta))
-    return {FULL: rope, WINDOW: local}
+        full, window = full or window, window or full
+    else:
+        local = number(config, "rope_local_base_freq", default=local_theta)
+        window = {"rope_theta": local} | window
+    return {FULL: read_rope(config, full, theta), WINDOW: read_rope(config, window, theta)}
 
 
 def read_rope(config: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeSpec:

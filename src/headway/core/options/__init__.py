@@ -2,9 +2,14 @@
 
 from headway.core.options.bench import BenchOptions
 from headway.core.options.doctor import DoctorOptions
-from headway.core.options.field import Bytes
+from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
-from headway.core.options.tables import EngineOptions, SamplingOptions, ServerOptions
+from headway.core.options.tables import (
+    EngineOptions,
+    SamplingOptions,
+    ServerOptions,
+    TraceOptions,
+)
 
 __all__ = [
     "BenchOptions",
@@ -12,7 +17,9 @@ __all__ = [
     "DoctorOptions",
     "EngineOptions",
     "SamplingOptions",
+    "Seconds",
     "ServerOptions",
+    "TraceOptions",
     "help_text",
     "read_options",
     "to_arguments",

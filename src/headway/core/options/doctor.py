@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from headway.core.options.field import option
+from headway.core.options.field import Seconds, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
     """How long to look, and how to tell."""
 
-    seconds: float = option(
-        20.0, "How long a live server is watched.", low=1, high=300, unit="seconds", common=True
+    seconds: Seconds = option(
+        Seconds(20), "How long a live server is watched.", low=1, high=300, unit="seconds", common=True
     )
     json: bool = option(False, "Print one JSON object instead of tables.", common=True)
     model: str = option("", "URL: which model, where several are served.")
@@ -21,6 +21,6 @@ class DoctorOptions:
     accelerators: str = option(
         "", "CSV of accelerators (columns accelerator, mem_bw_gbs, bf16_dense_tflops, …)."
     )
-    probe_seconds: float = option(
-        3.0, "Without a URL: how long the machine is measured.", low=0, high=60, unit="seconds"
+    probe_seconds: Seconds = option(
+        Seconds(3), "Without a URL: how long the machine is measured.", low=0, high=60, unit="seconds"
     )

@@ -2,7 +2,8 @@
 
 `option(...)` makes the field; `parse_value` turns the text of a flag, an environment variable or a
 YAML value into the field's type. Integers may end in k, m, g (1000s) or K, M, G (1024s): 32k is
-32,000 and 32K is 32,768, as in vLLM; bytes also read 4GiB, 500MB and a share such as 40%.
+32,000 and 32K is 32,768, as in vLLM; bytes also read 4GiB, 500MB and a share such as 40%, times
+read 0.05, 50ms and 2m.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ BYTE_SUFFIXES = {
     "gib": 2**30,
     "tib": 2**40,
 }
+TIME_SUFFIXES = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -39,6 +41,10 @@ class Bytes(int):
     def share(self) -> float | None:
         """0.4 for 40%, None for an absolute number."""
         return -self / 100 if self < 0 else None
+
+
+class Seconds(float):
+    """A duration in seconds; text may bring a unit: 50ms, 1.5s, 2m."""
 
 
 def option(
@@ -122,7 +128,7 @@ def parse_one(kind: type, field: dataclasses.Field[Any], value: Any, source: str
             f"{flag_name(field.name)}: {rules['help']}",
         )
     low, high = rules["low"], rules["high"]
-    if kind in (int, float, Bytes) and (
+    if kind in (int, float, Bytes, Seconds) and (
         (low is not None and parsed < low) or (high is not None and parsed > high)
     ):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
@@ -178,6 +184,14 @@ def parse_bytes(value: Any) -> Bytes:
     return Bytes(float(match[1]) * BYTE_SUFFIXES[match[2].lower()])
 
 
+def parse_seconds(value: Any) -> Seconds:
+    """0.05, 50ms, 1.5s or 2m."""
+    match = re.fullmatch(r"(.*?)([a-z]*)", str(value).strip())
+    if isinstance(value, bool) or not match or match[2] not in TIME_SUFFIXES:
+        raise ValueError(value)
+    return Seconds(parse_float(match[1]) * TIME_SUFFIXES[match[2]])
+
+
 def parse_text(value: Any) -> str:
     """Any text."""
     return str(value)
@@ -189,6 +203,7 @@ PARSERS: dict[type, Any] = {
     bool: parse_bool,
     str: parse_text,
     Bytes: parse_bytes,
+    Seconds: parse_seconds,
 }
 KIND_NAMES = {
     int: "an integer (32k and 32K are fine)",
@@ -196,4 +211,5 @@ KIND_NAMES = {
     bool: "true or false",
     str: "text",
     Bytes: "a number of bytes (4GiB, 500MB or 40%)",
+    Seconds: "a time (0.05, 50ms or 2m)",
 }

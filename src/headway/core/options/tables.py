@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from headway.core.options.field import Bytes, option
+from headway.core.options.field import Bytes, Seconds, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,17 @@ class EngineOptions:
     )
     max_num_batched_tokens: int | None = option(
         None, "Token budget of one step: decodes and prompt chunks.", low=1, unit="tokens"
+    )
+    batching: str = option(
+        "continuous",
+        "Newcomers join at every step; or start as a batch, full or after a while; or full only.",
+        choices=("continuous", "dynamic", "static"),
+    )
+    batch_window: Seconds = option(
+        Seconds(0.05),
+        "Dynamic batching: how long the first waits for a full batch, as 0.05 or 50ms.",
+        low=0,
+        unit="seconds",
     )
     block_size: int = option(16, "Tokens in one KV block.", low=1, high=1024, unit="tokens")
     kv_memory: Bytes | None = option(
@@ -82,11 +93,11 @@ class ServerOptions:
     strict_api: bool = option(False, "Refuse unknown request fields instead of warning.")
     max_n: int = option(16, "Most sequences one request may ask for.", low=1, high=128)
     max_body: Bytes = option(Bytes(10_000_000), "Largest request body.", low=1)
-    engine_timeout: float = option(
-        3.0, "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
+    engine_timeout: Seconds = option(
+        Seconds(3.0), "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
     )
-    drain_timeout: float = option(
-        30.0, "On SIGTERM: how long running requests may take.", low=0, unit="seconds"
+    drain_timeout: Seconds = option(
+        Seconds(30.0), "On SIGTERM: how long running requests may take.", low=0, unit="seconds"
     )
     slo: list[str] = option(
         [],
@@ -103,9 +114,22 @@ class ServerOptions:
     metrics_prefix: str = option(
         "headway", "Prefix of the metric names.", choices=("headway", "vllm")
     )
+    otlp_endpoint: str = option(
+        "", "OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."
+    )
     log_level: str = option(
         "info", "How much is logged.", choices=("debug", "info", "warning", "error")
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What `trace` fetches, and from whom."""
+
+    seconds: float = option(
+        5.0, "How far back the trace goes.", low=0.001, high=300, unit="seconds", common=True
+    )
+    api_key: str = option("", "Key of the server.", common=True, secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,8 @@ from headway.runtime.models.decoder import Architecture, Weights
 from headway.runtime.models.llama import LAYER, LlamaLayer
 from headway.runtime.models.llama import WEIGHTS as LLAMA_WEIGHTS
 
-SPLIT = tuple(LAYER + name for name in ("self_attn.q_", "self_attn.k_", "self_attn.v_"))
 WEIGHTS: Weights = {
-    **{name: place for name, place in LLAMA_WEIGHTS.items() if not name.startswith(SPLIT)},
+    **{name: place for name, place in LLAMA_WEIGHTS.items() if place[1] is None},
     LAYER + "self_attn.qkv_proj": ("layers.{i}.attention.qkv", None),
     LAYER + "mlp.gate_up_proj": ("layers.{i}.mlp.gate_up", None),
 }

@@ -1,0 +1,184 @@
+"""MHA, GQA, MQA and a window as numbers of one attention layer: `python benchmarks/attention.py`.
+
+One shape (16 query heads of 64, fp32), of which only `num_key_value_heads` and `sliding_window`
+change. A decode step attends over contexts of 512, 2k and 8k tokens at batch 1 and 8, in blocks in
+random places. So many layers take turns that no cache holds them, as in a model. Beside each time
+stands the ceiling: the bytes of K and V that must be read over the bandwidth measured here. Time is
+what one thread has computed, so other work on the machine hardly counts.
+"""
+
+import argparse
+import math
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.core.machine import probe_machine
+from headway.core.model_spec import ModelSpec, spec_from_config
+from headway.core.options import EngineOptions
+from headway.core.resolve import gib, resolve
+from headway.runtime.attention import BACKENDS, KVLayer
+from headway.runtime.batch import Batch
+from headway.runtime.kernels import choose_kernels
+from headway.runtime.layers import Attention, Build
+
+SHAPE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "float32",
+}
+WINDOW: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "MHA, 16 KV heads": {"num_key_value_heads": 16},
+    "GQA, 4 KV heads": {"num_key_value_heads": 4},
+    "MQA, 1 KV head": {"num_key_value_heads": 1},
+    "MHA, window 1024": {"num_key_value_heads": 16, **WINDOW},
+    "GQA 4, window 1024": {"num_key_value_heads": 4, **WINDOW},
+}
+CONTEXTS, BATCHES = (512, 2048, 8192), (1, 8)
+BLOCK_SIZE = 16
+BEYOND_CACHES_BYTES = 192 * 2**20
+STEP_LAYERS = 4
+"""Layers of one step: what a step prepares once is shared by so many."""
+
+
+class Bench:
+    """One variant: its layer, and KV memory for one context and batch."""
+
+    def __init__(self, config: dict[str, Any], backend: str) -> None:
+        self.spec: ModelSpec = spec_from_config({**SHAPE, **config}, {})
+        options = EngineOptions(device="cpu", threads=1, attention_backend=backend)
+        machine = probe_machine(None)
+        settings, _ = resolve(options, machine, self.spec)
+        build = Build(
+            spec=self.spec,
+            kernels=choose_kernels(settings, machine),
+            attention=BACKENDS[backend](),
+            dtype=torch.float32,
+            device="cpu",
+        )
+        self.layer = Attention(build, 0)
+
+    def bytes_read(self, context: int, batch: int) -> int:
+        """K and V that a step must read in one layer."""
+        (group,) = self.spec.kv_groups
+        return batch * group.seen(context) * group.bytes_per_token(4)
+
+    def step_s(self, context: int, batch: int, repeats: int) -> float:
+        """Median seconds of one layer's attention in a decode step."""
+        layers = self._memory(context, batch)
+        times = []
+        for repeat in range(repeats + 1):
+            step = self._step(context, batch)
+            q, k, v = self._rows(batch)
+            chosen = [layers[(repeat * STEP_LAYERS + i) % len(layers)] for i in range(STEP_LAYERS)]
+            started = time.process_time()
+            for memory in chosen:
+                self.layer.backend.attend(q, k, v, memory, step, self.layer.rule)
+            times.append((time.process_time() - started) / STEP_LAYERS)
+        return statistics.median(times[1:])
+
+    def _memory(self, context: int, batch: int) -> list[KVLayer]:
+        """Layers whose K and V together are beyond every cache, filled."""
+        count = math.ceil(BEYOND_CACHES_BYTES / self.bytes_read(context, batch))
+        blocks = 1 + batch * context // BLOCK_SIZE
+        shape = (blocks, BLOCK_SIZE, self.spec.num_kv_heads, self.spec.head_dim)
+        return [
+            KVLayer(torch.ones(shape), torch.ones(shape), 0) for _ in range(max(count, STEP_LAYERS))
+        ]
+
+    def _rows(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        heads = self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads
+        q, k, v = (torch.randn(batch, count, self.spec.head_dim) for count in heads)
+        return q, k, v
+
+    def _step(self, context: int, batch: int) -> Batch:
+        """One new token for each of `batch` sequences of `context` tokens, in scattered blocks."""
+        per_sequence = context // BLOCK_SIZE
+        generator = torch.Generator().manual_seed(0)
+        tables = 1 + torch.randperm(batch * per_sequence, generator=generator)
+        tables = tables.view(batch, per_sequence)
+        return Batch(
+            token_ids_T=torch.zeros(batch, dtype=torch.long),
+            positions_T=torch.full((batch,), context - 1),
+            slots_GT=[tables[:, -1] * BLOCK_SIZE + BLOCK_SIZE - 1],
+            block_tables_GSB=[tables],
+            query_lens=[1] * batch,
+            context_lens=[context] * batch,
+            num_decodes=batch,
+            sampled_rows=[],
+            sampled_sequences=[],
+        )
+
+
+def bandwidth_bytes_per_s() -> float:
+    """Best of five reads of 512 MB."""
+    x = torch.ones(128 * 2**20)
+    best = 0.0
+    for _ in range(5):
+        started = time.process_time()
+        x.sum()
+        best = max(best, x.nbytes / (time.process_time() - started))
+    return best
+
+
+def measure(
+    benches: dict[str, Bench], batch: int, repeats: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Variant → [(seconds, seconds at the ceiling) by context]."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in benches}
+    for context in CONTEXTS:
+        bandwidth = bandwidth_bytes_per_s()
+        for name, bench in benches.items():
+            seconds = bench.step_s(context, batch, repeats)
+            found[name].append((seconds, bench.bytes_read(context, batch) / bandwidth))
+    return found
+
+
+def main() -> None:
+    """Print KV bytes by variant, then one table for each batch."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="sdpa", choices=sorted(BACKENDS))
+    parser.add_argument("--repeats", type=int, default=15)
+    chosen = parser.parse_args()
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the engine does
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        benches = {name: Bench(config, chosen.backend) for name, config in VARIANTS.items()}
+        print(f"One thread, {bandwidth_bytes_per_s() / 1e9:.1f} GB/s\n")
+        print_bytes(benches)
+        for batch in BATCHES:
+            print_times(batch, measure(benches, batch, chosen.repeats))
+
+
+def print_bytes(benches: dict[str, Bench]) -> None:
+    titles = " | ".join(f"read at {context}" for context in CONTEXTS)
+    print(f"| KV bytes of one layer | a token | {titles} |\n|" + " --- |" * (2 + len(CONTEXTS)))
+    for name, bench in benches.items():
+        read = " | ".join(gib(bench.bytes_read(context, 1)) for context in CONTEXTS)
+        print(f"| {name} | {gib(bench.spec.kv_bytes_per_token('float32'))} | {read} |")
+
+
+def print_times(batch: int, found: dict[str, list[tuple[float, float]]]) -> None:
+    titles = " | ".join(f"{context}: ms | ceiling | share" for context in CONTEXTS)
+    print(f"\n| batch {batch} | {titles} | × MHA at {CONTEXTS[-1]} |")
+    print("|" + " --- |" * (2 + 3 * len(CONTEXTS)))
+    slowest = next(iter(found.values()))[-1][0]
+    for name, times in found.items():
+        cells = " | ".join(
+            f"{spent * 1e3:.2f} | {limit * 1e3:.2f} | {limit / spent:.0%}" for spent, limit in times
+        )
+        print(f"| {name} | {cells} | {slowest / times[-1][0]:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

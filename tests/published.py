@@ -1,0 +1,124 @@
+"""Configs of real models and what is published of them, for tests without their weights."""
+
+
+def llama(vocab, hidden, intermediate, layers, heads, kv_heads, tied=False, **more):
+    """A Llama config of these dimensions, as its config.json says them."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+        **more,
+    }
+
+
+def like(architecture, *dimensions, **more):
+    """The same keys for another architecture; `tied` None leaves the key out."""
+    config = llama(*dimensions, **more) | {"architectures": [architecture]}
+    return {key: value for key, value in config.items() if value is not None}
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MODELS = {
+    "Llama-3.1-8B": (
+        llama(128256, 4096, 14336, 32, 32, 8, rope_theta=5e5, rope_scaling=LLAMA3_ROPE),
+        *(8_030_261_248, 131_072),
+    ),
+    "Llama-3.2-1B": (
+        llama(128256, 2048, 8192, 16, 32, 8, True, head_dim=64, rope_theta=5e5),
+        *(1_235_814_400, 32_768),
+    ),
+    "Llama-2-13B": (
+        llama(32000, 5120, 13824, 40, 40, 40, torch_dtype="float16"),
+        *(13_015_864_320, 819_200),
+    ),
+    "SmolLM2-135M": (llama(49152, 576, 1536, 30, 9, 3, True), 134_515_008, 23_040),
+    "Mistral-7B-v0.1": (
+        like(
+            *("MistralForCausalLM", 32000, 4096, 14336, 32, 32, 8),
+            max_position_embeddings=32768,
+            sliding_window=4096,
+        ),
+        *(7_241_732_096, 131_072),
+    ),
+    "Qwen2.5-0.5B": (
+        like("Qwen2ForCausalLM", 151936, 896, 4864, 24, 14, 2, True),
+        *(494_032_768, 12_288),
+    ),
+    "Qwen2.5-7B": (
+        like("Qwen2ForCausalLM", 152064, 3584, 18944, 28, 28, 4),
+        *(7_615_616_512, 57_344),
+    ),
+    "Qwen3-0.6B": (
+        like("Qwen3ForCausalLM", 151936, 1024, 3072, 28, 16, 8, True, head_dim=128),
+        *(596_049_920, 114_688),
+    ),
+    "Qwen3-30B-A3B": (
+        like(
+            *("Qwen3MoeForCausalLM", 151936, 2048, 6144, 48, 32, 4),
+            head_dim=128,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        ),
+        *(30_532_122_624, 98_304),
+    ),
+    "Gemma-2-2B": (
+        like(
+            *("Gemma2ForCausalLM", 256000, 2304, 9216, 26, 8, 4, None),
+            head_dim=256,
+            sliding_window=4096,
+            max_position_embeddings=8192,
+        ),
+        *(2_614_341_888, 106_496),
+    ),
+    "Gemma-3-1B": (
+        like(
+            *("Gemma3ForCausalLM", 262144, 1152, 6912, 26, 4, 1, None),
+            head_dim=256,
+            sliding_window=512,
+            sliding_window_pattern=6,
+            max_position_embeddings=32768,
+        ),
+        *(999_885_952, 26_624),
+    ),
+    "Phi-3-mini-4k": (
+        like("Phi3ForCausalLM", 32064, 3072, 8192, 32, 32, 32, sliding_window=2047),
+        *(3_821_079_552, 393_216),
+    ),
+    "OLMo-2-7B": (
+        like("Olmo2ForCausalLM", 100352, 4096, 11008, 32, 32, 32, rope_theta=5e5),
+        *(7_298_617_344, 524_288),
+    ),
+    "Granite-3.0-2B": (
+        like(
+            *("GraniteForCausalLM", 49155, 2048, 8192, 40, 32, 8, True),
+            embedding_multiplier=12.0,
+            attention_multiplier=0.015625,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+        ),
+        *(2_533_531_648, 81_920),
+    ),
+    "SmolLM3-3B": (
+        like("SmolLM3ForCausalLM", 128256, 2048, 11008, 36, 16, 4, None, rope_theta=5e6),
+        *(3_075_098_624, 73_728),
+    ),
+}
+"""Name → (config, parameters, bytes of KV a token takes in 16 bits)."""
