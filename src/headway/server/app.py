@@ -173,6 +173,9 @@ async def stats(state: State, request: Request) -> Response:
     more_s = (int(text),) if text else ()
     model = named_or_only(state, request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
+    prompts, tokenizer = model.telemetry.prompts, model.tokenizer
+    if prompts.due:
+        await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
     return json_response(take_snapshot(model.telemetry, model.client.status, more_s))
 
 

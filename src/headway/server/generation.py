@@ -90,6 +90,8 @@ class Generation:
 
     def begin(self) -> Timeline:
         """The request's timeline, from now on among the live ones."""
+        for prompt in self.prompts:
+            self.model.telemetry.prompts.remember(prompt)
         self.timeline = self.model.telemetry.begin(
             self.request_id,
             arrived_s=self.arrived_s,

@@ -28,6 +28,7 @@ from headway.telemetry.goodput import (
 )
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
+from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.summary import Setting, window
 from headway.telemetry.timeline import Timeline
@@ -87,6 +88,7 @@ class Telemetry:
         self._live: dict[str, Timeline] = {}
         self._by_engine: dict[int, Timeline] = {}
         self._engine_ids: dict[str, list[int]] = {}
+        self.prompts = RecentPrompts(self.clock)
         self.last: StepRecord | None = None
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}

@@ -48,6 +48,7 @@ def take_snapshot(
         windows=[telemetry.window(seconds) for seconds in (*WINDOWS_S, *more_windows_s)],
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
+        prefixes=telemetry.prompts.found,
     )
 
 

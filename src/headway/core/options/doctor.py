@@ -10,7 +10,12 @@ class DoctorOptions:
     """How long to look, and how to tell."""
 
     seconds: Seconds = option(
-        Seconds(20), "How long a live server is watched.", low=1, high=300, unit="seconds", common=True
+        Seconds(20),
+        "How long a live server is watched.",
+        low=1,
+        high=300,
+        unit="seconds",
+        common=True,
     )
     json: bool = option(False, "Print one JSON object instead of tables.", common=True)
     model: str = option("", "URL: which model, where several are served.")
@@ -22,5 +27,9 @@ class DoctorOptions:
         "", "CSV of accelerators (columns accelerator, mem_bw_gbs, bf16_dense_tflops, …)."
     )
     probe_seconds: Seconds = option(
-        Seconds(3), "Without a URL: how long the machine is measured.", low=0, high=60, unit="seconds"
+        Seconds(3),
+        "Without a URL: how long the machine is measured.",
+        low=0,
+        high=60,
+        unit="seconds",
     )
