@@ -117,7 +117,7 @@ def reading_from_metrics(
         waiting_growth=(waiting[-1] or 0.0) - (waiting[0] or 0.0),
         **latencies,
         transfer_s=transfer_s,
-        typical_prompt=latencies["prompt"].p50,
+        short_prompt=latencies["prompt"].p50,
         idle_share=idle,
         kv_usage_max=highest([scrape.first(KV_USAGE) for scrape in scrapes]),
         num_preemptions=int(grown("num_preemptions_total")),

@@ -54,7 +54,7 @@ def reading_from_report(
         transfer_s=transfer(figures.ttft_s, queue, prefill),
         prompt=prompt,
         output=percentiles(figures.output_tokens),
-        typical_prompt=prompt.p50,
+        short_prompt=prompt.p50,
         longest_prompt=figures.prompt_tokens.max if figures.prompt_tokens else None,
         kv_usage_max=max(known(gauges.get("kv_cache_usage_perc", [])), default=None),
         num_preemptions=preemptions(counters),

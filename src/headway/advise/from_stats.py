@@ -5,7 +5,6 @@ not leave, a queue that grew, faults that were counted.
 """
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from headway.advise.reading import Reading, SlowStream
@@ -111,12 +110,16 @@ def latencies(window: Window) -> dict[str, Any]:
 
 
 def prompt_lengths(polls: Sequence[Snapshot], window: Window) -> dict[str, Any]:
-    """Median and longest: of the requests under way at the polls, where they are several."""
+    """What a quarter of the prompts stays below, and the longest.
+
+    Of the requests under way at the polls where they are several: [16, 16, 2500, 2500] → 16 and
+    2500, though none of the short ones may have ended.
+    """
     seen = {r.id: float(r.prompt_tokens) for poll in polls for r in poll.now.requests}
     lengths, ended = sorted(seen.values()), window.lengths["prompt"]
-    typical = median(lengths) if len(lengths) >= MIN_SEEN else ended.p50
+    short = lengths[len(lengths) // 4] if len(lengths) >= MIN_SEEN else ended.p50
     return {
-        "typical_prompt": typical,
+        "short_prompt": short,
         "longest_prompt": max([*lengths, ended.p99 or 0.0], default=0.0) or None,
     }
 

@@ -89,11 +89,11 @@ def smaller_chunks(r: Reading) -> Advice:
         shorter_s = plain_s + (gap_s - plain_s) * least / chunk
         do = f"--max-num-batched-tokens {least}; or {do}"
         expect = f"the longest gaps fall from {duration(gap_s)} to {duration(shorter_s)}"
-    longest, median = r.longest_prompt or 1.0, r.typical_prompt or 1.0
+    longest, short = r.longest_prompt or 1.0, r.short_prompt or 1.0
     waits = max(r.prefill_time_share, queue_share(r))
     if not waits and r.itl.p99:
         waits = 1 - (r.itl.p50 or 0.0) / r.itl.p99
-    return Advice(do=do, expect=expect, share=waits * (1 - median / longest))
+    return Advice(do=do, expect=expect, share=waits * (1 - short / longest))
 
 
 def shorter_prompts(r: Reading) -> Advice:

@@ -60,9 +60,10 @@ class Reading:
     transfer_s: float | None = None
     prompt: Percentiles = field(default_factory=Percentiles)
     output: Percentiles = field(default_factory=Percentiles)
-    typical_prompt: float | None = None
+    short_prompt: float | None = None
+    """A quarter of the prompts, or the half of them, is no longer than this."""
     longest_prompt: float | None = None
-    """Median and maximum over the requests that ended or are under way."""
+    """Of the requests that ended or are under way."""
 
     # steps
     idle_share: float | None = None

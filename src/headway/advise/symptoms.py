@@ -12,7 +12,7 @@ THRESHOLDS = {
     "queue_share": 0.3,  # of the time to the first token
     "full": 0.9,  # of KV blocks or rows: more is full
     "preempted": 0.05,  # preemptions a request
-    "uneven": 8.0,  # longest prompt over the median one
+    "uneven": 8.0,  # longest prompt over a short one
     "stall": 3.0,  # a step with prefill over one without
     "prefill_share": 0.25,  # of the time of a request, or of that in steps
     "slow_ttft_s": 0.1,
@@ -54,8 +54,8 @@ def rows_taken(r: Reading) -> bool:
 
 def hogging(r: Reading) -> bool:
     """One prompt is far longer than the others, and its chunks make everybody else wait."""
-    longest, median = r.longest_prompt, r.typical_prompt
-    if not longest or not median or longest < T["uneven"] * median:
+    longest, short = r.longest_prompt, r.short_prompt
+    if not longest or not short or longest < T["uneven"] * short:
         return False
     if r.prefill_steps is None:
         p50, p99 = r.itl.p50 or 0.0, r.itl.p99 or 0.0
@@ -253,7 +253,7 @@ def see_rows(r: Reading) -> list[str]:
 
 
 def see_hog(r: Reading) -> list[str]:
-    found = [f"longest prompt {tokens(r.longest_prompt)} tokens, median {tokens(r.typical_prompt)}"]
+    found = [f"longest prompt {tokens(r.longest_prompt)} tokens, others {tokens(r.short_prompt)}"]
     if r.prefill_step_s is not None:
         found.append(
             f"a step with prefill takes {duration(r.prefill_step_s)}, "
