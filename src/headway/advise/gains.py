@@ -81,7 +81,7 @@ def less_load(r: Reading) -> Advice:
 def smaller_chunks(r: Reading) -> Advice:
     """Fewer prompt tokens a step; the others wait for shorter steps."""
     chunk = r.prefill_tokens_per_step or r.max_num_batched_tokens or 0.0
-    least = max(round(chunk / 4), r.max_num_seqs or 1)
+    least = max(round(chunk / 4 / 16) * 16, r.max_num_seqs or 1)
     gap_s, plain_s = r.prefill_step_s or r.itl.p99 or 0.0, r.decode_step_s or r.itl.p50 or 0.0
     do = "send long prompts to a server of their own, or cut them"
     expect = "the others no longer wait for them"
