@@ -9,7 +9,10 @@ import contextlib
 import itertools
 import json
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +176,59 @@ async def diagnose_under(
     """The doctor's word on a server under this load."""
     async with under(server, load, warm_s):
         return await ask_doctor(server.url, seconds)
+
+
+# ── a server that only has vLLM's metrics ───────────────────────────────────────────────────────
+
+
+class FakeMetrics(ThreadingHTTPServer):
+    """Serves `/metrics` alone: every second two requests end that queued for 6 of their 7 s."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), MetricsOnly)
+        self.started_s = time.monotonic()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def text(self) -> str:
+        """The metrics of this moment."""
+        passed_s = time.monotonic() - self.started_s
+        done = 10 + int(2 * passed_s)
+        labels = 'engine="0",model_name="far"'
+        lines = [
+            f"vllm:num_requests_running{{{labels}}} 12.0",
+            f"vllm:num_requests_waiting{{{labels}}} {20 + 3 * passed_s}",
+            f"vllm:kv_cache_usage_perc{{{labels}}} 0.99",
+            "# TYPE vllm:num_preemptions counter",
+            f"vllm:num_preemptions_total{{{labels}}} {done}",
+        ]
+        for name, seconds in (
+            ("time_to_first_token_seconds", 6.5),
+            ("request_queue_time_seconds", 6.0),
+            ("request_prefill_time_seconds", 0.5),
+            ("e2e_request_latency_seconds", 7.0),
+        ):
+            lines.append(f"# TYPE vllm:{name} histogram")
+            lines.append(f'vllm:{name}_bucket{{{labels},le="+Inf"}} {done}')
+            lines.append(f"vllm:{name}_count{{{labels}}} {done}")
+            lines.append(f"vllm:{name}_sum{{{labels}}} {done * seconds}")
+        return "\n".join(lines) + "\n"
+
+
+class MetricsOnly(BaseHTTPRequestHandler):
+    """404 for everything else."""
+
+    server: FakeMetrics
+
+    def do_GET(self) -> None:
+        found = self.path == "/metrics"
+        data = self.server.text().encode() if found else b"nothing here"
+        self.send_response(200 if found else 404)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""

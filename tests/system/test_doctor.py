@@ -14,6 +14,7 @@ import pytest
 from live_server import LiveServer, headway
 from staged import (
     HEAVY_FLAGS,
+    FakeMetrics,
     ask_doctor,
     body,
     both,
@@ -21,6 +22,7 @@ from staged import (
     diagnose_under,
     open_loop,
     slow_reader,
+    under,
     write_heavy_model,
 )
 
@@ -153,8 +155,34 @@ async def test_cold_cache(heavy: LiveServer, tmp_path: Path) -> None:
     found = await ask_doctor(str(report), 1)
     assert planted(found) == "cold-cache", found["findings"]
     advice = finding(found, "cold-cache")
-    assert "a stable prefix in a cache would save" in advice["expect"]
+    assert "a stable prefix saves" in advice["expect"]
     assert not advice["available"]
+
+
+async def test_a_server_that_only_has_vllms_metrics() -> None:
+    fake = FakeMetrics()
+    try:
+        found = await ask_doctor(fake.url, 2, "--price-per-hour=4")
+    finally:
+        await asyncio.to_thread(fake.shutdown)
+        fake.server_close()
+    assert found["source"] == "metrics" and found["server"] == "vllm metrics of far"
+    assert planted(found) == "kv-capacity", found["findings"]
+    assert found["ttft"]["queue_s"] == pytest.approx(6)
+    assert found["ttft"]["transfer_s"] is not None
+    assert any("no floor of TPOT" in text for text in found["not_known"])
+    assert any("92% queueing" in text for text in found["waste"])
+
+
+async def test_people_read_the_verdict_first(light: LiveServer) -> None:
+    async with under(light, closed_loop(4, lambda i: body(20, 60, i))):
+        done = await asyncio.to_thread(headway, "doctor", light.url, "--seconds=2")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Headway ") and len(lines) < 60
+    assert any(lines[1].startswith(name) for name in ("host-bound", "slow-forward")), lines[1]
+    words = ("Time to the first token", "Time per token", "symptom", "Would be a waste", "save")
+    places = [done.stdout.index(word) for word in words]
+    assert places == sorted(places)
 
 
 def test_the_machine_and_a_models_plan(tiny_model: Path) -> None:

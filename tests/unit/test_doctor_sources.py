@@ -1,4 +1,4 @@
-"""Readings from `/stats`, `/metrics` and bench reports, each made up so that every figure is known."""
+"""Readings from `/stats`, `/metrics` and bench reports, made up so that every figure is known."""
 
 from pathlib import Path
 

@@ -123,7 +123,7 @@ def cached_prefix(r: Reading) -> Advice:
     return Advice(
         do=f"say the first {tokens(shared)} tokens in fewer words, or train them into the model",
         expect=(
-            f"a stable prefix in a cache would save {duration(saved_s)} a request: "
+            f"a stable prefix saves {duration(saved_s)} a request: "
             f"{duration(computing_s)} to {duration(kept_s)}"
         ),
         share=r.share_of_request(saved_s),
@@ -206,9 +206,9 @@ def half_weights(r: Reading) -> Advice:
 
 def byte_weights(r: Reading) -> Advice:
     step = needed(r)
-    do = f"outputs shorter by {percent(SHORTER)} give the same now as a lower max_tokens"
+    do = "a smaller model, or shorter answers"
     if r.decode_s:
-        do = f"meanwhile a smaller model, or {outputs_shorter(r)}"
+        do = f"a smaller model, or {outputs_shorter(r)}"
     return faster_decode(r, step, step.with_(weights=1 / (r.dtype_bytes or 2)), do)
 
 
@@ -220,7 +220,7 @@ def outputs_shorter(r: Reading) -> str:
 def byte_kv(r: Reading) -> Advice:
     step = needed(r)
     after_s = step.with_(kv=1 / (r.dtype_bytes or 2))
-    advice = faster_decode(r, step, after_s, "meanwhile shorter contexts: fewer turns, less kept")
+    advice = faster_decode(r, step, after_s, "shorter contexts: fewer turns, less kept")
     return Advice(do=advice.do, expect=advice.expect.replace(", as the KV stays", ""),
                   share=advice.share)  # fmt: skip
 
@@ -229,7 +229,7 @@ def drafts(r: Reading) -> Advice:
     step = needed(r)
     per_step = sum(ACCEPTED**i for i in range(DRAFTS + 1))
     after_s = step.with_(rows=step.rows * (DRAFTS + 1)) / per_step
-    do = "meanwhile shorter answers, or several requests at a time"
+    do = "shorter answers, or several requests at a time"
     return Advice(
         do=do,
         expect=f"{duration(step.seconds)} a token to {duration(after_s)}",

@@ -9,7 +9,7 @@ from headway.advise.diagnosis import HEALTHY, Diagnosis, Finding, Saving
 from headway.advise.words import dollars, duration, percent
 from headway.core.resolve import gib
 
-MOST_FINDINGS = 5
+MOST_FINDINGS = 4
 STYLES = {HEALTHY: "green", "under-loaded": "yellow"}
 BAR = 24
 
@@ -90,17 +90,25 @@ def findings(found: list[Finding]) -> RenderableType:
     """Symptom, cause, fix; the most valuable first."""
     table = plain("symptom", "cause", "fix, and what to expect", "worth")
     table.padding = (0, 2, 0, 0)
+    table.expand = True
+    for column, ratio in zip(table.columns, (3, 3, 6, 1), strict=True):
+        column.ratio = ratio
     for each in found:
-        fix = escape(f"{each.do}: {each.expect}")
-        if not each.available:
-            fix += f"\n[dim]{escape(each.fix)}[/]"
         table.add_row(
             f"[bold]{each.name}[/] {escape(each.symptom)}",
             escape(each.cause),
-            f"{fix}\n[dim]assumes: {escape(each.assumes)}[/]",
-            f"{percent(each.share)}\n[dim]of {each.of}[/]",
+            f"{remedy(each)} [dim](assumes {escape(each.assumes)})[/]",
+            f"{percent(each.share)} [dim]of {each.of}[/]",
         )
     return table
+
+
+def remedy(each: Finding) -> str:
+    """What to do and what it gives; of a fix that is still missing, what it would give."""
+    if each.available:
+        return escape(f"{each.do}: {each.expect}")
+    missing = each.fix.partition(";")[0]
+    return f"{escape(each.do)}. [dim]{escape(missing)}; it would give:[/] {escape(each.expect)}"
 
 
 def savings(found: list[Saving]) -> RenderableType:
