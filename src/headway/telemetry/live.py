@@ -40,6 +40,8 @@ from headway.telemetry.windows import Slots
 KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
 SUMMARY_SHARE = 0.01
 """At most this share of a core makes a window's figures: 5 ms of work, twice a second."""
+CLIENT_LEFT = "client_left"
+"""Code of a request whose client went away before its body was complete."""
 PARTS = ("decode", "prefill", "all_steps")
 
 
@@ -236,7 +238,7 @@ class Telemetry:
         if error.status in (429, 503):
             outcome = REFUSED
             self.registry.add("admission_rejections", 1, code)
-        elif error.status in (400, 413):
+        elif error.status in (400, 413) and code != CLIENT_LEFT:
             self.registry.add("validation_failures", 1, "request")
         if timeline is not None:
             timeline.end(outcome)
