@@ -23,11 +23,11 @@ import time
 import urllib.request
 from pathlib import Path
 
+import offline
 from headway import LLM
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
-from offline import Rates
 
-PROMPT, TOKENS, PAUSE_S = 512, 32, 11.0
+PROMPT, TOKENS, PAUSE_S = 128, 48, 11.0
 """After the pause the 10 s window of /stats holds the next round alone."""
 
 
@@ -110,7 +110,8 @@ def main() -> None:
         chosen.folder, load_format="dummy", max_model_len=1024, max_num_seqs=32,
         skip_tokenizer_init=True,
     )  # fmt: skip
-    rates, dtype, port = Rates(llm), llm.settings.dtype, free_port()
+    offline.CONTEXT = PROMPT
+    rates, dtype, port = offline.Rates(llm), llm.settings.dtype, free_port()
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "headway.cli.main", "serve", str(chosen.folder)),
@@ -130,6 +131,8 @@ def main() -> None:
                     found[name].append(value)
                 each = bytes_a_step(llm.spec, dtype, rows, PROMPT + TOKENS / 2)
                 found["offline"].append(rates.decode(rows) / rows * each)
+                last = "  ".join(f"{name} {v[-1] / 1e9:.2f}" for name, v in found.items())
+                print(f"batch {rows}, GB/s: {last}", flush=True)
             llm.engine.executor.probe(1.0)
             ceilings = [
                 llm.engine.executor.describe().ceilings.bandwidth_bytes_per_s,

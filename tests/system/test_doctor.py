@@ -213,3 +213,12 @@ def test_the_machine_and_a_models_plan(tiny_model: Path) -> None:
 def test_what_cannot_be_examined(arguments: tuple[str, ...], words: str) -> None:
     done = headway("doctor", *arguments)
     assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_stats_have_a_window_of_any_length(light: LiveServer) -> None:
+    status, data = light.get("/stats?seconds=20")
+    windows = json.loads(data)["windows"]
+    assert status == 200 and [each["seconds"] for each in windows] == [10, 60, 300, 20]
+    for seconds in ("0", "301", "x", "-1"):
+        status, data = light.get(f"/stats?seconds={seconds}")
+        assert status == 400 and json.loads(data)["error"]["param"] == "seconds"

@@ -57,7 +57,10 @@ class FirstToken(msgspec.Struct, kw_only=True):
 
 
 class PerToken(msgspec.Struct, kw_only=True):
-    """TPOT in seconds against its floor: what a decode step reads over the bandwidth."""
+    """TPOT in seconds against its floor: what a decode step reads over the bandwidth.
+
+    Where no request ended, of the gaps between tokens.
+    """
 
     mean_s: float | None
     p50_s: float | None
@@ -172,10 +175,11 @@ def per_token(r: Reading) -> PerToken:
             why = "the weights stay in the CPU's cache: memory does not bound decoding"
         elif r.source == "stats" and r.decode_steps is None:
             why = "no step without prefill ran"
+    times = r.tpot if r.tpot.count else r.itl
     return PerToken(
-        mean_s=r.tpot.mean,
-        p50_s=r.tpot.p50,
-        p99_s=r.tpot.p99,
+        mean_s=times.mean,
+        p50_s=times.p50,
+        p99_s=times.p99,
         step_s=r.decode_step_s,
         floor_s=step.floor_s() if step else None,
         bytes_per_step=step.num_bytes if step else None,

@@ -92,7 +92,7 @@ def not_known(last: Snapshot, window: Window, transfer_s: float | None) -> tuple
     """What this window cannot say."""
     found = []
     if not window.latency["e2e"].count:
-        found.append("no request ended in the window: latencies of whole requests (try --seconds)")
+        found.append("latencies of whole requests: none ended (try a longer --seconds)")
     if last.machine.bandwidth_bytes_per_s is None:
         found.append("the machine's ceilings were not measured: no floors, no MFU, no MBU")
     if transfer_s is None:

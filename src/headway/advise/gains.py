@@ -195,7 +195,7 @@ def faster_decode(r: Reading, step: DecodeStep, after_s: float, do: str) -> Advi
             f"a decode step from {duration(step.seconds)} to {duration(after_s)} at "
             f"{step.rows:.1f} rows, as the KV stays"
         ),
-        share=r.share_of_request(r.decode_s) * share,
+        share=r.decode_share * share,
     )
 
 
@@ -233,7 +233,7 @@ def drafts(r: Reading) -> Advice:
     return Advice(
         do=do,
         expect=f"{duration(step.seconds)} a token to {duration(after_s)}",
-        share=r.share_of_request(r.decode_s) * max(1 - after_s / step.seconds, 0.0),
+        share=r.decode_share * max(1 - after_s / step.seconds, 0.0),
     )
 
 

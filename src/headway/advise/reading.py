@@ -137,6 +137,13 @@ class Reading:
         return self.tpot.mean * max(self.output.mean - 1, 0.0)
 
     @property
+    def decode_share(self) -> float:
+        """Of a mean request's time; of the time in steps where no request has ended yet."""
+        if self.decode_s is not None:
+            return self.share_of_request(self.decode_s)
+        return 1 - self.prefill_time_share if self.decode_steps else 0.0
+
+    @property
     def request_s(self) -> float | None:
         """All of it: queue, prefill and decode; the e2e latency where the parts are not known."""
         if self.queue_s is None:

@@ -138,7 +138,7 @@ def reads_weights(r: Reading) -> bool:
     step = decode_step(r)
     if step is None or not decoding(r):
         return False
-    return step.weight_bytes > 0.5 * step.num_bytes and r.share_of_request(r.decode_s) > 0.3
+    return step.weight_bytes > 0.5 * step.num_bytes and r.decode_share > 0.3
 
 
 def reads_kv(r: Reading) -> bool:
@@ -146,7 +146,7 @@ def reads_kv(r: Reading) -> bool:
     step = decode_step(r)
     if step is None or not decoding(r):
         return False
-    return step.weight_bytes <= 0.5 * step.num_bytes and r.share_of_request(r.decode_s) > 0.3
+    return step.weight_bytes <= 0.5 * step.num_bytes and r.decode_share > 0.3
 
 
 def wide_weights(r: Reading) -> bool:

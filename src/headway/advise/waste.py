@@ -34,7 +34,7 @@ def kv_empty(r: Reading) -> str:
 
 
 def decode_dominates(r: Reading) -> str:
-    share = r.share_of_request(r.decode_s)
+    share = r.decode_share
     if share < 0.9:
         return ""
     return f"a request is {percent(share)} decode: shorter prompts or a prefix cache save little"

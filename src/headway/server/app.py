@@ -21,6 +21,7 @@ import headway
 from headway.core.errors import RequestError
 from headway.engine.text import Tokenizer
 from headway.server import body as bodies
+from headway.server import page
 from headway.server.doors import Doors, header
 from headway.server.errors import json_response, not_found
 from headway.server.generation import Dialect, Generation, respond
@@ -47,6 +48,7 @@ def make_app(state: State) -> ASGIApp:
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
         ],
+        *[Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()],
     ]
     router = Router(routes, default=nothing_here, redirect_slashes=False)
     app: ASGIApp = Doors(router, state.options.api_key)
@@ -204,6 +206,7 @@ def model_card(name: str, model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "headway",
         "root": model.names[0],
+        "accepts": model.accepts,
         "max_model_len": model.client.info.max_model_len if model.client.info else None,
     }
 
