@@ -1,10 +1,12 @@
 """Prefill and decode speed of a model, offline: `python benchmarks/offline.py FOLDER`.
 
 A prompt of 512 random tokens gives prefill tokens/s; then 1, 8 and 32 sequences of that context are
-decoded together. Each figure is the median of repeats, beside the machine's own ceiling, probed
-before each: bytes a decode step must read over the memory's bandwidth, FLOPs over the peak of the
-matrix product. `--peer PYTHON` runs vLLM's offline engine, from a virtual environment of its own,
-on the same folder between two halves of our repeats, so that both meet the same machine.
+decoded together. Each figure is the median of repeats, beside the machine's own ceiling, the best
+of the runtime's probes before each: bytes a decode step must read over the memory's bandwidth,
+FLOPs over the peak of the matrix product. Rates are wall time; MBU and MFU come from the step
+records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline engine, from a
+virtual environment of its own, on the same folder between two halves of our repeats, so that both
+meet the same machine.
 """
 
 import argparse
@@ -15,38 +17,20 @@ import subprocess
 import time
 from pathlib import Path
 
-import torch
-
 from headway import LLM, SamplingParams
 from headway.core.request import Request
+from headway.telemetry.records import StepRecord
+from headway.telemetry.utilization import Roof, Work
+from headway.telemetry.windows import StepSums
 
 CONTEXT = 512
 DECODE_STEPS = {1: 48, 8: 24, 32: 16}
+PROBE_S = 0.6
 
 Figures = dict[str, float]
 """Tokens/s by name: prefill, batch 1, batch 8, …"""
-
-
-def bandwidth_bytes_per_s() -> float:
-    """Best of three reads of 512 MB by all threads."""
-    x = torch.ones(128 * 2**20)
-    best = 0.0
-    for _ in range(3):
-        started = time.perf_counter()
-        x.sum()
-        best = max(best, x.nbytes / (time.perf_counter() - started))
-    return best
-
-
-def peak_flops_per_s(dtype: torch.dtype) -> float:
-    """Best of three products of 1024³ in `dtype`, in FLOP/s."""
-    a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
-    best = 0.0
-    for _ in range(3):
-        started = time.perf_counter()
-        torch.mm(a, b)
-        best = max(best, 2 * 1024**3 / (time.perf_counter() - started))
-    return best
+Repeat = tuple[Figures, Figures, dict[str, tuple[float, float]]]
+"""Ceilings, rates, and (MBU, MFU) by name."""
 
 
 class Rates:
@@ -54,6 +38,8 @@ class Rates:
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
+        self.records: list[StepRecord] = []
+        """Of the last measurement."""
         self._random = random.Random(0)
         self._ids = iter(range(1, 10**9))
 
@@ -67,9 +53,10 @@ class Rates:
     def prefill(self) -> float:
         """Tokens/s until the first token of one prompt."""
         self._add(1, 1)
+        self.records = []
         started = time.perf_counter()
         while self.llm.engine.has_work:
-            self.llm.engine.step()
+            self.records.append(self.llm.engine.step()[1])
         return CONTEXT / (time.perf_counter() - started)
 
     def decode(self, num_seqs: int) -> float:
@@ -80,22 +67,33 @@ class Rates:
         scheduler = engine.scheduler
         while scheduler.waiting or any(s.num_known - s.computed > 1 for s in scheduler.running):
             engine.step()
+        self.records = []
         started = time.perf_counter()
         for _ in range(steps):
-            engine.step()
+            self.records.append(engine.step()[1])
         spent = time.perf_counter() - started
         for sequence in list(scheduler.running):
             engine.abort(sequence.request.request_id)
         engine.step()
         return num_seqs * steps / spent
 
+    def utilization(self, work: Work) -> tuple[float, float]:
+        """(MBU, MFU) of the last measurement."""
+        sums = StepSums.over(len(work.kv_bytes))
+        for record in self.records:
+            sums.add(record)
+        place = Roof(self.llm.engine.executor.describe().ceilings).place(work, sums)
+        assert place is not None and place.mbu is not None and place.mfu is not None
+        return place.mbu, place.mfu
 
-def ceilings(llm: LLM) -> dict[str, float]:
+
+def ceilings(llm: LLM) -> Figures:
     """Tokens/s that bandwidth (decode) and the product (prefill) allow here and now."""
     spec, dtype = llm.spec, llm.settings.dtype
-    bandwidth = bandwidth_bytes_per_s()
-    peak = max(peak_flops_per_s(torch.float32), peak_flops_per_s(getattr(torch, dtype)))
-    print(f"  probed: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s")
+    llm.engine.executor.probe(PROBE_S)
+    probed = llm.engine.executor.describe().ceilings
+    bandwidth, peak = probed.bandwidth_bytes_per_s, probed.flops_per_s
+    print(f"  probed: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s {probed.flops_dtype}")
     found = {"prefill": CONTEXT * peak / spec.flops(CONTEXT, CONTEXT // 2, num_sampled=1)}
     for batch in DECODE_STEPS:
         kv = batch * CONTEXT * spec.kv_bytes_per_token(dtype)
@@ -116,17 +114,21 @@ def run_peer(python: str, folder: Path, dtype: str, batches: str, repeats: int) 
     return figures
 
 
-def run_ours(folder: Path, dtype: str, batches: list[int], repeats: int) -> list[list[Figures]]:
-    """[(ceilings, figures) of each repeat]; the model is gone afterwards."""
+def run_ours(folder: Path, dtype: str, batches: list[int], repeats: int) -> list[Repeat]:
+    """Each repeat; the model is gone afterwards."""
     llm = LLM(folder, dtype=dtype, max_model_len=1024, max_num_seqs=32, skip_tokenizer_init=True)
     rates = Rates(llm)
     rates.prefill()
+    work = Work(llm.spec, llm.settings.dtype)
     found = []
     for _ in range(repeats):
         limits = ceilings(llm)
         figures = {"prefill": rates.prefill()}
-        figures |= {f"batch {batch}": rates.decode(batch) for batch in batches}
-        found.append([limits, figures])
+        used = {"prefill": rates.utilization(work)}
+        for batch in batches:
+            figures[f"batch {batch}"] = rates.decode(batch)
+            used[f"batch {batch}"] = rates.utilization(work)
+        found.append((limits, figures, used))
     return found
 
 
@@ -157,13 +159,16 @@ def main() -> None:
         ours += run_ours(chosen.folder, chosen.dtype, batches, chosen.repeats)
 
     print(f"{'tok/s':<10}{'headway':>10}{'min':>8}{'max':>8}{'ceiling':>9}{'share':>7}", end="")
+    print(f"{'MBU':>6}{'MFU':>6}", end="")
     print(f"{'vLLM':>9}{'ratio':>7}" if peer else "")
     for name in ours[0][1]:
-        values = [figures[name] for _, figures in ours]
-        limit = statistics.median(limits[name] for limits, _ in ours)
+        values = [figures[name] for _, figures, _ in ours]
+        limit = statistics.median(limits[name] for limits, _, _ in ours)
         middle = statistics.median(values)
         row = f"{name:<10}{middle:>10.1f}{min(values):>8.1f}{max(values):>8.1f}"
         row += f"{limit:>9.0f}{middle / limit:>7.0%}"
+        for part in (0, 1):
+            row += f"{statistics.median(used[name][part] for _, _, used in ours):>6.0%}"
         if name in peer:
             row += f"{peer[name]:>9.1f}{middle / peer[name]:>7.2f}"
         print(row)

@@ -103,6 +103,8 @@ class Connection(asyncio.Protocol):
     async def answer(self, path: str, body: bytes) -> None:
         if path == "/v1/models":
             self.whole(200, {"data": [{"id": "fake"}]})
+        elif path == "/health":
+            self.whole(200, {})
         elif path == "/truth":
             self.whole(200, self.fake.truth)
         elif not path.startswith("/v1/"):
@@ -151,6 +153,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         fake, how = self.fake, self.fake.behaviour
         count, step = fields["max_tokens"], how.per_chunk
+        kind = "chat.completion.chunk" if chat else "text_completion"
         write = self.transport.write
         ids = bool(fields.get("return_token_ids"))
         write(
@@ -158,7 +161,8 @@ class Connection(asyncio.Protocol):
             b"transfer-encoding: chunked\r\n\r\n"
         )
         if chat:
-            self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+            first = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+            self.event({"object": kind, "choices": [first]})
         sent = 0
         while sent < count:
             n = min(step if sent or not how.first_alone else 1, count - sent)
@@ -174,7 +178,7 @@ class Connection(asyncio.Protocol):
             choice |= {"delta": {"content": text}} if chat else {"text": text}
             if ids:
                 choice["token_ids"] = [7] * n
-            self.event({"choices": [choice]})
+            self.event({"object": kind, "choices": [choice]})
             truth["sent_s"].append(time.perf_counter())
             sent += n
             dropped = how.drop_every and truth.get("number", 1) % how.drop_every == 0
@@ -183,7 +187,7 @@ class Connection(asyncio.Protocol):
                 return
         if fields.get("stream_options") and not how.no_usage:
             usage = {"prompt_tokens": fields["prompt_tokens"], "completion_tokens": count}
-            self.event({"choices": [], "usage": usage})
+            self.event({"object": kind, "choices": [], "usage": usage})
         write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
     def event(self, content: Any) -> None:

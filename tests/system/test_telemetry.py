@@ -1,8 +1,12 @@
 """A real server tells of itself: /stats, /metrics, /trace, timings, objectives by class."""
 
 import json
+import os
+import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +197,6 @@ def test_preemptions_are_seen_by_the_request(start_server: StartServer) -> None:
 
 def test_a_refusal_before_the_engine_is_ready_is_counted(start_server: StartServer) -> None:
     live = start_server(NO_TORCH).wait_ready()
-    import os
-    import signal
-
     os.kill(live.engine_pid(), signal.SIGKILL)
     wait_until(lambda: not live.is_ready())
     status, _ = live.post("/v1/completions", {"model": live.model, **BODY})
@@ -206,6 +207,20 @@ def test_a_refusal_before_the_engine_is_ready_is_counted(start_server: StartServ
     assert live.metric("slo_missed_total", which="refused") == 1
 
 
+def test_where_prompts_part_is_said_without_their_text(start_server: StartServer) -> None:
+    live = start_server(NO_TORCH).wait_ready()
+    shared = "You answer questions about gardens, trees and the sea, slowly and kindly. "
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none") as client:
+        for day in ("2026-11-20", "2025-03-17", "2024-08-02"):
+            client.completions.create(
+                model=live.model, prompt=f"{shared}Today is {day}. Where is the ball?", max_tokens=1
+            )
+    (found,) = stats(live).prefixes
+    assert found.requests == 3 and found.shared_tokens > 20 and "3 requests share" in found.text
+    assert found.looks_like == "a date" and found.alike_after > 0
+    assert b"gardens" not in live.get("/stats")[1]
+
+
 def test_trace_is_written_for_perfetto(priced: LiveServer, tmp_path: Path) -> None:
     ask(priced)
     out = tmp_path / "trace.json"
@@ -214,6 +229,30 @@ def test_trace_is_written_for_perfetto(priced: LiveServer, tmp_path: Path) -> No
     events = json.loads(out.read_text())["traceEvents"]
     names = {event["name"] for event in events if event["ph"] == "X"}
     assert {"schedule", "forward", "sample", "update", "queue", "prefill", "decode"} <= names
+
+
+def test_spans_reach_a_collector(start_server: StartServer) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp", reason="the extra otel is not installed")
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}"
+        live = start_server(NO_TORCH, f"--otlp-endpoint={endpoint}").wait_ready()
+        ask(live)
+        wait_until(lambda: received)
+        collector.shutdown()
+    path, body = received[0]
+    assert path == "/v1/traces" and b"llm_request" in body and b"prefill" in body
 
 
 @pytest.mark.parametrize("query", ["?seconds=0", "?seconds=nan", "?seconds=1e9", "?seconds=x"])

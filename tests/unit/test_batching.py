@@ -180,9 +180,21 @@ def test_a_full_batch_starts_at_once_and_is_held_to_its_end(batching):
     world.drain()
 
 
+def test_two_batches_that_come_together_run_one_after_the_other():
+    world = world_of("static")
+    add(world, 8)
+    assert members(world) == {0, 1, 2, 3}
+    while not {0, 1, 2, 3} <= world.finished_at.keys():
+        world.step()
+    world.step()
+    assert members(world) == {4, 5, 6, 7}
+    world.drain()
+
+
 def test_static_waits_for_ever_and_says_how_many_wait():
     world = world_of("static")
     add(world, 3)
+    assert world.engine.has_work, "nobody was told of those who wait"
     _, record = world.step()
     assert (record.num_waiting, record.num_running, record.num_tokens) == (3, 0, 0)
     world.clock.advance(1e6)
@@ -272,6 +284,17 @@ def test_siblings_of_an_aborted_parent_keep_its_place():
     assert members(world) == {0, 1, 2, 3}
     assert [s.request.request_id for s in lobby(world)] == [4, 4, 5]
     world.engine.flush()
+    world.drain()
+
+
+def test_siblings_of_an_aborted_parent_keep_its_window():
+    world = world_of("dynamic")
+    add(world, n=3)
+    world.clock.advance(0.03)
+    world.abort(0, 0)
+    assert idle(world)
+    world.clock.advance(0.02)
+    assert world.engine.has_work
     world.drain()
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bench_runs import exchange, run_of, steady
 from headway.core.errors import UsageError
-from headway.measure import comparison, export, page, scrape, table
+from headway.measure import comparison, export, page, progress, scrape, table
 from headway.measure.latency import latency
 from headway.measure.names import also_called, check_words, per_token_with_ttft
 from headway.measure.percentiles import distribution, slope
@@ -144,7 +144,7 @@ def test_wrong_counts_are_seen():
 
 def test_ratios_above_one_are_flagged_and_not_clamped():
     run = run_of(steady(4, 0.1), 1.0)
-    run.server.gauges = {"mbu_ratio": [0.4, 1.2], "mfu_ratio": [0.1, 0.2]}
+    run.server.gauges = {"mbu_ratio_decode": [0.4, 1.2, None], "mfu_ratio": [0.1, 0.2]}
     found = build_report(run, "0")
     assert check(found, "MBU") is False and check(found, "MFU") is True
     assert "at most 1.200" in next(c.detail for c in found.checks if "MBU" in c.name)
@@ -350,14 +350,36 @@ def test_a_server_that_never_keeps_is_given_up():
     assert len(points) < 10 and not any(p.kept for p in points)
 
 
+def test_the_live_line_tells_what_is_on():
+    class Client:
+        tokens = 300
+
+        def now_s(self) -> float:
+            return 2.0
+
+    class Load:
+        running = 1
+
+    load = Load()
+    load.exchanges = [*steady(5, 0.1), exchange(5, 0.6, [], error="timeout"), exchange(6, 0.7, [])]
+    text = progress.line(load, Client(), 60.0)
+    assert text.startswith("2.0/60.0 s · sent 7 · in the air 1 · done 5 · failed 1 (timeout 1)")
+    assert "150 tok/s · recent TTFT 100 ms" in text
+
+
 def test_metrics_are_read_under_any_prefix():
     text = (
         "# HELP vllm:num_requests_running x\n"
         'vllm:num_requests_running{engine="0",model_name="a b"} 3.0\n'
         'vllm:num_requests_running{engine="1",model_name="a b"} 2.0\n'
         "headway:kv_cache_usage_perc 0.25\nvllm:prompt_tokens_total 1e3\nother_total 5\n"
-        'headway:mbu_ratio{kind="decode"} NaN\n'
+        'headway:mbu_ratio{engine="0",model_name="m",steps="decode"} 0.42\n'
+        'headway:mbu_ratio{engine="0",model_name="m",steps="prefill"} NaN\n'
     )
     found = scrape.parse(text)
-    assert found["num_requests_running"] == 5.0 and found["kv_cache_usage_perc"] == 0.25
+    assert (
+        found["num_requests_running"] == 5.0
+        and found["mbu_ratio_decode"] == 0.42
+        and found["kv_cache_usage_perc"] == 0.25
+    )
     assert found["prompt_tokens_total"] == 1000.0 and "other_total" not in found

@@ -25,7 +25,9 @@ from headway.engine.engine import Engine
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 500
-START_PROBE_S, IDLE_PROBE_EVERY_S = 1.0, 5.0
+START_PROBE_S = 1.0
+IDLE_PROBE_EVERY_S, RARER, AT_LEAST_EVERY_S = 5.0, 1.2, 60.0
+"""Idle moments are probed every 5 s at first, then ever more rarely, for the best changes less."""
 Progress = Callable[[int, int], None]
 
 
@@ -113,7 +115,7 @@ def run(engine: Engine, pair: zmq.Socket) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
-    probed_s = engine.clock.now_s()
+    probed_s, pause_s = engine.clock.now_s(), IDLE_PROBE_EVERY_S
     while True:
         while poller.poll(0 if engine.has_work else idle_ms(engine)):
             if not take(engine, pair):
@@ -123,11 +125,11 @@ def run(engine: Engine, pair: zmq.Socket) -> None:
             pair.send(messages.encode(messages.Steps(updates, record)))
             if not engine.has_work:
                 engine.check_integrity()
-        elif engine.clock.now_s() - probed_s > IDLE_PROBE_EVERY_S:
+        elif engine.clock.now_s() - probed_s > pause_s:
             engine.executor.probe(0)  # tens of milliseconds, in which a request may have to wait
             ceilings = engine.executor.describe().ceilings
             pair.send(messages.encode(messages.Probed(ceilings)))
-            probed_s = engine.clock.now_s()
+            probed_s, pause_s = engine.clock.now_s(), min(pause_s * RARER, AT_LEAST_EVERY_S)
 
 
 def idle_ms(engine: Engine) -> int:

@@ -4,6 +4,8 @@ A check is passed, failed, or not applicable (`passed` None) with the reason. A 
 that a figure of the report cannot be trusted, and it is printed before all figures.
 """
 
+import math
+
 import msgspec
 
 from headway.measure.latency import Latency
@@ -123,7 +125,13 @@ def tokens_add_up(run: Run, seen: list[Seen], times: Timeline) -> Check:
 
 def ratio_at_most_one(run: Run, name: str, gauge: str) -> Check:
     """A utilization above 1 means that its ceiling or its count is wrong; it is never clamped."""
-    values = [value for value in run.server.gauges.get(gauge, []) if value is not None]
+    values = [
+        value
+        for kind, found in run.server.gauges.items()
+        if kind.startswith(gauge)
+        for value in found
+        if value is not None and not math.isnan(value)
+    ]
     if not values:
         return Check(name=f"{name} ≤ 1", passed=None, detail="the server does not tell it")
     return Check(

@@ -101,20 +101,20 @@ class IdWriter:
         self._seed = seed
         self._vocabulary = vocabulary
         self._high = max(vocabulary or DEFAULT_VOCABULARY, LOWEST_ID + 1)
-        names = [str(i).encode() for i in range(self._high)]
-        self._ids = lru_cache(maxsize=1024)(self._made_ids)
-        self._written = lru_cache(maxsize=4096)(
-            lambda key, count: b",".join([names[i] for i in self._ids(key, count)])
-        )
+        width = len(str(self._high - 1))
+        self._names = np.array([b"%*d," % (width, i) for i in range(self._high)])
+        self._written = lru_cache(maxsize=4096)(self._write)
 
-    def _made_ids(self, key: str, count: int) -> list[int]:
-        span = self._high - LOWEST_ID
-        ids: list[int] = (draws(f"{self._seed} {key}", count, span) + LOWEST_ID).tolist()
-        return ids
+    def _ids(self, key: str, count: int) -> NDArray[np.int64]:
+        return draws(f"{self._seed} {key}", count, self._high - LOWEST_ID) + LOWEST_ID
+
+    def _write(self, key: str, count: int) -> bytes:
+        """Ids as JSON, all of one width so that numpy can lay them out: 32, 5, 480 → 32,  5,480."""
+        return self._names[self._ids(key, count)].tobytes()[:-1]
 
     def _piece_ids(self, piece: Piece) -> Sequence[int]:
         if isinstance(piece, Made):
-            return self._ids(piece.key, piece.tokens)
+            return [int(i) for i in self._ids(piece.key, piece.tokens)]
         assert isinstance(piece, Ids), piece
         if self._vocabulary:
             return [i % self._vocabulary for i in piece.ids]

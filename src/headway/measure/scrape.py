@@ -23,8 +23,9 @@ COUNTERS = frozenset(
     "request_decode_time_seconds_sum request_decode_time_seconds_count".split()
 )
 INTERVAL_S = 1.0
+STEPS = re.compile(r'(?:^|,)steps="(\w+)"')
 SAMPLE = re.compile(
-    rf"^(?:\w+:)?({'|'.join(sorted(GAUGES | COUNTERS))})(?:{{.*}})? ([-+.\dEe]+|NaN)",
+    rf"^(?:\w+:)?({'|'.join(sorted(GAUGES | COUNTERS))})(?:{{(.*)}})? ([-+.\dEe]+|NaN)",
     re.MULTILINE,
 )
 
@@ -32,13 +33,16 @@ SAMPLE = re.compile(
 def parse(text: str) -> dict[str, float]:
     """Name without its prefix → the sum (of a share or ratio: the largest) over labels.
 
-    `headway:num_requests_running{engine="0"} 3.0` → {"num_requests_running": 3.0}. A regular
+    `headway:num_requests_running{engine="0"} 3.0` → {"num_requests_running": 3.0}, and
+    `headway:mbu_ratio{steps="decode"} 0.4` → {"mbu_ratio_decode": 0.4}. A regular
     expression, not the official parser: that would hold up the load for milliseconds a second.
     """
     values: dict[str, float] = {}
-    for name, value in SAMPLE.findall(text):
-        before = values.get(name, 0.0)
+    for name, labels, value in SAMPLE.findall(text):
         together = max if name.endswith(("_ratio", "_perc")) else float.__add__
+        if steps := STEPS.search(labels):
+            name = f"{name}_{steps[1]}"
+        before = values.get(name, 0.0)
         values[name] = together(before, float(value))
     return values
 
@@ -80,7 +84,7 @@ class Scraper:
             values = await self._read()
             if values:
                 self._server.sampled_s.append(round(self._now_s(), 3))
-                for name in sorted(GAUGES & values.keys()):
+                for name in sorted(values.keys() - COUNTERS):
                     self._server.gauges.setdefault(name, []).append(values[name])
             await asyncio.sleep(INTERVAL_S)
 

@@ -1,5 +1,6 @@
 """A report for the terminal: what cannot be trusted first, then the figures, then the verdicts."""
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -21,6 +22,15 @@ LATENCIES = (
 )
 TOKENS = (("prompt_tokens", "prompt"), ("output_tokens", "answer"))
 COLUMNS = ("p50", "p90", "p95", "p99", "mean", "max")
+GAUGE_LABELS = (
+    ("KV use", "kv_cache_usage_perc"),
+    ("decode MBU", "mbu_ratio_decode"),
+    ("decode MFU", "mfu_ratio_decode"),
+    ("prefill MBU", "mbu_ratio_prefill"),
+    ("prefill MFU", "mfu_ratio_prefill"),
+    ("MBU", "mbu_ratio"),
+    ("MFU", "mfu_ratio"),
+)
 MESSAGE_LENGTH = 110
 BAR = "▁▂▃▄▅▆▇█"
 
@@ -146,12 +156,15 @@ def server_lines(report: Report) -> list[str]:
         parts.append(f"cache hits {counters.get('prefix_cache_hits_total', 0) / queries:.1%}")
     if "num_preemptions_total" in counters:
         parts.append(f"preemptions {counters['num_preemptions_total']:.0f}")
-    for label, name in (
-        ("KV use", "kv_cache_usage_perc"),
-        ("MFU", "mfu_ratio"),
-        ("MBU", "mbu_ratio"),
-    ):
-        values = [value for value in gauges.get(name, []) if value is not None]
+    sampled = report.run.server.sampled_s
+    for label, name in GAUGE_LABELS:
+        values = [
+            value
+            for at_s, value in zip(sampled, gauges.get(name, []), strict=False)
+            if report.run.load.from_s <= at_s <= report.run.load.to_s
+            and value is not None
+            and not math.isnan(value)
+        ]
         if values:
             parts.append(f"{label} mean {sum(values) / len(values):.2f}, most {max(values):.2f}")
     return [f"the server says: {' · '.join(parts)}"] if parts else []

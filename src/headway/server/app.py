@@ -28,6 +28,7 @@ from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
+from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
 log = logging.getLogger(__name__)
@@ -164,10 +165,20 @@ async def metrics(state: State, _: Request) -> Response:
 
 
 async def stats(state: State, request: Request) -> Response:
-    """One model, now and over the last minutes; the only one unless `?model=` names it."""
+    """One model, now and over the last minutes; the only one unless `?model=` names it.
+
+    `?seconds=20` adds a window of that length, at most 300.
+    """
+    text = request.query_params.get("seconds", "")
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text) <= max(WINDOWS_S)):
+        raise RequestError(f"seconds must be 1 … {max(WINDOWS_S)}.", param="seconds")
+    more_s = (int(text),) if text else ()
     model = named_or_only(state, request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
-    return json_response(take_snapshot(model.telemetry, model.client.status))
+    prompts, tokenizer = model.telemetry.prompts, model.tokenizer
+    if prompts.due:
+        await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
+    return json_response(take_snapshot(model.telemetry, model.client.status, more_s))
 
 
 async def trace(state: State, request: Request) -> Response:

@@ -34,7 +34,7 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise RequestError("The client left before the body was complete.")
+            raise RequestError("The client left before the body was complete.", code="client_left")
         part = message.get("body", b"")
         size += len(part)
         if size > limit_bytes:

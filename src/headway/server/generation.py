@@ -90,6 +90,8 @@ class Generation:
 
     def begin(self) -> Timeline:
         """The request's timeline, from now on among the live ones."""
+        for prompt in self.prompts:
+            self.model.telemetry.prompts.remember(prompt)
         self.timeline = self.model.telemetry.begin(
             self.request_id,
             arrived_s=self.arrived_s,
@@ -305,6 +307,7 @@ async def send_chunks(
     """Relay chunk by chunk; an error before the first is an HTTP error, later an error event."""
     events = EventStream(send, generation.headers)
     opened: set[int] = set()
+    held: dict[int, int] = {}
     try:
         async for pairs in arriving(generation, streams, timeline):
             for choice, delta in pairs:
@@ -312,10 +315,14 @@ async def send_chunks(
                 if choice not in opened:
                     opened.add(choice)
                     data = dialect.opening(choice)
-                data += dialect.chunk(choice, delta)
-                if data:
-                    await events.write(data)
-                timeline.tokens_left(choice, len(delta.token_ids))
+                content = dialect.chunk(choice, delta)
+                if data or content:
+                    await events.write(data + content)
+                if not content:  # half a character, or what may become a stop string
+                    held[choice] = held.get(choice, 0) + len(delta.token_ids)
+                    continue
+                count = len(delta.token_ids) + (held.pop(choice, 0) if held else 0)
+                timeline.tokens_left(choice, count)
         asked = generation.include_usage or generation.wants_timings
         tail = dialect.usage_chunk() if asked else b""
         events.stop_pinging()

@@ -28,6 +28,7 @@ from headway.telemetry.goodput import (
 )
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
+from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.summary import Setting, window
 from headway.telemetry.timeline import Timeline
@@ -39,6 +40,8 @@ from headway.telemetry.windows import Slots
 KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
 SUMMARY_SHARE = 0.01
 """At most this share of a core makes a window's figures: 5 ms of work, twice a second."""
+CLIENT_LEFT = "client_left"
+"""Code of a request whose client went away before its body was complete."""
 PARTS = ("decode", "prefill", "all_steps")
 
 
@@ -87,6 +90,7 @@ class Telemetry:
         self._live: dict[str, Timeline] = {}
         self._by_engine: dict[int, Timeline] = {}
         self._engine_ids: dict[str, list[int]] = {}
+        self.prompts = RecentPrompts(self.clock)
         self.last: StepRecord | None = None
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}
@@ -234,7 +238,7 @@ class Telemetry:
         if error.status in (429, 503):
             outcome = REFUSED
             self.registry.add("admission_rejections", 1, code)
-        elif error.status in (400, 413):
+        elif error.status in (400, 413) and code != CLIENT_LEFT:
             self.registry.add("validation_failures", 1, "request")
         if timeline is not None:
             timeline.end(outcome)

@@ -283,6 +283,22 @@ class Totals(msgspec.Struct, kw_only=True):
     usd: float
 
 
+class PrefixSharing(msgspec.Struct, kw_only=True):
+    """Some of the last 32 prompts that begin alike, and where they part. No text of theirs.
+
+    `looks_like` names what stands there (a date, a UUID, …), `alike_after` the tokens behind it
+    that are alike again and that a cache cannot reuse. `text` and `outliers` are sentences.
+    """
+
+    requests: int
+    shared_tokens: int
+    median_length: float
+    looks_like: str
+    alike_after: int
+    text: str
+    outliers: list[str]
+
+
 class Snapshot(msgspec.Struct, kw_only=True):
     """All of it. `time_s` is seconds since 1970, `now_s` the clock of `steps[].start_s`.
 
@@ -304,3 +320,4 @@ class Snapshot(msgspec.Struct, kw_only=True):
     windows: list[Window]
     steps: list[StepPoint]
     totals: Totals
+    prefixes: list[PrefixSharing] = []

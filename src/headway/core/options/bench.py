@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from headway.core.options.field import option
+from headway.core.options.field import Seconds, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class BenchOptions:
     )
     num_prefixes: int = option(1, "How many such beginnings there are.", low=1)
     turns: str = option("uniform:2-5", "chat: turns of a conversation, written as lengths.")
-    think_time: float = option(
-        2.0, "chat: mean pause between an answer and the next turn.", low=0, unit="seconds"
+    think_time: Seconds = option(
+        Seconds(2.0), "chat: mean pause between an answer and the next turn.", low=0, unit="seconds"
     )
     prompt_format: str = option(
         "auto",
@@ -69,7 +69,7 @@ class BenchOptions:
         low=1,
         common=True,
     )
-    duration: float | None = option(
+    duration: Seconds | None = option(
         None,
         "How long requests are sent: 30 s, or the trace's length.",
         low=0.01,
@@ -79,17 +79,17 @@ class BenchOptions:
     num_requests: int | None = option(
         None, "Send this many instead of for a duration.", low=1, common=True
     )
-    warmup: float | None = option(
+    warmup: Seconds | None = option(
         None,
         "Cut from the start of what counts: a tenth of the time, at most 30 s.",
         low=0,
         unit="seconds",
     )
-    cooldown: float | None = option(
+    cooldown: Seconds | None = option(
         None, "Cut from the end, in the same way.", low=0, unit="seconds"
     )
-    timeout: float = option(
-        600.0,
+    timeout: Seconds = option(
+        Seconds(600.0),
         "After this long without its whole answer a request failed.",
         low=0.01,
         unit="seconds",
@@ -112,7 +112,10 @@ class BenchOptions:
     ignore_eos: bool = option(True, "Ask for answers of the full length where the server can.")
     temperature: float = option(0.0, "Of every request.", low=0, high=2)
     price_per_hour: float | None = option(
-        None, "What the server costs an hour, for the cost per million tokens.", low=0, unit="USD"
+        None,
+        "What the server costs an hour, for the cost per million tokens.",
+        low=0,
+        unit="dollars",
     )
     seed: int = option(0, "Same seed, same requests at the same times.", low=0)
     words: list[str] = option(

@@ -149,8 +149,15 @@ class Page {
       this.snapshot.windows[WINDOWS.indexOf(document.querySelector("[name=window]:checked").value)];
     this.verdict.update(this.snapshot, window);
     for (const panel of this.panels) panel.update(this.snapshot, window);
-    write(byId("uptime"), `up ${age(this.snapshot.uptime_s)}`);
+    write(byId("uptime"), this.uptime());
     write(byId("machine"), this.machine());
+  }
+
+  /** "up 2 h 5 min, engine restarted 1×" */
+  uptime() {
+    const { uptime_s: up, totals } = this.snapshot;
+    const restarts = totals.engine_restarts;
+    return `up ${age(up)}${restarts ? `, engine restarted ${restarts}×` : ""}`;
   }
 
   machine() {

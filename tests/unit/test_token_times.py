@@ -1,0 +1,62 @@
+"""When a streamed token counts as having left: when its text does."""
+
+from types import SimpleNamespace
+
+from headway.core.clock import VirtualClock
+from headway.core.request import SequenceUpdate
+from headway.engine.answer import Delta
+from headway.server.generation import DONE, send_chunks
+from unit.telemetry_cases import begin, telemetry
+
+STEPS = [("Once", 1), ("", 1), ("", 1), (" upon é", 1), ("", 2), (" end", 1)]
+
+
+class Scripted:
+    """A stream whose deltas come a second apart; the last one ends the answer."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.deltas = []
+        for number, (text, count) in enumerate(STEPS):
+            reason = "length" if number == len(STEPS) - 1 else None
+            self.deltas.append(Delta(SequenceUpdate(1, 0, [5] * count, reason), text))
+
+    async def next(self) -> list[Delta]:
+        if not self.deltas:
+            return []
+        self.clock.advance(1.0)
+        return [self.deltas.pop(0)]
+
+
+class Plain:
+    """A dialect that shows nothing where there is no text, after an opening."""
+
+    def opening(self, choice: int) -> bytes:
+        return b"open "
+
+    def chunk(self, choice: int, delta: Delta) -> bytes:
+        return delta.text.encode()
+
+    def usage_chunk(self) -> bytes:
+        return b"usage "
+
+
+async def test_text_that_is_held_back_counts_when_it_leaves():
+    clock = VirtualClock()
+    model = telemetry(clock)
+    timeline = begin(model, "a")
+    generation = SimpleNamespace(
+        sampling=SimpleNamespace(n=1), model=SimpleNamespace(telemetry=model), headers=[],
+        num_generated=0, num_cached=0, include_usage=False, wants_timings=True,
+    )  # fmt: skip
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body", b""))
+
+    await send_chunks(generation, Plain(), [Scripted(clock)], timeline, send)
+    assert sent == [b"", b"open Once", " upon é".encode(), b" end", b"usage " + DONE]
+    assert list(timeline.times[0]) == [1, 4, 4, 4, 6, 6, 6], "each with the chunk that shows it"
+    assert timeline.gaps().tolist() == [3, 0, 0, 2, 0, 0]
+    assert timeline.ended.outcome == "ok" and generation.num_generated == 7
+    assert model.registry.counts("request_success") == {"length": 1}
