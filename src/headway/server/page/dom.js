@@ -2,12 +2,12 @@
 
 export const byId = (id) => document.getElementById(id);
 
-/** Set an element's text unless it is that already. */
+/** Set an element's text unless it is that already; its one text node stays. */
 export function write(node, text) {
-  if (node.shown !== text) {
-    node.shown = text;
-    node.textContent = text;
-  }
+  if (node.shown === text) return;
+  node.shown = text;
+  if (node.firstChild) node.firstChild.data = text;
+  else node.append(text);
 }
 
 /** [number, unit] as a large number and a small unit. */
@@ -49,22 +49,22 @@ export class Rows {
   }
 
   update(items, keyOf, fill) {
-    const seen = new Set();
+    this.remove(new Set(items.map(keyOf)));
     let next = this.parent.firstElementChild;
     for (const item of items) {
       const key = keyOf(item);
-      seen.add(key);
-      let row = this.rows.get(key);
-      if (!row) {
-        row = this.create(item);
-        this.rows.set(key, row);
-      }
+      const row = this.rows.get(key) ?? this.create(item);
+      this.rows.set(key, row);
       fill(row, item);
       if (row.node === next) next = next.nextElementSibling;
       else this.parent.insertBefore(row.node, next);
     }
+  }
+
+  /** Take away what is not among `kept`: first, so that the rest need not move. */
+  remove(kept) {
     for (const [key, row] of this.rows) {
-      if (seen.has(key)) continue;
+      if (kept.has(key)) continue;
       row.node.remove();
       this.rows.delete(key);
     }

@@ -208,7 +208,7 @@ class Page {
 function themeButton() {
   const button = byId("theme"),
     names = ["auto", "light", "dark"];
-  const label = () => write(button, `Theme: ${document.documentElement.dataset.theme ?? "auto"}`);
+  const label = () => write(byId("theme-name"), document.documentElement.dataset.theme ?? "auto");
   button.addEventListener("click", () => {
     const now = document.documentElement.dataset.theme ?? "auto";
     const next = names[(names.indexOf(now) + 1) % names.length];

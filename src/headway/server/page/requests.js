@@ -3,7 +3,7 @@
 import { Rows, byId, make, mark, write } from "./dom.js";
 import { age, count, said, seconds } from "./format.js";
 
-const number = (value) => said(count(value));
+const number = (value) => (value < 1000 ? String(value) : said(count(value)));
 const CELLS = [
   ["", (one) => one.state + (one.num_preemptions ? ` ×${one.num_preemptions}` : "")],
   ["wide", (one) => one.class],
