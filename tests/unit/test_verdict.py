@@ -68,3 +68,9 @@ def test_evidence_stands_beside_its_threshold():
 
 def test_every_kind_is_reached():
     assert {kind for _, kind, _ in CASES} == set(KINDS)
+
+
+def test_launching_is_told_apart_from_gaps():
+    """Long forwards far from the roofline with a quick host are not "waiting for the host"."""
+    assert "waits for the host" in judge_window(replace(BUSY, host_share=0.6)).text
+    assert "small operations" in judge_window(replace(BUSY, roofline=0.02, mbu=None)).text

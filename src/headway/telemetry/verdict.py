@@ -126,11 +126,14 @@ def host(facts: Facts) -> Verdict | None:
     if facts.host_share <= THRESHOLDS["host_share"] and not slow:
         return None
     share = facts.host_share
+    what = "The device waits for the host."
+    if share <= THRESHOLDS["host_share"]:
+        what = "The model's time goes into starting small operations, not into their work."
     found = [evidence("host_share", share, f"{share:.0%} of the time with work is not the model")]
     if facts.roofline is not None:
         text = f"steps take {1 / max(facts.roofline, 1e-9):.0f} times what the ceilings allow"
         found.append(evidence("roofline", facts.roofline, text))
-    return verdict(HOST, "The device waits for the host.", False, found)
+    return verdict(HOST, what, False, found)
 
 
 def dominating_side(facts: Facts) -> Verdict:
