@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: serve install test lint format check hardening lock first-model clean
+.PHONY: serve install test lint format check hardening screenshots lock first-model clean
 
 serve: install
 	$(BIN)/headway serve
@@ -30,6 +30,10 @@ check: test lint
 hardening: .venv/.installed-dev
 	$(BIN)/python -m pytest -m hardening --timeout 3600
 	$(BIN)/python benchmarks/engine_overhead.py
+
+# The live page's pictures in docs/images; wants chromium.
+screenshots: .venv/.installed-dev
+	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system/test_page.py -k screenshots
 
 # Exact versions of everything, from what an unconstrained install chooses today.
 lock:

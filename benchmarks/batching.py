@@ -273,7 +273,7 @@ def print_rows(name: str, rate_per_s: float, found: dict[str, Figures]) -> None:
     for rule, row in found.items():
         ratio = row.goodput_per_s / max(found["static"].goodput_per_s, 1e-9)
         print(
-            f"| {name}, {rate_per_s:.1f}/s | {rule} | {row.tokens_per_s:.0f} | "
+            f"| {name}, {rate_per_s:.2f}/s | {rule} | {row.tokens_per_s:.0f} | "
             f"{row.ttft_s[0]:.2f} / {row.ttft_s[1]:.2f} | {row.tpot_s * 1e3:.0f} | "
             f"{row.e2e_s[0]:.2f} / {row.e2e_s[1]:.2f} | {row.goodput_per_s:.2f} | "
             f"{row.good_share:.0%} | {ratio:.1f} | {row.loose_per_s:.2f} |",

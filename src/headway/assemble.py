@@ -11,10 +11,10 @@ from pathlib import Path
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
-from headway.core.machine import Accelerator, Machine, probe_machine
+from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions
-from headway.core.plan import Executor
+from headway.core.plan import Ceilings, Executor
 from headway.core.resolve import Reason, Settings, resolve
 from headway.engine.engine import Engine
 
@@ -40,6 +40,44 @@ def plan_settings(
     machine = probe_machine(None if options.device == "cpu" else probe_cuda(options.device))
     settings, reasons = resolve(options, machine, spec)
     return spec, settings, reasons, machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """A machine and the plan for one model on it; `flops_per_s` by type, 0 and {} unmeasured."""
+
+    spec: ModelSpec
+    settings: Settings
+    reasons: list[Reason]
+    machine: Machine
+    processor: str
+    kernels: dict[str, tuple[str, str]]
+    ceilings: Ceilings
+    flops_per_s: dict[str, float]
+
+
+def examine_machine(folder: Path, options: EngineOptions, budget_s: float) -> Examined:
+    """Choose kernels and measure ceilings for `budget_s`, without reading weights."""
+    spec, settings, reasons, machine = plan_settings(folder, options)
+    from headway.runtime.kernels import choose_kernels
+    from headway.runtime.peaks import measure_peaks
+    from headway.runtime.probe import Probe, use_threads
+
+    use_threads(settings.threads)
+    kernels = choose_kernels(settings, machine)
+    probe = Probe(kernels, settings, machine, [])
+    if budget_s:
+        probe.run(budget_s / 2)
+    return Examined(
+        spec=spec,
+        settings=settings,
+        reasons=reasons,
+        machine=machine,
+        processor=processor_name(),
+        kernels={**kernels.reasons, "attention": (settings.attention_backend, "as resolved")},
+        ceilings=probe.ceilings,
+        flops_per_s=measure_peaks(settings.device, budget_s / 2) if budget_s else {},
+    )
 
 
 def probe_cuda(device: str) -> Accelerator | None:

@@ -69,7 +69,7 @@ MODELS = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
     "qwen2-gqa7-untied": {"hidden_size": 112, "num_attention_heads": 14, "num_key_value_heads": 2},
-    "qwen2-window-in-last": {
+    "qwen2-window-in-last-old": {
         "num_hidden_layers": 3,
         "use_sliding_window": True,
         "sliding_window": 17,

@@ -203,6 +203,19 @@ def test_prompts_of_words_are_as_long_as_asked() -> None:
     assert {x.num_prompt for x in report.run.exchanges} == {100}
 
 
+def test_a_date_in_the_system_prompt_is_found(tmp_path: Path) -> None:
+    rule = "Answer briefly and kindly, name your sources, and never guess. " * 3
+    lines = [f"It is 2026-11-{10 + i % 9} now. {rule} Question {i * 7919}?" for i in range(20)]
+    lines[7] = lines[7].replace("never guess", "ask Ada first", 1)
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(lines))
+    with FakeServer(ttft=0.01) as fake:
+        report = bench(fake.url, workload=f"prompts:{file}", rate=100.0, num_requests=20)
+    (sharing, *_) = report.sharing
+    assert (sharing.requests, sharing.looks_like, sharing.unit) == (20, "a date", "words")
+    assert sharing.alike_after > 50 and "cannot be reused" in sharing.said
+
+
 def test_the_search_finds_what_a_server_can_do() -> None:
     """Four places of 0.1 s each serve 40 requests per second."""
     with FakeServer(ttft=0.1, places=4) as fake:

@@ -18,6 +18,7 @@ from tiny_model import write_json
 from tokenizers import Tokenizer
 
 from conftest import StartServer
+from headway.core.model_spec import FAMILIES
 
 GREEDY = ("--temperature=0", "--max-tokens=12")
 
@@ -236,6 +237,10 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (a_pickle, "pickle"),
     "a climbing index": (a_climbing_index, "../b.safetensors"),
     "unknown architecture": (config(architectures=["MambaForCausalLM"]), "MambaForCausalLM"),
+    "more than text": (
+        config(architectures=["Gemma3ForConditionalGeneration"], text_config={"hidden_size": 64}),
+        "text model alone",
+    ),
     "no architecture": (config(architectures=[]), "architecture"),
     "gptq": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "GPTQ"),
     "awq": (config(quantization_config={"quant_method": "awq", "bits": 4}), "AWQ"),
@@ -272,6 +277,16 @@ def test_a_folder_that_cannot_be_served_is_told_in_two_lines(
     spoil(folder)
     arguments = ("--port=0",) if verb == "serve" else ("hi",)
     check_two_lines(headway(verb, folder, *arguments, "--kv-memory=8MiB"), 3, word)
+
+
+def test_an_unknown_architecture_is_told_what_is_supported(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    for name in ("MambaForCausalLM", "Mistral3ForConditionalGeneration"):
+        edit_config(folder, architectures=[name], vision_config={})
+        check_two_lines(headway("serve", folder, "--dry-run"), 3, name, *FAMILIES)
 
 
 def test_a_gguf_file_is_told_apart(tmp_path: Path) -> None:

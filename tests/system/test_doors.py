@@ -9,14 +9,16 @@ import msgspec
 import pytest
 from live_server import LiveServer, headway
 
+from headway.server import page
 from headway.server.app import SMALL_ROUTES
 
 KEY, OTHER_KEY, ORIGIN = "key-one", "key-two", "http://localhost:3000"
-PUBLIC = ("/health", "/ready")
+PUBLIC = ("/health", "/ready", *page.PATHS)
 ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     *((method, path.replace("{name:path}", "careful")) for method, path, _ in SMALL_ROUTES),
+    *(("GET", path) for path in sorted(page.PATHS)),
     ("GET", "/nowhere"),
     ("POST", "/v1/responses"),
 ]
@@ -31,6 +33,13 @@ TRICKS = [
     "/v1/%2e/models",
     "/%2e/v1/models",
     "/v1%2fmodels",
+    "/page/../stats",
+    "/page/%2e%2e/stats",
+    "/page/__init__.py",
+    "/page/index.html",
+    "/page",
+    "/page/",
+    "//page/main.js",
     "/V1/models",
     "/v1/models;/health",
     "/v1/models?path=/health",
@@ -113,7 +122,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG)
-def test_without_a_right_key_every_route_but_two_is_shut(
+def test_without_a_right_key_every_route_but_the_public_ones_is_shut(
     careful: LiveServer, headers: dict[str, str]
 ) -> None:
     for method, path in ROUTES:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bench_runs import exchange, run_of, steady
 from headway.core.errors import UsageError
-from headway.measure import comparison, export, page, scrape, table
+from headway.measure import comparison, export, page, progress, scrape, table
 from headway.measure.latency import latency
 from headway.measure.names import also_called, check_words, per_token_with_ttft
 from headway.measure.percentiles import distribution, slope
@@ -348,6 +348,23 @@ def test_a_server_that_never_keeps_is_given_up():
 
     points = asyncio.run(search_rate(never, start=4.0, highest=1000.0))
     assert len(points) < 10 and not any(p.kept for p in points)
+
+
+def test_the_live_line_tells_what_is_on():
+    class Client:
+        tokens = 300
+
+        def now_s(self) -> float:
+            return 2.0
+
+    class Load:
+        running = 1
+
+    load = Load()
+    load.exchanges = [*steady(5, 0.1), exchange(5, 0.6, [], error="timeout"), exchange(6, 0.7, [])]
+    text = progress.line(load, Client(), 60.0)
+    assert text.startswith("2.0/60.0 s · sent 7 · in the air 1 · done 5 · failed 1 (timeout 1)")
+    assert "150 tok/s · recent TTFT 100 ms" in text
 
 
 def test_metrics_are_read_under_any_prefix():

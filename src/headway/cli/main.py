@@ -15,6 +15,7 @@ from typing import Any
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import (
     BenchOptions,
+    DoctorOptions,
     EngineOptions,
     SamplingOptions,
     ServerOptions,
@@ -64,6 +65,12 @@ VERBS = {
         help="Put load on a server and report; also `bench compare A.json B.json`.",
         tables=(BenchOptions,),
         function="headway.cli.bench:bench",
+    ),
+    "doctor": Verb(
+        usage="doctor [WHAT]",
+        help="What limits the server at a URL, a bench report, or this machine with a folder.",
+        tables=(DoctorOptions, EngineOptions),
+        function="headway.cli.doctor:doctor",
     ),
 }
 SWITCHES = ("--dry-run", "--chat", "-v", "--verbose")

@@ -150,9 +150,7 @@ def load_over_time(report: Report) -> Plot:
         if name in server.gauges:
             label = f"server: {name.removeprefix('num_requests_')}"
             data.append(line(server.sampled_s, server.gauges[name], label))
-    layout = axes("s", "requests") | {
-        "yaxis2": {"title": {"text": "tok/s"}, "overlaying": "y", "side": "right"}
-    }
+    layout = axes("s", "requests") | {"yaxis2": right("tok/s")}
     return "Load over time", report.saturation.why, {"data": data, "layout": layout}
 
 
@@ -212,9 +210,7 @@ def goodput_curve(report: Report) -> Plot:
         | {"yaxis": "y2"},
         line([rates[0], rates[-1]], [search.attainment] * 2, "wanted"),
     ]
-    layout = axes("requests/s", "share within objectives") | {
-        "yaxis2": {"title": {"text": "goodput/s"}, "overlaying": "y", "side": "right"}
-    }
+    layout = axes("requests/s", "share within objectives") | {"yaxis2": right("goodput/s")}
     layout["yaxis"] |= {"range": [0, 1.02]}
     return "Goodput", search.note, {"data": data, "layout": layout}
 
@@ -226,4 +222,18 @@ def line(x: list[float], y: Any, name: str) -> dict[str, Any]:
 
 def axes(x: str, y: str) -> dict[str, Any]:
     """Two titled axes."""
-    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    return {
+        "xaxis": {"title": {"text": x}},
+        "yaxis": {"title": {"text": y}, "rangemode": "tozero"},
+    }
+
+
+def right(title: str) -> dict[str, Any]:
+    """A second vertical axis."""
+    return {
+        "title": {"text": title},
+        "overlaying": "y",
+        "side": "right",
+        "rangemode": "tozero",
+        "showgrid": False,
+    }

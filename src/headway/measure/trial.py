@@ -16,6 +16,7 @@ from headway.telemetry.prefixes import Sharing, find_sharing
 
 MOST_PROMPTS, MOST_PIECES = 200, 4096
 """How much of the prompts is looked at for shared prefixes."""
+CLIENT_LATE = "the client was late"
 DRAIN_S = 30.0
 """How long a run of the search waits for stragglers where no objective bounds e2e."""
 
@@ -80,17 +81,22 @@ def conclusion(points: list[GoodputPoint], best: GoodputPoint | None, options: B
     if best is None:
         return f"No rate down to {min(p.rate for p in points):.3g} requests/s keeps {share}."
     text = f"{best.rate:.3g} requests/s is the highest rate found that keeps {share}"
-    above = [p.rate for p in points if not p.kept and p.rate > best.rate]
-    return f"{text}; {min(above):.3g} does not." if above else f"{text}; none above was tried."
+    above = min((p for p in points if p.rate > best.rate), key=lambda p: p.rate, default=None)
+    if above is None:
+        return f"{text}; none above was tried."
+    late = " But there the client was late: the server may do more." if above.why else ""
+    return f"{text}; {above.rate:.3g} does not.{late}"
 
 
 def point(rate: float, report: Report, attainment: float) -> GoodputPoint:
-    """One run as a point of the curve; a client that could not keep up cannot keep a rate."""
+    """One run as a point of the curve.
+
+    A late client makes latencies worse, never better: a rate that keeps the share in spite of it is
+    kept, and one that does not is marked, for the server may do more.
+    """
     rates, figures = report.rates, report.figures
     met = rates.attainment or 0.0
-    why = "" if met >= attainment else f"{met:.1%} < {attainment:.0%}"
-    if report.client.bottleneck:
-        why = report.client.why
+    kept = met >= attainment
     return GoodputPoint(
         rate=rate,
         offered_per_s=rates.offered_per_s,
@@ -99,8 +105,8 @@ def point(rate: float, report: Report, attainment: float) -> GoodputPoint:
         output_tokens_per_s=rates.output_tokens_per_s,
         ttft_p99_s=figures.ttft_s.p99 if figures.ttft_s else None,
         tpot_p99_s=figures.tpot_s.p99 if figures.tpot_s else None,
-        kept=not why,
-        why=why,
+        kept=kept,
+        why=CLIENT_LATE if report.client.bottleneck and not kept else "",
     )
 
 

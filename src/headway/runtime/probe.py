@@ -102,6 +102,11 @@ class Probe:
         return best_s
 
 
+def use_threads(count: int) -> None:
+    """Compute with this many threads, as the executor does."""
+    torch.set_num_threads(count)
+
+
 def as_words(weights: list[Tensor], enough_bytes: int) -> list[Tensor]:
     """The largest weights as fp32 words, `enough_bytes` of them; [] when they are less.
 

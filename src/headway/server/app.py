@@ -21,12 +21,14 @@ import headway
 from headway.core.errors import RequestError
 from headway.engine.text import Tokenizer
 from headway.server import body as bodies
+from headway.server import page
 from headway.server.doors import Doors, header
 from headway.server.errors import json_response, not_found
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
+from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ def make_app(state: State) -> ASGIApp:
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
         ],
+        *[Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()],
     ]
     router = Router(routes, default=nothing_here, redirect_slashes=False)
     app: ASGIApp = Doors(router, state.options.api_key)
@@ -162,13 +165,20 @@ async def metrics(state: State, _: Request) -> Response:
 
 
 async def stats(state: State, request: Request) -> Response:
-    """One model, now and over the last minutes; the only one unless `?model=` names it."""
+    """One model, now and over the last minutes; the only one unless `?model=` names it.
+
+    `?seconds=20` adds a window of that length, at most 300.
+    """
+    text = request.query_params.get("seconds", "")
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text) <= max(WINDOWS_S)):
+        raise RequestError(f"seconds must be 1 … {max(WINDOWS_S)}.", param="seconds")
+    more_s = (int(text),) if text else ()
     model = named_or_only(state, request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
     prompts, tokenizer = model.telemetry.prompts, model.tokenizer
     if prompts.due:
         await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
-    return json_response(take_snapshot(model.telemetry, model.client.status))
+    return json_response(take_snapshot(model.telemetry, model.client.status, more_s))
 
 
 async def trace(state: State, request: Request) -> Response:
@@ -196,6 +206,7 @@ def model_card(name: str, model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "headway",
         "root": model.names[0],
+        "accepts": model.accepts,
         "max_model_len": model.client.info.max_model_len if model.client.info else None,
     }
 

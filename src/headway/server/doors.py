@@ -1,7 +1,7 @@
 """Who may come in: keys, denied by default, and limits on what a request may bring.
 
 A pure ASGI layer around all routes. Without keys everybody on the address may ask; with keys every
-path but `/health` and `/ready` wants one, whether a route exists there or not.
+path wants one, whether a route exists there or not, but `/health`, `/ready` and the page's files.
 """
 
 import hashlib
@@ -13,11 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
+from headway.server import page
 from headway.server.errors import error_response
 
 log = logging.getLogger(__name__)
 
-PUBLIC_PATHS = frozenset({"/health", "/ready"})
+PUBLIC_PATHS = frozenset({"/health", "/ready"}) | page.PATHS
 
 
 class Doors:

@@ -37,6 +37,14 @@ class ServedModel:
             )
         return self.client.info
 
+    @property
+    def accepts(self) -> list[str]:
+        """What it can be asked with: ids always, text with a tokenizer, chats with a template."""
+        if self.tokenizer is None:
+            return ["token_ids"]
+        chats = ["messages"] if self.tokenizer.template else []
+        return [*chats, "text", "token_ids"]
+
     def needs_tokenizer(self, param: str) -> Tokenizer:
         """The tokenizer, or a RequestError on `param` where the server runs without one."""
         if self.tokenizer is None:

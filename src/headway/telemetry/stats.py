@@ -21,7 +21,9 @@ from headway.telemetry.snapshot import (
 SHOWN_STEPS, SHOWN_REQUESTS = 200, 512
 
 
-def take_snapshot(telemetry: Telemetry, status: str = "ready") -> Snapshot:
+def take_snapshot(
+    telemetry: Telemetry, status: str = "ready", more_windows_s: tuple[int, ...] = ()
+) -> Snapshot:
     """All of it; `status` is what the engine's client says it does."""
     telemetry.turn()
     telemetry.count_tokens()
@@ -43,7 +45,7 @@ def take_snapshot(telemetry: Telemetry, status: str = "ready") -> Snapshot:
         slo_target=telemetry.slo_target,
         price_per_hour=telemetry.price_per_hour,
         now=this_moment(telemetry, now_s),
-        windows=[telemetry.window(seconds) for seconds in WINDOWS_S],
+        windows=[telemetry.window(seconds) for seconds in (*WINDOWS_S, *more_windows_s)],
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
         prefixes=telemetry.prompts.found,

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from headway.core.options.bench import BenchOptions
+from headway.core.options.doctor import DoctorOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.read import format_value
 from headway.core.options.tables import (
@@ -27,7 +28,7 @@ Where the default is "derived", `--dry-run` shows the value with its reason.
 def reference() -> str:
     """The page's text."""
     parts = [INTRODUCTION]
-    for table in (ServerOptions, EngineOptions, SamplingOptions, BenchOptions, TraceOptions):
+    for table in TITLES:
         parts.append(
             f"## {TITLES[table]}\n\n| flag | type | default | |\n| --- | --- | --- | --- |"
         )
@@ -41,6 +42,7 @@ TITLES: dict[type, str] = {
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
     BenchOptions: "Load generator (`bench`)",
+    DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
 }
 

@@ -25,7 +25,8 @@ class KVLayer:
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of consecutive blocks, (…, B · block_size, G, D) for block ids (…, B)."""
         shape = (*blocks_B.shape[:-1], -1, *self.k.shape[2:])
-        return self.k[blocks_B].view(shape), self.v[blocks_B].view(shape)
+        flat = blocks_B.flatten()  # index_select copies whole blocks; k[blocks_B] goes by element
+        return self.k.index_select(0, flat).view(shape), self.v.index_select(0, flat).view(shape)
 
 
 def allocate_kv(

@@ -1,0 +1,249 @@
+"""From a reading to what is said of it: verdict, where the time goes, findings, waste, savings.
+
+Pure. `Diagnosis` is what `--json` prints and what `show` draws.
+"""
+
+import msgspec
+
+from headway.advise import rules, waste
+from headway.advise.gains import SHORTER
+from headway.advise.reading import Reading
+from headway.advise.roofline import decode_step
+from headway.advise.words import percent, tokens
+from headway.telemetry.snapshot import Evidence
+
+STABLE = 0.5
+HEALTHY = "healthy"
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """A rule that holds. `share` of a mean request's time (or of the spend) is what it is worth."""
+
+    name: str
+    kind: str
+    symptom: str
+    evidence: list[str]
+    cause: str
+    fix: str
+    do: str
+    expect: str
+    assumes: str
+    share: float
+    of: str
+    available: bool
+
+
+class Bottleneck(msgspec.Struct, kw_only=True):
+    """The verdict: the most valuable finding, and what the server itself says."""
+
+    name: str
+    kind: str
+    text: str
+    evidence: list[str]
+    server_kind: str
+    server_text: str
+    server_evidence: list[Evidence]
+
+
+class FirstToken(msgspec.Struct, kw_only=True):
+    """TTFT in seconds, and its parts. `transfer_s` is the way to the client and back."""
+
+    mean_s: float | None
+    p50_s: float | None
+    p99_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    transfer_s: float | None
+
+
+class PerToken(msgspec.Struct, kw_only=True):
+    """TPOT in seconds against its floor: what a decode step reads over the bandwidth.
+
+    Where no request ended, of the gaps between tokens.
+    """
+
+    mean_s: float | None
+    p50_s: float | None
+    p99_s: float | None
+    step_s: float | None
+    floor_s: float | None
+    bytes_per_step: float | None
+    rows: float | None
+    why_no_floor: str = ""
+
+
+class Saving(msgspec.Struct, kw_only=True):
+    """What a change of the product would save: seconds a request, dollars an hour."""
+
+    what: str
+    seconds: float
+    share: float
+    usd_per_hour: float | None
+    note: str
+
+
+class Diagnosis(msgspec.Struct, kw_only=True):
+    """All that is said of one server over one window."""
+
+    subject: str
+    source: str
+    server: str
+    seconds: float
+    num_ended: int
+    bottleneck: Bottleneck
+    ttft: FirstToken
+    tpot: PerToken
+    findings: list[Finding]
+    waste: list[str]
+    savings: list[Saving]
+    not_known: list[str]
+
+
+def diagnose(r: Reading) -> Diagnosis:
+    """Everything."""
+    found = findings(r)
+    return Diagnosis(
+        subject=r.subject,
+        source=r.source,
+        server=r.server,
+        seconds=r.seconds,
+        num_ended=r.num_ended,
+        bottleneck=bottleneck(r, found),
+        ttft=FirstToken(
+            mean_s=r.ttft.mean,
+            p50_s=r.ttft.p50,
+            p99_s=r.ttft.p99,
+            queue_s=r.queue_s,
+            prefill_s=r.prefill_s,
+            transfer_s=r.transfer_s,
+        ),
+        tpot=per_token(r),
+        findings=found,
+        waste=[text for remark in waste.WASTE if (text := remark(r))],
+        savings=savings(r),
+        not_known=list(r.not_known),
+    )
+
+
+def findings(r: Reading) -> list[Finding]:
+    """The rules that hold, the most valuable first; being idle comes after all others."""
+    holding = [rule for rule in rules.RULES if rule.holds(r)]
+    found = [(rule.last, finding(rule, r)) for rule in holding]
+    return [each for _, each in sorted(found, key=lambda pair: (pair[0], -pair[1].share))]
+
+
+def finding(rule: rules.Rule, r: Reading) -> Finding:
+    """One row with this server's numbers."""
+    advice = rule.advise(r)
+    return Finding(
+        name=rule.name,
+        kind=rule.kind,
+        symptom=rule.symptom,
+        evidence=rule.see(r),
+        cause=rule.cause,
+        fix=rule.fix,
+        do=advice.do,
+        expect=advice.expect,
+        assumes=rule.assumes,
+        share=advice.share,
+        of="spend" if advice.of_spend else "time",
+        available=rule.available,
+    )
+
+
+def bottleneck(r: Reading, found: list[Finding]) -> Bottleneck:
+    """The first finding; without one there is nothing to mend that we know of."""
+    own = r.verdict
+    first = found[0] if found else None
+    return Bottleneck(
+        name=first.name if first else HEALTHY,
+        kind=first.kind if first else (own.kind if own else "unknown"),
+        text=first.symptom if first else "No rule of the doctor's holds.",
+        evidence=first.evidence if first else [],
+        server_kind=own.kind if own else "",
+        server_text=own.text if own else "",
+        server_evidence=own.evidence if own else [],
+    )
+
+
+def per_token(r: Reading) -> PerToken:
+    """TPOT and the floor of a decode step."""
+    step, why = decode_step(r), ""
+    if step is None:
+        why = "bytes of a step or the machine's bandwidth are not known"
+        if r.cache_resident:
+            why = "the weights stay in the CPU's cache: memory does not bound decoding"
+        elif r.source == "stats" and r.decode_steps is None:
+            why = "no step without prefill ran"
+    times = r.tpot if r.tpot.count else r.itl
+    return PerToken(
+        mean_s=times.mean,
+        p50_s=times.p50,
+        p99_s=times.p99,
+        step_s=r.decode_step_s,
+        floor_s=step.floor_s() if step else None,
+        bytes_per_step=step.num_bytes if step else None,
+        rows=r.rows,
+        why_no_floor=why,
+    )
+
+
+def savings(r: Reading) -> list[Saving]:
+    """What shorter prompts or answers and a stable prefix would save."""
+    found = []
+    if r.decode_s:
+        found.append(
+            saving(
+                r,
+                f"answers {percent(SHORTER)} shorter ({tokens(r.output.mean)} tokens now)",
+                r.decode_s * SHORTER,
+                usd(r.usd_per_million_output, r.output.mean, SHORTER, r.finished_per_s),
+                "output length is a product decision",
+            )
+        )
+    if r.prefill_s:
+        price = r.usd_per_million_input
+        found.append(
+            saving(
+                r,
+                f"prompts {percent(SHORTER)} shorter ({tokens(r.prompt.mean)} tokens now)",
+                r.prefill_s * SHORTER,
+                usd(price, r.prompt.mean, SHORTER, r.finished_per_s),
+                "prefill time is in proportion to the tokens computed",
+            )
+        )
+        share = STABLE
+        if r.shared_tokens and r.prompt.mean:
+            share = min(r.shared_tokens / r.prompt.mean, 1.0)
+        found.append(
+            saving(
+                r,
+                f"a stable prefix of {percent(share)} of the prompt",
+                r.prefill_s * share,
+                usd(price, r.prompt.mean, share, r.finished_per_s),
+                "needs a prefix cache: not in this version",
+            )
+        )
+    return found
+
+
+def saving(r: Reading, what: str, seconds: float, usd_per_hour: float | None, note: str) -> Saving:
+    return Saving(
+        what=what,
+        seconds=seconds,
+        share=r.share_of_request(seconds),
+        usd_per_hour=usd_per_hour,
+        note=note,
+    )
+
+
+def usd(
+    per_million: float | None, length: float | None, share: float, per_s: float | None
+) -> float | None:
+    """Dollars an hour that `share` of the tokens cost now; None without a price.
+
+    $5 a million, 200 tokens, a fifth of them, 2 requests/s: 5e-6 · 40 · 7200 = $1.44.
+    """
+    if per_million is None or length is None or not per_s:
+        return None
+    return per_million / 1e6 * length * share * per_s * 3600

@@ -1,0 +1,197 @@
+"""A reading from `/metrics` of any server with vLLM's names: two texts, and gauges in between.
+
+Counters and histograms are told by their growth between the texts; percentiles are interpolated
+within buckets. What the names do not say (bytes, ceilings, steps) stays unknown, and is said.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from headway.advise.reading import Reading
+from headway.telemetry.snapshot import Percentiles
+
+HISTOGRAMS = {
+    "ttft": ("time_to_first_token_seconds",),
+    "tpot": ("request_time_per_output_token_seconds",),
+    "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "e2e": ("e2e_request_latency_seconds",),
+    "queue": ("request_queue_time_seconds",),
+    "prefill": ("request_prefill_time_seconds",),
+    "prompt": ("request_prompt_tokens",),
+    "output": ("request_generation_tokens",),
+}
+"""Reading field → the names it has had, the newest first."""
+KV_USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
+QUERIES = ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total")
+HITS = ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total")
+NOT_KNOWN = (
+    "bytes and FLOPs of a step and the machine's ceilings: no floor of TPOT, no MFU, no MBU",
+    "which requests are read slowly, and how far the longest prompt is from the others",
+    "whether prompts share a prefix: `headway bench` tells",
+)
+
+
+@dataclass(slots=True)
+class Scrape:
+    """One text: plain samples summed over labels, histograms as cumulative (bound, count)."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    buckets: dict[str, dict[float, float]] = field(default_factory=dict)
+    by_label: dict[str, dict[str, float]] = field(default_factory=dict)
+    prefix: str = ""
+    model: str = ""
+
+    def first(self, names: Sequence[str]) -> float | None:
+        """The value of the first name that is there."""
+        return next((self.values[name] for name in names if name in self.values), None)
+
+
+def parse_scrape(text: str) -> Scrape:
+    """Read a text; samples of several engines are added (of shares the largest is taken)."""
+    found = Scrape()
+    for family in text_string_to_metric_families(text):
+        prefix, colon, _ = family.name.partition(":")
+        if not colon:
+            continue
+        found.prefix = prefix
+        for sample in family.samples:
+            name = sample.name.partition(":")[2]
+            found.model = sample.labels.get("model_name", found.model)
+            if name.endswith("_bucket"):
+                bounds = found.buckets.setdefault(name.removesuffix("_bucket"), {})
+                bound = float(sample.labels["le"])
+                bounds[bound] = bounds.get(bound, 0.0) + sample.value
+                continue
+            together = max if name.endswith(("_perc", "_ratio")) else float.__add__
+            found.values[name] = together(found.values.get(name, 0.0), float(sample.value))
+            for label in ("finished_reason", "kind", "reason"):
+                if label in sample.labels:
+                    counts = found.by_label.setdefault(name, {})
+                    key = sample.labels[label]
+                    counts[key] = counts.get(key, 0.0) + sample.value
+    return found
+
+
+def reading_from_metrics(
+    subject: str,
+    scrapes: Sequence[Scrape],
+    *,
+    seconds: float,
+    transfer_s: float | None = None,
+    price_per_hour: float | None = None,
+) -> Reading:
+    """What happened between the first scrape and the last."""
+    first, last = scrapes[0], scrapes[-1]
+
+    def grown(*names: str) -> float:
+        return max((last.first(names) or 0.0) - (first.first(names) or 0.0), 0.0)
+
+    latencies: dict[str, Any] = {
+        name: growth(first, last, names) for name, names in HISTOGRAMS.items()
+    }
+    ended = int(latencies["e2e"].count or grown("request_success_total"))
+    queries = grown(*QUERIES)
+    waiting = [scrape.values.get("num_requests_waiting") for scrape in scrapes]
+    running = mean([scrape.values.get("num_requests_running") for scrape in scrapes])
+    idle = None
+    if running is not None:
+        busy = sum(scrape.values.get("num_requests_running", 0) > 0 for scrape in scrapes)
+        idle = 1 - busy / len(scrapes)
+    failed = int(reasons(first, last).get("error", 0))
+    return Reading(
+        source="metrics",
+        subject=subject,
+        server=f"{last.prefix} metrics of {last.model or 'a model'}",
+        seconds=seconds,
+        not_known=NOT_KNOWN,
+        num_ended=ended,
+        num_failed=failed,
+        arrivals_per_s=max(ended + in_flight(last) - in_flight(first), 0.0) / seconds,
+        finished_per_s=ended / seconds,
+        running=running,
+        waiting=mean(waiting),
+        waiting_growth=(waiting[-1] or 0.0) - (waiting[0] or 0.0),
+        **latencies,
+        transfer_s=transfer_s,
+        short_prompt=latencies["prompt"].p50,
+        idle_share=idle,
+        kv_usage_max=highest([scrape.first(KV_USAGE) for scrape in scrapes]),
+        num_preemptions=int(grown("num_preemptions_total")),
+        cache_hit_rate=grown(*HITS) / queries if queries else None,
+        validation_failures=int(grown("validation_failures_total")),
+        refused=int(grown("admission_rejections_total")),
+        num_retries=int(grown("client_retries_total")),
+        num_restarts=int(grown("engine_restarts_total")),
+        price_per_hour=price_per_hour,
+        usd_per_million_output=output_price(
+            price_per_hour, grown("generation_tokens_total"), seconds
+        ),
+    )
+
+
+def in_flight(scrape: Scrape) -> float:
+    """Requests inside the server."""
+    names = ("num_requests_running", "num_requests_waiting")
+    return sum(scrape.values.get(name, 0.0) for name in names)
+
+
+def output_price(price: float | None, generated: float, seconds: float) -> float | None:
+    """All spend over the tokens generated: it cannot be split without steps."""
+    if price is None or not generated:
+        return None
+    return price * seconds / 3600 / generated * 1e6
+
+
+def reasons(first: Scrape, last: Scrape) -> dict[str, float]:
+    """How requests finished in between."""
+    name = "request_success_total"
+    before, after = first.by_label.get(name, {}), last.by_label.get(name, {})
+    return {reason: count - before.get(reason, 0.0) for reason, count in after.items()}
+
+
+def growth(first: Scrape, last: Scrape, names: Sequence[str]) -> Percentiles:
+    """Mean and percentiles of what a histogram gained; empty where there is none."""
+    for name in names:
+        if name not in last.buckets:
+            continue
+        before = first.buckets.get(name, {})
+        gained = [(b, c - before.get(b, 0.0)) for b, c in sorted(last.buckets[name].items())]
+        count = gained[-1][1]
+        if count <= 0:
+            continue
+        total = last.values.get(f"{name}_sum", 0.0) - first.values.get(f"{name}_sum", 0.0)
+        return Percentiles(
+            count=int(count),
+            mean=total / count,
+            **{f"p{p}": quantile(gained, p / 100) for p in (50, 90, 95, 99)},
+        )
+    return Percentiles()
+
+
+def quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:
+    """Linear within the bucket; what exceeds all bounds is said to be the last bound.
+
+    [(1, 0), (2, 10), (inf, 10)] at 0.5: half-way into the bucket from 1 to 2, 1.5.
+    """
+    rank = share * cumulative[-1][1]
+    for (low, below), (high, upto) in pairwise([(0.0, 0.0), *cumulative]):
+        if upto >= rank and upto > below:
+            if high == float("inf"):
+                return low
+            return low + (high - low) * (rank - below) / (upto - below)
+    return cumulative[-1][0]
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def highest(values: Sequence[float | None]) -> float | None:
+    """The highest of those that are known."""
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,318 @@
+"""What a fix would give here: seconds, tokens and money, from the roofline or from what was seen.
+
+Each function returns the fix in this server's numbers and the gain. A gain is a share of a mean
+request's time or of the spend, so that fixes can be ranked; its assumption stands in the rule.
+"""
+
+from dataclasses import dataclass
+
+from headway.advise.reading import Reading
+from headway.advise.roofline import DecodeStep, decode_step
+from headway.advise.symptoms import MORE_ROWS, failing_share, queued, step_s
+from headway.advise.words import duration, percent, plural, tokens
+from headway.core.resolve import gib
+
+SHORTER = 0.2
+ACCEPTED = 0.6
+DRAFTS = 3
+USUAL = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A fix in numbers; `share` of a mean request's time, or of the spend where `of_spend`."""
+
+    do: str
+    expect: str
+    share: float
+    of_spend: bool = False
+
+
+def queue_share(r: Reading) -> float:
+    return r.share_of_request(r.queue_s)
+
+
+def more_kv(r: Reading) -> Advice:
+    """Blocks for those that wait too."""
+    rows, waiting = max(r.rows or r.running or 1.0, 1.0), r.waiting or 0.0
+    factor = max((rows + waiting) / rows, 1.5)
+    do = f"--kv-memory of {factor:.1f} times what it is"
+    if r.kv_tokens and r.kv_bytes_per_token:
+        now = r.kv_tokens * r.kv_bytes_per_token
+        do = f"--kv-memory {gib(now * factor)} instead of {gib(now)}"
+    each = (r.prompt.mean or 0.0) + (r.output.mean or 0.0)
+    if each:
+        do += f", or requests below {tokens(each)} tokens: shorter prompts, a lower max_tokens"
+    expect = f"the queue of {duration(r.queue_s)} goes"
+    step = decode_step(r)
+    if step is not None:
+        more = rows * factor
+        change = f"{duration(step.seconds)} to {duration(step.with_(rows=more))}"
+        expect += f"; a decode step grows from {change}"
+    return Advice(do=do, expect=expect, share=queue_share(r))
+
+
+def more_rows(r: Reading) -> Advice:
+    """A higher --max-num-seqs."""
+    limit = r.max_num_seqs or 1
+    wanted = round(min(limit + (r.waiting or 0.0), limit * MORE_ROWS))
+    expect = f"the queue of {duration(r.queue_s)} goes"
+    step = decode_step(r)
+    if step is not None:
+        expect += (
+            f"; a decode step grows from {duration(step.seconds)} to "
+            f"{duration(step.with_(rows=wanted))}, tokens/s by {step.speedup(wanted):.1f}"
+        )
+    return Advice(do=f"--max-num-seqs {wanted}", expect=expect, share=queue_share(r))
+
+
+def less_load(r: Reading) -> Advice:
+    """As much as leaves, or another server."""
+    do = "send less at once, or share the load with a second server"
+    expect = f"the queue of {duration(r.queue_s)} goes"
+    if r.finished_per_s:
+        do = f"send at most {r.finished_per_s:.1f} requests/s, or share them with a second server"
+        if r.arrivals_per_s and r.arrivals_per_s > r.finished_per_s:
+            expect += f"; {r.arrivals_per_s / r.finished_per_s:.1f} servers hold what arrives"
+    share = queue_share(r) or r.share_of_request(r.ttft.mean)
+    return Advice(do=do, expect=expect, share=share)
+
+
+def smaller_chunks(r: Reading) -> Advice:
+    """Fewer prompt tokens a step; the others wait for shorter steps."""
+    chunk = r.prefill_tokens_per_step or r.max_num_batched_tokens or 0.0
+    least = max(round(chunk / 4 / 16) * 16, r.max_num_seqs or 1)
+    gap_s, plain_s = r.prefill_step_s or r.itl.p99 or 0.0, r.decode_step_s or r.itl.p50 or 0.0
+    do = "send long prompts to a server of their own, or cut them"
+    expect = "the others no longer wait for them"
+    if chunk > least:
+        shorter_s = plain_s + (gap_s - plain_s) * least / chunk
+        do = f"--max-num-batched-tokens {least}; or {do}"
+        expect = f"the longest gaps fall from {duration(gap_s)} to {duration(shorter_s)}"
+    longest, short = r.longest_prompt or 1.0, r.short_prompt or 1.0
+    waits = max(r.prefill_time_share, queue_share(r))
+    if not waits and r.itl.p99:
+        waits = 1 - (r.itl.p50 or 0.0) / r.itl.p99
+    return Advice(do=do, expect=expect, share=waits * (1 - short / longest))
+
+
+def shorter_prompts(r: Reading) -> Advice:
+    """Half of the prompt."""
+    half = (r.prefill_s or 0.0) / 2
+    length = r.prompt.mean or 0.0
+    if not half:
+        share = percent(r.prefill_time_share)
+        return Advice(
+            do="prompts half as long",
+            expect=f"half of the prefill, which takes {share} of the time in steps",
+            share=r.prefill_time_share / 2,
+        )
+    return Advice(
+        do=f"prompts of {tokens(length / 2)} tokens instead of {tokens(length)}",
+        expect=f"prefill from {duration(r.prefill_s)} to {duration(half)}",
+        share=r.share_of_request(half),
+    )
+
+
+def cached_prefix(r: Reading) -> Advice:
+    """The shared part of the prompt is not computed again."""
+    length, shared = r.prompt.mean or 1.0, r.shared_tokens or 0.0
+    computing_s = r.prefill_s if r.prefill_s is not None else r.ttft.mean
+    saved_s = (computing_s or 0.0) * min(shared / length, 1.0)
+    kept_s = (computing_s or 0.0) - saved_s
+    return Advice(
+        do=f"say the first {tokens(shared)} tokens in fewer words, or train them into the model",
+        expect=(
+            f"a stable prefix saves {duration(saved_s)} a request: "
+            f"{duration(computing_s)} to {duration(kept_s)}"
+        ),
+        share=r.share_of_request(saved_s),
+    )
+
+
+def batch_host_work(r: Reading) -> Advice:
+    """The host's work is done once a step, for however many rows."""
+    rows = max(r.rows or 1.0, 1.0)
+    most = max(min(rows * MORE_ROWS, r.max_num_seqs or rows * MORE_ROWS), rows)
+    if queued(r):
+        most = rows  # what waits cannot run: the queue is another rule's
+    wasted = max(1 - (r.roofline if r.roofline is not None else 1.0), r.host_share or 0.0)
+    times = 1 / (1 - wasted + wasted * rows / most)
+    do = f"send {most:.0f} requests at a time instead of {rows:.0f}, or some with n above 1"
+    if most < 1.5 * rows:
+        do = (
+            "a larger model would cost little more; more rows cannot run before the queue is mended"
+        )
+    return Advice(
+        do=do,
+        expect=f"tokens/s up to {times:.1f} times; one request alone does not get faster",
+        share=1 - 1 / times,
+        of_spend=True,
+    )
+
+
+def nearer_the_roofline(r: Reading) -> Advice:
+    """Half of the ceilings, which kernels usually reach."""
+    seconds, roofline = step_s(r) or 0.0, r.roofline or 0.0
+    after_s = seconds * roofline / USUAL
+    return Advice(
+        do="free the cores of other work, or lower --threads to those that are free; compare "
+        "headway doctor on the idle machine",
+        expect=f"a step from {duration(seconds)} to about {duration(after_s)}",
+        share=max(1 - roofline / USUAL, 0.0) * (1 - queue_share(r)),
+    )
+
+
+def more_requests(r: Reading) -> Advice:
+    """The weights are read once for eight times the rows."""
+    step = needed(r)
+    limit = r.max_num_seqs or step.rows * MORE_ROWS
+    rows = round(min(step.rows * MORE_ROWS, limit))
+    speedup = step.speedup(rows)
+    expect = (
+        f"a step from {duration(step.seconds)} to {duration(step.with_(rows=rows))}, "
+        f"tokens/s from {step.rows / step.seconds:.0f} to {rows / step.with_(rows=rows):.0f}"
+    )
+    if r.price_per_hour:
+        expect += f", the price of a token divided by {speedup:.1f}"
+    do = f"{rows} requests at a time instead of {step.rows:.1f}: send them without waiting"
+    return Advice(do=do, expect=expect, share=1 - 1 / speedup, of_spend=True)
+
+
+def needed(r: Reading) -> DecodeStep:
+    """The decode step of a reading whose symptom knows it."""
+    step = decode_step(r)
+    assert step is not None, "the symptom holds without a decode step"
+    return step
+
+
+def faster_decode(r: Reading, step: DecodeStep, after_s: float, do: str) -> Advice:
+    """A decode step of `after_s`."""
+    share = 1 - after_s / step.seconds
+    return Advice(
+        do=do,
+        expect=(
+            f"a decode step from {duration(step.seconds)} to {duration(after_s)} at "
+            f"{step.rows:.1f} rows, as the KV stays"
+        ),
+        share=r.decode_share * share,
+    )
+
+
+def half_weights(r: Reading) -> Advice:
+    step = needed(r)
+    return faster_decode(r, step, step.with_(weights=0.5), "--dtype bfloat16")
+
+
+def byte_weights(r: Reading) -> Advice:
+    step = needed(r)
+    do = "a smaller model, or shorter answers"
+    if r.decode_s:
+        do = f"a smaller model, or {outputs_shorter(r)}"
+    return faster_decode(r, step, step.with_(weights=1 / (r.dtype_bytes or 2)), do)
+
+
+def outputs_shorter(r: Reading) -> str:
+    saved_s = (r.decode_s or 0.0) * SHORTER
+    return f"answers {percent(SHORTER)} shorter: {duration(saved_s)} less a request"
+
+
+def byte_kv(r: Reading) -> Advice:
+    step = needed(r)
+    after_s = step.with_(kv=1 / (r.dtype_bytes or 2))
+    advice = faster_decode(r, step, after_s, "shorter contexts: fewer turns, less kept")
+    return Advice(do=advice.do, expect=advice.expect.replace(", as the KV stays", ""),
+                  share=advice.share)  # fmt: skip
+
+
+def drafts(r: Reading) -> Advice:
+    step = needed(r)
+    per_step = sum(ACCEPTED**i for i in range(DRAFTS + 1))
+    after_s = step.with_(rows=step.rows * (DRAFTS + 1)) / per_step
+    do = "shorter answers, or several requests at a time"
+    return Advice(
+        do=do,
+        expect=f"{duration(step.seconds)} a token to {duration(after_s)}",
+        share=r.decode_share * max(1 - after_s / step.seconds, 0.0),
+    )
+
+
+def read_faster(r: Reading) -> Advice:
+    """The client's own time."""
+    held_s = max(stream.seconds for stream in r.slow_streams)
+    age_s = max(stream.age_s for stream in r.slow_streams)
+    return Advice(
+        do="read each stream in a task of its own and work on the text elsewhere; or stream=false",
+        expect=f"these requests end {duration(held_s)} sooner or more; the server can do nothing",
+        share=min(held_s / max(age_s, 1e-9), 1.0),
+    )
+
+
+def lighter_client(r: Reading) -> Advice:
+    return Advice(
+        do="run the load generator on another machine, or at a lower --rate",
+        expect="figures of the server instead of the client's",
+        share=1.0,
+    )
+
+
+def valid_bodies(r: Reading) -> Advice:
+    share = failing_share(r, r.validation_failures)
+    top = max(r.errors, key=lambda code: r.errors[code], default="")
+    return Advice(
+        do=f"mend the requests (most often {top}): the error names the field" if top
+        else "mend the requests: the error names the field",
+        expect=f"{percent(share)} of requests count that are lost now; cost per success /"
+        f" {1 / max(1 - share, 0.01):.1f}",
+        share=share,
+    )  # fmt: skip
+
+
+def fewer_refusals(r: Reading) -> Advice:
+    share = failing_share(r, r.refused)
+    return Advice(
+        do="send again after the Retry-After that the refusal names, with growing pauses",
+        expect=f"{percent(share)} of requests are served later instead of never",
+        share=share,
+    )
+
+
+def fewer_failures(r: Reading) -> Advice:
+    share = failing_share(r, r.num_failed)
+    return Advice(
+        do="read the server's log at the times of the failures; raise client time-outs",
+        expect=f"{percent(share)} of requests, and what they cost, are not lost",
+        share=share,
+    )
+
+
+def patient_clients(r: Reading) -> Advice:
+    share = r.num_retries / max(r.num_ended + r.num_retries, 1)
+    after = duration(r.e2e.p99)
+    return Advice(
+        do=f"a client time-out above the p99 of a request, {after}; max_retries=0 or 1",
+        expect=f"{percent(share)} of the work is not done twice",
+        share=share,
+        of_spend=True,
+    )
+
+
+def no_restarts(r: Reading) -> Advice:
+    return Advice(
+        do="read the server's log: no memory (--kv-memory), a silent engine (--engine-timeout)",
+        expect=f"{plural(r.num_restarts, 'restart')} and all that ran then are not lost",
+        share=1.0,
+    )
+
+
+def fill_up(r: Reading) -> Advice:
+    idle = r.idle_share or 0.0
+    expect = f"{percent(idle)} of the time is paid for and not used"
+    if r.price_per_hour:
+        expect += f": ${r.price_per_hour * idle:.2f} of ${r.price_per_hour:.2f} an hour"
+    return Advice(
+        do="serve more from it, or the same from a smaller machine or fewer replicas",
+        expect=expect,
+        share=idle,
+        of_spend=True,
+    )

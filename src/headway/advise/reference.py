@@ -1,0 +1,32 @@
+"""Writes the table of docs/doctor.md from the rules: `python -m headway.advise.reference`."""
+
+import sys
+from pathlib import Path
+
+from headway.advise.rules import RULES, Rule
+
+BEGIN, END = "<!-- rules -->", "<!-- end of rules -->"
+
+
+def table() -> str:
+    """One line a rule, in the order of `RULES`."""
+    head = "| name | symptom | cause | fix | the gain assumes |\n| --- | --- | --- | --- | --- |"
+    return "\n".join([head, *map(row, RULES)])
+
+
+def row(rule: Rule) -> str:
+    """One line."""
+    cells = (f"`{rule.name}`", rule.symptom, rule.cause, rule.fix, rule.assumes)
+    return f"| {' | '.join(cells)} |"
+
+
+def with_table(page: str) -> str:
+    """The page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/doctor.md")
+    target.write_text(with_table(target.read_text(encoding="utf-8")), encoding="utf-8")

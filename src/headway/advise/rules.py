@@ -1,0 +1,278 @@
+"""The table: symptom, cause, fix. Adding what the doctor knows is adding a row.
+
+Rows are pure: a predicate over a reading, the figures that show the symptom, and the advice with
+its gain. `docs/doctor.md` is written from them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.advise import gains, symptoms
+from headway.advise.gains import Advice
+from headway.advise.reading import Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row. `available` says whether this version of Headway has the fix; a `last` one is named
+    first only when nothing else holds."""
+
+    name: str
+    kind: str
+    symptom: str
+    cause: str
+    fix: str
+    assumes: str
+    holds: Callable[[Reading], bool]
+    see: Callable[[Reading], list[str]]
+    advise: Callable[[Reading], Advice]
+    available: bool = True
+    last: bool = False
+
+
+RULES = (
+    Rule(
+        name="engine-restarts",
+        kind="fault",
+        symptom="The engine was started again.",
+        cause="It died or was silent, and everything that ran was lost.",
+        fix="The server's log; `--kv-memory`, `--engine-timeout`",
+        assumes="nothing: each restart is one too many",
+        holds=symptoms.restarted,
+        see=symptoms.see_faults,
+        advise=gains.no_restarts,
+    ),
+    Rule(
+        name="client-bottleneck",
+        kind="client",
+        symptom="The load generator sent late, read late or had no CPU left.",
+        cause="It shares the machine with the server, or is asked for too much.",
+        fix="Another machine, a lower `--rate`",
+        assumes="no figure of the run can be trusted until then",
+        holds=symptoms.client_bound,
+        see=symptoms.see_client,
+        advise=gains.lighter_client,
+    ),
+    Rule(
+        name="validation",
+        kind="requests",
+        symptom="Many bodies or answers do not validate.",
+        cause="Fields the server does not take, prompts beyond the context, answers off a schema.",
+        fix="Mend the body; check answers and ask again (structured output: not in this version)",
+        assumes="every failing request would count",
+        holds=symptoms.invalid,
+        see=symptoms.see_faults,
+        advise=gains.valid_bodies,
+    ),
+    Rule(
+        name="failures",
+        kind="requests",
+        symptom="Requests end with an error.",
+        cause="Faults of the server, or time-outs.",
+        fix="The server's log; client time-outs",
+        assumes="every failing request would count",
+        holds=symptoms.failing,
+        see=symptoms.see_faults,
+        advise=gains.fewer_failures,
+    ),
+    Rule(
+        name="refusals",
+        kind="requests",
+        symptom="Requests are refused for load or state.",
+        cause="The model is loading, the server drains, or admission is full.",
+        fix="Retry with growing pauses",
+        assumes="a refused request is sent again and served",
+        holds=symptoms.turned_away,
+        see=symptoms.see_faults,
+        advise=gains.fewer_refusals,
+    ),
+    Rule(
+        name="slow-client",
+        kind="client",
+        symptom="Tokens are there and do not leave: the engine has done its part.",
+        cause="A client reads its stream more slowly than tokens come, or the way to it is narrow.",
+        fix="Read in a task of its own; `stream=false`; fewer `logprobs`",
+        assumes="the client keeps up",
+        holds=symptoms.slow_client,
+        see=symptoms.see_slow,
+        advise=gains.read_faster,
+    ),
+    Rule(
+        name="kv-capacity",
+        kind="capacity",
+        symptom="Sequences wait or are sent back while KV blocks are full.",
+        cause="The KV pool is too small for the contexts that come.",
+        fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), shorter prompts, lower "
+        "`max_tokens`",
+        assumes="blocks for those that wait; a step reads their KV too",
+        holds=symptoms.kv_full,
+        see=symptoms.see_kv,
+        advise=gains.more_kv,
+    ),
+    Rule(
+        name="rows",
+        kind="capacity",
+        symptom="Sequences wait while every row of a step is taken and the roofline has room.",
+        cause="`max_num_seqs` is lower than the machine can serve.",
+        fix="`--max-num-seqs`",
+        assumes="added reading and computing costs as much over its floor as now",
+        holds=symptoms.rows_full,
+        see=symptoms.see_rows,
+        advise=gains.more_rows,
+    ),
+    Rule(
+        name="over-saturated",
+        kind="load",
+        symptom="Requests arrive faster than they end, and the queue is most of the TTFT.",
+        cause="More load than this machine serves; no setting makes up for it.",
+        fix="A lower rate, a second server (an SLO-aware policy that refuses early: not in this "
+        "version)",
+        assumes="at the rate at which requests end now there is no queue",
+        holds=symptoms.over_saturated,
+        see=symptoms.see_queue,
+        advise=gains.less_load,
+    ),
+    Rule(
+        name="hogging",
+        kind="compute",
+        symptom="Few long prompts make everybody else's tokens or first tokens wait.",
+        cause="Their chunks fill the token budget of each step.",
+        fix="`--max-num-batched-tokens`, a server for long prompts (an SLO-aware policy: not in "
+        "this version)",
+        assumes="a step's time beyond a decode step's grows with its prompt tokens",
+        holds=symptoms.hogging,
+        see=symptoms.see_hog,
+        advise=gains.smaller_chunks,
+    ),
+    Rule(
+        name="cold-cache",
+        kind="cache",
+        symptom="Prompts begin alike and are computed from their first token all the same.",
+        cause="No prefix is found in a cache: there is none, or something early in the prompt "
+        "differs.",
+        fix="Prefix cache: not in this version; a stable prefix (dates and ids last) prepares for "
+        "it, a shorter one helps now",
+        assumes="prefill time is in proportion to the tokens computed",
+        holds=symptoms.cold_cache,
+        see=symptoms.see_cache,
+        advise=gains.cached_prefix,
+        available=False,
+    ),
+    Rule(
+        name="long-prefill",
+        kind="compute",
+        symptom="The time to the first token is the prompt's computing.",
+        cause="Prompts are long for this machine's FLOP/s.",
+        fix="Shorter prompts: fewer examples, less retrieved text",
+        assumes="prefill time is in proportion to the tokens computed",
+        holds=symptoms.long_prefill,
+        see=symptoms.see_prefill,
+        advise=gains.shorter_prompts,
+    ),
+    Rule(
+        name="host-bound",
+        kind="host",
+        symptom="Steps take many times what the ceilings allow, or there are gaps between them.",
+        cause="Model or batch are so small that launching and book-keeping dominate.",
+        fix="More requests at a time, `n`, `--threads 1` for small models (CUDA graphs and "
+        "overlapped scheduling: not in this version)",
+        assumes="the host's part of a step does not grow with its rows",
+        holds=symptoms.host_bound,
+        see=symptoms.see_host,
+        advise=gains.batch_host_work,
+    ),
+    Rule(
+        name="slow-forward",
+        kind="host",
+        symptom="The model itself takes many times what the ceilings allow.",
+        cause="Other processes use the cores or the memory, more threads than free cores, or a "
+        "type this machine multiplies slowly.",
+        fix="Free cores, `--threads`; `headway doctor FOLDER` shows the peak by type",
+        assumes="half of the ceilings can be reached",
+        holds=symptoms.slow_forward,
+        see=symptoms.see_host,
+        advise=gains.nearer_the_roofline,
+    ),
+    Rule(
+        name="small-batch",
+        kind="bandwidth",
+        symptom="Decode reads all weights for few rows.",
+        cause="Clients send one request after another.",
+        fix="More requests at a time",
+        assumes="added reading and computing costs as much over its floor as now; there is that "
+        "much to send",
+        holds=symptoms.small_batch,
+        see=symptoms.see_decode,
+        advise=gains.more_requests,
+    ),
+    Rule(
+        name="wide-weights",
+        kind="bandwidth",
+        symptom="Decode reads weights of four bytes.",
+        cause="`--dtype float32`, or a checkpoint in fp32.",
+        fix="`--dtype bfloat16` (on a CPU without bf16 products it helps one or two rows)",
+        assumes="half of the weight bytes at the measured bandwidth, KV as it is",
+        holds=symptoms.wide_weights,
+        see=symptoms.see_decode,
+        advise=gains.half_weights,
+    ),
+    Rule(
+        name="weight-bytes",
+        kind="bandwidth",
+        symptom="Decode is the reading of weights.",
+        cause="Each step reads every weight once, at the memory's speed.",
+        fix="int8 weights: not in this version; a smaller model, shorter answers",
+        assumes="one byte a weight at the measured bandwidth, KV as it is",
+        holds=symptoms.narrowable,
+        see=symptoms.see_decode,
+        advise=gains.byte_weights,
+        available=False,
+    ),
+    Rule(
+        name="kv-bytes",
+        kind="bandwidth",
+        symptom="Decode is the reading of KV.",
+        cause="Many long contexts in each step.",
+        fix="8-bit KV: not in this version; shorter contexts",
+        assumes="one byte a KV element, weights as they are",
+        holds=symptoms.reads_kv,
+        see=symptoms.see_decode,
+        advise=gains.byte_kv,
+        available=False,
+    ),
+    Rule(
+        name="drafts",
+        kind="bandwidth",
+        symptom="Decode leaves arithmetic unused at few rows.",
+        cause="One token a step and sequence.",
+        fix="Speculative decoding: not in this version; shorter answers",
+        assumes="3 drafts a step that cost nothing to make, each accepted 60% of the time",
+        holds=symptoms.drafts_pay,
+        see=symptoms.see_decode,
+        advise=gains.drafts,
+        available=False,
+    ),
+    Rule(
+        name="retries",
+        kind="requests",
+        symptom="Clients send requests again.",
+        cause="Their time-out is shorter than an answer takes.",
+        fix="A longer client time-out, `max_retries=0`",
+        assumes="each retry repeats one mean request",
+        holds=symptoms.retried,
+        see=symptoms.see_faults,
+        advise=gains.patient_clients,
+    ),
+    Rule(
+        name="under-loaded",
+        kind="under-loaded",
+        symptom="Most of the time there is nothing to do.",
+        cause="Fewer requests than the machine serves.",
+        fix="More load, a smaller machine, fewer replicas",
+        assumes="what is idle could be used or given back",
+        holds=symptoms.under_loaded,
+        see=symptoms.see_idle,
+        advise=gains.fill_up,
+        last=True,
+    ),
+)

@@ -1,0 +1,134 @@
+"""A diagnosis on one screen, the verdict first."""
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from headway.advise.diagnosis import HEALTHY, Diagnosis, Finding, Saving
+from headway.advise.words import dollars, duration, percent
+from headway.core.resolve import gib
+
+MOST_FINDINGS = 4
+STYLES = {HEALTHY: "green", "under-loaded": "yellow"}
+BAR = 24
+
+
+def show(diagnosis: Diagnosis, console: Console) -> None:
+    """Print all of it."""
+    console.print(Group(*parts(diagnosis)), highlight=False)
+
+
+def parts(d: Diagnosis) -> list[RenderableType]:
+    """Verdict, where the time goes, findings, waste, savings, what is not known."""
+    found: list[RenderableType] = [*verdict(d), Text(), first_token(d), per_token(d)]
+    if d.findings:
+        found += [Text(), findings(d.findings[:MOST_FINDINGS])]
+        if len(d.findings) > MOST_FINDINGS:
+            more = ", ".join(each.name for each in d.findings[MOST_FINDINGS:])
+            found.append(Text.from_markup(f"[dim]and {more}: see --json[/]"))
+    if d.waste:
+        found += [Text(), Text.from_markup("[bold]Would be a waste[/]")]
+        found += [Text.from_markup(f"  {escape(text)}") for text in d.waste]
+    if d.savings:
+        found += [Text(), savings(d.savings)]
+    if d.not_known:
+        found += [Text(), Text.from_markup("[dim]Not known from here:[/]")]
+        found += [Text.from_markup(f"[dim]  {escape(text)}[/]") for text in d.not_known]
+    return found
+
+
+def verdict(d: Diagnosis) -> list[RenderableType]:
+    """Two or three lines."""
+    b = d.bottleneck
+    style = STYLES.get(b.name, "red")
+    lines = [f"[bold {style}]{b.name}[/] [bold]{escape(b.text)}[/]"]
+    lines += [f"  {escape(text)}" for text in b.evidence]
+    if b.server_kind:
+        said = "; ".join(each.text for each in b.server_evidence)
+        near = f" ({said})" if said else ""
+        lines.append(f"  [dim]the server says: {b.server_kind}. {escape(b.server_text + near)}[/]")
+    head = f"{d.server} · {d.seconds:.0f} s · {d.num_ended} requests ended"
+    return [
+        Text.from_markup(f"[dim]{escape(head)}[/]"),
+        *(Text.from_markup(line) for line in lines),
+    ]
+
+
+def first_token(d: Diagnosis) -> RenderableType:
+    """TTFT and its three parts as bars."""
+    t = d.ttft
+    table = plain("", "", "", "")
+    head = f"mean {duration(t.mean_s)}, p50 {duration(t.p50_s)}, p99 {duration(t.p99_s)}"
+    parts = (("queue", t.queue_s), ("prefill", t.prefill_s), ("transfer", t.transfer_s))
+    whole = sum(seconds or 0.0 for _, seconds in parts)
+    for name, seconds in parts:
+        share = (seconds or 0.0) / whole if whole else 0.0
+        bar = "█" * round(share * BAR)
+        table.add_row(f"  {name}", duration(seconds), percent(share) if whole else "", bar)
+    return Group(Text.from_markup(f"[bold]Time to the first token[/] {head}"), table)
+
+
+def per_token(d: Diagnosis) -> RenderableType:
+    """TPOT against its floor."""
+    t = d.tpot
+    line = (
+        f"[bold]Time per token[/] mean {duration(t.mean_s)}, p50 {duration(t.p50_s)}, "
+        f"p99 {duration(t.p99_s)}"
+    )
+    if t.floor_s is not None and t.step_s is not None:
+        line += (
+            f"\n  a decode step takes {duration(t.step_s)} at {t.rows or 0:.1f} rows; its floor is "
+            f"{duration(t.floor_s)}: {gib(t.bytes_per_step or 0)} at the measured bandwidth"
+        )
+    else:
+        line += f"\n  [dim]no floor: {escape(t.why_no_floor)}[/]"
+    return Text.from_markup(line)
+
+
+def findings(found: list[Finding]) -> RenderableType:
+    """Symptom, cause, fix; the most valuable first."""
+    table = plain("symptom", "cause", "fix, and what to expect", "worth")
+    table.padding = (0, 2, 0, 0)
+    table.expand = True
+    for column, ratio in zip(table.columns, (3, 3, 6, 1), strict=True):
+        column.ratio = ratio
+    for each in found:
+        table.add_row(
+            f"[bold]{each.name}[/] {escape(each.symptom)}",
+            escape(each.cause),
+            f"{remedy(each)} [dim](assumes {escape(each.assumes)})[/]",
+            f"{percent(each.share)} [dim]of {each.of}[/]",
+        )
+    return table
+
+
+def remedy(each: Finding) -> str:
+    """What to do and what it gives; of a fix that is still missing, what it would give."""
+    if each.available:
+        return escape(f"{each.do}: {each.expect}")
+    missing = each.fix.partition(";")[0]
+    return f"{escape(each.do)}. [dim]{escape(missing)}; it would give:[/] {escape(each.expect)}"
+
+
+def savings(found: list[Saving]) -> RenderableType:
+    """What a change of the product saves."""
+    table = plain("What less would save", "a request", "", "an hour", "")
+    for each in found:
+        money = "–" if each.usd_per_hour is None else dollars(each.usd_per_hour)
+        table.add_row(
+            f"  {escape(each.what)}",
+            duration(each.seconds),
+            percent(each.share),
+            money,
+            f"[dim]{escape(each.note)}[/]",
+        )
+    return table
+
+
+def plain(*columns: str) -> Table:
+    """A table without lines."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns[1:]))
+    for column in columns:
+        table.add_column(column)
+    return table

@@ -1,0 +1,348 @@
+"""What can be seen of a server: predicates over a reading, and the figures that show each.
+
+A predicate is true only where the reading knows enough. Thresholds stand in one table.
+"""
+
+from headway.advise.reading import Reading, per_step
+from headway.advise.roofline import decode_step
+from headway.advise.words import duration, percent, plural, tokens
+
+THRESHOLDS = {
+    "waiting": 0.5,  # sequences that wait in a mean step: more is a queue
+    "queue_share": 0.3,  # of the time to the first token
+    "full": 0.9,  # of KV blocks or rows: more is full
+    "preempted": 0.05,  # preemptions a request
+    "uneven": 8.0,  # longest prompt over a short one
+    "stall": 3.0,  # a step with prefill over one without
+    "prefill_share": 0.25,  # of the time of a request, or of that in steps
+    "slow_ttft_s": 0.1,
+    "host_share": 0.4,  # of the time with work
+    "roofline": 0.2,  # of what the ceilings allow: less is far from them
+    "launching_s": 0.03,  # longest step that launching alone may explain
+    "few_rows": 0.25,  # of max_num_seqs
+    "worth_rows": 1.5,  # times the tokens per second, at eight times the rows
+    "bad_share": 0.05,  # of requests: failures, retries
+    "shared": 0.3,  # of a prompt
+}
+MORE_ROWS = 8
+T = THRESHOLDS
+
+
+def queued(r: Reading) -> bool:
+    """Sequences wait, and a good part of the time to the first token goes there."""
+    if r.waiting is None:
+        return bool(r.over_saturated)
+    return r.waiting > T["waiting"] and r.share_of_ttft(r.queue_s) > T["queue_share"]
+
+
+def kv_full(r: Reading) -> bool:
+    """The queue stands before the KV blocks: full, or too full for one more prompt."""
+    if r.kv_usage_max is None:
+        return False
+    preempted = (r.num_preemptions or 0) > max(T["preempted"] * r.num_ended, 1)
+    one_more = (r.prompt.p50 or 0.0) / r.kv_tokens if r.kv_tokens else 0.0
+    full = r.kv_usage_max + min(one_more, 0.5) >= T["full"]
+    return full and (preempted or (queued(r) and not rows_taken(r)))
+
+
+def rows_taken(r: Reading) -> bool:
+    """Every row of a step is taken."""
+    if r.rows is None or not r.max_num_seqs:
+        return False
+    return r.rows >= T["full"] * r.max_num_seqs
+
+
+def hogging(r: Reading) -> bool:
+    """One prompt is far longer than the others, and its chunks make everybody else wait."""
+    longest, short = r.longest_prompt, r.short_prompt
+    if not longest or not short or longest < T["uneven"] * short:
+        return False
+    if r.prefill_steps is None:
+        p50, p99 = r.itl.p50 or 0.0, r.itl.p99 or 0.0
+        return p50 > 0 and p99 > T["stall"] * p50
+    plain_s, mixed_s = r.decode_step_s or 0.0, r.prefill_step_s or 0.0
+    return r.prefill_time_share > T["prefill_share"] and mixed_s > T["stall"] * plain_s
+
+
+def more_rows_pay(r: Reading) -> bool:
+    """The roofline says that a step with more rows gives more tokens, enough for what arrives."""
+    step = decode_step(r)
+    if step is None:
+        return False
+    gain = step.speedup(step.rows * 2)
+    arriving, leaving = r.arrivals_per_s or 0.0, r.finished_per_s or 0.0
+    return gain > 1.2 and arriving <= leaving * step.speedup(step.rows * MORE_ROWS)
+
+
+def rows_full(r: Reading) -> bool:
+    """The queue stands before the rows of a step, and more rows would pay."""
+    return queued(r) and rows_taken(r) and more_rows_pay(r) and not kv_full(r)
+
+
+def over_saturated(r: Reading) -> bool:
+    """A queue that is nobody's fault: more arrives than the machine can do."""
+    return queued(r) and not kv_full(r) and not hogging(r) and not rows_full(r)
+
+
+def long_prefill(r: Reading) -> bool:
+    """The first token waits for the prompt to be computed."""
+    if hogging(r) or host_bound(r):
+        return False
+    if not r.ttft.count:
+        return r.loaded and r.prefill_time_share > 0.5
+    return (
+        (r.ttft.mean or 0.0) > T["slow_ttft_s"]
+        and r.share_of_ttft(r.prefill_s) > 0.5
+        and r.share_of_request(r.prefill_s) > T["prefill_share"]
+    )
+
+
+def host_bound(r: Reading) -> bool:
+    """Gaps and book-keeping take a good part, or short steps are mostly launching."""
+    if not r.loaded:
+        return False
+    launching = far_from_roofline(r) and (step_s(r) or 0.0) < T["launching_s"]
+    return (r.host_share or 0.0) > T["host_share"] or launching
+
+
+def slow_forward(r: Reading) -> bool:
+    """The model itself takes many times what the ceilings allow, in long steps."""
+    return r.loaded and far_from_roofline(r) and not host_bound(r)
+
+
+def far_from_roofline(r: Reading) -> bool:
+    return r.roofline is not None and r.roofline < T["roofline"]
+
+
+def step_s(r: Reading) -> float | None:
+    """A step of the kind that takes the larger part of the time."""
+    return per_step(r.main_steps)
+
+
+def decoding(r: Reading) -> bool:
+    """The engine is busy with decode steps that the roofline explains."""
+    return r.loaded and r.prefill_time_share < 0.5 and not host_bound(r)
+
+
+def small_batch(r: Reading) -> bool:
+    """Weights are read for a few rows, though many more would fit into the same step."""
+    step = decode_step(r)
+    if step is None or not decoding(r) or queued(r) or not r.max_num_seqs:
+        return False
+    few = step.rows <= max(T["few_rows"] * r.max_num_seqs, 1.0)
+    return few and step.speedup(step.rows * MORE_ROWS) > T["worth_rows"]
+
+
+def reads_weights(r: Reading) -> bool:
+    """Most bytes of a decode step are weights."""
+    step = decode_step(r)
+    if step is None or not decoding(r):
+        return False
+    return step.weight_bytes > 0.5 * step.num_bytes and r.decode_share > 0.3
+
+
+def reads_kv(r: Reading) -> bool:
+    """Most bytes of a decode step are KV."""
+    step = decode_step(r)
+    if step is None or not decoding(r):
+        return False
+    return step.weight_bytes <= 0.5 * step.num_bytes and r.decode_share > 0.3
+
+
+def wide_weights(r: Reading) -> bool:
+    """Weights of four bytes are read where two would do."""
+    return reads_weights(r) and r.dtype == "float32"
+
+
+def narrowable(r: Reading) -> bool:
+    """Weights could be of one byte."""
+    return reads_weights(r) and (r.dtype_bytes or 0) > 1
+
+
+def drafts_pay(r: Reading) -> bool:
+    """Few rows leave arithmetic unused that could verify drafts."""
+    step = decode_step(r)
+    return step is not None and reads_weights(r) and step.rows <= 4
+
+
+def cold_cache(r: Reading) -> bool:
+    """Prompts begin alike, and yet every token of them is computed."""
+    length, shared = r.prompt.mean, r.shared_tokens
+    if not length or not shared or shared < T["shared"] * length:
+        return False
+    return (r.cache_hit_rate or 0.0) < 0.5 * shared / length
+
+
+def slow_client(r: Reading) -> bool:
+    """Tokens are there and do not leave."""
+    return bool(r.slow_streams)
+
+
+def client_bound(r: Reading) -> bool:
+    """The load generator set the pace."""
+    return bool(r.client_bottleneck)
+
+
+def invalid(r: Reading) -> bool:
+    """Bodies or answers that do not validate."""
+    return r.validation_failures >= 3 and failing_share(r, r.validation_failures) > T["bad_share"]
+
+
+def turned_away(r: Reading) -> bool:
+    """Requests refused for load or state."""
+    return r.refused >= 1 and failing_share(r, r.refused) > T["bad_share"]
+
+
+def failing(r: Reading) -> bool:
+    """Requests that ended with an error."""
+    return r.num_failed > r.refused and failing_share(r, r.num_failed) > T["bad_share"]
+
+
+def retried(r: Reading) -> bool:
+    """Clients that send again what is still being worked at."""
+    return r.num_retries >= 3 and r.num_retries > T["bad_share"] * max(r.num_ended, 1)
+
+
+def restarted(r: Reading) -> bool:
+    """The engine ended and was started again."""
+    return r.num_restarts > 0
+
+
+def under_loaded(r: Reading) -> bool:
+    """There is nothing to do for the larger part."""
+    return not r.loaded and not queued(r) and not slow_client(r)
+
+
+def failing_share(r: Reading, count: int) -> float:
+    """`count` of all requests that ended or were turned away."""
+    return count / max(r.num_ended, r.num_ended - r.num_failed + count, 1)
+
+
+# ── the figures that show them ──────────────────────────────────────────────────────────────────
+
+
+def see_queue(r: Reading) -> list[str]:
+    found = []
+    if r.waiting is not None:
+        found.append(f"{plural(r.waiting, 'sequence')} waiting, {r.running or 0:.1f} running")
+    if r.queue_s is not None:
+        share = percent(r.share_of_ttft(r.queue_s))
+        found.append(f"{duration(r.queue_s)} in the queue, {share} of the time to the first token")
+    if r.arrivals_per_s is not None and r.finished_per_s is not None:
+        found.append(f"{r.arrivals_per_s:.1f} requests/s arrive, {r.finished_per_s:.1f} end")
+    if r.waiting_growth is not None and r.waiting_growth > 1:
+        found.append(f"the queue grew by {r.waiting_growth:.0f} in {r.seconds:.0f} s")
+    if not found and r.over_saturated:
+        found.append("concurrency and TTFT kept growing during the run")
+    return found
+
+
+def see_kv(r: Reading) -> list[str]:
+    found = [f"KV blocks {percent(r.kv_usage_max)} full"]
+    if r.kv_tokens:
+        found[0] += f" of {tokens(r.kv_tokens)} tokens"
+    if r.num_preemptions:
+        found.append(f"{plural(r.num_preemptions, 'sequence')} preempted")
+    if r.rows is not None and r.max_num_seqs:
+        found.append(f"{r.rows:.1f} of {r.max_num_seqs} rows taken")
+    return found + see_queue(r)
+
+
+def see_rows(r: Reading) -> list[str]:
+    return [f"{r.rows or 0:.1f} of {r.max_num_seqs} rows taken", *see_queue(r)]
+
+
+def see_hog(r: Reading) -> list[str]:
+    found = [f"longest prompt {tokens(r.longest_prompt)} tokens, others {tokens(r.short_prompt)}"]
+    if r.prefill_step_s is not None:
+        found.append(
+            f"a step with prefill takes {duration(r.prefill_step_s)}, "
+            f"one without {duration(r.decode_step_s)}"
+        )
+        found.append(f"{percent(r.prefill_time_share)} of the time in steps is prefill")
+    if r.itl.p99 is not None:
+        found.append(f"gap between tokens p50 {duration(r.itl.p50)}, p99 {duration(r.itl.p99)}")
+    return found
+
+
+def see_prefill(r: Reading) -> list[str]:
+    found = [
+        f"prefill {duration(r.prefill_s)}, {percent(r.share_of_ttft(r.prefill_s))} of the time to "
+        f"the first token and {percent(r.share_of_request(r.prefill_s))} of a request",
+        f"prompts of {tokens(r.prompt.mean)} tokens",
+    ]
+    if r.prefill_steps is not None and r.prefill_steps.mfu is not None:
+        found.append(f"MFU {percent(r.prefill_steps.mfu)} in steps with prefill")
+    return found
+
+
+def see_host(r: Reading) -> list[str]:
+    found = []
+    if r.roofline:
+        found.append(f"steps take {1 / r.roofline:.0f} times what the ceilings allow")
+    if r.host_share is not None:
+        found.append(f"{percent(r.host_share)} of the time with work is not the model")
+    seconds = step_s(r)
+    if seconds is not None:
+        found.append(f"a step takes {duration(seconds)} at {r.rows or 0:.1f} rows")
+    return found
+
+
+def see_decode(r: Reading) -> list[str]:
+    step = decode_step(r)
+    if step is None:
+        return []
+    found = [
+        f"a decode step takes {duration(step.seconds)} at {step.rows:.1f} rows; its floor is "
+        f"{duration(step.floor_s())}",
+        f"{percent(step.weight_bytes / step.num_bytes)} of the bytes it reads are weights",
+    ]
+    if r.decode_steps is not None and r.decode_steps.mbu is not None:
+        found.append(f"MBU {percent(r.decode_steps.mbu)}")
+    return found
+
+
+def see_cache(r: Reading) -> list[str]:
+    found = [r.shared_said] if r.shared_said else []
+    share = percent((r.shared_tokens or 0.0) / (r.prompt.mean or 1.0))
+    found.append(f"{tokens(r.shared_tokens)} tokens of a prompt ({share}) were sent before")
+    return [*found, f"{percent(r.cache_hit_rate or 0.0)} of prompt tokens came from the cache"]
+
+
+def see_slow(r: Reading) -> list[str]:
+    worst = max(r.slow_streams, key=lambda s: s.seconds)
+    found = [f"{plural(len(r.slow_streams), 'request')} read too slowly"]
+    made = f"{worst.made} tokens made" if worst.made else "nothing left to make"
+    found.append(
+        f"request {worst.id[:20]}: {worst.left} tokens left in {duration(worst.seconds)}, {made}"
+    )
+    if r.running is not None:
+        found.append(f"{plural(r.running, 'sequence')} running in the engine")
+    return found
+
+
+def see_client(r: Reading) -> list[str]:
+    return [r.client_bottleneck]
+
+
+def see_faults(r: Reading) -> list[str]:
+    counts = sorted(r.errors.items(), key=lambda item: -item[1])[:4]
+    named = ", ".join(f"{code} {count}" for code, count in counts)
+    found = [f"{plural(r.num_ended, 'request')} ended"]
+    for count, what in (
+        (r.validation_failures, "did not validate"),
+        (r.refused, "refused for load or state"),
+        (r.num_failed, "failed"),
+        (r.num_retries, "sent again by clients"),
+        (r.num_restarts, "restarts of the engine"),
+    ):
+        if count:
+            found.append(f"{count} {what}")
+    return found + ([named] if named else [])
+
+
+def see_idle(r: Reading) -> list[str]:
+    found = [f"idle {percent(r.idle_share)} of {r.seconds:.0f} s"]
+    if r.arrivals_per_s is not None:
+        found.append(f"{r.arrivals_per_s:.2g} requests/s arrive, nobody waits")
+    return found

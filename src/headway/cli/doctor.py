@@ -1,0 +1,97 @@
+"""`headway doctor`: this machine, a live server or a bench report."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+
+from headway.cli.common import model_folder
+from headway.core.errors import UsageError
+from headway.core.options import DoctorOptions, EngineOptions
+
+if TYPE_CHECKING:
+    from headway.advise.reading import Reading
+    from headway.cli.main import Call
+
+
+def doctor(call: "Call") -> int:
+    """Examine what the first word names: a URL, a report, a folder, or nothing."""
+    if len(call.positionals) > 1:
+        raise UsageError("doctor takes one thing.", "headway doctor [FOLDER | URL | report.json]")
+    options: DoctorOptions = call.options[DoctorOptions]
+    what = call.positionals[0] if call.positionals else None
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    reading = read(what, options)
+    if reading is None:
+        return examine(what, call.options[EngineOptions], options, console)
+
+    from headway.advise.diagnosis import diagnose
+    from headway.advise.show import show
+
+    found = diagnose(reading)
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        show(found, console)
+    return 0
+
+
+def read(what: str | None, options: DoctorOptions) -> "Reading | None":
+    """The reading of a server or a report; None for a folder or nothing."""
+    if what is None or Path(what).is_dir():
+        return None
+    if what.endswith(".json") or Path(what).is_file():
+        from headway.advise.from_report import reading_from_report
+        from headway.measure.export import read_json
+
+        report = read_json(what)
+        return reading_from_report(what, report, price_per_hour=options.price_per_hour)
+    if "://" not in what and ":" not in what:
+        raise UsageError(
+            f"{what} is no folder, no report and no URL.",
+            "headway doctor [FOLDER | URL | report.json]",
+        )
+    return look(what, options)
+
+
+def look(url: str, options: DoctorOptions) -> "Reading":
+    """Watch a live server, with a line that counts down."""
+    from headway.advise.watch import watch
+
+    def tick(passed_s: float) -> None:
+        if sys.stderr.isatty():
+            left_s = max(options.seconds - passed_s, 0)
+            print(f"\rwatching {url}: {left_s:3.0f} s left ", end="", file=sys.stderr, flush=True)
+
+    reading = watch(
+        url,
+        seconds=options.seconds,
+        api_key=options.api_key,
+        model=options.model,
+        price_per_hour=options.price_per_hour,
+        on_tick=tick,
+    )
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return reading
+
+
+def examine(
+    what: str | None, engine: EngineOptions, options: DoctorOptions, console: Console
+) -> int:
+    """The machine and the plan of a model on it."""
+    from headway.advise import examine as examination
+
+    found = examination.examine(
+        model_folder(what),
+        engine,
+        budget_s=options.probe_seconds,
+        accelerators=options.accelerators,
+    )
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        examination.show_machine(found, console)
+    return 0

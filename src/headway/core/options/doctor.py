@@ -1,0 +1,35 @@
+"""The options of `headway doctor`."""
+
+from dataclasses import dataclass
+
+from headway.core.options.field import Seconds, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """How long to look, and how to tell."""
+
+    seconds: Seconds = option(
+        Seconds(20),
+        "How long a live server is watched.",
+        low=1,
+        high=300,
+        unit="seconds",
+        common=True,
+    )
+    json: bool = option(False, "Print one JSON object instead of tables.", common=True)
+    model: str = option("", "URL: which model, where several are served.")
+    api_key: str = option("", "Key to send.", secret=True)
+    price_per_hour: float | None = option(
+        None, "What the machine costs, when the server was not told.", low=0, unit="USD"
+    )
+    accelerators: str = option(
+        "", "CSV of accelerators (columns accelerator, mem_bw_gbs, bf16_dense_tflops, …)."
+    )
+    probe_seconds: Seconds = option(
+        Seconds(3),
+        "Without a URL: how long the machine is measured.",
+        low=0,
+        high=60,
+        unit="seconds",
+    )

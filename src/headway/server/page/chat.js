@@ -1,0 +1,227 @@
+// The chat box: one conversation, streamed from the server like from any other client's. What the
+// model says is put into text nodes and nothing else.
+
+import { byId, make, show, write } from "./dom.js";
+import { digits, said, seconds } from "./format.js";
+import { stream } from "./talk.js";
+
+const COMPLETION_TOKENS = 200;
+
+/** How this model is spoken to: its path, the box's words, and how a body and a piece look. */
+const WAYS = {
+  messages: {
+    path: "v1/chat/completions",
+    label: "Message",
+    hint: "Ask the model …",
+    note: "Answers stream from this server, beside whatever else it does.",
+    body: (turns) => ({ messages: turns }),
+    piece: (choice) => choice.delta?.content ?? "",
+  },
+  text: {
+    path: "v1/completions",
+    label: "Text to continue",
+    hint: "Once upon a time …",
+    note: "This model has no chat template: it continues the text you give it.",
+    body: (turns) => ({ prompt: turns[turns.length - 1].content, max_tokens: COMPLETION_TOKENS }),
+    piece: (choice) => choice.text ?? "",
+  },
+};
+
+/** Times and tokens of one answer, by this browser's clock. */
+class Stopwatch {
+  constructor() {
+    this.startMs = performance.now();
+    this.firstMs = this.lastMs = null;
+    this.numChunks = 0;
+    this.numTokens = null;
+  }
+
+  arrived() {
+    this.lastMs = performance.now();
+    this.firstMs ??= this.lastMs;
+    this.numChunks += 1;
+  }
+
+  /** "TTFT 34 ms · 118 tok/s · 45 tokens"; "about", from the chunks, where usage did not come. */
+  words() {
+    if (this.firstMs === null) return "";
+    const tokens = this.numTokens ?? this.numChunks;
+    const exact = this.numTokens === null ? "about " : "";
+    const parts = [`TTFT ${said(seconds((this.firstMs - this.startMs) / 1e3))}`];
+    const streamed = (this.lastMs - this.firstMs) / 1e3;
+    if (tokens > 1 && streamed > 0) parts.push(`${exact}${digits((tokens - 1) / streamed)} tok/s`);
+    parts.push(`${exact}${tokens} ${tokens === 1 ? "token" : "tokens"}`);
+    return parts.join(" · ");
+  }
+}
+
+export class Chat {
+  constructor({ onDenied }) {
+    this.onDenied = onDenied;
+    this.turns = [];
+    this.model = null;
+    this.way = WAYS.messages;
+    this.stopper = null;
+    this.log = byId("chat-log");
+    this.input = byId("chat-input");
+    byId("chat-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    this.input.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        this.send();
+      } else if (event.key === "Escape") this.stop();
+    });
+    byId("chat-stop").addEventListener("click", () => this.stop());
+    byId("chat-clear").addEventListener("click", () => this.clear());
+  }
+
+  /** Speak to this model from now on; `accepts` is what its card says. */
+  use(model, accepts) {
+    const way = accepts.includes("messages")
+      ? WAYS.messages
+      : accepts.includes("text")
+        ? WAYS.text
+        : null;
+    if (this.model === model && this.way === way) return;
+    this.model = model;
+    this.way = way;
+    this.turns = [];
+    this.input.disabled = byId("chat-send").disabled = way === null;
+    write(byId("chat-label"), way?.label ?? "Message");
+    this.input.placeholder = way?.hint ?? "";
+    write(
+      byId("chat-hint"),
+      way?.note ??
+        "This server runs without a tokenizer and takes token ids alone: there is nothing to type.",
+    );
+  }
+
+  clear() {
+    this.stop();
+    this.turns = [];
+    this.log.replaceChildren(byId("chat-hint"));
+    show(byId("chat-hint"), true);
+    this.input.focus();
+  }
+
+  stop() {
+    this.stopper?.abort();
+  }
+
+  async send() {
+    const content = this.input.value;
+    if (!content.trim() || this.stopper || !this.way || !this.model) return;
+    this.input.value = "";
+    show(byId("chat-hint"), false);
+    this.turns.push({ role: "user", content });
+    this.add("user", "You", content);
+    await this.answer(this.add("assistant", this.model, ""));
+  }
+
+  /** One turn on the page: who said it (heard, not seen), what, and what came of it. */
+  add(role, who, content) {
+    const text = document.createTextNode(content);
+    const after = make("p", { class: "after" });
+    const said = make("div", { class: "said" });
+    said.append(text);
+    const node = make(
+      "article",
+      { class: `turn ${role}` },
+      make("h3", { class: "unseen" }, who),
+      said,
+      after,
+    );
+    this.log.append(node);
+    this.scroll(true);
+    return { node, text, after };
+  }
+
+  async answer(turn) {
+    const watch = new Stopwatch();
+    const turns = this.turns;
+    this.stopper = new AbortController();
+    this.busy(true);
+    let failure = null;
+    try {
+      await this.listen(turn, watch, this.stopper.signal);
+    } catch (error) {
+      failure = error;
+    }
+    const stopped = failure?.name === "AbortError";
+    this.flush(turn);
+    this.stopper = null;
+    this.busy(false);
+    if (turn.text.data) turns.push({ role: "assistant", content: turn.text.data });
+    else turns.pop();
+    if (failure && !stopped) this.fail(turn, failure);
+    write(turn.after, [stopped ? "Stopped" : "", watch.words()].filter(Boolean).join(" · "));
+    turn.after.dataset.term = "chat";
+    if (!failure) write(byId("announce"), `Answer complete. ${watch.words()}`);
+    this.scroll();
+  }
+
+  async listen(turn, watch, signal) {
+    const body = {
+      model: this.model,
+      ...this.way.body(this.turns),
+      ...this.options(),
+      stream: true,
+      stream_options: { include_usage: true },
+    };
+    for await (const event of stream(this.way.path, body, signal)) {
+      if (event.usage) watch.numTokens = event.usage.completion_tokens;
+      const piece = event.choices?.length ? this.way.piece(event.choices[0]) : "";
+      if (!piece) continue;
+      watch.arrived();
+      this.show(turn, piece);
+    }
+  }
+
+  options() {
+    const chosen = {};
+    const most = byId("chat-max").valueAsNumber,
+      temperature = byId("chat-temperature").valueAsNumber;
+    if (!Number.isNaN(most)) chosen.max_tokens = most;
+    if (!Number.isNaN(temperature)) chosen.temperature = temperature;
+    return chosen;
+  }
+
+  /** Pieces are gathered and written once a frame, however fast they come. */
+  show(turn, piece) {
+    if (!turn.pending) requestAnimationFrame(() => this.flush(turn));
+    turn.pending = (turn.pending ?? "") + piece;
+  }
+
+  flush(turn) {
+    if (!turn.pending) return;
+    const atEnd = this.atEnd();
+    turn.text.appendData(turn.pending);
+    turn.pending = "";
+    if (atEnd) this.scroll(true);
+  }
+
+  fail(turn, failure) {
+    const code = failure.code ? ` (${failure.code})` : "";
+    turn.after.before(make("p", { class: "error", role: "alert" }, `${failure.message}${code}`));
+    if (failure.status === 401) this.onDenied();
+  }
+
+  busy(running) {
+    show(byId("chat-stop"), running);
+    show(byId("chat-send"), !running);
+    this.log.setAttribute("aria-busy", String(running));
+    if (!running && document.activeElement === document.body)
+      this.input.focus({ preventScroll: true });
+  }
+
+  atEnd() {
+    return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
+  }
+
+  scroll(always = false) {
+    if (always || this.atEnd()) this.log.scrollTop = this.log.scrollHeight;
+  }
+}

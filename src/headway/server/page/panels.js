@@ -1,0 +1,243 @@
+// The middle of the page: goodput by class, latency, memory, steps and cost. Figures are a table of
+// [place, what to say of (snapshot, window)]; lists keep their rows from tick to tick.
+
+import { Rows, byId, make, mark, show, term, write, writeFigure } from "./dom.js";
+import { bytes, count, dollars, rate, said, seconds, share, tokens } from "./format.js";
+
+const judged = (window, field) => window.classes.reduce((sum, one) => sum + one[field], 0);
+const attainment = (window) =>
+  judged(window, "num_judged") ? judged(window, "num_met") / judged(window, "num_judged") : null;
+
+const FIGURES = [
+  ["goodput", (_, w) => rate(w.goodput_per_s, "req/s")],
+  ["attainment", (_, w) => share(attainment(w))],
+  ["finished", (_, w) => rate(w.finished_per_s, "req/s")],
+  ["failed", (_, w) => count(w.num_failed)],
+  ["output", (_, w) => rate(w.output_tokens_per_s, "tok/s")],
+  ["input", (_, w) => rate(w.input_tokens_per_s, "tok/s")],
+  ["arrivals", (_, w) => rate(w.arrivals_per_s, "req/s")],
+  ["prompt-length", (_, w) => tokens(w.lengths.prompt.p50)],
+  ["output-length", (_, w) => tokens(w.lengths.output.p50)],
+  ["kv", (s) => share(s.now.kv_usage)],
+  ["hits", (_, w) => share(w.cache_hit_rate)],
+  ["preemptions", (_, w) => count(w.steps.num_preemptions)],
+  ["step", (_, w) => seconds(w.steps.mean?.duration_s)],
+  ["busy", (_, w) => share(w.steps.busy_share)],
+  ["gap", (_, w) => share(w.steps.gap_share)],
+  ["mbu", (_, w) => share(w.decode?.mbu)],
+  ["mfu", (_, w) => share(w.prefill?.mfu)],
+  ["usd-output", (_, w) => dollars(w.cost?.usd_per_million_output)],
+  ["usd-input", (_, w) => dollars(w.cost?.usd_per_million_input)],
+  ["usd-request", (_, w) => dollars(w.cost?.usd_per_request)],
+  ["usd-met", (_, w) => dollars(w.cost?.usd_per_met_request)],
+  ["usd-total", (s) => dollars(s.totals.usd)],
+];
+
+export class Figures {
+  constructor() {
+    this.places = FIGURES.map(([name, value]) => [
+      document.querySelector(`[data-figure="${name}"]`),
+      value,
+    ]);
+  }
+
+  update(snapshot, window) {
+    for (const [node, value] of this.places) writeFigure(node, value(snapshot, window));
+    document.querySelector('[data-figure="failed"]').classList.toggle("bad", window.num_failed > 0);
+    show(byId("no-price"), snapshot.price_per_hour === null);
+    show(byId("cost"), snapshot.price_per_hour !== null);
+  }
+}
+
+const LATENCIES = [
+  ["ttft", "TTFT", "main"],
+  ["tpot", "TPOT", "main"],
+  ["itl", "ITL", ""],
+  ["queue", "Queue", ""],
+  ["prefill", "Prefill", ""],
+  ["e2e", "e2e", ""],
+];
+const PERCENTILES = ["p50", "p90", "p95", "p99"];
+
+export class LatencyTable {
+  constructor() {
+    this.rows = LATENCIES.map(([name, label, style]) => {
+      const cells = PERCENTILES.map(() => make("td"));
+      byId("percentiles").append(
+        make("tr", { class: style }, make("th", { scope: "row" }, term(name, label)), ...cells),
+      );
+      return [name, cells];
+    });
+  }
+
+  update(_, window) {
+    for (const [name, cells] of this.rows)
+      cells.forEach((cell, i) =>
+        write(cell, said(seconds(window.latency[name]?.[PERCENTILES[i]]))),
+      );
+  }
+}
+
+/** A bar of a share of 1, with a mark where `target` is. */
+function meter(target) {
+  const fill = make("i"),
+    node = make("div", { class: "meter", "aria-hidden": "true" }, fill);
+  const line = target === undefined ? null : node.appendChild(make("u"));
+  return {
+    node,
+    set(value, kind, at) {
+      const width = `${Math.max(0, Math.min(1, value ?? 0)) * 100}%`;
+      if (fill.style.width !== width) fill.style.width = width;
+      if (line) line.style.left = `calc(${at * 100}% - 1px)`;
+      mark(node, "class", `meter ${kind}`);
+    },
+  };
+}
+
+const missedWords = (missed) =>
+  Object.entries(missed)
+    .map(([which, number]) => `${NAMES[which] ?? which} ${number}×`)
+    .join(", ");
+
+const budget = (left) =>
+  left === null
+    ? "–"
+    : left < -0.005
+      ? `overspent by ${said(share(-left))}`
+      : `${said(share(Math.max(0, left)))} left`;
+
+/** ttft=500ms,tpot=50ms → TTFT ≤ 500 ms, TPOT ≤ 50 ms. */
+const objectives = (text) =>
+  text
+    .split(/,\s*/)
+    .map((one) =>
+      one
+        .replace(/^(itl_p99|\w+)=/, (_, name) => `${NAMES[name] ?? name} ≤ `)
+        .replace(/([\d.]+)(us|ms|s|m)\b/, "$1\u00a0$2"),
+    )
+    .join(", ");
+const NAMES = { ttft: "TTFT", tpot: "TPOT", itl_p99: "ITL p99", e2e: "e2e" };
+
+export class ClassList {
+  constructor() {
+    this.rows = new Rows(byId("classes"), (one) => this.create(one));
+  }
+
+  create() {
+    const row = {
+      name: make("b"),
+      objectives: make("span", { class: "quiet" }),
+      met: meter(1),
+      left: meter(),
+    };
+    for (const part of ["goodput", "good", "attained", "missed", "budget", "burn"])
+      row[part] = make("span");
+    for (const part of ["good", "missed", "burn"]) row[part].className = "quiet";
+    row.node = make(
+      "li",
+      {},
+      make("div", {}, row.name, row.objectives),
+      make("div", {}, row.goodput, row.good),
+      make("div", {}, row.attained, row.met.node, row.missed),
+      make("div", {}, term("budget", "Budget"), " ", row.budget, row.left.node, row.burn),
+    );
+    return row;
+  }
+
+  update(snapshot, window) {
+    const target = snapshot.slo_target;
+    show(byId("no-classes"), window.classes.length === 0);
+    this.rows.update(
+      window.classes,
+      (one) => one.name,
+      (row, one) => {
+        const fine = one.attainment === null ? "" : one.attainment >= target ? "good" : "bad";
+        write(row.name, one.name);
+        write(row.objectives, one.objectives ? objectives(one.objectives) : "no objectives");
+        write(row.goodput, `${said(rate(one.goodput_per_s, "req/s"))} good`);
+        write(row.good, `${said(rate(one.token_goodput_per_s, "tok/s"))} in them`);
+        write(row.attained, `${said(share(one.attainment))} met, target ${said(share(target))}`);
+        row.met.set(one.attainment, fine, target);
+        const misses = missedWords(one.missed);
+        write(
+          row.missed,
+          `${one.num_met} of ${one.num_judged}${misses ? `; missed: ${misses}` : ""}`,
+        );
+        write(row.budget, budget(one.budget_left));
+        row.left.set(one.budget_left, fine);
+        write(row.burn, one.burn_rate === null ? "" : `burns ${said(rate(one.burn_rate, ""))}×`);
+      },
+    );
+  }
+}
+
+const groupName = ({ kind, window, num_layers: layers }) =>
+  `${kind}${window ? ` attention, last ${said(count(window))} tokens` : " attention"}, ${layers} layers`;
+
+export class GroupList {
+  constructor() {
+    this.rows = new Rows(byId("groups"), () => {
+      const row = {
+        name: make("span"),
+        used: make("span"),
+        size: make("span", { class: "quiet" }),
+        bar: meter(),
+      };
+      row.node = make(
+        "li",
+        {},
+        make("div", { class: "row" }, row.name, row.used),
+        row.bar.node,
+        row.size,
+      );
+      return row;
+    });
+  }
+
+  update({ now, limits }) {
+    const named = now.kv_groups.map((group, i) => ({ ...group, i }));
+    this.rows.update(
+      named,
+      (group) => group.i,
+      (row, group) => {
+        const used = group.blocks_total ? group.blocks_used / group.blocks_total : null;
+        const size = group.bytes_per_token * limits.block_size;
+        write(row.name, groupName(group));
+        write(
+          row.used,
+          `${said(count(group.blocks_used))} of ${said(count(group.blocks_total, "blocks"))}`,
+        );
+        row.bar.set(used, used > 0.9 ? "bad" : "");
+        write(
+          row.size,
+          `${said(bytes(group.blocks_used * size))} of ${said(bytes(group.blocks_total * size))}, blocks of ${limits.block_size} tokens`,
+        );
+      },
+    );
+  }
+}
+
+const PARTS = ["schedule", "prepare", "forward", "sample", "update", "other"];
+
+export class StepParts {
+  constructor() {
+    this.parts = PARTS.map((name, i) => {
+      const bar = make("i", { class: `part-${i}` }),
+        text = make("li", { class: `part-${i}` });
+      byId("parts-bar").append(bar);
+      byId("parts-list").append(text);
+      return { name, bar, text };
+    });
+  }
+
+  update(_, { steps: { mean } }) {
+    show(byId("parts"), mean !== null);
+    if (mean === null) return;
+    const whole = PARTS.reduce((sum, name) => sum + mean[`${name}_s`], 0) || 1;
+    for (const { name, bar, text } of this.parts) {
+      const value = mean[`${name}_s`];
+      bar.style.width = `${(value / whole) * 100}%`;
+      write(text, `${name} ${said(seconds(value))}`);
+    }
+  }
+}

@@ -1,0 +1,224 @@
+"""The doctor names the planted bottleneck: real servers, real load, `headway doctor` beside it.
+
+A machine that is busy with other work is told as such, rightly; `planted` passes over that, since
+the tests themselves run on such machines.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_server import LiveServer, headway
+from staged import (
+    HEAVY_FLAGS,
+    FakeMetrics,
+    ask_doctor,
+    body,
+    both,
+    closed_loop,
+    diagnose_under,
+    open_loop,
+    slow_reader,
+    under,
+    write_heavy_model,
+)
+
+from conftest import StartServer
+
+OF_THE_MACHINE = {"slow-forward", "client-bottleneck"}
+
+
+@pytest.fixture(scope="module")
+def light(tiny_model: Path) -> Iterator[LiveServer]:
+    """A server of its own, so that windows hold no other test's requests."""
+    live = LiveServer(
+        tiny_model, "--served-model-name=tiny", "--kv-memory=64MiB", "--price-per-hour=2"
+    )
+    try:
+        yield live.wait_ready()
+    finally:
+        live.close()
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Weights that no cache holds."""
+    folder = write_heavy_model(tmp_path_factory.mktemp("models") / "heavy")
+    live = LiveServer(folder, "--served-model-name=tiny", *HEAVY_FLAGS)
+    try:
+        yield live.wait_ready()
+    finally:
+        live.close()
+
+
+def planted(diagnosis: dict[str, Any]) -> str:
+    """The first finding that is not about a busy machine."""
+    names = [each["name"] for each in diagnosis["findings"] if each["name"] not in OF_THE_MACHINE]
+    return names[0] if names else "healthy"
+
+
+def finding(diagnosis: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(each for each in diagnosis["findings"] if each["name"] == name)
+
+
+async def test_idle(light: LiveServer) -> None:
+    found = await diagnose_under(light, open_loop(1.0, lambda i: body(20, 5, i)), seconds=4)
+    assert planted(found) == "under-loaded", found["findings"]
+    assert found["bottleneck"]["server_kind"] == "under-loaded"
+    assert any("more replicas" in text for text in found["waste"])
+    assert "$" in finding(found, "under-loaded")["expect"]
+
+
+async def test_failing_validation(light: LiveServer) -> None:
+    """Bodies that do not validate; answers off a schema will count in the same place."""
+    load = both(
+        open_loop(0.1, lambda i: body(20, 5, i)),
+        open_loop(0.1, lambda i: {**body(20, 5, i), "temperature": 9}),
+    )
+    found = await diagnose_under(light, load, seconds=3)
+    assert planted(found) == "validation", found["findings"]
+    advice = finding(found, "validation")
+    assert 0.3 < advice["share"] < 0.7
+    assert "temperature" in advice["do"] or "most often" in advice["do"]
+
+
+async def test_host_bound_tiny_model(light: LiveServer) -> None:
+    found = await diagnose_under(light, closed_loop(4, lambda i: body(20, 60, i)), seconds=4)
+    assert planted(found) == "host-bound", found["findings"]
+    assert found["tpot"]["why_no_floor"].startswith("the weights stay in the CPU's cache")
+    assert any("wait for the host" in text for text in found["waste"])
+    outputs = next(each for each in found["savings"] if each["what"].startswith("answers"))
+    assert outputs["seconds"] > 0 and outputs["usd_per_hour"] > 0
+    assert outputs["note"] == "output length is a product decision"
+
+
+async def test_slow_client(light: LiveServer) -> None:
+    found = await diagnose_under(light, slow_reader(light.url), seconds=4, warm_s=3)
+    assert planted(found) == "slow-client", found["findings"]
+    assert any("no flag of the server" in text for text in found["waste"])
+
+
+async def test_over_saturated_queue(light: LiveServer) -> None:
+    found = await diagnose_under(light, open_loop(0.01, lambda i: body(20, 100, i)), seconds=4)
+    assert planted(found) == "over-saturated", found["findings"]
+    assert any("quantization" in text and "queueing" in text for text in found["waste"])
+    assert found["ttft"]["queue_s"] > found["ttft"]["prefill_s"]
+
+
+async def test_tiny_kv_pool(start_server: StartServer) -> None:
+    small = start_server("--kv-memory=400KiB", "--served-model-name=tiny").wait_ready()
+    found = await diagnose_under(small, closed_loop(24, lambda i: body(150, 60, i)), seconds=4)
+    assert planted(found) == "kv-capacity", found["findings"]
+    assert "--kv-memory" in finding(found, "kv-capacity")["do"]
+
+
+async def test_decode_of_one_request_at_a_time(heavy: LiveServer) -> None:
+    found = await diagnose_under(heavy, closed_loop(1, lambda i: body(8, 40, i)), seconds=4)
+    assert planted(found) == "small-batch", found["findings"]
+    tpot = found["tpot"]
+    assert 0 < tpot["floor_s"] < tpot["step_s"]
+    names = [each["name"] for each in found["findings"]]
+    int8 = finding(found, "weight-bytes")
+    assert "drafts" in names and not int8["available"] and "not in this version" in int8["fix"]
+
+
+async def test_large_prefill(heavy: LiveServer) -> None:
+    found = await diagnose_under(heavy, closed_loop(1, lambda i: body(400, 3, i)), seconds=6)
+    assert planted(found) == "long-prefill", found["findings"]
+    assert found["bottleneck"]["server_kind"] in ("compute", "host")
+
+
+@pytest.mark.hardening
+async def test_one_long_prompt_hogs(heavy: LiveServer) -> None:
+    load = both(
+        closed_loop(4, lambda i: body(16, 20, i)), closed_loop(1, lambda i: body(1500, 2, i))
+    )
+    found = await diagnose_under(heavy, load, seconds=12, warm_s=3)
+    assert planted(found) == "hogging", found["findings"]
+    assert "--max-num-batched-tokens" in finding(found, "hogging")["do"]
+
+
+@pytest.mark.hardening
+async def test_cold_cache(heavy: LiveServer, tmp_path: Path) -> None:
+    """Prompts that share 200 of 220 tokens, each computed as a whole: told by a bench report."""
+    report = tmp_path / "report.json"
+    load = "--workload=shared-prefix --prefix-len=200 --input-len=20 --output-len=3 --warmup=0"
+    done = await asyncio.to_thread(
+        headway,
+        *("bench", heavy.url, *load.split(), "--concurrency=1", "--num-requests=12"),
+        *("--cooldown=0", f"--json={report}"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = await ask_doctor(str(report), 1)
+    assert planted(found) == "cold-cache", found["findings"]
+    advice = finding(found, "cold-cache")
+    assert "a stable prefix saves" in advice["expect"]
+    assert not advice["available"]
+
+
+async def test_a_server_that_only_has_vllms_metrics() -> None:
+    fake = FakeMetrics()
+    try:
+        found = await ask_doctor(fake.url, 2, "--price-per-hour=4")
+    finally:
+        await asyncio.to_thread(fake.shutdown)
+        fake.server_close()
+    assert found["source"] == "metrics" and found["server"] == "vllm metrics of far"
+    assert planted(found) == "kv-capacity", found["findings"]
+    assert found["ttft"]["queue_s"] == pytest.approx(6)
+    assert found["ttft"]["transfer_s"] is not None
+    assert any("no floor of TPOT" in text for text in found["not_known"])
+    assert any("92% queueing" in text for text in found["waste"])
+
+
+async def test_people_read_the_verdict_first(light: LiveServer) -> None:
+    async with under(light, closed_loop(4, lambda i: body(20, 60, i))):
+        done = await asyncio.to_thread(headway, "doctor", light.url, "--seconds=2")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Headway ") and len(lines) < 60
+    assert any(lines[1].startswith(name) for name in ("host-bound", "slow-forward")), lines[1]
+    words = ("Time to the first token", "Time per token", "symptom", "Would be a waste", "save")
+    places = [done.stdout.index(word) for word in words]
+    assert places == sorted(places)
+
+
+def test_the_machine_and_a_models_plan(tiny_model: Path) -> None:
+    done = headway("doctor", tiny_model, "--probe-seconds=0.4", "--kv-memory=1MiB", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["num_cores"] >= 1 and found["bandwidth_bytes_per_s"] > 1e8
+    assert {"float32", "bfloat16"} <= found["flops_per_s"].keys()
+    assert {"linear", "attention"} <= {each["name"] for each in found["kernels"]}
+    assert {"kv_blocks", "max_model_len"} <= {each["name"] for each in found["plan"]}
+    assert found["kv_groups"] == [
+        {"kind": "full", "window": 0, "num_layers": 2, "bytes_per_token": 512}
+    ]
+    shown = headway("doctor", tiny_model, "--probe-seconds=0")
+    assert "not measured" in shown.stdout and "kv_blocks" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nowhere",), "nowhere is no folder, no report and no URL"),
+        (("http://127.0.0.1:9",), "cannot be reached"),
+        (("missing.json",), "missing.json"),
+        (("a", "b"), "doctor takes one thing"),
+        ((".", "--seconds=0"), "--seconds"),
+    ],
+)
+def test_what_cannot_be_examined(arguments: tuple[str, ...], words: str) -> None:
+    done = headway("doctor", *arguments)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_stats_have_a_window_of_any_length(light: LiveServer) -> None:
+    status, data = light.get("/stats?seconds=20")
+    windows = json.loads(data)["windows"]
+    assert status == 200 and [each["seconds"] for each in windows] == [10, 60, 300, 20]
+    for seconds in ("0", "301", "x", "-1"):
+        status, data = light.get(f"/stats?seconds={seconds}")
+        assert status == 400 and json.loads(data)["error"]["param"] == "seconds"

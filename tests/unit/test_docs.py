@@ -1,0 +1,32 @@
+"""The pages that show code: what they quote is in the file they name, the rest runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("adding-a-model.md",)
+BLOCKS = [
+    (page, block)
+    for page in PAGES
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+]
+NAMED = re.compile(r"# ([\w/]+\.py)\n")
+
+
+@pytest.mark.parametrize(("page", "block"), BLOCKS)
+def test_a_block_is_quoted_or_runs(page: str, block: str):
+    """A first line `# file.py` says that the block is quoted, below src/headway or the root."""
+    named = NAMED.match(block)
+    if named is None:
+        exec(compile(block, page, "exec"), {})
+        return
+    places = [ROOT / "src" / "headway" / named[1], ROOT / named[1]]
+    text = next(place for place in places if place.exists()).read_text(encoding="utf-8")
+    assert block[named.end() :] in text
+
+
+def test_both_kinds_are_there():
+    quoted = [block for _, block in BLOCKS if NAMED.match(block)]
+    assert 0 < len(quoted) < len(BLOCKS)
