@@ -17,7 +17,7 @@ from live_server import NO_TORCH, LiveServer, headway, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import StartServer
-from headway.telemetry.snapshot import Snapshot
+from headway.telemetry.snapshot import Now, Snapshot
 
 BODY = {"prompt": [10, 20, 30, 40], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -170,11 +170,16 @@ def test_running_requests_are_listed(start_server: StartServer) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(ask, live, max_tokens=100) for _ in range(8)]
         wait_until(lambda: len(stats(live).now.requests) == 8)
-        wait_until(lambda: stats(live).now.num_running == 2)
-        found = stats(live).now
+
+        def queued() -> Now | None:
+            now = stats(live).now
+            decoding = any(request.state == "decode" for request in now.requests)
+            return now if now.num_waiting >= 5 and decoding else None
+
+        found = wait_until(queued)
         states = [request.state for request in found.requests]
         assert states.count("waiting") >= 5 and "decode" in states
-        assert found.num_waiting >= 5 and found.kv_groups[0].blocks_used > 0
+        assert found.num_running == 2 and found.kv_groups[0].blocks_used > 0
         ages = [request.age_s for request in found.requests]
         assert ages == sorted(ages, reverse=True)
         running = next(r for r in found.requests if r.state == "decode")
