@@ -102,7 +102,7 @@ async def test_slow_client(light: LiveServer) -> None:
 
 
 async def test_over_saturated_queue(light: LiveServer) -> None:
-    found = await diagnose_under(light, open_loop(0.01, lambda i: body(20, 100, i)), seconds=4)
+    found = await diagnose_under(light, open_loop(0.01, lambda i: body(20, 300, i)), seconds=4)
     assert planted(found) == "over-saturated", found["findings"]
     assert any("quantization" in text and "queueing" in text for text in found["waste"])
     assert found["ttft"]["queue_s"] > found["ttft"]["prefill_s"]
