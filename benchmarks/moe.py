@@ -3,7 +3,7 @@
 Three models of one shape with random weights: 8 experts of which a token visits 2; the same with
 all 8 visited; and a dense one whose MLP has the size of the two. Steps of the three take turns;
 times are medians of CPU seconds, of one thread unless told otherwise, which other work on the
-machine hardly disturbs. Tokens are random, so the sequences of a batch choose their experts
+machine hardly disturbs (`--clock wall --threads 2` for a quiet one). Tokens are random, so the sequences of a batch choose their experts
 independently: a step of B tokens hits about 8 · (1 - 0.75^B) of 8.
 """
 
@@ -47,13 +47,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "8 of 8 experts": {**SPARSE, "num_experts_per_tok": EXPERTS},
     "dense, the size of 2": {"architectures": ["Qwen3ForCausalLM"]},
 }
+CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 BATCHES, PROMPT = (1, 2, 4, 8), 512
 
 
 class Bench:
     """One model, driven by plans: no engine, so a step is the forward and the sampling alone."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], dtype: str, threads: int) -> None:
+    def __init__(
+        self, folder: Path, config: dict[str, Any], dtype: str, threads: int, clock: str
+    ) -> None:
+        self.now_s = CLOCKS[clock]
         (folder / "config.json").write_text(json.dumps({**SHAPE, "torch_dtype": dtype, **config}))
         options = EngineOptions(device="cpu", load_format="dummy", threads=threads)
         self.spec, settings, _, machine = plan_settings(folder, options)
@@ -74,9 +78,9 @@ class Bench:
     def run(self, new: list[NewSequence], advanced: list[Advance]) -> tuple[float, int]:
         """(seconds of the step, experts it read)."""
         self.step += 1
-        started = time.process_time()
+        started = self.now_s()
         result = run(self.executor, StepPlan(self.step, new, advanced, []))
-        return time.process_time() - started, result.experts_read
+        return self.now_s() - started, result.experts_read
 
     def finish(self, count: int) -> None:
         self.step += 1
@@ -102,9 +106,9 @@ class Bench:
         mlp = self.executor.model.layers[0].mlp
         x_TH = torch.randn(num_tokens, SHAPE["hidden_size"], dtype=self.executor.kv[0].k.dtype)
         step = (Step(batch=None, kv=[], angles=[]),) if self.spec.experts else ()  # type: ignore[arg-type]
-        started = time.process_time()
+        started = self.now_s()
         mlp(x_TH, *step)
-        return time.process_time() - started
+        return self.now_s() - started
 
 
 def decode_table(benches: dict[str, Bench], steps: int) -> None:
@@ -154,12 +158,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=15)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         benches = {
-            name: Bench(Path(folder), config, chosen.dtype, chosen.threads)
+            name: Bench(Path(folder), config, chosen.dtype, chosen.threads, chosen.clock)
             for name, config in MODELS.items()
         }
     print(f"{chosen.dtype}, {chosen.threads} threads")
