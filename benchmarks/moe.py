@@ -3,8 +3,9 @@
 Three models of one shape with random weights: 8 experts of which a token visits 2; the same with
 all 8 visited; and a dense one whose MLP has the size of the two. Steps of the three take turns;
 times are medians of CPU seconds, of one thread unless told otherwise, which other work on the
-machine hardly disturbs (`--clock wall --threads 2` for a quiet one). Tokens are random, so the sequences of a batch choose their experts
-independently: a step of B tokens hits about 8 · (1 - 0.75^B) of 8.
+machine hardly disturbs (`--clock wall --threads 2` for a quiet one). Tokens are random, so the
+sequences of a batch choose their experts independently: a step of B tokens hits about
+8 · (1 - 0.75^B) of 8.
 """
 
 import argparse
