@@ -39,6 +39,7 @@ def test_a_step_at_32_sequences_costs_less_than_100_us() -> None:
     assert request and float(request[1]) <= 100, table
 
 
+@pytest.mark.timeout(1800)
 def test_server_client_and_offline_agree_on_mbu(tmp_path: Path) -> None:
     """A 0.5B shape with random weights, batch 1 and 8: within 5%, each in its best round."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN_0_5B))
