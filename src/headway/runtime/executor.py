@@ -69,17 +69,18 @@ class TorchExecutor:
         self.linears = [m for m in self.model.modules() if isinstance(m, Linear | ExpertLinear)]
         for linear in self.linears:
             linear.prepare()
-        self.ropes = [
-            RopeTable(rope, spec.head_dim, settings.max_model_len, self.device)
-            for rope in spec.ropes
-        ]
         try:
+            self.ropes = [
+                RopeTable(rope, spec.head_dim, settings.max_model_len, self.device)
+                for rope in spec.ropes
+            ]
             self.kv = allocate_kv(
                 spec.kv_groups, settings.num_blocks, settings.block_size, dtype, self.device
             )
         except RuntimeError as error:  # torch's out-of-memory is one
             raise CapacityError(
-                f"The KV cache could not be allocated: {str(error)[:200]}.", "Lower --kv-memory."
+                f"KV cache and rope tables could not be allocated: {str(error)[:200]}.",
+                "Lower --kv-memory or --max-model-len.",
             ) from error
         self.mirror = Mirror(
             max_num_seqs=settings.max_num_seqs,

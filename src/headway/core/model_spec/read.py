@@ -24,6 +24,7 @@ UNREAD_QUANTIZATION = {
     "fp8": "FP8",
     "gguf": "GGUF",
 }
+MOST_LAYERS = 4096
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -75,14 +76,11 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         )
     ropes = ropes_from_config(config, family.theta, family.local_theta)
     for rope in ropes.values():
-        if int(head_dim * rope.share) % 2:
-            raise UnsupportedModelError(
-                f"{int(head_dim * rope.share)} of {head_dim} dims a head cannot be rotated "
-                "in pairs.",
-                "Check head_dim and partial_rotary_factor.",
-            )
+        check_rotation(rope, head_dim)
     attention_bias = flag(config, "attention_bias")
-    experts, sparse = family.experts(config, positive(config, "num_hidden_layers"))
+    experts, sparse = family.experts(
+        config, positive(config, "num_hidden_layers", most=MOST_LAYERS)
+    )
     max_len = longest_context(config, ropes[FULL])
     scales = {"attention_scale": head_dim**-0.5} | family.scales(config)
     return ModelSpec(
@@ -111,6 +109,16 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         eos_token_ids=eos_ids(config, generation),
         **scales,
     )
+
+
+def check_rotation(rope: RopeSpec, head_dim: int) -> None:
+    """Refuse a head of which no pairs are rotated; the dynamic scaling needs two of them."""
+    rotated = int(head_dim * rope.share)
+    if rotated % 2 or rotated < (4 if rope.kind == "dynamic" else 2):
+        raise UnsupportedModelError(
+            f"{rotated} of {head_dim} dims a head cannot be rotated in pairs.",
+            "Check head_dim and partial_rotary_factor.",
+        )
 
 
 def read_layers(

@@ -10,9 +10,10 @@ from typing import Any
 
 from headway.core.errors import ModelError, UnsupportedModelError
 from headway.core.model_spec.spec import RopeSpec
-from headway.core.model_spec.values import flag, mapping, number, positive
+from headway.core.model_spec.values import flag, mapping, number, positive, wrong
 
 FULL, WINDOW = "full_attention", "sliding_attention"
+MOST_POSITIONS = 2**31 - 1
 
 
 def ropes_from_config(
@@ -43,6 +44,8 @@ def read_rope(config: dict[str, Any], scaling: dict[str, Any], theta: float) -> 
             "Copy config.json again from the model's source.",
         )
     base = number(scaling, "rope_theta", default=config.get("rope_theta") or theta)
+    if base <= 1:
+        raise wrong("rope_theta", "a number above 1", base)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in READERS:
         raise UnsupportedModelError(
@@ -111,5 +114,8 @@ def longest_context(config: dict[str, Any], rope: RopeSpec) -> int:
     """
     longest = positive(config, "max_position_embeddings", default=2048)
     if rope.kind in ("dynamic", "yarn"):
-        return max(longest, int(rope.original_max_len * rope.factor))
+        stretched = rope.original_max_len * rope.factor
+        if stretched > MOST_POSITIONS:
+            raise wrong("factor", f"such that the context is at most {MOST_POSITIONS}", rope.factor)
+        return max(longest, int(stretched))
     return longest

@@ -25,13 +25,15 @@ def read_json(path: Path, missing: ModelError | None = None) -> dict[str, Any]:
     return value
 
 
-def positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    """The positive integer under `key`, or ModelError naming it."""
+def positive(
+    config: dict[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1
+) -> int:
+    """The positive integer under `key`, at most `most`, or ModelError naming it."""
     value = config.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise wrong(key, "a positive integer", value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise wrong(key, f"a positive integer up to {most}", value)
     return value
 
 
