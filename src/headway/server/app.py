@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.middleware.cors import CORSMiddleware
@@ -33,7 +33,8 @@ from headway.telemetry.stats import take_snapshot
 
 log = logging.getLogger(__name__)
 
-MAX_TRACE_S = 300.0
+DEFAULT_TRACE_S = 5.0
+Number = TypeVar("Number", int, float)
 LARGE_BODY_BYTES = 64 * 1024
 
 
@@ -169,10 +170,8 @@ async def stats(state: State, request: Request) -> Response:
 
     `?seconds=20` adds a window of that length, at most 300.
     """
-    text = request.query_params.get("seconds", "")
-    if text and not (text.isascii() and text.isdigit() and 0 < int(text) <= max(WINDOWS_S)):
-        raise RequestError(f"seconds must be 1 … {max(WINDOWS_S)}.", param="seconds")
-    more_s = (int(text),) if text else ()
+    seconds = asked_seconds(request, int)
+    more_s = () if seconds is None else (seconds,)
     model = named_or_only(state, request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
     prompts, tokenizer = model.telemetry.prompts, model.tokenizer
@@ -181,19 +180,27 @@ async def stats(state: State, request: Request) -> Response:
     return json_response(take_snapshot(model.telemetry, model.client.status, more_s))
 
 
-async def trace(state: State, request: Request) -> Response:
-    """The last `?seconds=` of steps and requests as a Chrome trace."""
-    text = request.query_params.get("seconds", "5")
+def asked_seconds(request: Request, kind: type[Number]) -> Number | None:
+    """`?seconds=` as an int or a float, None without it; RequestError beyond what is kept."""
+    text = request.query_params.get("seconds")
+    if text is None:
+        return None
     try:
-        seconds = float(text)
+        seconds = kind(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MAX_TRACE_S:
+        seconds = kind(0)
+    if not 0 < seconds <= max(WINDOWS_S):
         raise RequestError(
-            f"seconds is {text[:40]!r}; it must be between 0 and {MAX_TRACE_S:g}.",
+            f"seconds is {text[:40]!r}; it must be above 0 and at most {max(WINDOWS_S)}.",
             param="seconds",
             code="invalid_value",
         )
+    return seconds
+
+
+async def trace(state: State, request: Request) -> Response:
+    """The last `?seconds=` of steps and requests as a Chrome trace."""
+    seconds = asked_seconds(request, float) or DEFAULT_TRACE_S
     model = named_or_only(state, request.query_params.get("model"))
     return json_response(model.telemetry.trace(seconds))
 
