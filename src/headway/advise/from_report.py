@@ -70,14 +70,7 @@ def percentiles(found: Distribution | None) -> Percentiles:
     """A distribution under the server's names."""
     if found is None:
         return Percentiles()
-    return Percentiles(
-        count=found.count,
-        mean=found.mean,
-        p50=found.p50,
-        p90=found.p90,
-        p95=found.p95,
-        p99=found.p99,
-    )
+    return Percentiles(**{name: getattr(found, name) for name in Percentiles.__struct_fields__})
 
 
 def timed(counters: dict[str, float], part: str) -> Percentiles:

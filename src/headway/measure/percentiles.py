@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from headway.telemetry.formulas import percentiles
+
 
 class Distribution(msgspec.Struct, kw_only=True):
     """What is said of many values; percentiles interpolate linearly between neighbours."""
@@ -25,15 +27,9 @@ def distribution(values: Iterable[float | None]) -> Distribution | None:
     known = np.array([value for value in values if value is not None], dtype=float)
     if not len(known):
         return None
-    p50, p90, p95, p99 = (float(p) for p in np.percentile(known, [50, 90, 95, 99]))
     return Distribution(
-        count=len(known),
-        mean=float(known.mean()),
+        **msgspec.structs.asdict(percentiles(known)),
         min=float(known.min()),
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
         max=float(known.max()),
         std=float(known.std()),
     )

@@ -16,6 +16,7 @@ from headway.measure.latency import Latency, latency
 from headway.measure.percentiles import Distribution, distribution
 from headway.measure.record import Exchange, Run
 from headway.measure.timeline import Timeline, timeline, tokens_in
+from headway.telemetry.formulas import HOUR_S, ratio, usd_per_million
 from headway.telemetry.prefixes import Sharing
 
 
@@ -249,13 +250,6 @@ def rates_of(run: Run, seen: list[Seen], counted: list[Seen], slos: dict[str, Sl
         / max(sum(x.num_prompt for x in prompts), 1)
         if prompts
         else None,
-        usd_per_million_tokens=cost(price, window_s, tokens / 1e6),
-        usd_per_request=cost(price, window_s, len(came)),
+        usd_per_million_tokens=None if price is None else usd_per_million(price, tokens / window_s),
+        usd_per_request=None if price is None else ratio(price * window_s / HOUR_S, len(came)),
     )
-
-
-def cost(price_per_hour: float | None, window_s: float, per: float) -> float | None:
-    """USD for one of `per`: $2 an hour at 100 tok/s is $5.56 per million tokens."""
-    if price_per_hour is None or per <= 0:
-        return None
-    return price_per_hour * window_s / 3600 / per
