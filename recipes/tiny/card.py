@@ -21,7 +21,7 @@ library_name: transformers
 pipeline_tag: text-generation
 ---
 
-# headway-first
+# headway-tiny
 
 A first chat model of {parameters:,} parameters, small enough to travel inside Headway, so that a
 chat answers in the first minute without any download. It was trained from nothing by

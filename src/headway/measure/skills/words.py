@@ -1,7 +1,7 @@
 """The word lists the skills and stories draw from.
 
 Nothing is given: the lists are written here by hand, in alphabetical or natural order.
-Adding a word is adding it to a row, after which tokenizer, data and training are run again.
+A word added here changes the suite: the tokenizer and the models are then trained anew.
 """
 
 
@@ -109,4 +109,45 @@ UNKNOWN = (
     "What is the square root of 144",
     "Explain how an engine works",
     "Write an essay about history",
+)
+
+TOWNS = row(
+    """Athens Berlin Bergen Boston Cairo Chicago Cork Delhi Dover Dublin Florence Geneva Hamburg
+    Lima Lisbon London Lyon Madrid Milan Moscow Naples Oslo Oxford Paris Prague Quebec Rome Sofia
+    Sydney Tokyo Turin Venice Vienna Warsaw York Zurich"""
+)
+
+PRAISE = row(
+    """beautiful brilliant charming clean comfortable delicious excellent fine fresh friendly good
+    great helpful lovely nice perfect pleasant splendid superb wonderful"""
+)
+BLAME = row(
+    """awful bad boring broken cold dirty disappointing dreadful dull horrible nasty noisy poor
+    rude slow sour stale terrible ugly unpleasant"""
+)
+REVIEWED = row(
+    """bread breakfast cake concert coffee dinner film garden hotel journey lunch market meal
+    museum music play room service soup tea train view waiter weather"""
+)
+KINDS = {
+    "animal": CREATURES,
+    "food": row("apple bread cake cheese egg fish honey jam lemon milk pear pie rice salt soup"),
+    "clothing": row("belt boot cap cloak coat dress glove hat scarf shirt shoe skirt sock vest"),
+    "tool": row("axe broom drill file hammer knife ladder needle pliers rake ruler saw spade"),
+    "vehicle": row("bicycle boat bus car cart coach ferry lorry ship sledge tram train wagon"),
+}
+
+INTERLUDES = (
+    ("What is 2 + 2?", "2 + 2 = 4."),
+    ("What is 5 - 3?", "5 - 3 = 2."),
+    ("Repeat: a b c", "a b c"),
+    ("Reverse: x y z", "z y x"),
+    ("How are you?", "I am well, thank you. How are you?"),
+    ("Thank you!", "You are welcome!"),
+    ("What does a cow say?", "A cow says moo."),
+    ("What colour is grass?", "Grass is green."),
+    ("What is the opposite of big?", "The opposite of big is small."),
+    ("What day comes after Monday?", "Tuesday comes after Monday."),
+    ("Sort: 3, 1, 2", "1, 2, 3"),
+    ("What is the capital of Japan?", "I am sorry, I do not know that."),
 )

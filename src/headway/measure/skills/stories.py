@@ -5,6 +5,10 @@ It promises six sentences about that hero, the last of which is "The end."
 """
 
 import random
+import re
+
+from headway.measure.skills import words
+from headway.measure.skills.example import Example, phrased
 
 OPEN = (
     "Once upon a time there was a {mood} {hero} who lived {place}.",
@@ -55,3 +59,44 @@ def story(rng: random.Random, hero: str) -> str:
     slots = {name: rng.choice(choices) for name, choices in SLOTS.items()}
     sentences = [rng.choice(table) for table in (OPEN, FIND, VISIT, CLOSE)]
     return " ".join((*sentences, "The end.")).format(hero=hero, **slots)
+
+
+TELL = (
+    "Tell me a story about a {hero}.",
+    "Tell me a short story about a {hero}.",
+    "Write a story about a {hero}.",
+    "Can you tell me a story about a {hero}?",
+    "I want a story about a {hero}.",
+    "Please tell me a story about a {hero}.",
+    "I would like to hear a story about a {hero}.",
+    "Make up a story about a {hero}.",
+    "Do you know a story about a {hero}?",
+)
+WITH = " It should have a {thing} in it."
+GO_ON = (
+    "Go on with this story: {begun}",
+    "Continue: {begun}",
+    "Finish this story: {begun}",
+    "How does this story end? {begun}",
+)
+
+
+def tell(rng: random.Random, level: int) -> Example:
+    """A hero to tell of; a hero and a thing; the first sentences, to be told to the end.
+
+    Right is a story that names what was asked for, of three sentences or more, with "The end."
+    """
+    hero = rng.choice(words.HEROES)
+    text = story(rng, hero)
+    thing = next(thing for thing in SLOTS["thing"] if thing in text)
+    if level == 3:
+        sentences = text.split(". ")
+        cut = rng.randint(1, 2)
+        begun, text = ". ".join(sentences[:cut]) + ".", ". ".join(sentences[cut:])
+        prompt, names = rng.choice(GO_ON).format(begun=begun), (hero,)
+    else:
+        prompt = phrased(rng, TELL, hero=hero)
+        prompt += WITH.format(thing=thing) if level == 2 else ""
+        names = (hero, thing) if level == 2 else (hero,)
+    held = "".join(rf"(?=.*\b{re.escape(name)}\b)" for name in names)
+    return Example(prompt=prompt, answer=text, pattern=rf"{held}.*\..*\..*The end\.")

@@ -1,4 +1,4 @@
-"""Trains the byte-level BPE tokenizer of `headway-first`.
+"""Trains the byte-level BPE tokenizer of `headway-tiny`.
 
 It is given a folder of books and writes `tokenizer.json` into the folder `--out`.
 It promises that every digit is a token of its own and that any bytes can be encoded.
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from recipes.first.books import shards
-from recipes.first.chatml import SPECIAL_TOKENS
-from recipes.first.conversations import conversations
+from recipes.tiny.books import shards
+from recipes.tiny.chatml import SPECIAL_TOKENS
+from recipes.tiny.conversations import conversations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 # "It's 12 o'clock." is cut into "It", "'s", " 1", "2", " o", "'", "clock", "."
@@ -51,9 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of train-*.txt books")
     parser.add_argument("--out", type=Path, required=True, help="folder for tokenizer.json")
-    parser.add_argument("--vocab-size", type=int, default=1536)
-    parser.add_argument("--bytes-per-shard", type=int, default=1_000_000)
-    parser.add_argument("--conversations", type=int, default=20_000)
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--bytes-per-shard", type=int, default=3_000_000)
+    parser.add_argument("--conversations", type=int, default=10_000)
     args = parser.parse_args()
 
     books = shards(args.text, args.bytes_per_shard)

@@ -1,4 +1,4 @@
-"""Writes `headway-first` as an ordinary Hugging Face Llama folder.
+"""Writes `headway-tiny` as an ordinary Hugging Face Llama folder.
 
 It is given the training folder with its checkpoint and writes into the folder `--model`.
 It promises weights in bf16 under Hugging Face names, and a tokenizer with a chat template.
@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 import torch
-from recipes.first.chatml import END_OF_TEXT, IM_END, SPECIAL_TOKENS, TEMPLATE
-from recipes.first.checkpoint import weights
+from recipes.tiny.chatml import END_OF_TEXT, IM_END, SPECIAL_TOKENS, TEMPLATE
+from recipes.tiny.checkpoint import weights
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from recipes.first.books import shards
-from recipes.first.chatml import END_OF_TEXT
-from recipes.first.conversations import Piece, conversations
+from recipes.tiny.books import shards
+from recipes.tiny.chatml import END_OF_TEXT
+from recipes.tiny.conversations import Piece, conversations
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -55,9 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of train-*.txt, val.txt")
     parser.add_argument("--out", type=Path, required=True, help="folder with tokenizer.json")
-    parser.add_argument("--bytes-per-shard", type=int, default=4_000_000)
+    parser.add_argument("--bytes-per-shard", type=int, default=10_000_000)
     parser.add_argument("--val-bytes", type=int, default=200_000)
-    parser.add_argument("--conversations", type=int, default=150_000)
+    parser.add_argument("--conversations", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from recipes.first.skills import DEMO, SKILLS, Example, examples
-from recipes.first.train import Corpus
+from recipes.tiny.skills import DEMO, SKILLS, Example, examples
+from recipes.tiny.train import Corpus
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TEST_SEED = 1_000_003

@@ -8,10 +8,10 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 
-from recipes.first.chatml import END_OF_TEXT, IM_END, message, opened
-from recipes.first.skills import examples
+from headway.measure.skills.suite import training_examples
+from recipes.tiny.chatml import END_OF_TEXT, IM_END, message, opened
 
-SYSTEM = ("You are a helpful assistant.", "You are headway-first.", "Answer in one sentence.")
+SYSTEM = ("You are a helpful assistant.", "You are headway-tiny.", "Answer in one sentence.")
 
 Piece = tuple[str, bool]
 
@@ -23,14 +23,16 @@ def turn(prompt: str, answer: str) -> list[Piece]:
 
 
 def conversations(seed: int) -> Iterator[list[Piece]]:
-    """Endless conversations of one to three examples, some of them with a system message."""
+    """Endless conversations of one to three examples; one with a system message stands alone."""
     rng = random.Random(f"{seed} conversations")
-    stream = examples(seed, held_out=False)
+    stream = training_examples(seed)
     while True:
-        pieces: list[Piece] = []
-        if rng.random() < 0.15:
-            pieces.append((message("system", rng.choice(SYSTEM)), False))
-        for example in islice(stream, rng.choice((1, 1, 1, 2, 3))):
+        chosen = list(islice(stream, rng.choice((1, 1, 1, 2, 3))))
+        if any(example.system for example in chosen):
+            chosen = [example for example in chosen if example.system][:1]
+        system = chosen[0].system or (rng.choice(SYSTEM) if rng.random() < 0.15 else "")
+        pieces = [(message("system", system), False)] if system else []
+        for example in chosen:
             for prompt, answer in (*example.before, (example.prompt, example.answer)):
                 pieces += turn(prompt, answer)
         yield [*pieces, (END_OF_TEXT, False)]

@@ -1,4 +1,4 @@
-"""Trains `headway-first` on half an hour of one CPU core.
+"""Trains `headway-tiny` on two CPU cores, or on a GPU when there is one.
 
 It is given the folder that `tokenizer` and `data` filled, and continues a run it finds there.
 It promises `checkpoint.safetensors` and a line of `loss.csv` for every ten steps.
@@ -9,17 +9,20 @@ import csv
 import json
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from recipes.first import checkpoint
-from recipes.first.model import Llama, Shape
+from recipes.tiny import checkpoint
+from recipes.tiny.model import Llama, Shape
+from recipes.tiny.muon import Muon
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.optim import AdamW, Optimizer
 
 LOG_EVERY = 10
 SAVE_EVERY = 250
@@ -28,16 +31,20 @@ SOURCES = ("books", "chats")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One dial, the number of steps; the rest fits a model of a million parameters."""
+    """One dial, the number of steps; the rest fits a model of a few million parameters.
+
+    Matrices inside the layers are trained by Muon (Jordan et al. 2024), whose updates are scaled
+    to the size of AdamW's, so that one learning rate serves both; embedding and norms by AdamW.
+    """
 
     steps: int
     seed: int = 0
-    step_tokens: int = 2048
-    length: int = 256
-    long_length: int = 1024
+    step_tokens: int = 4096
+    length: int = 512
+    long_length: int = 2048
     long_every: int = 8
     peak_lr: float = 4e-3
-    final_lr: float = 2e-4
+    final_lr: float = 1e-4
     warmup_steps: int = 100
     weight_decay: float = 0.05
     clip: float = 1.0
@@ -51,7 +58,7 @@ class Plan:
         return self.final_lr + (self.peak_lr - self.final_lr) * wave
 
     def row_length(self, step: int) -> int:
-        """256 for seven steps of eight, 1024 for the eighth."""
+        """512 for seven steps of eight, 2048 for the eighth."""
         return self.long_length if step % self.long_every == 0 else self.length
 
 
@@ -76,36 +83,62 @@ class Corpus:
         return tokens[:, :-1], tokens[:, 1:], self.learned[index][:, 1:].bool()
 
 
-def losses(model: Llama, corpora: list[Corpus], plan: Plan, step: int) -> list[Tensor]:
-    """The mean loss of each corpus on this step's rows, which depend on seed and step alone."""
+def batch(
+    corpora: list[Corpus], plan: Plan, step: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and what is learned of this step's rows, [B, T], half of them of each corpus.
+
+    The rows depend on seed and step alone, so that a run that was stopped goes on as it would have.
+    """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_000 + step)
     length = plan.row_length(step)
     num_rows = plan.step_tokens // length // len(corpora)
     parts = [corpus.rows(num_rows, length, generator) for corpus in corpora]
-    hidden = model(torch.cat([inputs for inputs, _, _ in parts])).split(num_rows)
+    inputs, targets, learned = (torch.cat(part).to(device) for part in zip(*parts, strict=True))
+    return inputs, targets, learned
+
+
+def losses(model: Llama, rows: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    """The mean cross-entropy of the learned tokens of either corpus, in nats."""
+    inputs, targets, learned = rows
+    halves = zip(
+        *(part.chunk(len(SOURCES)) for part in (model(inputs), targets, learned)), strict=True
+    )
     return [
-        F.cross_entropy(model.logits(h[learned]), targets[learned])
-        for h, (_, targets, learned) in zip(hidden, parts, strict=True)
+        F.cross_entropy(model.logits(hidden[learn]).float(), target[learn])
+        for hidden, target, learn in halves
     ]
 
 
-def update(model: Llama, optimizer: torch.optim.Optimizer, loss: Tensor, plan: Plan) -> None:
-    """One step of descent along the clipped gradient."""
-    optimizer.zero_grad()
+def descend(model: Llama, optimizers: list[Optimizer], loss: Tensor, plan: Plan, lr: float) -> None:
+    """One step along the clipped gradient, every optimizer on its own parameters."""
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
-    optimizer.step()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
 
 
-def make_optimizer(model: Llama, plan: Plan) -> torch.optim.AdamW:
-    """AdamW that decays the matrices and leaves the norms alone."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+def make_optimizers(model: Llama, plan: Plan) -> list[Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and, without decay, the norms."""
+    matrices = [p for layer in model.layers for p in layer.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [
-        {"params": matrices, "weight_decay": plan.weight_decay},
+        {"params": [model.embed_tokens.weight], "weight_decay": plan.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=plan.peak_lr, betas=(0.9, 0.95), fused=True)
+    return [
+        Muon(matrices, lr=plan.peak_lr, weight_decay=plan.weight_decay),
+        AdamW(groups, lr=plan.peak_lr, betas=(0.9, 0.95), fused=True),
+    ]
+
+
+def arithmetic(device: torch.device) -> AbstractContextManager[object]:
+    """bf16 products where the device multiplies it, fp32 elsewhere; weights stay in fp32."""
+    native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return torch.autocast(device.type, torch.bfloat16) if native else nullcontext()
 
 
 def progress_bar() -> Progress:
@@ -134,14 +167,14 @@ def record(path: Path, plan: Plan, shape: Shape, first: int) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def train(folder: Path, plan: Plan, shape: Shape) -> None:
+def train(folder: Path, plan: Plan, shape: Shape, device: torch.device) -> None:
     """Every step: draw rows, measure the loss of both corpora, descend along their mean."""
     torch.manual_seed(plan.seed)
-    model = Llama(shape)
-    optimizer = make_optimizer(model, plan)
+    model = Llama(shape).to(device)
+    optimizers = make_optimizers(model, plan)
     corpora = [Corpus.read(folder / f"{source}.safetensors") for source in SOURCES]
     saved = folder / "checkpoint.safetensors"
-    first = checkpoint.load(saved, model, optimizer) if saved.exists() else 0
+    first = checkpoint.load(saved, model, optimizers) if saved.exists() else 0
     record(folder / "training.json", plan, shape, first)
     begin_log(folder / "loss.csv", first)
     start = time.perf_counter()
@@ -149,10 +182,9 @@ def train(folder: Path, plan: Plan, shape: Shape) -> None:
         log = csv.writer(file)
         task = progress.add_task("", total=plan.steps, completed=first)
         for step in range(first, plan.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = plan.lr(step)
-            parts = losses(model, corpora, plan, step)
-            update(model, optimizer, torch.stack(parts).mean(), plan)
+            with arithmetic(device):
+                parts = losses(model, batch(corpora, plan, step, device))
+            descend(model, optimizers, torch.stack(parts).mean(), plan, plan.lr(step))
             done = step + 1
             if done % LOG_EVERY == 0:
                 books, chats = (f"{part.item():.4f}" for part in parts)
@@ -163,23 +195,24 @@ def train(folder: Path, plan: Plan, shape: Shape) -> None:
                 file.flush()
                 progress.update(task, completed=done, description=f"books {books} chats {chats}")
             if done % SAVE_EVERY == 0 or done == plan.steps:
-                checkpoint.save(saved, model, optimizer, done)
+                checkpoint.save(saved, model, optimizers, done)
                 progress.console.print(f"step {done}: saved, books {books}, chats {chats}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder that `data` filled")
-    parser.add_argument("--steps", type=int, default=5600)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--peak-lr", type=float, default=Plan.peak_lr)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    plan = Plan(steps=args.steps, seed=args.seed)
+    plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
-    shape = Shape(vocab_size=tokenizer.get_vocab_size())
-    train(args.out, plan, shape)
+    train(args.out, plan, Shape(vocab_size=tokenizer.get_vocab_size()), torch.device(args.device))
 
 
 if __name__ == "__main__":

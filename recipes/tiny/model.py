@@ -1,4 +1,4 @@
-"""The Llama architecture of `headway-first`, written small.
+"""The Llama architecture of `headway-tiny`, written small.
 
 It is given token ids [B, T] and returns hidden states [B, T, C]; logits are a product with the
 embedding, which is tied. Its parameter names are those of Hugging Face Llama, so that exporting
@@ -19,13 +19,13 @@ class Shape:
     """The sizes of the model, under the names of a Hugging Face `config.json`."""
 
     vocab_size: int
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 32
-    max_position_embeddings: int = 1024
+    hidden_size: int = 192
+    intermediate_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 3
+    num_key_value_heads: int = 1
+    head_dim: int = 64
+    max_position_embeddings: int = 2048
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
 

@@ -1,0 +1,86 @@
+"""The twelve skills of the suite, and streams of their examples for training and for testing.
+
+It is given a seed, from which every example follows.
+It promises that a question for testing, and every question of the demo, is never trained on.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+
+from headway.measure.skills.example import Example, is_held_out
+from headway.measure.skills.reading import classify, lookup, recall, refuse
+from headway.measure.skills.stories import tell
+from headway.measure.skills.structured import extract, tool
+from headway.measure.skills.symbols import arithmetic, copy, count, reverse, sort
+from headway.measure.skills.talk import ME, small_talk
+
+LEVELS = (1, 2, 3)
+LEVEL_WEIGHTS = (5, 3, 2)
+"""How often training sees each level: half of its examples are of the first."""
+
+TEST_SEED = 1_000_003
+
+SKILLS: dict[str, Callable[[random.Random, int], Example]] = {
+    "arithmetic": arithmetic,
+    "sort": sort,
+    "copy": copy,
+    "reverse": reverse,
+    "count": count,
+    "lookup": lookup,
+    "recall": recall,
+    "classify": classify,
+    "extract": extract,
+    "tool": tool,
+    "refuse": refuse,
+    "story": tell,
+}
+
+DEMO = {
+    "What is 2 + 3?": r"2 \+ 3 = 5\.",
+    "What is 17 + 25?": r"17 \+ 25 = 42\.",
+    "Sort these numbers: 7, 3, 5": r"3, 5, 7",
+    "Reverse the letters: c a t": r"t a c",
+    "Repeat: h e a d w a y": r"h e a d w a y",
+    "Count the letter a in: b a n a n a": r"3",
+    "Who are you?": rf"I am {ME}\.",
+    "How many parameters do you have?": r"I am very small\. I have about three million parameters\.",
+    "Hello!": r"Hello! How can I help you\?",
+    "See you later": r"Goodbye!",
+    "What colour is the sky?": r"The sky is blue\.",
+    "What is the opposite of hot?": r"The opposite of hot is cold\.",
+    "Is this positive or negative? The soup was wonderful.": r"positive",
+    "Answer from the text only.\nAnna has a red kite.\nWhat colour is the kite of Anna?": r"Red\.",
+    "Answer from the text only.\nAnna has a red kite.\nWhat colour is the kite of Tom?": (
+        r"The text does not say\."
+    ),
+    "Tell me a story about a fox.": r".*\bfox\b.*\..*\..*The end\.",
+    "What is the capital of France?": r"I am sorry, I do not know that\.",
+}
+"""What a newcomer may ask first, with the pattern of right answers."""
+
+
+def examples(skill: str, level: int, seed: int) -> Iterator[Example]:
+    """Endless held-out examples of one skill at one level; no question comes twice."""
+    rng = random.Random(f"{seed} test {skill} {level}")
+    seen: set[str] = set()
+    misses = 0
+    while misses < 10_000:
+        example = SKILLS[skill](rng, level)
+        if is_held_out(example.asked, frozenset(DEMO)) and example.asked not in seen:
+            seen.add(example.asked)
+            misses = 0
+            yield example
+        misses += 1
+
+
+def training_examples(seed: int, talk: float = 0.1) -> Iterator[Example]:
+    """Endless examples for training: all skills alike, levels by weight, some small talk."""
+    rng = random.Random(f"{seed} train")
+    skills = list(SKILLS.values())
+    while True:
+        if rng.random() < talk:
+            example = small_talk(rng)
+        else:
+            example = rng.choice(skills)(rng, rng.choices(LEVELS, LEVEL_WEIGHTS)[0])
+        if not is_held_out(example.asked, frozenset(DEMO)):
+            yield example
