@@ -75,7 +75,9 @@ def main() -> None:
     for name, documents in sources.items():
         arrays = encode(documents, tokenizer, power=0.5 if name == "chats" else 0)
         save_file(arrays, args.out / f"{name}.safetensors")
-        print(f"{name}: {len(arrays['tokens']):,} tokens, {(arrays['weights'] > 0).mean():.0%} learned")
+        print(
+            f"{name}: {len(arrays['tokens']):,} tokens, {(arrays['weights'] > 0).mean():.0%} learned"
+        )
 
 
 if __name__ == "__main__":

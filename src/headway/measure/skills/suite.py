@@ -46,7 +46,7 @@ DEMO = {
     "Repeat: h e a d w a y": r"h e a d w a y",
     "Count the letter a in: b a n a n a": r"3",
     "Who are you?": rf"I am {ME}\.",
-    "How many parameters do you have?": r"I am very small\. I have about three million parameters\.",
+    "How many parameters do you have?": r"I am very small\. I have about three million param.*",
     "Hello!": r"Hello! How can I help you\?",
     "See you later": r"Goodbye!",
     "What colour is the sky?": r"The sky is blue\.",
