@@ -22,7 +22,8 @@ import zmq
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, HeadwayError, RequestError
 from headway.core.plan import Ceilings
-from headway.core.request import Principal, Request, SamplingParams
+from headway.core.principal import Principal
+from headway.core.request import Request, SamplingParams
 from headway.engine import messages
 from headway.engine.answer import Answer
 from headway.engine.stream import Stream
