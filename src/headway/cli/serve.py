@@ -135,6 +135,7 @@ def make_model(
         command,
         tokenizer=tokenizer,
         timeout_s=options.engine_timeout,
+        step_timeout_s=options.step_timeout,
         on_record=telemetry.on_step,
         on_ready=telemetry.on_ready,
         on_probe=telemetry.on_probe,
