@@ -51,7 +51,8 @@ class Suspects:
         self.stop()
         on_trial = None if self._trial is None else streams.get(self._trial)
         guilty = []
-        for stream in [on_trial] if on_trial is not None else list(streams.values()):
+        running = [s for s in streams.values() if any(told is not None for told in s.told)]
+        for stream in [on_trial] if on_trial is not None else running:
             stream.num_deaths += 1
             if stream.num_deaths >= MAX_DEATHS:
                 guilty.append(stream)

@@ -112,8 +112,9 @@ class Generate:
         body = bodies.typed(raw, self._body)
         request_id = self._prefix + scope["request_id"]
         prepare = partial(self._prepare, state, body, request_id, arrived_s)
-        large = len(data) > LARGE_BODY_BYTES  # 10 MB of text take seconds to encode
-        generation, dialect = await asyncio.to_thread(prepare) if large else prepare()
+        # 10 MB of text take seconds to encode; a chat waits for the process that renders it
+        slow = len(data) > LARGE_BODY_BYTES or self._body is ChatBody
+        generation, dialect = await asyncio.to_thread(prepare) if slow else prepare()
         if unknown:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)
