@@ -119,7 +119,7 @@ class Generate:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)
             generation.headers.append((b"x-headway-ignored-fields", names.encode()))
-        generation.caller = caller = scope["caller"]
+        generation.caller = caller = scope.get("caller") or state.keyring.nobody
         if caller.service_class and body.service_class is None and body.service_tier is None:
             classes = generation.model.telemetry.classes
             generation.service_class = choose_class(classes, caller.service_class, None)

@@ -87,7 +87,8 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is the model's code: it may raise anything
             raise RequestError(
-                f"The model's chat template refuses these messages: {str(error)[:500]}",
+                f"The model's chat template refuses these messages: "
+                f"{str(error)[:500] or type(error).__name__}",
                 param="messages",
                 code="invalid_value",
             ) from error
