@@ -1,16 +1,19 @@
 """Log lines nobody forges, and what systemd is told."""
 
+import errno
+import io
 import logging
 import os
 import socket
 import sys
+import unicodedata
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.logs import FORMATTERS, Handler, plain
+from headway.core.logs import FORMATTERS, UNSAFE, Handler, plain
 from headway.server.notify import Notifier
 
 FORGED = (
@@ -25,7 +28,7 @@ def record(message: str, *arguments: object, error: BaseException | None = None)
 
 @given(st.text(st.characters()))
 def test_plain_text_is_one_line_and_harmless(text):
-    assert plain(text).isprintable() or set(plain(text)) <= {*text} - {*"\n\r\t\x1b\x9b\u202e"}
+    assert not {unicodedata.category(c) for c in plain(text)} & UNSAFE
     assert len(plain(text).splitlines()) <= 1
     assert plain(plain(text)) == plain(text)
 
@@ -62,14 +65,12 @@ def test_a_traceback_is_indented_in_text_and_a_field_in_json():
     assert "\\x1b[2J" in content["trace"][-1]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_loses_lines_and_nothing_else(capsys):
-    with open("/dev/full", "w", buffering=1) as full:
-        handler = Handler(full)
-        handler.emit(record("hello"))
-        with pytest.raises(OSError, match="No space"):
-            full.flush()
-        full.detach().detach()
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    Handler(Full()).emit(record("hello"))
     assert capsys.readouterr().err == ""
 
 
