@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py FOLDER --seconds 7200
 
-starts a server for FOLDER and sends 20 requests a second: short and long, streamed and whole, n > 1,
-log-probabilities, some refused, some whose clients leave. Once a second it reads resident memory and
-open descriptors of the server and of its children. The report has the slope of the memory after a
+starts a server for FOLDER and sends 20 requests a second: short, long, streamed, whole, n > 1,
+log-probabilities, some refused, some whose clients leave. Once a second it reads resident memory
+and open descriptors of the server and its children. The report has the slope of the memory after a
 warm-up (least squares), the descriptors, the statuses and whatever went wrong.
 """
 

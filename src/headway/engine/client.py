@@ -80,7 +80,7 @@ class EngineClient:
         """starting, loading N%, ready, restarting, draining, failed or stopped."""
         self.failure: HeadwayError | None = None
         self.num_restarts = 0
-        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # 0700
+        self._folder = private_folder()
         self._context = zmq.Context()
         self._streams: dict[int, Stream] = {}
         self._request_ids = itertools.count(FIRST_REQUEST_ID)
@@ -380,6 +380,17 @@ class EngineClient:
             self._send(messages.Abort(request_id, index))
 
         return abort
+
+
+def private_folder() -> Path:
+    """A new folder for sockets that only this user may enter (0700)."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="headway-"))
+    except OSError as error:
+        raise HeadwayError(
+            f"No folder for the engine's sockets can be made: {error.strerror}.",
+            "Make room, or set TMPDIR to a folder that can be written.",
+        ) from error
 
 
 def died() -> EngineDownError:
