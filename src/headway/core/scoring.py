@@ -31,8 +31,10 @@ class Model(Protocol):
 
     name: str
 
-    def generate(self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int) -> list[str]:
-        """The greedy answers to these chats, in their order."""
+    def generate(
+        self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int
+    ) -> Sequence[str | None]:
+        """The greedy answers to these chats, in their order; None where one exceeds the context."""
         ...
 
     def score(self, texts: Sequence[str], *, top: int = 0) -> list[Score]:
