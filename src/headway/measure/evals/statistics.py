@@ -30,10 +30,8 @@ def wilson(right: int, asked: int, z: float = Z_95) -> tuple[float, float]:
 
 def binomial_tail(successes: int, trials: int) -> float:
     """P(X ≥ successes) of a fair coin, exactly: 9 or 10 heads of 10 are 11 / 1024."""
-    few = min(successes, trials - successes + 1)
-    low = sum(math.comb(trials, k) for k in range(max(few, 0)))
-    share: float = low / 2**trials
-    return share if few != successes else 1 - share if successes > 0 else 1.0
+    share: float = sum(math.comb(trials, k) for k in range(trials - successes + 1)) / 2**trials
+    return share
 
 
 def mcnemar(lost: int, gained: int) -> float:
