@@ -164,9 +164,7 @@ def compare_tokens(
     )
 
 
-def compare_rows(
-    p_TV: np.ndarray, q_TV: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compare_rows(p_TV: np.ndarray, q_TV: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """KL(p ‖ q), whether the likeliest token is the same, and Σ min(p, q), of each row.
 
     >>> p, q = np.log([[0.5, 0.3, 0.2]]), np.log([[0.4, 0.3, 0.3]])

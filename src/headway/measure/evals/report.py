@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import UsageError
+from headway.measure.evals.divergence import Divergence
 from headway.measure.evals.pairs import Comparison
 from headway.measure.evals.skills import SkillsReport
+from headway.measure.evals.texts import TextReport
 
 FORMAT = "headway-eval"
 
@@ -25,6 +27,8 @@ class Report(msgspec.Struct, kw_only=True):
     began: str
     seconds: float
     skills: SkillsReport | None = None
+    text: TextReport | None = None
+    divergences: list[Divergence] = []
     comparison: Comparison | None = None
     against: "Report | None" = None
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from headway.measure.evals.pairs import NATS, RELATIVE, Comparison, Measure
 from headway.measure.evals.report import Report
 from headway.measure.evals.skills import Share, SkillsReport
+from headway.measure.evals.texts import TextReport, divergence_lines
 
 STYLES = {"worse": "bold red", "as good": "green", "unclear": "yellow"}
 
@@ -22,6 +23,10 @@ def show(report: Report, console: Console, gate: bool = False) -> None:
         console.print(skills_table(report.skills))
         for line in skills_notes(report.skills):
             console.print(line, highlight=False)
+    if report.text is not None:
+        console.print(text_table(report.text))
+    for line in divergence_lines(report.divergences):
+        console.print(line, highlight=False)
     if report.comparison is not None:
         console.print(comparison_table(report.comparison))
         for line in comparison_lines(report.comparison, gate):
@@ -67,6 +72,18 @@ def skills_notes(found: SkillsReport) -> Iterator[str]:
     yield f"Seed {found.seed}; in brackets Wilson's 95% interval of the share, in percent."
     if found.unfit:
         yield f"{found.unfit} questions did not fit into the context and count as wrong."
+
+
+def text_table(found: TextReport) -> Table:
+    """Each figure with its 95% interval."""
+    table = plain_table("text", "", "95%", "passages")
+    for each in found.figures:
+        if each.unit == "share":
+            value, bounds = f"{each.value:.1%} right", f"{each.low:.1%} … {each.high:.1%}"
+        else:
+            value, bounds = f"{each.value:.4f} {each.unit}", f"{each.low:.4f} … {each.high:.4f}"
+        table.add_row(each.name, value, bounds, f"{each.items:,}")
+    return table
 
 
 def comparison_table(comparison: Comparison) -> Table:

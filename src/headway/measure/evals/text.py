@@ -131,7 +131,9 @@ def windows(
     starts = range(context_chars, len(text), stride_chars)
     cuts = sorted({next_word(text, at, stride_chars) for at in starts})
     found = [
-        Window(context=text[context_start(text, begin, context_chars) : begin], target=text[begin:end])
+        Window(
+            context=text[context_start(text, begin, context_chars) : begin], target=text[begin:end]
+        )
         for begin, end in pairwise([*cuts, len(text)])
         if begin < end
     ]
@@ -220,7 +222,7 @@ def score_last_words(
 
 
 def last_word(passage: str, context_chars: int = LAMBADA_CHARS) -> Window:
-    """"I like red apples" is the context "I like red" and the target " apples"."""
+    """ "I like red apples" is the context "I like red" and the target " apples"."""
     context, _, word = passage.rstrip().rpartition(" ")
     begin = context_start(context, len(context), context_chars)
     return Window(context=context[begin:], target=f" {word}")
