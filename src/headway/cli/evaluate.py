@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,9 @@ def evaluate(call: "Call") -> int:
     subject = call.positionals[0] if call.positionals else None
     wanted = wants(options)
     sources = Sources(call, wanted)
-    sources.check(subject)
-    sources.check(options.against or None)
+    sources.check(subject, options.model)
+    if options.against:
+        sources.check(options.against, options.against_model)
     if "--dry-run" in call.switches:
         print(outline(wanted))
         return 0
@@ -83,15 +84,25 @@ class Sources:
         self._engine: EngineOptions = call.options[EngineOptions]
         self._wanted = wanted
 
-    def check(self, what: str | None) -> None:
-        """UsageError or ModelError for what cannot be asked, before anything is asked."""
+    def check(self, what: str | None, model_name: str) -> None:
+        """Raise for what cannot be asked or paired, before anything is asked."""
         from headway.core.model_spec import read_model_spec
         from headway.measure.evals.report import read_report
         from headway.measure.evals.url import is_url
 
         if what is not None and is_report(what):
-            read_report(what)
-        elif what is None or not is_url(what):
+            report = read_report(what)
+            if report.skills and self._wanted.skills and report.skills.seed != self._wanted.seed:
+                raise UsageError(
+                    f"{what} asked the questions of seed {report.skills.seed}.",
+                    f"Give --test-seed {report.skills.seed}, or evaluate it anew.",
+                )
+        elif what is not None and is_url(what):
+            with self._opened(what, model_name):
+                pass
+        elif what is not None and ":" in what and not Path(what).exists():
+            raise UsageError(f"{what} is no folder and no URL.", f"Perhaps http://{what}?")
+        else:
             read_model_spec(model_folder(what))
 
     def report(self, subject: str | None) -> "Report":
@@ -99,38 +110,48 @@ class Sources:
         from headway.measure.evals import suites
 
         options, against = self._options, self._options.against
-        with ExitStack() as stack:
-            model, second = self._source(stack, subject, options.model)
-            if not against:
-                return second
-            if model is not None and self._wanted.corpora is None:
-                stack.close()
-            other, first = self._source(stack, against, options.against_model)
-            notes: list[str] = []
-            corpora = self._wanted.corpora
-            if corpora is not None and model is not None and other is not None:
-                second.divergences, notes = suites.diverge(other, model, corpora)
-            second.against = first
-            second.comparison = suites.side_by_side(
-                first,
-                second,
-                tolerance=options.tolerance,
-                kl_tolerance=options.kl_tolerance,
-                notes=notes,
-            )
+        if not against:
+            return self._alone(subject, options.model)
+        first, second, notes = self._both(subject)
+        second.against = first
+        second.comparison = suites.side_by_side(
+            first,
+            second,
+            tolerance=options.tolerance,
+            kl_tolerance=options.kl_tolerance,
+            notes=notes,
+        )
         return second
 
-    def _source(
-        self, stack: ExitStack, what: str | None, model_name: str
-    ) -> tuple["Model | None", "Report"]:
-        """The model, unless it is a report already, and its report."""
+    def _both(self, subject: str | None) -> tuple["Report", "Report", list[str]]:
+        """A, B and notes; both in memory at a time only where they are compared by token."""
+        from headway.measure.evals.suites import diverge, evaluate
+
+        options, corpora = self._options, self._wanted.corpora
+        stored = is_report(options.against) or (subject is not None and is_report(subject))
+        if corpora is None or stored:
+            second = self._alone(subject, options.model)
+            first = self._alone(options.against, options.against_model)
+            notes = ["no divergence: it needs both models, not a report"] if corpora else []
+            return first, second, notes
+        with (
+            self._opened(subject, options.model) as (model, place),
+            self._opened(options.against, options.against_model) as (other, other_place),
+        ):
+            second = evaluate(model, place, self._wanted)
+            first = evaluate(other, other_place, self._wanted)
+            second.divergences, notes = diverge(other, model, corpora)
+        return first, second, notes
+
+    def _alone(self, what: str | None, model_name: str) -> "Report":
+        """The report of a JSON file, or of a model that is asked now."""
         from headway.measure.evals.report import read_report
         from headway.measure.evals.suites import evaluate
 
         if what is not None and is_report(what):
-            return None, read_report(what)
-        model, place = stack.enter_context(self._opened(what, model_name))
-        return model, evaluate(model, place, self._wanted)
+            return read_report(what)
+        with self._opened(what, model_name) as (model, place):
+            return evaluate(model, place, self._wanted)
 
     @contextmanager
     def _opened(self, what: str | None, model_name: str) -> Iterator[tuple["Model", str]]:

@@ -32,13 +32,15 @@ class Paired:
     """One measure of both, item by item.
 
     `loss` over `weight` sums to the measure's loss. Shares: loss is right in A minus right in B, 1,
-    0 or −1, and weight 1. Bits per byte: loss is bits of B minus bits of A, weight the bits of A.
+    0 or −1, and weight 1. Bits per byte: loss is bits of B minus bits of A, weight the bits of A,
+    of blocks of neighbouring items.
     """
 
     name: str
     kind: str
     first: float | None
     second: float | None
+    items: int
     loss: Values
     weight: Values | None = None
     strata: Sequence[Hashable] | None = None
@@ -107,6 +109,7 @@ def right_pairs(name: str, both: Sequence[tuple[Item, Item]]) -> Paired:
         kind=POINTS,
         first=float(a.mean()),
         second=float(b.mean()),
+        items=len(both),
         loss=a - b,
         strata=[(item.skill, item.level) for _, item in both],
     )
@@ -135,7 +138,7 @@ def judge(paired: Paired, tolerance: float, num_measures: int) -> Measure:
     return Measure(
         name=paired.name,
         kind=paired.kind,
-        items=len(paired.loss),
+        items=paired.items,
         first=paired.first,
         second=paired.second,
         loss=float(paired.loss.sum() / weight),

@@ -105,6 +105,6 @@ def side_by_side(
 
 
 def unlike(first: Report, second: Report, suite: str, names: Sequence[str]) -> list[str]:
-    """What was not asked alike: "skills: questions 50 and 100"."""
+    """What was not asked alike: "skills: questions is 50 in A and 100 in B"."""
     pairs = [(name, *(getattr(getattr(r, suite), name) for r in (first, second))) for name in names]
-    return [f"{suite}: {name} {a} and {b}" for name, a, b in pairs if a != b]
+    return [f"{suite}: {name} is {a} in A and {b} in B" for name, a, b in pairs if a != b]

@@ -123,7 +123,7 @@ def loss_text(measure: Measure, loss: float) -> str:
 def comparison_lines(comparison: Comparison, gate: bool) -> Iterator[str]:
     """What was not alike, how to read the table, and what the gate says."""
     for line in comparison.differences:
-        yield f"[bold yellow]![/] not asked alike: {line}"
+        yield f"[bold yellow]![/] {line}"
     yield (
         "A loss is positive where B is worse: points of a share, % of bits per byte, or nats per "
         "token; p is exact McNemar's, of the skills corrected by Holm."

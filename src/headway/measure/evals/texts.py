@@ -1,11 +1,11 @@
 """The suite `text`: bits per byte and last words with their intervals, ready to be paired.
 
-It is given a `core.scoring.Model` and the data folder. It promises every passage's value, so that
-a comparison draws passages, not tokens: neighbours in a passage are not independent.
+It is given a `core.scoring.Model` and the data folder. It promises every passage's value, and that
+intervals come from blocks of neighbouring passages, drawn again: neighbours are not independent.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from headway.core.scoring import Model
 from headway.measure.evals import divergence
 from headway.measure.evals.divergence import Divergence
 from headway.measure.evals.pairs import NATS, POINTS, RELATIVE, Paired
-from headway.measure.evals.statistics import interval, paired_bootstrap, wilson
+from headway.measure.evals.statistics import Values, interval, paired_bootstrap, wilson
 from headway.measure.evals.text import (
     TEXTS,
     Advance,
@@ -32,6 +32,9 @@ from headway.measure.evals.text import (
 
 DIVERGENCE_WINDOWS = 200
 """Windows of each text that are compared token by token, unless --windows says otherwise."""
+
+MOST_BLOCKS = 500
+"""A text of 9,200 windows is drawn again in blocks of 19."""
 
 
 class Corpora(msgspec.Struct, kw_only=True):
@@ -100,8 +103,8 @@ def ask(model: Model, corpora: Corpora, advance: Advance) -> TextReport:
 
 def bits_figure(text: TextScore) -> Figure:
     """Bits per byte; the interval is of passages drawn again."""
-    bits = np.array([passage.nats for passage in text.passages]) / math.log(2)
-    num_bytes = np.array([float(passage.num_bytes) for passage in text.passages])
+    bits = blocks([passage.nats / math.log(2) for passage in text.passages])
+    num_bytes = blocks([passage.num_bytes for passage in text.passages])
     low, high = interval(paired_bootstrap(bits, num_bytes))
     return Figure(
         name=text.name,
@@ -109,7 +112,7 @@ def bits_figure(text: TextScore) -> Figure:
         value=text.bits_per_byte,
         low=low,
         high=high,
-        items=len(bits),
+        items=len(text.passages),
     )
 
 
@@ -126,6 +129,13 @@ def last_words_figure(found: LastWords) -> Figure:
     )
 
 
+def blocks(values: Sequence[float]) -> Values:
+    """Sums of neighbours, at most MOST_BLOCKS of them: with 2, [1, 2, 3, 4, 5] is [6, 9]."""
+    size = -(-len(values) // MOST_BLOCKS)
+    found: Values = np.add.reduceat(np.array(values, dtype=float), range(0, len(values), size))
+    return found
+
+
 def text_pairs(first: TextReport, second: TextReport) -> Iterator[Paired]:
     """Texts and last words whose passages are the same in both."""
     before = {text.name: text for text in first.texts}
@@ -133,12 +143,13 @@ def text_pairs(first: TextReport, second: TextReport) -> Iterator[Paired]:
         a = before.get(b.name)
         if a is None or [p.num_bytes for p in a.passages] != [p.num_bytes for p in b.passages]:
             continue
-        of_a, of_b = (np.array([p.nats for p in text.passages]) for text in (a, b))
+        of_a, of_b = (blocks([p.nats for p in text.passages]) for text in (a, b))
         yield Paired(
             name=f"bits per byte, {b.name}",
             kind=RELATIVE,
             first=a.bits_per_byte,
             second=b.bits_per_byte,
+            items=len(b.passages),
             loss=of_b - of_a,
             weight=of_a,
         )
@@ -152,6 +163,7 @@ def text_pairs(first: TextReport, second: TextReport) -> Iterator[Paired]:
             kind=POINTS,
             first=a_words.accuracy,
             second=b_words.accuracy,
+            items=len(right_b),
             loss=right_a - right_b,
         )
 
@@ -173,16 +185,17 @@ def divergence_pairs(found: list[Divergence]) -> Iterator[Paired]:
             kind=NATS,
             first=None,
             second=each.kl,
-            loss=np.array([passage.kl for passage in each.passages]),
-            weight=np.array([float(passage.num_tokens) for passage in each.passages]),
+            items=len(each.passages),
+            loss=blocks([passage.kl for passage in each.passages]),
+            weight=blocks([passage.num_tokens for passage in each.passages]),
         )
 
 
 def divergence_lines(found: list[Divergence]) -> Iterator[str]:
     """One line a text: agreement with its interval, and the ratio of perplexities."""
     for each in found:
-        tokens = np.array([float(passage.num_tokens) for passage in each.passages])
-        agreed = np.array([float(passage.agreed) for passage in each.passages])
+        tokens = blocks([passage.num_tokens for passage in each.passages])
+        agreed = blocks([passage.agreed for passage in each.passages])
         low, high = interval(paired_bootstrap(agreed, tokens))
         overlap = "" if each.overlap is None else f", Σ min(p, q) {each.overlap:.3f}"
         yield (
