@@ -12,7 +12,7 @@ import numpy as np
 
 from headway.core.plan import Description, Executor, Late, StepPlan, StepResult
 from headway.core.request import SamplingParams
-from headway.core.scoring import Score
+from headway.core.scoring import STOP, Score, transcript
 from headway.llm import LLM, RequestOutput
 
 
@@ -67,13 +67,22 @@ class FolderModel:
     def generate(
         self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int
     ) -> list[str | None]:
-        """Greedy answers; None where a chat and `max_tokens` exceed the context, as served."""
-        prompts = [self.tokenizer.chat_ids(chat) for chat in chats]
+        """Greedy answers; None where a chat and `max_tokens` exceed the context, as served.
+
+        A model without a chat template is given a transcript to continue.
+        """
+        template = self.tokenizer.template is not None
+        prompts = [
+            self.tokenizer.chat_ids(chat) if template else self.encode(transcript(chat))
+            for chat in chats
+        ]
         fits = [len(ids) + max_tokens <= self.max_model_len for ids in prompts]
         outputs = iter(
             self.llm.generate(
                 [{"prompt_token_ids": ids} for ids, fit in zip(prompts, fits) if fit],
-                SamplingParams(temperature=0, max_tokens=max_tokens),
+                SamplingParams(
+                    temperature=0, max_tokens=max_tokens, stop=[] if template else [STOP]
+                ),
                 use_tqdm=False,
             )
         )

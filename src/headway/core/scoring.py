@@ -50,3 +50,17 @@ class WholeModel(Model, Protocol):
     def distributions(self, token_ids: list[int]) -> "np.ndarray":
         """float32 [T, V]: the log-probabilities of the token after each of the T positions."""
         ...
+
+
+STOP = "\nUser:"
+"""Where the answer to a `transcript` ends."""
+
+
+def transcript(messages: Sequence[dict[str, str]]) -> str:
+    """A chat for a model without a chat template, to be continued up to STOP.
+
+    "User: Hi\nAssistant: Hello!\nUser: 2 + 3?\nAssistant:"
+    """
+    names = {"user": "User: ", "assistant": "Assistant: "}
+    turns = [names.get(message["role"], "") + message["content"] for message in messages]
+    return "\n".join([*turns, "Assistant:"])

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 Z_95 = 1.959963984540054
 """95% of a normal distribution lies within so many standard deviations."""
 DRAWS = 10_000
-LARGEST_CHUNK = 4_000_000
+LARGEST_CHUNK = 2_000_000
+FEW_KINDS = 8
 Values = NDArray[np.float64]
 
 
@@ -30,10 +31,8 @@ def wilson(right: int, asked: int, z: float = Z_95) -> tuple[float, float]:
 
 def binomial_tail(successes: int, trials: int) -> float:
     """P(X ≥ successes) of a fair coin, exactly: 9 or 10 heads of 10 are 11 / 1024."""
-    few = min(successes, trials - successes + 1)
-    low = sum(math.comb(trials, k) for k in range(max(few, 0)))
-    share: float = low / 2**trials
-    return share if few != successes else 1 - share if successes > 0 else 1.0
+    share: float = sum(math.comb(trials, k) for k in range(trials - successes + 1)) / 2**trials
+    return share
 
 
 def mcnemar(lost: int, gained: int) -> float:
@@ -72,17 +71,30 @@ def paired_bootstrap(
     stratum, whose number of items is no accident: 50 questions of a skill stay 50.
     """
     rng = np.random.default_rng(seed)
-    weights = np.ones_like(values) if weights is None else weights
-    top, bottom = np.zeros(draws), np.zeros(draws)
+    pairs_N2 = np.stack([values, np.ones_like(values) if weights is None else weights], axis=1)
+    sums_D2 = np.zeros((draws, 2))
     for members in members_of(strata, len(values)):
-        step = max(1, LARGEST_CHUNK // len(members))
-        for at in range(0, draws, step):
-            size = min(step, draws - at)
-            drawn = members[rng.integers(0, len(members), (size, len(members)))]
-            top[at : at + size] += values[drawn].sum(axis=1)
-            bottom[at : at + size] += weights[drawn].sum(axis=1)
-    found: Values = top / bottom
+        sums_D2 += drawn_sums(pairs_N2[members], draws, rng)
+    found: Values = sums_D2[:, 0] / sums_D2[:, 1]
     return found
+
+
+def drawn_sums(pairs_N2: Values, draws: int, rng: np.random.Generator) -> Values:
+    """Sums over N pairs drawn from these N, so many times.
+
+    Where few pairs differ, as with right and wrong, only how often each is drawn is drawn.
+    """
+    count = len(pairs_N2)
+    kinds_K2, times_K = np.unique(pairs_N2, axis=0, return_counts=True)
+    if len(kinds_K2) <= FEW_KINDS:
+        of_few: Values = rng.multinomial(count, times_K / count, draws) @ kinds_K2
+        return of_few
+    sums_D2 = np.empty((draws, 2))
+    step = max(1, LARGEST_CHUNK // count)
+    for at in range(0, draws, step):
+        size = min(step, draws - at)
+        sums_D2[at : at + size] = pairs_N2[rng.integers(0, count, (size, count))].sum(axis=1)
+    return sums_D2
 
 
 def members_of(strata: Sequence[Hashable] | None, count: int) -> list[NDArray[np.int64]]:
