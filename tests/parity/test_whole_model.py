@@ -1,4 +1,4 @@
-"""A folder's probabilities, as evaluations see them: those of transformers, in chunks of any size."""
+"""A folder's probabilities, as evaluations see them: those of transformers, however chunked."""
 
 import math
 from pathlib import Path
