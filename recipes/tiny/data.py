@@ -75,9 +75,8 @@ def main() -> None:
     for name, documents in sources.items():
         arrays = encode(documents, tokenizer, power=0.5 if name == "chats" else 0)
         save_file(arrays, args.out / f"{name}.safetensors")
-        print(
-            f"{name}: {len(arrays['tokens']):,} tokens, {(arrays['weights'] > 0).mean():.0%} learned"
-        )
+        learned = (arrays["weights"] > 0).mean()
+        print(f"{name}: {len(arrays['tokens']):,} tokens, {learned:.0%} learned")
 
 
 if __name__ == "__main__":
