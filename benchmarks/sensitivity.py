@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from headway.measure.evals.text import TEXTS, read_text, windows  # noqa: E402
+from headway.measure.evals.text import TEXTS, read_text  # noqa: E402
 from headway.whole_model import FolderModel  # noqa: E402
 from rounding import ROUNDINGS, write_rounded  # noqa: E402
 from sensitivity import (  # noqa: E402
@@ -28,7 +28,6 @@ from sensitivity import (  # noqa: E402
     judge,
     more_bits,
     more_divergence,
-    questions,
 )
 
 DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
@@ -67,15 +66,17 @@ def main() -> None:
 
     reference = FolderModel(chosen.folder, name="reference", kv_memory=MEMORY)
     has_chat = reference.tokenizer.template is not None
-    text = read_text(chosen.data, chosen.text)
     task = Task(
-        text=text,
-        windows=windows(text, limit=chosen.windows),
-        questions=questions(chosen.questions) if has_chat else [],
+        text=read_text(chosen.data, chosen.text),
+        windows=chosen.windows,
+        questions=chosen.questions if has_chat else 0,
     )
-    print(f"{chosen.folder.name}: {len(task.windows)} windows of {chosen.text}, ", end="")
-    print(f"{len(task.questions)} questions", end="")
-    print(f", of which a constant reply gets {chance(task.questions):.1%}" if has_chat else "")
+    print(f"{chosen.folder.name}: {task.windows} windows of {chosen.text}", end="")
+    if task.questions:
+        share = chance(task.questions)
+        print(f", {task.questions} questions of each skill and level, of which a constant ", end="")
+        print(f"reply gets {share:.1%}", end="")
+    print("\n")
     print("| weights | KL, nats a token | top-1 | perplexity ratio | bits per byte | skills |")
     print("| --- | --- | --- | --- | --- | --- |")
     unrounded = reference.llm.settings.dtype.replace("float", "fp").replace("bfp", "bf")

@@ -4,7 +4,6 @@ Given folders it measures bits per byte, divergence from the first and skills on
 what a difference between two of them is worth: its interval and the probability of chance.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,32 +12,22 @@ from pathlib import Path
 import numpy as np
 
 from headway.measure.evals.divergence import Divergence, compare
+from headway.measure.evals.skills import ask
 from headway.measure.evals.statistics import interval, mcnemar, paired_bootstrap
-from headway.measure.evals.text import TextScore, Window, score_text
-from headway.measure.skills.example import Example
+from headway.measure.evals.text import TextScore, score_text, windows
 from headway.measure.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.whole_model import FolderModel
 
-MAX_TOKENS = 160
 MEMORY = "96MiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One held-out example with its skill and level."""
-
-    skill: str
-    level: int
-    example: Example
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What every folder is judged on."""
+    """What every folder is judged on: windows of a text, questions of each skill and level."""
 
     text: str
-    windows: list[Window]
-    questions: list[Question]
+    windows: int
+    questions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +41,7 @@ class Quality:
 
     @property
     def accuracy(self) -> float:
-        return sum(self.right) / len(self.right) if self.right else float("nan")
+        return sum(self.right) / len(self.right)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,46 +54,32 @@ class Difference:
     p: float
 
 
-def questions(each: int) -> list[Question]:
-    """`each` held-out questions of every skill and level."""
-    return [
-        Question(skill=skill, level=level, example=example)
-        for skill in SKILLS
-        for level in LEVELS
-        for example in islice(examples(skill, level, TEST_SEED), each)
-    ]
-
-
-def chance(asked: Sequence[Question]) -> float:
+def chance(questions: int) -> float:
     """The share that the best constant reply to each skill and level gets right.
 
     Of the answers "positive", "negative", "positive" that is 2 of 3; of three different sums, 1.
     """
-    groups: dict[tuple[str, int], list[Example]] = defaultdict(list)
-    for each in asked:
-        groups[each.skill, each.level].append(each.example)
-    best = [
-        max(sum(other.accepts(one.answer) for other in group) for one in group)
-        for group in groups.values()
-    ]
-    return sum(best) / len(asked)
+    asked = best = 0
+    for skill in SKILLS:
+        for level in LEVELS:
+            cell = list(islice(examples(skill, level, TEST_SEED), questions))
+            best += max(sum(other.accepts(one.answer) for other in cell) for one in cell)
+            asked += len(cell)
+    return best / asked
 
 
 def judge(name: str, folder: Path, reference: FolderModel, task: Task) -> Quality:
     """Everything that is asked of one folder."""
     model = FolderModel(folder, name=name, kv_memory=MEMORY)
-    replies: Sequence[str | None] = []
+    right = []
     if task.questions:
-        chats = [each.example.messages for each in task.questions]
-        replies = model.generate(chats, max_tokens=MAX_TOKENS)
+        report = ask(model, questions=task.questions, seed=TEST_SEED)
+        right = [item.right for item in report.items]
     return Quality(
         name=name,
-        divergence=compare(reference, model, task.windows),
-        text=score_text(model, task.text, limit=len(task.windows)),
-        right=[
-            reply is not None and each.example.accepts(reply)
-            for each, reply in zip(task.questions, replies)
-        ],
+        divergence=compare(reference, model, windows(task.text, limit=task.windows)),
+        text=score_text(model, task.text, limit=task.windows),
+        right=right,
     )
 
 

@@ -142,7 +142,7 @@ def windows(
 
 def next_word(text: str, at: int, within: int) -> int:
     """The place of the first space before a word from `at` on, or `at` where none is near."""
-    found = WORD.search(text, at, at + within)
+    found = WORD.search(text, at, at + within + 1)
     return found.start() if found else at
 
 
