@@ -28,7 +28,7 @@ from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
 from headway.engine.batching import BATCHING
 from headway.engine.engine import Engine
-from plot import Panel, chart
+from headway.measure.chart import Panel, chart
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
 
 
-
 def save(path: Path, model: Llama, optimizers: list[Optimizer], step: int) -> None:
     """Writes beside the old file and then takes its place.
 

@@ -8,8 +8,9 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 
-from headway.measure.skills.suite import training_examples
 from recipes.tiny.chatml import END_OF_TEXT, IM_END, message, opened
+
+from headway.measure.skills.suite import training_examples
 
 SYSTEM = ("You are a helpful assistant.", "You are headway-tiny.", "Answer in one sentence.")
 

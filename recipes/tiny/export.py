@@ -1,6 +1,6 @@
-"""Writes `headway-tiny` as an ordinary Hugging Face Llama folder.
+"""Writes `headway-tiny` or `headway-draft` as an ordinary Hugging Face Llama folder.
 
-It is given the training folder with its checkpoint and writes into the folder `--model`.
+It is given the training folder, and the folder to write, whose name says which of the two.
 It promises weights in bf16 under Hugging Face names, and a tokenizer with a chat template.
 """
 
@@ -70,9 +70,10 @@ def tokenizer_config(shape: dict, ids: dict[str, int]) -> dict:
     }
 
 
-def export(folder: Path, model: Path) -> None:
+def export(out: Path, model: Path) -> None:
+    folder = out / model.name
     shape = json.loads((folder / "training.json").read_text())["shape"]
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     trained = weights(load_file(folder / "checkpoint.safetensors"))
     tensors = {f"model.{name}": value.to(torch.bfloat16) for name, value in trained.items()}

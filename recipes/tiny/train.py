@@ -1,7 +1,8 @@
 """Trains `headway-tiny` on two CPU cores, or on a GPU when there is one.
 
 It is given the folder that `tokenizer` and `data` filled, and continues a run it finds there.
-It promises `checkpoint.safetensors` and a line of `loss.csv` for every ten steps.
+It promises, in the folder `headway-tiny` of it, `checkpoint.safetensors` and a line of `loss.csv`
+for every ten steps.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import csv
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +28,13 @@ from torch.optim import AdamW, Optimizer
 
 LOG_EVERY = 10
 SAVE_EVERY = 250
+NUM_ROWS, LENGTH = 32, 512
+PEAK_LR = 8e-3
 SOURCES = ("books", "chats")
+TARGET = "headway-tiny"
+
+Losses = Callable[[Llama, Tensor, Tensor, Tensor], list[Tensor]]
+"""The loss of either corpus, given a model and a batch of inputs, targets and weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +51,7 @@ class Plan:
     length: int = 512
     long_length: int = 2048
     long_every: int = 8
-    peak_lr: float = 4e-3
+    peak_lr: float = PEAK_LR
     final_lr: float = 1e-4
     warmup_steps: int = 100
     weight_decay: float = 0.05
@@ -64,10 +72,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Tokens, which of them are learned, and where rows may start."""
+    """Tokens, how much each counts in the loss, and where rows may start."""
 
     tokens: Tensor
-    learned: Tensor
+    weights: Tensor
     starts: Tensor
 
     @classmethod
@@ -75,18 +83,18 @@ class Corpus:
         return cls(**load_file(path))
 
     def rows(self, num_rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Inputs [rows, length], the tokens that follow them, and which of those are learned."""
+        """Inputs [rows, length], the tokens that follow them, and how much those count."""
         usable = int(torch.searchsorted(self.starts, len(self.tokens) - length - 1))
         picked = self.starts[torch.randint(usable, (num_rows,), generator=generator)]
         index = picked[:, None] + torch.arange(length + 1)
         tokens = self.tokens[index].long()
-        return tokens[:, :-1], tokens[:, 1:], self.learned[index][:, 1:].bool()
+        return tokens[:, :-1], tokens[:, 1:], self.weights[index][:, 1:].float()
 
 
 def batch(
     corpora: list[Corpus], plan: Plan, step: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and what is learned of this step's rows, [B, T], half of them of each corpus.
+    """Inputs, targets and their weights of this step's rows, [B, T], half of them of each corpus.
 
     The rows depend on seed and step alone, so that a run that was stopped goes on as it would have.
     """
@@ -94,20 +102,41 @@ def batch(
     length = plan.row_length(step)
     num_rows = plan.step_tokens // length // len(corpora)
     parts = [corpus.rows(num_rows, length, generator) for corpus in corpora]
-    inputs, targets, learned = (torch.cat(part).to(device) for part in zip(*parts, strict=True))
-    return inputs, targets, learned
+    inputs, targets, weights = (torch.cat(part).to(device) for part in zip(*parts, strict=True))
+    return inputs, targets, weights
 
 
-def losses(model: Llama, rows: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-    """The mean cross-entropy of the learned tokens of either corpus, in nats."""
-    inputs, targets, learned = rows
-    halves = zip(
-        *(part.chunk(len(SOURCES)) for part in (model(inputs), targets, learned)), strict=True
-    )
-    return [
-        F.cross_entropy(model.logits(hidden[learn]).float(), target[learn])
-        for hidden, target, learn in halves
-    ]
+def halves(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of either corpus of each tensor [B, ...]."""
+    return zip(*(part.chunk(len(SOURCES)) for part in parts), strict=True)
+
+
+def losses(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> list[Tensor]:
+    """The weighted mean cross-entropy of either corpus, in nats; weight 0 costs no logits."""
+    means = []
+    for hidden, target, weight in halves(model(inputs), targets, weights):
+        learned = weight > 0
+        entropies = F.cross_entropy(
+            model.logits(hidden[learned]).float(), target[learned], reduction="none"
+        )
+        means.append(mean(entropies, weight[learned]))
+    return means
+
+
+def mean(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights).sum() / weights.sum()
+
+
+@torch.no_grad()
+def bits_per_byte(model: Llama, corpus: Corpus, tokenizer: Tokenizer) -> float:
+    """How well unseen books are told: the bits that a byte of 32 fixed rows costs."""
+    inputs, targets, _ = corpus.rows(NUM_ROWS, LENGTH, torch.Generator().manual_seed(0))
+    nats = 0.0
+    for row, target in zip(inputs, targets, strict=True):
+        hidden = model(row[None].to(model.cos.device))
+        nats += F.cross_entropy(model.logits(hidden)[0].float().cpu(), target).item() * LENGTH
+    num_bytes = sum(len(text.encode()) for text in tokenizer.decode_batch(targets.tolist()))
+    return nats / math.log(2) / num_bytes
 
 
 def descend(model: Llama, optimizers: list[Optimizer], loss: Tensor, plan: Plan, lr: float) -> None:
@@ -122,7 +151,7 @@ def descend(model: Llama, optimizers: list[Optimizer], loss: Tensor, plan: Plan,
 
 
 def make_optimizers(model: Llama, plan: Plan) -> list[Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding and, without decay, the norms."""
+    """Muon for the matrices of the layers, AdamW for the embedding and, undecayed, the norms."""
     matrices = [p for layer in model.layers for p in layer.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [
@@ -153,7 +182,7 @@ def progress_bar() -> Progress:
 
 def begin_log(path: Path, first: int) -> None:
     """A log with its header and the lines up to the first step, those after it being redone."""
-    header = ["step", "tokens", "books_loss", "chats_loss", "lr", "seconds"]
+    header = ["step", "tokens", "books_loss", "chats_loss", "unseen_bits_per_byte", "lr", "seconds"]
     rows = list(csv.reader(path.read_text().splitlines()))[1:] if first else []
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *(row for row in rows if int(row[0]) <= first)])
@@ -167,12 +196,18 @@ def record(path: Path, plan: Plan, shape: Shape, first: int) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def train(folder: Path, plan: Plan, shape: Shape, device: torch.device) -> None:
+def train(
+    out: Path, name: str, plan: Plan, shape: Shape, device: torch.device, losses: Losses
+) -> None:
     """Every step: draw rows, measure the loss of both corpora, descend along their mean."""
     torch.manual_seed(plan.seed)
     model = Llama(shape).to(device)
     optimizers = make_optimizers(model, plan)
-    corpora = [Corpus.read(folder / f"{source}.safetensors") for source in SOURCES]
+    corpora = [Corpus.read(out / f"{source}.safetensors") for source in SOURCES]
+    validation = Corpus.read(out / "val.safetensors")
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    folder = out / name
+    folder.mkdir(exist_ok=True)
     saved = folder / "checkpoint.safetensors"
     first = checkpoint.load(saved, model, optimizers) if saved.exists() else 0
     record(folder / "training.json", plan, shape, first)
@@ -183,36 +218,44 @@ def train(folder: Path, plan: Plan, shape: Shape, device: torch.device) -> None:
         task = progress.add_task("", total=plan.steps, completed=first)
         for step in range(first, plan.steps):
             with arithmetic(device):
-                parts = losses(model, batch(corpora, plan, step, device))
+                parts = losses(model, *batch(corpora, plan, step, device))
             descend(model, optimizers, torch.stack(parts).mean(), plan, plan.lr(step))
             done = step + 1
-            if done % LOG_EVERY == 0:
-                books, chats = (f"{part.item():.4f}" for part in parts)
-                seconds = f"{time.perf_counter() - start:.1f}"
-                log.writerow(
-                    (done, done * plan.step_tokens, books, chats, f"{plan.lr(step):.6f}", seconds)
-                )
-                file.flush()
-                progress.update(task, completed=done, description=f"books {books} chats {chats}")
-            if done % SAVE_EVERY == 0 or done == plan.steps:
+            save = done % SAVE_EVERY == 0 or done == plan.steps
+            if save:
                 checkpoint.save(saved, model, optimizers, done)
-                progress.console.print(f"step {done}: saved, books {books}, chats {chats}")
+            if save or done % LOG_EVERY == 0:
+                told = [f"{part.item():.4f}" for part in parts]
+                unseen = f"{bits_per_byte(model, validation, tokenizer):.4f}" if save else ""
+                seconds = f"{time.perf_counter() - start:.1f}"
+                rate = f"{plan.lr(step):.6f}"
+                log.writerow((done, done * plan.step_tokens, *told, unseen, rate, seconds))
+                file.flush()
+                line = "books {}, chats {}".format(*told)
+                progress.update(task, completed=done, description=line)
+                if save:
+                    progress.console.print(f"step {done}: saved, {line}, unseen {unseen} bits/byte")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str | None, steps: int) -> argparse.ArgumentParser:
+    """What training and distilling are told alike."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="folder that `data` filled")
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--peak-lr", type=float, default=Plan.peak_lr)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--peak-lr", type=float, default=PEAK_LR)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args()
+    return parser
 
+
+def main() -> None:
+    args = arguments(__doc__, steps=3600).parse_args()
     torch.set_num_threads(args.threads)
     plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
-    train(args.out, plan, Shape(vocab_size=tokenizer.get_vocab_size()), torch.device(args.device))
+    shape = Shape(vocab_size=tokenizer.get_vocab_size())
+    train(args.out, TARGET, plan, shape, torch.device(args.device), losses)
 
 
 if __name__ == "__main__":

@@ -63,8 +63,10 @@ class RequestOutput:
 
 
 class LLM:
-    """A model in this process. Keyword arguments are the engine's options: `dtype`,
-    `max_model_len`, `device`, `kv_memory`, `skip_tokenizer_init` and the rest of --help=all.
+    """A model in this process: of a folder, or by name one that comes along.
+
+    Keyword arguments are the engine's options: `dtype`, `max_model_len`, `device`, `kv_memory`,
+    `skip_tokenizer_init` and the rest of --help=all.
 
     Raises HeadwayError when the folder cannot be served.
     """

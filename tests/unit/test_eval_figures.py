@@ -126,7 +126,7 @@ def test_the_gates_rule(lost: int, gained: int, items: int, verdict: str):
 
 
 def test_more_measures_ask_for_more_evidence():
-    paired = shares(44, 5, 1000)
+    paired = shares(42, 5, 1000)
     assert judge(paired, 0.02, 1).verdict == "worse"
     assert judge(paired, 0.02, 20).verdict == "unclear"
 

@@ -140,7 +140,7 @@ class Sources:
         ):
             second = evaluate(model, place, self._wanted)
             first = evaluate(other, other_place, self._wanted)
-            second.divergences, notes = diverge(other, model, corpora)
+            second.divergence, notes = diverge(other, model, corpora)
         return first, second, notes
 
     def _alone(self, what: str | None, model_name: str) -> "Report":

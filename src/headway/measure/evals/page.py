@@ -14,7 +14,7 @@ from headway.measure.evals.pairs import NATS, Comparison, Measure
 from headway.measure.evals.report import Report
 from headway.measure.evals.skills import Item, Share
 from headway.measure.evals.table import heading, show
-from headway.measure.evals.texts import Figure
+from headway.measure.evals.texts import BITS, SHARE, Figure
 from headway.measure.onepage import Plot, axes, one_page, preformatted
 
 MOST_WRONG = 3
@@ -51,8 +51,8 @@ def all_plots(report: Report) -> Iterator[Plot]:
         for level in levels:
             yield skills_plot(both, level)
     if report.text is not None:
-        yield text_plot(both, "bits per byte", "Less is better; 8 is knowing nothing.")
-        yield text_plot(both, "share", "Last words that greedy decoding writes.")
+        yield text_plot(both, BITS, "Less is better; 8 is knowing nothing.")
+        yield text_plot(both, SHARE, "Last words that greedy decoding writes.")
 
 
 def losses(comparison: Comparison) -> Plot:

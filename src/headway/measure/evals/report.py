@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import UsageError
-from headway.measure.evals.divergence import Divergence
 from headway.measure.evals.pairs import Comparison
 from headway.measure.evals.skills import SkillsReport
-from headway.measure.evals.texts import TextReport
+from headway.measure.evals.texts import DivergenceReport, TextReport
 
 FORMAT = "headway-eval"
 
@@ -28,7 +27,7 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float
     skills: SkillsReport | None = None
     text: TextReport | None = None
-    divergences: list[Divergence] = []
+    divergence: DivergenceReport | None = None
     comparison: Comparison | None = None
     against: "Report | None" = None
 

@@ -31,7 +31,11 @@ def wilson(right: int, asked: int, z: float = Z_95) -> tuple[float, float]:
 
 def binomial_tail(successes: int, trials: int) -> float:
     """P(X ≥ successes) of a fair coin, exactly: 9 or 10 heads of 10 are 11 / 1024."""
-    share: float = sum(math.comb(trials, k) for k in range(trials - successes + 1)) / 2**trials
+    ways = total = 1 if successes <= trials else 0
+    for k in range(1, trials - successes + 1):
+        ways = ways * (trials - k + 1) // k
+        total += ways
+    share: float = total / 2**trials
     return share
 
 

@@ -14,7 +14,6 @@ from headway.core.errors import UsageError
 from headway.core.progress import items_bar
 from headway.core.scoring import Model
 from headway.measure.evals import skills, texts
-from headway.measure.evals.divergence import Divergence
 from headway.measure.evals.pairs import (
     NATS,
     POINTS,
@@ -25,7 +24,12 @@ from headway.measure.evals.pairs import (
     skill_pairs,
 )
 from headway.measure.evals.report import Report
-from headway.measure.evals.texts import Corpora, divergence_pairs, text_pairs
+from headway.measure.evals.texts import (
+    Corpora,
+    DivergenceReport,
+    divergence_pairs,
+    text_pairs,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +71,16 @@ def evaluate(model: Model, place: str, wanted: Wanted) -> Report:
     return report
 
 
-def diverge(first: Model, second: Model, corpora: Corpora) -> tuple[list[Divergence], list[str]]:
+def diverge(
+    first: Model, second: Model, corpora: Corpora
+) -> tuple[DivergenceReport | None, list[str]]:
     """Token by token on each text, and why not where that cannot be."""
     total = len(corpora.texts) * (corpora.limit or texts.DIVERGENCE_WINDOWS)
     try:
         with items_bar(f"{second.name} against {first.name}", total) as advance:
             return texts.diverge(first, second, corpora, advance), []
     except UsageError as error:
-        return [], [f"no divergence: {error.cause}"]
+        return None, [f"no divergence: {error.cause}"]
 
 
 def side_by_side(
@@ -94,7 +100,8 @@ def side_by_side(
     if first.text is not None and second.text is not None:
         pairs += text_pairs(first.text, second.text)
         differences += unlike(first, second, "text", ("limit",))
-    pairs += divergence_pairs(second.divergences)
+    if second.divergence is not None:
+        pairs += divergence_pairs(second.divergence)
     if not pairs:
         raise UsageError(
             f"{first.model} and {second.model} were not asked the same suite.",

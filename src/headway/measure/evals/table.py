@@ -3,7 +3,7 @@
 It is given a report, and promises that the HTML page says the same in the same words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.table import Table
 from headway.measure.evals.pairs import NATS, RELATIVE, Comparison, Measure
 from headway.measure.evals.report import Report
 from headway.measure.evals.skills import Share, SkillsReport
-from headway.measure.evals.texts import TextReport, divergence_lines
+from headway.measure.evals.texts import SHARE, Figure
 
 STYLES = {"worse": "bold red", "as good": "green", "unclear": "yellow"}
 
@@ -24,9 +24,10 @@ def show(report: Report, console: Console, gate: bool = False) -> None:
         for line in skills_notes(report.skills):
             console.print(line, highlight=False)
     if report.text is not None:
-        console.print(text_table(report.text))
-    for line in divergence_lines(report.divergences):
-        console.print(line, highlight=False)
+        console.print(figures_table("text", report.text.figures))
+    if report.divergence is not None:
+        title = f"B against A ({report.divergence.method})"
+        console.print(figures_table(title, report.divergence.figures))
     if report.comparison is not None:
         console.print(comparison_table(report.comparison))
         for line in comparison_lines(report.comparison, gate):
@@ -74,15 +75,16 @@ def skills_notes(found: SkillsReport) -> Iterator[str]:
         yield f"{found.unfit} questions did not fit into the context and count as wrong."
 
 
-def text_table(found: TextReport) -> Table:
+def figures_table(title: str, figures: Sequence[Figure]) -> Table:
     """Each figure with its 95% interval."""
-    table = plain_table("text", "", "95%", "passages")
-    for each in found.figures:
-        if each.unit == "share":
-            value, bounds = f"{each.value:.1%} right", f"{each.low:.1%} … {each.high:.1%}"
-        else:
-            value, bounds = f"{each.value:.4f} {each.unit}", f"{each.low:.4f} … {each.high:.4f}"
-        table.add_row(each.name, value, bounds, f"{each.items:,}")
+    table = plain_table(title, "", "95%", "passages")
+    for each in figures:
+        percent = each.unit == SHARE
+        value, low, high = (
+            f"{x:.1%}" if percent else f"{x:.4f}" for x in (each.value, each.low, each.high)
+        )
+        unit = "" if percent else f" {each.unit}"
+        table.add_row(each.name, value + unit, f"{low} … {high}", f"{each.items:,}")
     return table
 
 

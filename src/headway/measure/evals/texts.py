@@ -54,8 +54,11 @@ class Corpora(msgspec.Struct, kw_only=True):
         return sum(len(self.cut(name, self.limit)) for name in self.texts) + len(self.lambada)
 
 
+BITS, SHARE, NATS_A_TOKEN, RATIO = "bits per byte", "share", "nats per token", "ratio"
+
+
 class Figure(msgspec.Struct, kw_only=True):
-    """One figure with its 95% interval; `unit` is bits per byte or share."""
+    """One figure with its 95% interval; `unit` is one of the four below."""
 
     name: str
     unit: str
@@ -108,7 +111,7 @@ def bits_figure(text: TextScore) -> Figure:
     low, high = interval(paired_bootstrap(bits, num_bytes))
     return Figure(
         name=text.name,
-        unit="bits per byte",
+        unit=BITS,
         value=text.bits_per_byte,
         low=low,
         high=high,
@@ -121,7 +124,7 @@ def last_words_figure(found: LastWords) -> Figure:
     low, high = wilson(found.num_right, len(found.items))
     return Figure(
         name=found.name,
-        unit="share",
+        unit=SHARE,
         value=found.accuracy,
         low=low,
         high=high,
@@ -168,18 +171,57 @@ def text_pairs(first: TextReport, second: TextReport) -> Iterator[Paired]:
         )
 
 
-def diverge(first: Model, second: Model, corpora: Corpora, advance: Advance) -> list[Divergence]:
+class DivergenceReport(msgspec.Struct, kw_only=True):
+    """B against A token by token: `method` says whether KL is exact or a lower bound."""
+
+    method: str
+    figures: list[Figure]
+    texts: list[Divergence]
+
+
+def diverge(first: Model, second: Model, corpora: Corpora, advance: Advance) -> DivergenceReport:
     """What the second lost against the first, token by token, on each text."""
     limit = corpora.limit or DIVERGENCE_WINDOWS
-    return [
+    found = [
         divergence.compare(first, second, corpora.cut(name, limit), name=name, advance=advance)
         for name in corpora.texts
     ]
+    return DivergenceReport(
+        method=found[0].method,
+        figures=[figure for each in found for figure in divergence_figures(each)],
+        texts=found,
+    )
 
 
-def divergence_pairs(found: list[Divergence]) -> Iterator[Paired]:
+def divergence_figures(found: Divergence) -> Iterator[Figure]:
+    """KL(A ‖ B), agreement of the likeliest token, Σ min(p, q) and the ratio of perplexities."""
+    passages = found.passages
+    rows: list[tuple[str, str, float, list[float]]] = [
+        ("KL", NATS_A_TOKEN, found.kl, [each.kl for each in passages]),
+        ("same likeliest token", SHARE, found.agreement, [each.agreed for each in passages]),
+    ]
+    if found.overlap is not None:
+        rows.append(("Σ min(p, q)", SHARE, found.overlap, [each.overlap or 0 for each in passages]))
+    more = [each.nats - each.reference_nats for each in passages]
+    rows.append(("perplexity, B / A", RATIO, found.perplexity_ratio, more))
+    tokens = blocks([each.num_tokens for each in passages])
+    for name, unit, value, sums in rows:
+        low, high = interval(paired_bootstrap(blocks(sums), tokens))
+        if unit == RATIO:
+            low, high = math.exp(low), math.exp(high)
+        yield Figure(
+            name=f"{found.name}: {name}",
+            unit=unit,
+            value=value,
+            low=low,
+            high=high,
+            items=len(passages),
+        )
+
+
+def divergence_pairs(found: DivergenceReport) -> Iterator[Paired]:
     """KL(A ‖ B) in nats a token is the loss itself."""
-    for each in found:
+    for each in found.texts:
         yield Paired(
             name=f"KL, {each.name}",
             kind=NATS,
@@ -188,18 +230,4 @@ def divergence_pairs(found: list[Divergence]) -> Iterator[Paired]:
             items=len(each.passages),
             loss=blocks([passage.kl for passage in each.passages]),
             weight=blocks([passage.num_tokens for passage in each.passages]),
-        )
-
-
-def divergence_lines(found: list[Divergence]) -> Iterator[str]:
-    """One line a text: agreement with its interval, and the ratio of perplexities."""
-    for each in found:
-        tokens = blocks([passage.num_tokens for passage in each.passages])
-        agreed = blocks([passage.agreed for passage in each.passages])
-        low, high = interval(paired_bootstrap(agreed, tokens))
-        overlap = "" if each.overlap is None else f", Σ min(p, q) {each.overlap:.3f}"
-        yield (
-            f"{each.name}: KL {each.kl:.4f} nats a token ({each.method}), same likeliest token "
-            f"{each.agreement:.1%} ({low * 100:.1f}…{high * 100:.1f}){overlap}, "
-            f"perplexity × {each.perplexity_ratio:.4f}, of {each.num_tokens:,} tokens"
         )

@@ -19,7 +19,7 @@ from headway.measure.client import MESSAGE_LENGTH, open_session
 from headway.measure.probe import model_name
 
 BUSY = frozenset({429, 502, 503, 504})
-PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 TOO_LONG = re.compile(r"context.?(length|size|window)|too long|maximum.{0,20}length", re.IGNORECASE)
 NO_TEMPLATE = re.compile(r"chat.?template", re.IGNORECASE)
 FIXES = {401: "Check --api-key.", 403: "Check --api-key.", 404: "Check the URL and --model."}

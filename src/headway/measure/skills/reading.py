@@ -147,8 +147,7 @@ def refuse(rng: random.Random, level: int) -> Example:
     things = rng.sample(words.NOUNS, num_sentences + 1)
     hues = [rng.choice(words.HUES) for _ in names]
     sentences = [
-        f"{n} has a {h} {t}."
-        for n, h, t in zip(names[1:], hues[1:], things[1:], strict=True)
+        f"{n} has a {h} {t}." for n, h, t in zip(names[1:], hues[1:], things[1:], strict=True)
     ]
     subject = rng.randint(1, num_sentences)
     if rng.random() < 0.5:

@@ -53,9 +53,7 @@ def extract(rng: random.Random, level: int) -> Example:
         other["name"] = rng.choice([name for name in words.NAMES if name != values["name"]])
         field = rng.choice([name for name in SENTENCES if name not in wanted])
         sentences.append(rng.choice(SENTENCES[field]).format(**other))
-    prompt = phrased(
-        rng, EXTRACT, schema=json.dumps(schema_of(wanted)), text=" ".join(sentences)
-    )
+    prompt = phrased(rng, EXTRACT, schema=json.dumps(schema_of(wanted)), text=" ".join(sentences))
     return Example(prompt=prompt, answer=json.dumps(values))
 
 

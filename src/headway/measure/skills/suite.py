@@ -18,6 +18,9 @@ LEVELS = (1, 2, 3)
 LEVEL_WEIGHTS = (5, 3, 2)
 """How often training sees each level: half of its examples are of the first."""
 
+OFTEN = {"arithmetic": 2, "sort": 2, "count": 2}
+"""Skills that training sees twice as often as the others."""
+
 TEST_SEED = 1_000_003
 
 SKILLS: dict[str, Callable[[random.Random, int], Example]] = {
@@ -43,7 +46,7 @@ DEMO = {
     "Repeat: h e a d w a y": r"h e a d w a y",
     "Count the letter a in: b a n a n a": r"3",
     "Who are you?": rf"I am {ME}\.",
-    "How many parameters do you have?": r"I am very small\. I have about three million parameters\.",
+    "How many parameters do you have?": r"I am very small\. I have about three million param.*",
     "Hello!": r"Hello! How can I help you\?",
     "See you later": r"Goodbye!",
     "What colour is the sky?": r"The sky is blue\.",
@@ -74,9 +77,9 @@ def examples(skill: str, level: int, seed: int) -> Iterator[Example]:
 
 
 def training_examples(seed: int, talk: float = 0.1) -> Iterator[Example]:
-    """Endless examples for training: all skills alike, levels by weight, some small talk."""
+    """Endless examples for training: skills and levels by weight, some small talk."""
     rng = random.Random(f"{seed} train")
-    skills = list(SKILLS.values())
+    skills = [skill for name, skill in SKILLS.items() for _ in range(OFTEN.get(name, 1))]
     while True:
         if rng.random() < talk:
             example = small_talk(rng)
