@@ -1,7 +1,7 @@
 """Turns books and conversations into the token files that training reads.
 
 It is given the folder of books and the tokenizer, and a seed for the conversations.
-It promises `books.safetensors`, `chats.safetensors` and `val.safetensors` in one format.
+It promises `books`, `chats`, `practice` and `val`, each a safetensors file of one format.
 """
 
 import argparse
@@ -56,6 +56,36 @@ def encode(
     }
 
 
+def practice(tokens: np.ndarray, num_tokens: int, seed: int) -> dict[str, np.ndarray]:
+    """Rows of repeated nonsense in the format of `encode`: what was read once is learned after.
+
+    A piece of 3 to 40 tokens drawn from `tokens` comes two to four times, sometimes with other
+    tokens between: "cat 7 the | , moon | cat 7 the" is learned in its last two tokens.
+    """
+    rng = np.random.default_rng(seed)
+    parts, counts, starts, total = [], [], [], 0
+    while total < num_tokens:
+        piece = rng.choice(tokens, rng.integers(3, 41))
+        known = np.full(len(piece), WRITTEN, dtype=np.float16)
+        known[0] = 0
+        starts.append(total)
+        for time in range(rng.integers(2, 5)):
+            between = rng.choice(tokens, rng.integers(1, 13) * rng.integers(0, 2))
+            parts += [between, piece]
+            counts += [np.zeros(len(between), dtype=np.float16), known * (time > 0)]
+            total += len(between) + len(piece)
+    return {
+        "tokens": np.concatenate(parts),
+        "weights": np.concatenate(counts).astype(np.float16),
+        "starts": np.array(starts, dtype=np.int32),
+    }
+
+
+def save(out: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
+    save_file(arrays, out / f"{name}.safetensors")
+    print(f"{name}: {len(arrays['tokens']):,} tokens")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of train-*.txt, val.txt")
@@ -74,8 +104,10 @@ def main() -> None:
     }
     for name, documents in sources.items():
         arrays = encode(documents, tokenizer, power=0.5 if name == "chats" else 0)
-        save_file(arrays, args.out / f"{name}.safetensors")
-        print(f"{name}: {len(arrays['tokens']):,} tokens")
+        save(args.out, name, arrays)
+        if name == "chats":
+            tokens = arrays["tokens"]
+            save(args.out, "practice", practice(tokens, len(tokens) // 8, args.seed))
 
 
 if __name__ == "__main__":

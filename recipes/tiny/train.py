@@ -30,7 +30,9 @@ LOG_EVERY = 10
 SAVE_EVERY = 250
 NUM_ROWS, LENGTH = 32, 512
 PEAK_LR = 3e-3
-SOURCES = ("books", "chats")
+SOURCES = ("books", "chats", "practice")
+SHARES = (0.3, 0.5, 0.2)
+"""Of the sources in the loss."""
 TARGET = "headway-tiny"
 
 Losses = Callable[[Llama, Tensor, Tensor, Tensor], list[Tensor]]
@@ -92,15 +94,15 @@ class Corpus:
 
 
 def split(num_rows: int) -> list[int]:
-    """Rows of books and of chats: 12 are 3 and 9, 2 are 1 and 1."""
-    books = max(1, num_rows // 4)
-    return [books, num_rows - books]
+    """Rows of books, chats and practice: 12 are 3, 7 and 2; two long ones are 0, 1 and 1."""
+    books, practice = num_rows // 4, max(1, num_rows // 6)
+    return [books, num_rows - books - practice, practice]
 
 
 def batch(
     corpora: list[Corpus], plan: Plan, step: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and their weights of this step's rows, [B, T], books before chats.
+    """Inputs, targets and their weights of this step's rows, [B, T], in the order of SOURCES.
 
     The rows depend on seed and step alone, so that a run that was stopped goes on as it would have.
     """
@@ -115,12 +117,12 @@ def batch(
 
 
 def by_source(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The rows of books, then of chats, of each tensor [B, ...]."""
+    """The rows of each source, in order, of each tensor [B, ...]."""
     return zip(*(part.split(split(len(part))) for part in parts), strict=True)
 
 
 def losses(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> list[Tensor]:
-    """The weighted mean cross-entropy of either corpus, in nats; weight 0 costs no logits."""
+    """The weighted mean cross-entropy of each source, in nats; weight 0 costs no logits."""
     means = []
     for hidden, target, weight in by_source(model(inputs), targets, weights):
         learned = weight > 0
@@ -132,7 +134,8 @@ def losses(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> li
 
 
 def mean(values: Tensor, weights: Tensor) -> Tensor:
-    return (values * weights).sum() / weights.sum()
+    """The weighted mean, 0 of nothing."""
+    return (values * weights).sum() / weights.sum().clamp(min=1e-6)
 
 
 @torch.no_grad()
@@ -190,7 +193,8 @@ def progress_bar() -> Progress:
 
 def begin_log(path: Path, first: int) -> None:
     """A log with its header and the lines up to the first step, those after it being redone."""
-    header = ["step", "tokens", "books_loss", "chats_loss", "unseen_bits_per_byte", "lr", "seconds"]
+    columns = [f"{source}_loss" for source in SOURCES]
+    header = ["step", "tokens", *columns, "unseen_bits_per_byte", "lr", "seconds"]
     rows = list(csv.reader(path.read_text().splitlines()))[1:] if first else []
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *(row for row in rows if int(row[0]) <= first)])
@@ -227,7 +231,8 @@ def train(
         for step in range(first, plan.steps):
             with arithmetic(device):
                 parts = losses(model, *batch(corpora, plan, step, device))
-            descend(model, optimizers, torch.stack(parts).mean(), plan, plan.lr(step))
+            loss = torch.stack(parts) @ torch.tensor(SHARES, device=device)
+            descend(model, optimizers, loss, plan, plan.lr(step))
             done = step + 1
             save = done % SAVE_EVERY == 0 or done == plan.steps
             if save:
@@ -239,7 +244,7 @@ def train(
                 rate = f"{plan.lr(step):.6f}"
                 log.writerow((done, done * plan.step_tokens, *told, unseen, rate, seconds))
                 file.flush()
-                line = "books {}, chats {}".format(*told)
+                line = ", ".join(map(" ".join, zip(SOURCES, told, strict=True)))
                 progress.update(task, completed=done, description=line)
                 if save:
                     progress.console.print(f"step {done}: saved, {line}, unseen {unseen} bits/byte")
