@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from recipes.tiny.start import start
 from torch import Tensor, nn
 
 # B rows, T tokens, C hidden, H query heads, K key heads, D size of a head
@@ -105,7 +104,6 @@ class Llama(nn.Module):
         cos, sin = rotary_table(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        start(self, shape)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTC = self.embed_tokens(tokens_BT)

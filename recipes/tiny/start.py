@@ -24,6 +24,11 @@ EMBEDDING = 0.03
 """Standard deviation of the embedding."""
 COMMON = 4.0
 """Channel 0 of every embedding, in standard deviations: a constant for heads to go by."""
+MARK, NUM_MARKS = 2.0, 3
+"""Channels 1 and 2, in standard deviations, and how many such channels there are."""
+ALIKE = 0.85
+"""How much the spellings of one word have in common, as a correlation."""
+SPACE = "Ġ"
 NEAR, NOTE, MATCH, SAY = 0.8, 0.06, 1.5, 0.05
 """Weights of looking one back, of noting what is there, of matching notes, of saying the find."""
 NUM_MATCHED = 24
@@ -31,27 +36,44 @@ NUM_MATCHED = 24
 
 
 @torch.no_grad()
-def start(model: "Llama", shape: "Shape") -> None:
-    """Fills all weights in place."""
+def start(model: "Llama", shape: "Shape", tokens: list[str]) -> None:
+    """Fills all weights in place; `tokens` are the vocabulary's entries in order, as stored."""
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.zero_()
         elif weight.dim() == 2:
             weight.normal_(0, EMBEDDING if "embed" in name else weight.shape[1] ** -0.5)
-    model.embed_tokens.weight[:, 0] = COMMON * EMBEDDING
+    relate(model.embed_tokens.weight, tokens[: shape.vocab_size])
     own, noted = subspaces(shape, 2)
     look_near(model, shape, own, noted)
     for layer in range(1, min(3, shape.num_hidden_layers)):
         find_again(model, shape, layer, own, noted)
 
 
+def relate(embedding: Tensor, tokens: list[str]) -> None:
+    """Spellings of one word begin alike: " red", "red" and "Red" share most of their vector.
+
+    What is found as " red" can then be said as "red" after a quote. Channel 0 is the same for all
+    tokens; channel 1 tells whether a space comes before, channel 2 whether there is a capital.
+    """
+    words: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        bare = token.removeprefix(SPACE)
+        first = words.setdefault(bare.lower(), index)
+        if first != index:
+            embedding[index] = ALIKE * embedding[first] + (1 - ALIKE**2) ** 0.5 * embedding[index]
+        embedding[index, 0] = COMMON * EMBEDDING
+        embedding[index, 1] = MARK * EMBEDDING * (1 if bare != token else -1)
+        embedding[index, 2] = MARK * EMBEDDING * (1 if bare != bare.lower() else -1)
+
+
 def subspaces(shape: "Shape", count: int) -> list[Tensor]:
-    """Directions of the stream apart from each other and from channel 0, each [W, C]."""
-    channels = shape.hidden_size - 1
+    """Directions of the stream apart from each other and from the marks, each [W, C]."""
+    channels = shape.hidden_size - NUM_MARKS
     width = min(shape.head_dim, channels // count)
     basis = torch.linalg.qr(torch.randn(channels, channels))[0]
     found = torch.zeros(count, width, shape.hidden_size)
-    found[:, :, 1:] = basis[: count * width].view(count, width, channels)
+    found[:, :, NUM_MARKS:] = basis[: count * width].view(count, width, channels)
     return list(found)
 
 

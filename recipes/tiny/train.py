@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from recipes.tiny import checkpoint
 from recipes.tiny.model import Llama, Shape
 from recipes.tiny.muon import Muon
+from recipes.tiny.start import start
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -213,18 +214,20 @@ def train(
 ) -> None:
     """Every step: draw rows, measure the loss of both corpora, descend along their mean."""
     torch.manual_seed(plan.seed)
-    model = Llama(shape).to(device)
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    model = Llama(shape)
+    start(model, shape, [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())])
+    model.to(device)
     optimizers = make_optimizers(model, plan)
     corpora = [Corpus.read(out / f"{source}.safetensors") for source in SOURCES]
     validation = Corpus.read(out / "val.safetensors")
-    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     folder = out / name
     folder.mkdir(exist_ok=True)
     saved = folder / "checkpoint.safetensors"
     first = checkpoint.load(saved, model, optimizers) if saved.exists() else 0
     record(folder / "training.json", plan, shape, first)
     begin_log(folder / "loss.csv", first)
-    start = time.perf_counter()
+    began = time.perf_counter()
     with progress_bar() as progress, (folder / "loss.csv").open("a", newline="") as file:
         log = csv.writer(file)
         task = progress.add_task("", total=plan.steps, completed=first)
@@ -240,7 +243,7 @@ def train(
             if save or done % LOG_EVERY == 0:
                 told = [f"{part.item():.4f}" for part in parts]
                 unseen = f"{bits_per_byte(model, validation, tokenizer):.4f}" if save else ""
-                seconds = f"{time.perf_counter() - start:.1f}"
+                seconds = f"{time.perf_counter() - began:.1f}"
                 rate = f"{plan.lr(step):.6f}"
                 log.writerow((done, done * plan.step_tokens, *told, unseen, rate, seconds))
                 file.flush()
@@ -263,7 +266,7 @@ def arguments(description: str | None, steps: int) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=1700).parse_args()
+    args = arguments(__doc__, steps=4000).parse_args()
     torch.set_num_threads(args.threads)
     plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
