@@ -1,4 +1,4 @@
-"""A folder's probabilities, as evaluations see them: those of transformers, in chunks of any size."""
+"""A folder's probabilities, as evaluations see them: those of transformers, however chunked."""
 
 import math
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_scores_are_read_off_the_distributions(embedded: FolderModel):
 
 def test_answers_are_greedy_and_in_order(embedded: FolderModel):
     """A chat that does not fit with its answer has none, and the others are unharmed."""
-    long = [{"role": "user", "content": "word " * 2000}]
+    long = [{"role": "user", "content": "word " * 5000}]
     first, nothing, second = embedded.generate([CHATS[0], long, CHATS[1]], max_tokens=32)
     assert nothing is None
     assert first == "2 + 3 = 5."
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused(embedded: FolderModel):
     with pytest.raises(RequestError, match="the context is"):
         embedded.distributions([20] * embedded.max_model_len)
     with pytest.raises(RequestError):
-        embedded.score(["word " * 3000])
+        embedded.score(["word " * 5000])
     assert embedded.distributions([20, 21]).shape[0] == 2
 
 

@@ -120,7 +120,7 @@ def test_windows_tile_the_text_at_words(context: int, stride: int):
     cut = windows(TEXT, context_chars=context, stride_chars=stride)
     assert TEXT.endswith(joined := "".join(window.target for window in cut))
     assert context <= len(TEXT) - len(joined) < context + stride
-    assert all(window.target.startswith(" ") for window in cut)
+    assert all(window.target.startswith(" ") for window in cut[:-1])
     assert all(window.context in TEXT and not window.context.startswith(" ") for window in cut)
     for window in cut:
         assert f"{window.context}{window.target}" in TEXT
@@ -209,15 +209,15 @@ def test_last_words():
     """The model knows one passage by heart; of the other it knows nothing."""
     assert last_word("I like red apples\n") == Window(context="I like red", target=" apples")
     assert len(last_word("word " * 300 + "end", 100).context) <= 100
-    model = knows("we saw cod")
-    found = score_last_words(model, ["we saw cod", "we saw cox"])
-    assert [(item.word, item.right) for item in found.items] == [("cod", True), ("cox", False)]
+    model = knows("ab cde")
+    found = score_last_words(model, ["ab cde", "ab cdx"])
+    assert [(item.word, item.right) for item in found.items] == [("cde", True), ("cdx", False)]
     assert found.num_right == 1
     assert found.accuracy == 0.5
     assert found.items[0].nats < 0.1 < 5 < found.items[1].nats
     mean = (found.items[0].nats + found.items[1].nats) / 2
     assert found.perplexity == pytest.approx(math.exp(mean))
-    assert score_last_words(Served(model), ["we saw cod", "we saw cox"]) == found
+    assert score_last_words(Served(model), ["ab cde", "ab cdx"]) == found
 
 
 def test_rows_by_hand():
