@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from recipes.tiny.books import shards
 from recipes.tiny.chatml import END_OF_TEXT
-from recipes.tiny.conversations import Piece, conversations
+from recipes.tiny.conversations import WRITTEN, Piece, conversations
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -24,8 +24,8 @@ def book_pieces(texts: Iterable[str]) -> Iterator[list[Piece]]:
     for text in texts:
         for paragraph in text.split("\n\n"):
             if paragraph.strip():
-                yield [(f"{paragraph}\n\n", True)]
-        yield [(END_OF_TEXT, True)]
+                yield [(f"{paragraph}\n\n", WRITTEN)]
+        yield [(END_OF_TEXT, WRITTEN)]
 
 
 def encode(
@@ -43,10 +43,10 @@ def encode(
         encodings = iter(tokenizer.encode_batch([text for doc in batch for text, _ in doc]))
         for document in batch:
             starts.append(total)
-            for _, learn in document:
+            for _, counted in document:
                 ids = next(encodings).ids
                 tokens.append(np.array(ids, dtype=np.int16))
-                weight = learn / max(1, len(ids)) ** power
+                weight = counted / max(1, len(ids)) ** power
                 counts.append(np.full(len(ids), weight, dtype=np.float16))
                 total += len(ids)
     return {
@@ -75,8 +75,7 @@ def main() -> None:
     for name, documents in sources.items():
         arrays = encode(documents, tokenizer, power=0.5 if name == "chats" else 0)
         save_file(arrays, args.out / f"{name}.safetensors")
-        learned = (arrays["weights"] > 0).mean()
-        print(f"{name}: {len(arrays['tokens']):,} tokens, {learned:.0%} learned")
+        print(f"{name}: {len(arrays['tokens']):,} tokens")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torch.optim import AdamW, Optimizer
 LOG_EVERY = 10
 SAVE_EVERY = 250
 NUM_ROWS, LENGTH = 32, 512
-PEAK_LR = 8e-3
+PEAK_LR = 3e-3
 SOURCES = ("books", "chats")
 TARGET = "headway-tiny"
 
@@ -47,14 +47,14 @@ class Plan:
 
     steps: int
     seed: int = 0
-    step_tokens: int = 4096
-    length: int = 512
+    step_tokens: int = 4608
+    length: int = 384
     long_length: int = 2048
     long_every: int = 8
     peak_lr: float = PEAK_LR
     final_lr: float = 1e-4
     warmup_steps: int = 100
-    weight_decay: float = 0.05
+    weight_decay: float = 0.1
     clip: float = 1.0
 
     def lr(self, step: int) -> float:
@@ -66,7 +66,7 @@ class Plan:
         return self.final_lr + (self.peak_lr - self.final_lr) * wave
 
     def row_length(self, step: int) -> int:
-        """512 for seven steps of eight, 2048 for the eighth."""
+        """384 for seven steps of eight, 2048 for the eighth."""
         return self.long_length if step % self.long_every == 0 else self.length
 
 
@@ -91,30 +91,38 @@ class Corpus:
         return tokens[:, :-1], tokens[:, 1:], self.weights[index][:, 1:].float()
 
 
+def split(num_rows: int) -> list[int]:
+    """Rows of books and of chats: 12 are 3 and 9, 2 are 1 and 1."""
+    books = max(1, num_rows // 4)
+    return [books, num_rows - books]
+
+
 def batch(
     corpora: list[Corpus], plan: Plan, step: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and their weights of this step's rows, [B, T], half of them of each corpus.
+    """Inputs, targets and their weights of this step's rows, [B, T], books before chats.
 
     The rows depend on seed and step alone, so that a run that was stopped goes on as it would have.
     """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_000 + step)
     length = plan.row_length(step)
-    num_rows = plan.step_tokens // length // len(corpora)
-    parts = [corpus.rows(num_rows, length, generator) for corpus in corpora]
+    sizes = split(plan.step_tokens // length)
+    parts = [
+        corpus.rows(size, length, generator) for corpus, size in zip(corpora, sizes, strict=True)
+    ]
     inputs, targets, weights = (torch.cat(part).to(device) for part in zip(*parts, strict=True))
     return inputs, targets, weights
 
 
-def halves(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The rows of either corpus of each tensor [B, ...]."""
-    return zip(*(part.chunk(len(SOURCES)) for part in parts), strict=True)
+def by_source(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of books, then of chats, of each tensor [B, ...]."""
+    return zip(*(part.split(split(len(part))) for part in parts), strict=True)
 
 
 def losses(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> list[Tensor]:
     """The weighted mean cross-entropy of either corpus, in nats; weight 0 costs no logits."""
     means = []
-    for hidden, target, weight in halves(model(inputs), targets, weights):
+    for hidden, target, weight in by_source(model(inputs), targets, weights):
         learned = weight > 0
         entropies = F.cross_entropy(
             model.logits(hidden[learned]).float(), target[learned], reduction="none"
@@ -250,7 +258,7 @@ def arguments(description: str | None, steps: int) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=3600).parse_args()
+    args = arguments(__doc__, steps=2400).parse_args()
     torch.set_num_threads(args.threads)
     plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
