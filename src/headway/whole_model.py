@@ -102,7 +102,8 @@ class FolderModel:
 
         Raises RequestError when T is not less than the context.
         """
-        self._tap.kept = kept = []
+        kept: list[np.ndarray] = []
+        self._tap.kept = kept
         try:
             self.llm.generate({"prompt_token_ids": token_ids}, scoring(0), use_tqdm=False)
         finally:
