@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from recipes.tiny.start import start
 from torch import Tensor, nn
 
 # B rows, T tokens, C hidden, H query heads, K key heads, D size of a head
@@ -104,17 +105,7 @@ class Llama(nn.Module):
         cos, sin = rotary_table(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        self.start(shape)
-
-    @torch.no_grad()
-    def start(self, shape: Shape) -> None:
-        """Random weights; what a layer adds to the stream is small, so depth does not grow it."""
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:
-                scale = weight.shape[1] ** -0.5
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    scale *= (2 * shape.num_hidden_layers) ** -0.5
-                weight.normal_(0, 0.05 if "embed" in name else scale)
+        start(self, shape)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTC = self.embed_tokens(tokens_BT)

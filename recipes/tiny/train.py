@@ -258,7 +258,7 @@ def arguments(description: str | None, steps: int) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=2400).parse_args()
+    args = arguments(__doc__, steps=1700).parse_args()
     torch.set_num_threads(args.threads)
     plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
