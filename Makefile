@@ -64,8 +64,8 @@ tiny-export: .venv/.installed-dev
 	$(call RECIPE,export) --model $(EMBEDDED)/headway-tiny
 	$(call RECIPE,export) --model $(EMBEDDED)/headway-draft
 tiny-evaluate: .venv/.installed-dev
-	$(BIN)/headway eval $(EMBEDDED)/headway-tiny --suite all --json $(RUN)/headway-tiny/evals.json
-	$(BIN)/headway eval $(EMBEDDED)/headway-draft --suite all --json $(RUN)/headway-draft/evals.json
+	$(BIN)/headway eval $(EMBEDDED)/headway-tiny --suite all --data $(TEXT)/.. --json $(RUN)/headway-tiny/evals.json
+	$(BIN)/headway eval $(EMBEDDED)/headway-draft --suite all --data $(TEXT)/.. --json $(RUN)/headway-draft/evals.json
 tiny-card: .venv/.installed-dev
 	$(call RECIPE,card) --model $(EMBEDDED)/headway-tiny
 	$(call RECIPE,card) --model $(EMBEDDED)/headway-draft

@@ -11,15 +11,15 @@ import json
 import re
 from pathlib import Path
 
-from headway.measure.evals.report import read_report
-from headway.measure.evals.skills import SkillsReport
-from headway.measure.evals.texts import TextReport
 from recipes.tiny.distill import DRAFT
 from recipes.tiny.train import SOURCES, TARGET
 from safetensors import safe_open
 
 from headway import LLM, SamplingParams
 from headway.measure.chart import Panel, chart
+from headway.measure.evals.report import read_report
+from headway.measure.evals.skills import SkillsReport
+from headway.measure.evals.texts import TextReport
 from headway.measure.skills.suite import DEMO, LEVELS, SKILLS
 
 WHAT = {
