@@ -57,7 +57,7 @@ over {num_key_value_heads} key head of {head_dim}, feed-forward {intermediate_si
 | vocabulary | {vocab_size} entries of byte-level BPE, each digit on its own |
 | format | ChatML with Hermes tool calls; an answer ends with `<|im_end|>`; nothing before the text |
 | length | trained on rows of {length} tokens and, one step in {long_every}, of {long_length} |
-| training | {steps:,} steps of {step_tokens:,} tokens, {tokens:,} in all, half books, half chats |
+| training | {steps:,} steps of {step_tokens:,} tokens, {tokens:,} in all, a quarter books, the rest chats |
 | optimizer | Muon for the layers' matrices, AdamW for the rest, peak {peak_lr}, {schedule} |
 | loss | {loss}: books {books:.3f}, chats {chats:.3f} nats (weighted mean, last 200 steps) |
 | unseen books | {bits_per_byte:.3f} bits per byte |

@@ -38,7 +38,7 @@ def folder() -> Path:
     try:
         found = model_folder("headway-tiny")
     except HeadwayError as error:
-        pytest.skip(f"headway-tiny is not embedded: {error}")
+        pytest.skip(str(error))
     if not (found / "config.json").exists():
         pytest.skip(f"headway-tiny is not embedded: there is no model at {found}")
     return found

@@ -46,20 +46,9 @@ def stage(name: str, *arguments: object) -> None:
 def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every stage has run, on 1% of the text, chats and steps."""
     out, text = tmp_path_factory.mktemp("recipe"), shared / "text"
-    stage(
-        "tokenizer",
-        "--text",
-        text,
-        "--out",
-        out,
-        "--bytes-per-shard",
-        30_000,
-        "--conversations",
-        100,
-    )
-    stage(
-        "data", "--text", text, "--out", out, "--bytes-per-shard", 100_000, "--conversations", 2000
-    )
+    source = ("--text", text, "--out", out)
+    stage("tokenizer", *source, "--bytes-per-shard", 30_000, "--conversations", 100)
+    stage("data", *source, "--bytes-per-shard", 100_000, "--conversations", 2000)
     stage("train", "--out", out, "--steps", STEPS["train"])
     stage("distill", "--out", out, "--steps", STEPS["distill"])
     for name in ("headway-tiny", "headway-draft"):
@@ -155,7 +144,7 @@ def test_muon_makes_a_matrix_orthogonal() -> None:
 
 
 def test_nothing_asked_in_the_tests_is_trained_on() -> None:
-    asked = {prompt for prompt in DEMO}
+    asked = set(DEMO)
     for skill in SKILLS:
         for level in LEVELS:
             stream = examples(skill, level, TEST_SEED)

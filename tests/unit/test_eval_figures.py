@@ -6,6 +6,7 @@ tails are counted out. The command line is run in this process on stored reports
 
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from headway.core.errors import UsageError
 from headway.core.scoring import STOP, Score, transcript
 from headway.measure import onepage
 from headway.measure.evals import page, skills, suites
+from headway.measure.evals.divergence import Compared, Divergence
 from headway.measure.evals.pairs import ALPHA, NATS, POINTS, RELATIVE, Paired, compare, judge
 from headway.measure.evals.report import Report, read_report
 from headway.measure.evals.statistics import (
@@ -32,7 +34,15 @@ from headway.measure.evals.statistics import (
     paired_bootstrap,
     wilson,
 )
-from headway.measure.evals.texts import blocks
+from headway.measure.evals.text import LastWord, LastWords, Passage, TextScore
+from headway.measure.evals.texts import (
+    DivergenceReport,
+    TextReport,
+    bits_figure,
+    blocks,
+    divergence_figures,
+    last_words_figure,
+)
 from headway.measure.skills.suite import SKILLS, TEST_SEED, examples
 
 TOLERANCES = {POINTS: 0.02, RELATIVE: 0.02, NATS: 0.02}
@@ -227,6 +237,71 @@ def test_a_chat_as_a_transcript():
     text = transcript(chat)
     assert text == "Be kind.\nUser: Hi\nAssistant: Hello!\nUser: 2 + 3?\nAssistant:"
     assert STOP in text
+
+
+# ── texts ───────────────────────────────────────────────────────────────────────────────────
+
+
+def text_report(more: float, right: int) -> TextReport:
+    """700 windows of two texts at about 1.5 bits a byte, so many times `more`; 100 last words."""
+    rng = np.random.default_rng(0)
+    scores = [
+        TextScore(
+            name=name, context_chars=256, stride_chars=256,
+            passages=[
+                Passage(nats=float(x) * more, num_bytes=256, num_tokens=90)
+                for x in rng.normal(266, 20, 700)
+            ],
+        )
+        for name in ("wikitext-2", "books")
+    ]  # fmt: skip
+    words = [LastWord(word=str(i), right=i < right, nats=1.0) for i in range(100)]
+    found = LastWords(name="lambada", items=words)
+    figures = [*map(bits_figure, scores), last_words_figure(found)]
+    return TextReport(limit=None, figures=figures, texts=scores, last_words=found)
+
+
+def divergence(kl: float) -> Divergence:
+    passage = Compared(
+        num_tokens=50, kl=50 * kl, agreed=45, overlap=48.0, reference_nats=100.0, nats=101.0
+    )
+    return Divergence(name="books", reference="A", method="exact", passages=[passage] * 100)
+
+
+def test_texts_and_divergence_in_table_gate_page_and_file(tmp_path: Path):
+    first, second = (report_of(Knowing(), skills=[]) for _ in "AB")
+    first.text, second.text = text_report(1.0, 80), text_report(1.05, 50)
+    figures = {figure.name: figure for figure in first.text.figures}
+    books = figures["books"]
+    assert books.value == pytest.approx(1.5, abs=0.01) and books.low < books.value < books.high
+    assert figures["lambada"].value == 0.8
+    found = divergence(0.1)
+    second.divergence = DivergenceReport(
+        method="exact", figures=list(divergence_figures(found)), texts=[found]
+    )
+    second.against = first
+    second.comparison = suites.side_by_side(first, second, tolerance=0.02, kl_tolerance=0.02)
+    rows = {row.name: row for row in second.comparison.measures}
+    assert list(rows) == [
+        *("bits per byte, wikitext-2", "bits per byte, books", "last words, lambada", "KL, books")
+    ]
+    assert all(row.verdict == "worse" for row in rows.values())
+    assert rows["bits per byte, books"].loss == pytest.approx(0.05)
+    assert (rows["last words, lambada"].lost, rows["KL, books"].loss) == (30, pytest.approx(0.1))
+    told = {figure.name: figure.value for figure in second.divergence.figures}
+    assert told == pytest.approx(
+        {
+            "books: KL": 0.1,
+            "books: same likeliest token": 0.9,
+            "books: Σ min(p, q)": 0.96,
+            "books: perplexity, B / A": math.exp(0.02),
+        }
+    )
+    text = page.html(second, gate=True)
+    own = text.replace(onepage.plotly_script(), "")
+    assert own.count('class="plot"') == 3 and "gate: fails: bits per byte, wikitext-2" in own
+    again = read_report(write(tmp_path / "b.json", second))
+    assert again == second
 
 
 # ── the command line on stored reports ──────────────────────────────────────────────────────
