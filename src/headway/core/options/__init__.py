@@ -11,6 +11,7 @@ from headway.core.options.tables import (
     ServerOptions,
     TraceOptions,
 )
+from headway.core.options.widen import WidenOptions
 
 __all__ = [
     "BenchOptions",
@@ -22,6 +23,7 @@ __all__ = [
     "Seconds",
     "ServerOptions",
     "TraceOptions",
+    "WidenOptions",
     "help_text",
     "read_options",
     "to_arguments",

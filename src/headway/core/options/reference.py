@@ -15,6 +15,7 @@ from headway.core.options.tables import (
     ServerOptions,
     TraceOptions,
 )
+from headway.core.options.widen import WidenOptions
 
 INTRODUCTION = """# Options
 
@@ -46,6 +47,7 @@ TITLES: dict[type, str] = {
     EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
+    WidenOptions: "Widening (`widen`)",
 }
 
 
