@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 def widen(call: "Call") -> int:
     """Write OUT and say what it is; with --dry-run only whether FOLDER fits."""
     if len(call.positionals) != 2:
-        raise UsageError(
-            "widen takes two folders.", "headway widen FOLDER --like qwen2.5-0.5b OUT"
-        )
+        raise UsageError("widen takes two folders.", "headway widen FOLDER --like qwen2.5-0.5b OUT")
     folder, out = model_folder(call.positionals[0]), Path(call.positionals[1])
     options: WidenOptions = call.options[WidenOptions]
 

@@ -97,7 +97,7 @@ def layer_tensor(plan: Widening, small: Weights, layer: int, name: str) -> Itera
 def paint_norm(canvas_H: Tensor, plan: Widening, weight_h: Tensor, gains: int = 1) -> None:
     """Each copy gets a part of weight · √share · gain; no other channel comes through.
 
-    In bf16 1.0 · √(9/14) = 0.80178 becomes 0.80078 + 0.000999 + 0.00000084.
+    In bf16 1.0 · √(9/14) = 0.801784 becomes 0.800781 + 0.000999 + 0.000003.
     """
     canvas_H.zero_()
     for number, gain in enumerate(plan.gains[:gains]):

@@ -42,8 +42,9 @@ CARRIED = (
 SAFETENSORS_NAMES = {"float32": "F32", "bfloat16": "BF16"}
 CARD = """# {small}, widened
 
-This is `{small}` in the sizes of {architecture} with {layers} layers of {hidden}: it gives the same logits
-and costs what a model of {parameters:,} parameters costs. It knows no more than `{small}` does.
+This is `{small}` in the sizes of a {architecture} with {layers} layers of {hidden}: it gives
+the same logits and costs what a model of {parameters:,} parameters costs. It knows no more than
+`{small}` does.
 
 Written by `headway widen`; ids from {vocab} on belong to no text and are never chosen.
 """
