@@ -2,6 +2,7 @@
 
 from headway.core.options.bench import BenchOptions
 from headway.core.options.doctor import DoctorOptions
+from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import (
@@ -11,17 +12,20 @@ from headway.core.options.tables import (
     ServerOptions,
     TraceOptions,
 )
+from headway.core.options.widen import WidenOptions
 
 __all__ = [
     "BenchOptions",
     "Bytes",
     "DoctorOptions",
     "EngineOptions",
+    "EvalOptions",
     "LogOptions",
     "SamplingOptions",
     "Seconds",
     "ServerOptions",
     "TraceOptions",
+    "WidenOptions",
     "help_text",
     "read_options",
     "to_arguments",
