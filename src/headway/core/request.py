@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.core.grammar import Grammar
 
 GREEDY_TEMPERATURE = 1e-5
 MAX_LOGPROBS = 20
@@ -36,7 +37,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     frequency: over generated tokens) and Keskar et al. 2019, CTRL (repetition: prompt too).
     `seed` fixes the draws of this request in any batch. `max_tokens` None means up to the end of
     the context. `logprobs` asks for that many alternatives per generated token,
-    `prompt_logprobs` the same for the prompt. Raises RequestError that names the field.
+    `prompt_logprobs` the same for the prompt. `grammar` is what the answer's text must be. Raises
+    RequestError that names the field.
     """
 
     n: int = 1
@@ -59,6 +61,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
