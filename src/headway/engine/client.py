@@ -26,7 +26,7 @@ from headway.core.request import Principal, Request, SamplingParams
 from headway.engine import messages
 from headway.engine.answer import Answer
 from headway.engine.stream import Stream
-from headway.engine.text import Tokenizer
+from headway.engine.text import Reading, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
@@ -306,8 +306,12 @@ class EngineClient:
         *,
         principal: Principal | None = None,
         arrived_s: float | None = None,
+        reading: Reading | None = None,
     ) -> Stream:
-        """Send a request to the engine; raises EngineDownError when it takes none now."""
+        """Send a request to the engine; raises EngineDownError when it takes none now.
+
+        With a `reading` the deltas come with the parts that their text consists of.
+        """
         if not self.ready:
             raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
         request = Request(
@@ -317,7 +321,7 @@ class EngineClient:
             principal or Principal(),
             self.clock.now_s() if arrived_s is None else arrived_s,
         )
-        stream = Stream(Answer(request, self.tokenizer), self._aborter(request.request_id))
+        stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))
         if not self._send(messages.Submit(request)):
             raise EngineDownError("The engine has stopped.", code="engine_died")
         self._streams[request.request_id] = stream

@@ -58,33 +58,48 @@ Part = Content | Reasoning | CallBegins | CallArguments | CallEnds
 
 @dataclass(slots=True)
 class Call:
-    """One tool call; `arguments` is JSON text as the model wrote it, right or wrong."""
+    """One tool call."""
 
     name: str
     call_id: str
-    arguments: str = ""
+    pieces: list[str] = field(default_factory=list)
     complete: bool = False
+
+    @property
+    def arguments(self) -> str:
+        """JSON text as the model wrote it, right or wrong."""
+        return "".join(self.pieces)
 
 
 @dataclass(slots=True)
 class Said:
     """All parts of an answer so far, put together."""
 
-    content: str = ""
-    reasoning: str = ""
+    contents: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The text for the user."""
+        return "".join(self.contents)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model wrote to itself."""
+        return "".join(self.thoughts)
 
     def take(self, parts: Iterable[Part]) -> None:
         """Add what came next."""
         for part in parts:
             match part:
                 case Content(text):
-                    self.content += text
+                    self.contents.append(text)
                 case Reasoning(text):
-                    self.reasoning += text
+                    self.thoughts.append(text)
                 case CallBegins(_, name, call_id):
                     self.calls.append(Call(name, call_id))
                 case CallArguments(index, text):
-                    self.calls[index].arguments += text
+                    self.calls[index].pieces.append(text)
                 case CallEnds(index, complete):
                     self.calls[index].complete = complete

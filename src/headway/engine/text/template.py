@@ -41,6 +41,7 @@ class ChatTemplate:
                 f"The chat template does not compile: {error}.", "Mend it, or give another file."
             ) from error
         self._special_tokens = special_tokens
+        self.source = source
 
     @classmethod
     def load(

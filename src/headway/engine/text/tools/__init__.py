@@ -4,6 +4,7 @@ A template that offers tools also writes earlier calls, so it holds the marks of
 first row whose signs all stand in the template is taken; `--tool-call-parser` names another.
 """
 
+import re
 import secrets
 import string
 from collections.abc import Callable
@@ -129,7 +130,7 @@ def choose_format(template: str | None) -> Format | None:
 
     A template that never names `tools` cannot offer any: '{{ messages }} <tool_call>' has none.
     """
-    if template is None or "tools" not in template:
+    if template is None or not re.search(r"\btools\b", template):
         return None
     for row in FORMATS:
         if all(sign in template for sign in row.signs):

@@ -12,7 +12,6 @@ A mark that is a special token of the model is named by its id, <[151657]>, for 
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,7 +57,7 @@ class Arguments(Protocol):
 
 def json_arguments(lark: Lark, name: str, schema: dict[str, Any]) -> str:
     """Arguments that are JSON and fit `schema`."""
-    return "%json " + json.dumps({**schema, "x-guidance": STYLE}, ensure_ascii=False)
+    return "%json " + json.dumps({**ANY_OBJECT, **schema, "x-guidance": STYLE}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,5 +248,3 @@ SIMPLE = {
     "object": "g_object",
     "array": "g_array",
 }
-
-Special = Callable[[str], int | None]
