@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
 from headway.server import page
-from headway.server.errors import error_response
+from headway.server.errors import error_response, speaks_anthropic
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class Doors:
         request_id = uuid.uuid4().hex
         scope["request_id"] = request_id
         extra = [(b"x-request-id", request_id.encode())]
+        if speaks_anthropic(scope["path"]):
+            extra.append((b"request-id", request_id.encode()))
         client_id = header(scope, b"x-request-id")
         if client_id and len(client_id) <= 200 and client_id.isascii() and client_id.isprintable():
             extra.append((b"x-client-request-id", client_id.encode()))
@@ -60,7 +62,8 @@ class Doors:
         else:
             return
         if not started:
-            await error_response(refusal)(scope, receive, send_with_id)
+            answer = error_response(refusal, scope["path"], request_id)
+            await answer(scope, receive, send_with_id)
 
     def _check_key(self, scope: Scope) -> None:
         """Raise RequestError 401 unless the path is public or the key is known."""

@@ -7,7 +7,7 @@ without `[DONE]` or an error event.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from headway.core.request import SamplingParams
 from headway.core.slo import Slo
 from headway.engine.answer import Delta
 from headway.engine.stream import Stream
-from headway.server.errors import error_body, error_response, json_response
+from headway.server.errors import json_response
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
 from headway.telemetry.goodput import ServiceClass
@@ -81,6 +81,10 @@ class Generation:
             return {}
         return {"timings": self.timeline.timings()}
 
+    def ending(self, usage_chunk: Callable[[], bytes]) -> bytes:
+        """How OpenAI's streams of chunks end: usage and timings where asked for, then `[DONE]`."""
+        return (usage_chunk() if self.include_usage or self.wants_timings else b"") + DONE
+
     def last_chunk(self, envelope: dict[str, Any], usage: dict[str, Any]) -> bytes:
         """The event that follows the last choice's: usage and timings, as asked for."""
         content = {**envelope, "choices": [], **self.timings()}
@@ -121,12 +125,24 @@ class Dialect(Protocol):
         """The chunks for what a choice gained, or b"" while nothing can be shown."""
         ...
 
-    def usage_chunk(self) -> bytes:
-        """The chunk with usage and timings, which comes last."""
+    def ending(self) -> bytes:
+        """What closes a stream after the last chunk."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """The event that ends a stream instead."""
         ...
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         """The complete answer, from each choice's deltas."""
+        ...
+
+    def refusal(self, error: RequestError) -> Response:
+        """The HTTP answer when nothing was sent yet."""
+        ...
+
+    def ping(self) -> bytes:
+        """What keeps a silent stream alive."""
         ...
 
 
@@ -237,29 +253,36 @@ async def send_whole(
     send: Send,
 ) -> None:
     """Collect everything, then answer once."""
-    choices: list[list[Delta]] = [[] for _ in range(len(streams) * generation.sampling.n)]
     try:
-        async for pairs in arriving(generation, streams, timeline):
-            for choice, delta in pairs:
-                choices[choice].append(delta)
-                timeline.tokens_left(choice, len(delta.token_ids))
+        response = json_response(await collect(generation, dialect, streams, timeline))
     except ClientGoneError:
         raise
     except RequestError as error:
-        response = error_response(error)
-    else:
-        response = json_response(dialect.whole(choices))
+        response = dialect.refusal(error)
     await send_response(response, send, generation.headers)
+
+
+async def collect(
+    generation: Generation, dialect: Dialect, streams: list[Stream], timeline: Timeline
+) -> dict[str, Any]:
+    """The whole answer, once it is complete."""
+    choices: list[list[Delta]] = [[] for _ in range(len(streams) * generation.sampling.n)]
+    async for pairs in arriving(generation, streams, timeline):
+        for choice, delta in pairs:
+            choices[choice].append(delta)
+            timeline.tokens_left(choice, len(delta.token_ids))
+    return dialect.whole(choices)
 
 
 class EventStream:
     """An SSE answer: headers with the first event, pings while nothing else is sent."""
 
-    __slots__ = ("_headers", "_pinger", "_send", "last_s", "started")
+    __slots__ = ("_headers", "_keep_alive", "_pinger", "_send", "last_s", "started")
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], ping: bytes = PING) -> None:
         self._send = send
         self._headers = headers
+        self._keep_alive = ping
         self.started = False
         self.last_s = 0.0
         self._pinger = asyncio.get_running_loop().create_task(self._ping())
@@ -282,12 +305,12 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _ping(self) -> None:
-        """A comment line after every 15 s of silence; it also sends the headers of a long wait."""
+        """A ping after every 15 s of silence; it also sends the headers of a long wait."""
         while True:
             await asyncio.sleep(1.0)
             self.last_s += 1.0
             if self.last_s >= PING_INTERVAL_S:
-                await self.write(PING)
+                await self.write(self._keep_alive)
 
     def stop_pinging(self) -> None:
         self._pinger.cancel()
@@ -305,7 +328,7 @@ async def send_chunks(
     send: Send,
 ) -> None:
     """Relay chunk by chunk; an error before the first is an HTTP error, later an error event."""
-    events = EventStream(send, generation.headers)
+    events = EventStream(send, generation.headers, dialect.ping())
     opened: set[int] = set()
     held: dict[int, int] = {}
     try:
@@ -323,31 +346,34 @@ async def send_chunks(
                     continue
                 count = len(delta.token_ids) + (held.pop(choice, 0) if held else 0)
                 timeline.tokens_left(choice, count)
-        asked = generation.include_usage or generation.wants_timings
-        tail = dialect.usage_chunk() if asked else b""
+        ending = dialect.ending()
         events.stop_pinging()
-        await events.end(tail + DONE)
+        await events.end(ending)
     except ClientGoneError:
         raise
     except RequestError as error:
         events.stop_pinging()
-        await send_failure(events, error, send, generation.headers)
+        await send_failure(events, dialect, error, send, generation.headers)
     except Exception:
         events.stop_pinging()
-        await send_failure(events, ServerFaultError(), send, generation.headers)
+        await send_failure(events, dialect, ServerFaultError(), send, generation.headers)
         raise
     finally:
         events.stop_pinging()
 
 
 async def send_failure(
-    events: EventStream, error: RequestError, send: Send, headers: list[tuple[bytes, bytes]]
+    events: EventStream,
+    dialect: Dialect,
+    error: RequestError,
+    send: Send,
+    headers: list[tuple[bytes, bytes]],
 ) -> None:
     """An HTTP error when nothing was sent yet, else an error event that ends the stream."""
     if events.started:
-        await events.end(b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
+        await events.end(dialect.failure(error))
         return
-    await send_response(error_response(error), send, headers)
+    await send_response(dialect.refusal(error), send, headers)
 
 
 async def send_response(response: Response, send: Send, headers: list[tuple[bytes, bytes]]) -> None:

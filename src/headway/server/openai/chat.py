@@ -7,8 +7,9 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import check_range
 from headway.engine.answer import Delta
-from headway.server.generation import Generation
-from headway.server.models import State
+from headway.server.errors import error_event, error_response
+from headway.server.generation import PING, Generation
+from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.schema import ChatBody, chat_messages, check_chat, sampling_params
 from headway.telemetry.goodput import choose_class, request_slo
@@ -20,22 +21,36 @@ def prepare(
     state: State, body: ChatBody, request_id: str, arrived_s: float
 ) -> tuple[Generation, "ChatDialect"]:
     """Check `body`, render and encode the messages; raises RequestError."""
-    model = state.model(body.model)
-    logprobs = check_chat(body)
+    prompt = prompt_ids(state.model(body.model), body)
+    generation = generation_of(state, body, prompt, request_id, arrived_s)
+    return generation, ChatDialect(generation, body, state.fingerprint)
+
+
+def prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
+    """The messages as the model's template renders them, encoded."""
+    check_chat(body)
     messages = chat_messages(body.messages)
+    model.info()
+    return model.needs_tokenizer("messages").chat_ids(messages, **template_options(body))
+
+
+def generation_of(
+    state: State, body: ChatBody, prompt: list[int], request_id: str, arrived_s: float
+) -> Generation:
+    """What `body` asks for after its prompt; every dialect that chats comes through here."""
+    model = state.model(body.model)
     info = model.info()
-    prompt = model.needs_tokenizer("messages").chat_ids(messages, **template_options(body))
     max_tokens = answer_length(body)
     fits(len(prompt), max_tokens, info.max_model_len, "messages")
     sampling = sampling_params(
         body,
         model.defaults,
         max_tokens=max_tokens,
-        logprobs=logprobs,
+        logprobs=num_logprobs(body),
         max_n=state.options.max_n,
     )
     sampling.check_vocabulary(info.vocab_size)
-    generation = Generation(
+    return Generation(
         model=model,
         model_name=body.model,
         prompts=[prompt],
@@ -49,7 +64,11 @@ def prepare(
         slo=request_slo(body.slo),
         wants_timings=bool(body.timings),
     )
-    return generation, ChatDialect(generation, body, state.fingerprint)
+
+
+def num_logprobs(body: ChatBody) -> int | None:
+    """How many alternatives to report; None for no log-probabilities."""
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def answer_length(body: ChatBody) -> int | None:
@@ -140,6 +159,15 @@ class ChatDialect:
             end,
             extra,
         )
+
+    failure = staticmethod(error_event)
+    refusal = staticmethod(error_response)
+
+    def ping(self) -> bytes:
+        return PING
+
+    def ending(self) -> bytes:
+        return self._generation.ending(self.usage_chunk)
 
     def usage_chunk(self) -> bytes:
         usage = self._generation.usage()

@@ -158,8 +158,8 @@ def check_common(body: Common) -> None:
         )
 
 
-def check_chat(body: ChatBody) -> int | None:
-    """Check a chat body; returns how many alternatives to report, None for no log-probabilities."""
+def check_chat(body: ChatBody) -> None:
+    """What types and ranges do not say of a chat body."""
     check_common(body)
     if body.top_logprobs is not None:
         if not body.logprobs:
@@ -179,7 +179,6 @@ def check_chat(body: ChatBody) -> int | None:
             param="continue_final_message",
             code="invalid_value",
         )
-    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
