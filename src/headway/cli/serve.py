@@ -91,7 +91,7 @@ def make_model(
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
     from headway.engine.client import EngineClient
     from headway.engine.text import Tokenizer
-    from headway.server.models import ServedModel, sampling_defaults
+    from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
@@ -130,6 +130,7 @@ def make_model(
         on_death=telemetry.on_death,
         on_progress=progress,
     )
+    format, thought = answer_marks(tokenizer, options.tool_call_parser)
     return ServedModel(
         names=names,
         client=client,
@@ -137,6 +138,8 @@ def make_model(
         telemetry=telemetry,
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         created=int(time.time()),
+        format=format,
+        thought=thought,
     )
 
 

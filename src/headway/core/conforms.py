@@ -162,9 +162,9 @@ def check_all(
 def check_any(
     fitting: Fitting, value: Any, parts: Any, schema: dict[str, Any], at: str, depth: int
 ) -> Iterator[str]:
-    if isinstance(parts, list) and parts:
-        if not any(fitting.fits(value, part, depth) for part in parts):
-            yield f"{at}: {shown(value)} is none of the alternatives"
+    alternatives = parts if isinstance(parts, list) else []
+    if alternatives and not any(fitting.fits(value, part, depth) for part in alternatives):
+        yield f"{at}: {shown(value)} is none of the alternatives"
 
 
 def check_ref(
@@ -200,7 +200,7 @@ def number(value: Any) -> float | None:
     return value if is_number(value) else None
 
 
-def length(kind: type) -> Callable[[Any], float | None]:
+def length(kind: type[str | list[Any] | dict[str, Any]]) -> Callable[[Any], float | None]:
     return lambda value: len(value) if isinstance(value, kind) else None
 
 

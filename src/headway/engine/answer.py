@@ -120,7 +120,7 @@ class Answer:
         return over
 
     def finished(self, index: int) -> bool:
-        """Whether this sequence was ended here, not by the engine: what still arrives is dropped."""
+        """Whether this sequence was ended here; what the engine still sends is dropped."""
         stream = self._streams[index]
         stopped = stream is not None and stream.stopped is not None
         return stopped or bool(self._readers and self._readers[index].done)

@@ -27,7 +27,14 @@ from headway.server.errors import json_response, not_found
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
-from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
+from headway.server.openai.schema import (
+    CHAT_ONLY,
+    LATER,
+    NO_OPS,
+    ChatBody,
+    CompletionBody,
+    chat_messages,
+)
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -94,7 +101,7 @@ class Generate:
         data = await bodies.read_body(receive, state.options.max_body)
         raw = bodies.parse_object(data)
         arrived_s = state.clock.now_s()
-        bodies.refuse_later(raw, LATER)
+        bodies.refuse_later(raw, LATER | (CHAT_ONLY - {*self._body.__struct_fields__}))
         unknown = bodies.unknown_fields(raw, self._body, NO_OPS | LATER)
         if unknown and state.options.strict_api:
             name = unknown[0][:100]

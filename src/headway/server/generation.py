@@ -20,9 +20,12 @@ from headway.core.request import SamplingParams
 from headway.core.slo import Slo
 from headway.engine.answer import Delta
 from headway.engine.stream import Stream
+from headway.engine.text import Reading
+from headway.engine.text.parts import CallEnds, Said
 from headway.server.errors import json_response
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
+from headway.server.openai.tools import ToolUse
 from headway.telemetry.goodput import ServiceClass
 from headway.telemetry.timeline import Timeline
 
@@ -55,6 +58,11 @@ class Generation:
     timeline: Timeline | None = None
     num_generated: int = 0
     num_cached: int = 0
+    num_reasoned: int = 0
+    use: ToolUse | None = None
+    reading: Reading | None = None
+    said: dict[int, Said] = field(default_factory=dict)
+    """Choice → what its parts add up to, where the answers are read for them."""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     @property
@@ -63,7 +71,20 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object so far."""
-        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached)
+        reasoned = self.num_reasoned if self.reading and self.reading.thought else None
+        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
+
+    def hear(self, choice: int, delta: Delta) -> None:
+        """Add the parts of `delta` to what was said; calls that are over are judged."""
+        said = self.said.setdefault(choice, Said())
+        said.take(delta.parts or ())
+        if said.thoughts and not (said.contents or said.calls):
+            self.num_reasoned += len(delta.token_ids)
+        for part in delta.parts or ():
+            if isinstance(part, CallEnds) and self.use is not None:
+                call = said.calls[part.index]
+                fault = self.use.fault(call.name, call.arguments)
+                self.model.telemetry.called(fits=fault is None)
 
     def envelope(self, kind: str, fingerprint: str) -> dict[str, Any]:
         """What every answer and chunk of this generation begins with; `kind` is its `object`."""
@@ -182,7 +203,12 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
     client, telemetry = generation.model.client, generation.model.telemetry
     try:
         for prompt in generation.prompts:
-            stream = client.submit(prompt, generation.sampling, arrived_s=generation.arrived_s)
+            stream = client.submit(
+                prompt,
+                generation.sampling,
+                arrived_s=generation.arrived_s,
+                reading=generation.reading,
+            )
             streams.append(stream)
             telemetry.submitted(timeline, stream.answer.request.request_id)
     except RequestError as error:
@@ -209,6 +235,10 @@ async def arriving(
             for delta in deltas:
                 pairs.append((offset * n + delta.index, delta))
                 generation.num_generated += len(delta.token_ids)
+                if delta.parts is not None:
+                    generation.hear(offset * n + delta.index, delta)
+                if delta.visible:
+                    timeline.published()
                 if delta.first_scheduled_s is not None:
                     generation.num_cached += delta.num_cached_tokens
                     timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)

@@ -13,6 +13,8 @@ from headway.core.options import ServerOptions
 from headway.engine.client import EngineClient
 from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
+from headway.engine.text.reading import Thought, choose_thought
+from headway.engine.text.tools import BY_NAME, Format, choose_format
 from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -20,7 +22,10 @@ DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:
-    """One row; `defaults` are the sampling parameters of its generation_config.json."""
+    """One row; `defaults` are the sampling parameters of its generation_config.json.
+
+    `format` and `thought` say how its answers show tool calls and reasoning, if they can.
+    """
 
     names: list[str]
     client: EngineClient
@@ -28,6 +33,8 @@ class ServedModel:
     telemetry: Telemetry
     defaults: dict[str, Any] = field(default_factory=dict)
     created: int = 0
+    format: Format | None = None
+    thought: Thought | None = None
 
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""
@@ -81,6 +88,14 @@ class State:
     def rows(self) -> list[ServedModel]:
         """Each served model once."""
         return list({id(model): model for model in self.models.values()}.values())
+
+
+def answer_marks(tokenizer: Tokenizer | None, parser: str) -> tuple[Format | None, Thought | None]:
+    """How a model's answers show calls and reasoning: as its template has it, or as was said."""
+    if tokenizer is None or tokenizer.template is None:
+        return None, None
+    source = tokenizer.template.source
+    return BY_NAME.get(parser) or choose_format(source), choose_thought(source)
 
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,14 @@ class ServerOptions:
     allowed_origins: list[str] = option(
         [], "Web pages that may ask (CORS), such as http://localhost:3000 or *."
     )
+    tool_call_parser: str = option(
+        "auto",
+        "How the model writes tool calls; auto goes by its chat template.",
+        choices=(
+            *("auto", "hermes", "llama3_json", "mistral", "mistral_list"),
+            *("gemma4", "functiongemma", "granite"),
+        ),
+    )
     strict_api: bool = option(False, "Refuse unknown request fields instead of warning.")
     max_n: int = option(16, "Most sequences one request may ask for.", low=1, high=128)
     max_body: Bytes = option(Bytes(10_000_000), "Largest request body.", low=1)

@@ -27,7 +27,8 @@ class Format:
     """One way of writing calls.
 
     `signs` tell it in a template, `parse` reads it, `markers` are texts it cannot be read without,
-    even where they are special tokens, and `written` is how a grammar writes it.
+    even where they are special tokens, and `written` is how a grammar writes it. `short_ids`: its
+    templates take ids of nine letters and digits only.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Format:
     markers: tuple[str, ...]
     written: Written
     new_id: Callable[[], str] = new_call_id
+    short_ids: bool = False
 
 
 def gemma_format(name: str, marks: gemma.Marks) -> Format:
@@ -57,7 +59,7 @@ def gemma_format(name: str, marks: gemma.Marks) -> Format:
 FORMATS = (
     Format(
         name="hermes",
-        signs=("<tool_call>", '"name"'),
+        signs=(hermes.OPEN, "arguments"),
         parse=hermes.parse,
         markers=(hermes.OPEN, hermes.CLOSE),
         written=Written(
@@ -76,6 +78,7 @@ FORMATS = (
             before_name=mistral.TAG, after_name=mistral.ARGS, after_arguments="", between=""
         ),
         new_id=mistral.new_id,
+        short_ids=True,
     ),
     Format(
         name="mistral_list",
@@ -91,6 +94,7 @@ FORMATS = (
             closes="]",
         ),
         new_id=mistral.new_id,
+        short_ids=True,
     ),
     gemma_format("gemma4", gemma.GEMMA_4),
     gemma_format("functiongemma", gemma.FUNCTION_GEMMA),

@@ -223,7 +223,8 @@ class GemmaArguments:
         return lark.literal(json.dumps(value))
 
     def members(self, lark: Lark, name: str, schema: dict[str, Any], depth: int) -> str:
-        """The properties in their order; rule `name_i_after` is what may follow from the i-th on."""
+        """The properties in their order; rule `name_i_1` is the rest from the i-th on, with a comma
+        before what comes, `name_i_0` the same where nothing was written yet."""
         properties = list(schema["properties"].items())
         required = schema.get("required")
         needed = set(map(str, required)) if isinstance(required, list) else set()
