@@ -22,12 +22,13 @@ from headway.core.errors import RequestError
 from headway.engine.text import Tokenizer
 from headway.server import body as bodies
 from headway.server import page
-from headway.server.doors import Doors, header
+from headway.server.doors import Doors, HereOnly, header, is_loopback
 from headway.server.errors import json_response, not_found
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
+from headway.telemetry.goodput import choose_class
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -52,8 +53,15 @@ def make_app(state: State) -> ASGIApp:
         *[Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()],
     ]
     router = Router(routes, default=nothing_here, redirect_slashes=False)
-    app: ASGIApp = Doors(router, state.options.api_key)
-    origins = state.options.allowed_origins
+    options = state.options
+    origins = options.allowed_origins
+    here = is_loopback(options.host) and not options.insecure
+    app: ASGIApp = Doors(
+        router,
+        state.keyring,
+        guard=HereOnly(origins) if here else lambda scope: None,
+        on_refused=state.rows[0].telemetry.refused,
+    )
     if not origins:
         return app
     return CORSMiddleware(
@@ -110,6 +118,10 @@ class Generate:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)
             generation.headers.append((b"x-headway-ignored-fields", names.encode()))
+        generation.caller = caller = scope["caller"]
+        if caller.service_class and body.service_class is None and body.service_tier is None:
+            classes = generation.model.telemetry.classes
+            generation.service_class = choose_class(classes, caller.service_class, None)
         generation.parent = header(scope, b"traceparent")
         if (header(scope, b"x-stainless-retry-count") or "0") != "0":
             generation.model.telemetry.registry.add("client_retries")

@@ -29,23 +29,20 @@ TYPE_NAMES = {
 
 async def read_body(receive: Receive, limit_bytes: int) -> bytes:
     """The whole body; RequestError 413 as soon as it is longer than `limit_bytes`."""
-    parts: list[bytes] = []
-    size = 0
+    data = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise RequestError("The client left before the body was complete.", code="client_left")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit_bytes:
+        data += message.get("body", b"")
+        if len(data) > limit_bytes:
             raise RequestError(
                 f"The body is larger than {limit_bytes} bytes.",
                 code="request_too_large",
                 status=413,
             )
-        parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(data)
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from headway.core.slo import Slo
 from headway.engine.answer import Delta
 from headway.engine.stream import Stream
 from headway.server.errors import json_response
+from headway.server.keys import Caller, anybody
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
 from headway.telemetry.goodput import ServiceClass
@@ -56,6 +57,7 @@ class Generation:
     num_generated: int = 0
     num_cached: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    caller: Caller = field(default_factory=anybody)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -169,6 +171,7 @@ async def respond(
         raise
     finally:
         timeline.left()  # cancelled: nobody is there any more
+        generation.caller.meter.spend(generation.num_prompt_tokens + generation.num_generated)
         for stream in streams:
             stream.close()
         if watcher is not None:
@@ -182,7 +185,12 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
     client, telemetry = generation.model.client, generation.model.telemetry
     try:
         for prompt in generation.prompts:
-            stream = client.submit(prompt, generation.sampling, arrived_s=generation.arrived_s)
+            stream = client.submit(
+                prompt,
+                generation.sampling,
+                principal=generation.caller.principal,
+                arrived_s=generation.arrived_s,
+            )
             streams.append(stream)
             telemetry.submitted(timeline, stream.answer.request.request_id)
     except RequestError as error:

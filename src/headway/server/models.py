@@ -13,6 +13,7 @@ from headway.core.options import ServerOptions
 from headway.engine.client import EngineClient
 from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
+from headway.server.keys import Keyring
 from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -64,6 +65,7 @@ class State:
     options: ServerOptions
     clock: Clock = field(default_factory=SystemClock)
     fingerprint: str = ""
+    keyring: Keyring = field(default_factory=Keyring)
 
     def model(self, name: str) -> ServedModel:
         """The row for `name`; RequestError 404 when there is none."""
