@@ -56,6 +56,7 @@ class Generation:
     timeline: Timeline | None = None
     num_generated: int = 0
     num_cached: int = 0
+    num_reasoned: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     caller: Caller = field(default_factory=anybody)
 
@@ -170,14 +171,33 @@ async def respond(
         timeline.failed()
         raise
     finally:
-        timeline.left()  # cancelled: nobody is there any more
-        generation.caller.meter.spend(generation.num_prompt_tokens + generation.num_generated)
-        for stream in streams:
-            stream.close()
+        settle(generation, timeline, streams)
         if watcher is not None:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
+
+
+async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
+    """The whole answer, generated with no client waiting; raises RequestError."""
+    timeline = generation.begin()
+    streams: list[Stream] = []
+    try:
+        submit(generation, timeline, streams)
+        return await collect(generation, dialect, streams, timeline)
+    except Exception:
+        timeline.failed()
+        raise
+    finally:
+        settle(generation, timeline, streams)
+
+
+def settle(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
+    """It is over, one way or another: count it, and end what still runs of it."""
+    timeline.left()  # cancelled: nobody is there any more
+    generation.caller.meter.spend(generation.num_prompt_tokens + generation.num_generated)
+    for stream in streams:
+        stream.close()
 
 
 def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:

@@ -14,6 +14,7 @@ from headway.engine.client import EngineClient
 from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
 from headway.server.keys import Keyring
+from headway.server.responses.store import ResponseStore
 from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -66,6 +67,10 @@ class State:
     clock: Clock = field(default_factory=SystemClock)
     fingerprint: str = ""
     keyring: Keyring = field(default_factory=Keyring)
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.options.response_memory)
 
     def model(self, name: str) -> ServedModel:
         """The row for `name`; RequestError 404 when there is none."""

@@ -96,6 +96,11 @@ class ServerOptions:
     strict_api: bool = option(False, "Refuse unknown request fields instead of warning.")
     max_n: int = option(16, "Most sequences one request may ask for.", low=1, high=128)
     max_body: Bytes = option(Bytes(10_000_000), "Largest request body.", low=1)
+    response_memory: Bytes = option(
+        Bytes(64 * 1024**2),
+        "Memory for stored responses, the least recently used go first; 0 stores none.",
+        low=0,
+    )
     engine_timeout: Seconds = option(
         Seconds(3.0), "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
     )
