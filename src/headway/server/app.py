@@ -7,6 +7,8 @@ last chunk, for it is the hot path; Starlette does the routing, CORS and the sma
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +24,10 @@ from headway.core.errors import RequestError
 from headway.engine.text import Tokenizer
 from headway.server import body as bodies
 from headway.server import page
-from headway.server.doors import Doors, header
+from headway.server.anthropic import messages
+from headway.server.anthropic import schema as anthropic_schema
+from headway.server.anthropic.schema import MessagesBody
+from headway.server.doors import Doors, HereOnly, header, is_loopback
 from headway.server.errors import json_response, not_found
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
@@ -35,6 +40,11 @@ from headway.server.openai.schema import (
     CompletionBody,
     chat_messages,
 )
+from headway.server.responses import create as responses
+from headway.server.responses import schema as responses_schema
+from headway.server.responses import stored
+from headway.server.responses.schema import ResponsesBody
+from headway.telemetry.goodput import choose_class
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -42,16 +52,12 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TRACE_S = 5.0
 Number = TypeVar("Number", int, float)
-LARGE_BODY_BYTES = 64 * 1024
 
 
 def make_app(state: State) -> ASGIApp:
     """The whole ASGI application."""
-    chats = Generate(state, ChatBody, chat.prepare, "chatcmpl-")
-    texts = Generate(state, CompletionBody, completions.prepare, "cmpl-")
     routes = [
-        Route("/v1/chat/completions", chats, methods=["POST"]),
-        Route("/v1/completions", texts, methods=["POST"]),
+        *[Route(row.path, Generate(state, row), methods=["POST"]) for row in GENERATIONS],
         *[
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
@@ -59,33 +65,75 @@ def make_app(state: State) -> ASGIApp:
         *[Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()],
     ]
     router = Router(routes, default=nothing_here, redirect_slashes=False)
-    app: ASGIApp = Doors(router, state.options.api_key)
-    origins = state.options.allowed_origins
+    options = state.options
+    origins = options.allowed_origins
+    here = is_loopback(options.host) and not options.insecure
+    app: ASGIApp = Doors(
+        router,
+        state.keyring,
+        guard=HereOnly(origins) if here else lambda scope: None,
+        on_refused=state.rows[0].telemetry.refused,
+    )
     if not origins:
         return app
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id"],
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRow:
+    """An endpoint that generates: what it takes, how that is prepared and answered."""
+
+    path: str
+    accepts: bodies.Accepts
+    prepare: Callable[..., Any]
+    prefix: str
+    respond: Callable[..., Awaitable[None]] = respond
+    owned: bool = False
+    """Whether `prepare` wants the name of the key that asks."""
+
+
+GENERATIONS = (
+    GenerationRow(
+        path="/v1/chat/completions",
+        accepts=bodies.Accepts(ChatBody, NO_OPS, LATER),
+        prepare=chat.prepare,
+        prefix="chatcmpl-",
+    ),
+    GenerationRow(
+        path="/v1/completions",
+        accepts=bodies.Accepts(CompletionBody, NO_OPS, LATER | CHAT_ONLY),
+        prepare=completions.prepare,
+        prefix="cmpl-",
+    ),
+    GenerationRow(
+        path="/v1/responses",
+        accepts=bodies.Accepts(ResponsesBody, responses_schema.NO_OPS, responses_schema.LATER),
+        prepare=responses.prepare,
+        prefix=responses.PREFIX,
+        respond=responses.respond,
+        owned=True,
+    ),
+    GenerationRow(
+        path="/v1/messages",
+        accepts=bodies.Accepts(MessagesBody, anthropic_schema.NO_OPS, anthropic_schema.LATER),
+        prepare=messages.prepare,
+        prefix="msg_",
+    ),
+)
+
+
 class Generate:
     """POST endpoint that generates: body → prepare → respond, on raw ASGI."""
 
-    def __init__(
-        self,
-        state: State,
-        body: type[ChatBody] | type[CompletionBody],
-        prepare: Callable[..., Any],
-        prefix: str,
-    ) -> None:
+    def __init__(self, state: State, row: GenerationRow) -> None:
         self._state = state
-        self._body = body
-        self._prepare = prepare
-        self._prefix = prefix
+        self._row = row
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -93,7 +141,7 @@ class Generate:
         except RequestError as error:
             self._state.rows[0].telemetry.refused(error)
             raise
-        await respond(self._state, generation, dialect, receive, send)
+        await self._row.respond(self._state, generation, dialect, receive, send)
 
     async def _accept(self, scope: Scope, receive: Receive) -> tuple[Generation, Dialect]:
         """The request, checked and encoded; raises RequestError."""
@@ -101,22 +149,19 @@ class Generate:
         data = await bodies.read_body(receive, state.options.max_body)
         raw = bodies.parse_object(data)
         arrived_s = state.clock.now_s()
-        bodies.refuse_later(raw, LATER | (CHAT_ONLY - {*self._body.__struct_fields__}))
-        unknown = bodies.unknown_fields(raw, self._body, NO_OPS | LATER)
-        if unknown and state.options.strict_api:
-            name = unknown[0][:100]
-            raise RequestError(
-                f"The field {name} is unknown.", param=name, code="unknown_parameter"
-            )
-        body = bodies.typed(raw, self._body)
-        request_id = self._prefix + scope["request_id"]
-        prepare = partial(self._prepare, state, body, request_id, arrived_s)
-        large = len(data) > LARGE_BODY_BYTES  # 10 MB of text take seconds to encode
-        generation, dialect = await asyncio.to_thread(prepare) if large else prepare()
+        row, caller = self._row, scope["caller"]
+        body, unknown = row.accepts.read(raw, state.options.strict_api)
+        owner = {"owner": caller.principal.name} if row.owned else {}
+        prepare = partial(row.prepare, state, body, row.prefix + scope["request_id"], **owner)
+        generation, dialect = await bodies.heavy(len(data), prepare, arrived_s)
         if unknown:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)
             generation.headers.append((b"x-headway-ignored-fields", names.encode()))
+        generation.caller = caller
+        if caller.service_class and body.service_class is None and body.service_tier is None:
+            classes = generation.model.telemetry.classes
+            generation.service_class = choose_class(classes, caller.service_class, None)
         generation.parent = header(scope, b"traceparent")
         if (header(scope, b"x-stainless-retry-count") or "0") != "0":
             generation.model.telemetry.registry.add("client_retries")
@@ -213,11 +258,14 @@ async def trace(state: State, request: Request) -> Response:
 
 
 def model_card(name: str, model: ServedModel) -> dict[str, Any]:
-    """One model as /v1/models shows it."""
+    """One model as /v1/models shows it, to OpenAI's clients and to Anthropic's."""
     return {
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": model.created,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         "owned_by": "headway",
         "root": model.names[0],
         "accepts": model.accepts,
@@ -227,7 +275,8 @@ def model_card(name: str, model: ServedModel) -> dict[str, Any]:
 
 async def list_models(state: State, _: Request) -> Response:
     cards = [model_card(name, model) for name, model in state.models.items()]
-    return json_response({"object": "list", "data": cards})
+    ends = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+    return json_response({"object": "list", "data": cards, **ends})
 
 
 async def get_model(state: State, request: Request) -> Response:
@@ -311,4 +360,10 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
+    ("POST", "/v1/responses/input_tokens", stored.input_tokens),
+    ("GET", "/v1/responses/{response_id}", stored.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", stored.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", stored.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", stored.input_items),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
 ]

@@ -23,6 +23,7 @@ from headway.engine.stream import Stream
 from headway.engine.text import Reading
 from headway.engine.text.parts import CallEnds, Said
 from headway.server.errors import json_response
+from headway.server.keys import Caller, anybody
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
@@ -64,6 +65,7 @@ class Generation:
     said: dict[int, Said] = field(default_factory=dict)
     """Choice → what its parts add up to, where the answers are read for them."""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    caller: Caller = field(default_factory=anybody)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -189,13 +191,33 @@ async def respond(
         timeline.failed()
         raise
     finally:
-        timeline.left()  # cancelled: nobody is there any more
-        for stream in streams:
-            stream.close()
+        settle(generation, timeline, streams)
         if watcher is not None:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
+
+
+async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
+    """The whole answer, generated with no client waiting; raises RequestError."""
+    timeline = generation.begin()
+    streams: list[Stream] = []
+    try:
+        submit(generation, timeline, streams)
+        return await collect(generation, dialect, streams, timeline)
+    except Exception:
+        timeline.failed()
+        raise
+    finally:
+        settle(generation, timeline, streams)
+
+
+def settle(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
+    """It is over, one way or another: count it, and end what still runs of it."""
+    timeline.left()  # cancelled: nobody is there any more
+    generation.caller.meter.spend(generation.num_prompt_tokens + generation.num_generated)
+    for stream in streams:
+        stream.close()
 
 
 def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
@@ -206,6 +228,7 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
             stream = client.submit(
                 prompt,
                 generation.sampling,
+                principal=generation.caller.principal,
                 arrived_s=generation.arrived_s,
                 reading=generation.reading,
             )

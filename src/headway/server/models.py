@@ -15,6 +15,8 @@ from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
 from headway.engine.text.reading import Thought, choose_thought
 from headway.engine.text.tools import BY_NAME, Format, choose_format
+from headway.server.keys import Keyring
+from headway.server.responses.store import ResponseStore
 from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -71,6 +73,11 @@ class State:
     options: ServerOptions
     clock: Clock = field(default_factory=SystemClock)
     fingerprint: str = ""
+    keyring: Keyring = field(default_factory=Keyring)
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.options.response_memory)
 
     def model(self, name: str) -> ServedModel:
         """The row for `name`; RequestError 404 when there is none."""
