@@ -31,7 +31,6 @@ from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks
 from headway.telemetry.live import Telemetry
 
-
 CONTEXT_TOKENS = 4096
 
 
