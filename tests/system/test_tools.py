@@ -88,7 +88,7 @@ def gathered(chunks: Any) -> tuple[str, str, list[tuple[str, str]], str | None]:
         for call in delta.tool_calls or []:
             if call.id is not None:
                 assert call.index == len(calls) and call.type == "function"
-                assert call.function.arguments == "" and call.id.startswith("call_")
+                assert call.function.arguments == "" and call.id
                 calls.append([call.function.name, ""])
             else:
                 assert call.index == len(calls) - 1 and call.function.name is None
