@@ -91,6 +91,10 @@ class State:
             )
         return model
 
+    def named_or_only(self, name: str | None) -> ServedModel:
+        """The named model; without a name the first."""
+        return self.model(name if name is not None else next(iter(self.models)))
+
     @property
     def rows(self) -> list[ServedModel]:
         """Each served model once."""
