@@ -303,6 +303,11 @@ def events(data: bytes) -> list[dict[str, Any]]:
     return [msgspec.json.decode(e.split(b"data: ", 1)[1]) for e in data.split(b"\n\n") if e]
 
 
+def parts_in(item: dict[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = item.get("content", [])
+    return parts
+
+
 def replayed(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items that the events tell of."""
     items: list[dict[str, Any]] = []
@@ -321,8 +326,8 @@ def replayed(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind.endswith("arguments.done"):
             assert event["arguments"] == texts[-1]
         elif kind == "output_item.done":
-            items[-1] = event["item"]
-            assert texts[-1] in msgspec.json.encode(event["item"]).decode() or '"' in texts[-1]
+            items[-1] = item = event["item"]
+            assert texts[-1] == item.get("arguments", "".join(p["text"] for p in parts_in(item)))
     return items
 
 

@@ -99,6 +99,7 @@ def conversation(
     skipped = offer_tools(asked, body)
     if body.text is not None and body.text.format is not None:
         asked.set("response_format", response_format(body.text.format), "text.format")
+        asked.names["response_format.json_schema"] = "text.format"
     effort = body.reasoning.effort if body.reasoning else None
     asked.set("reasoning_effort", effort, "reasoning.effort")
     asked.set("chat_template_kwargs", body.chat_template_kwargs, "chat_template_kwargs")
