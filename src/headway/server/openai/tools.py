@@ -13,7 +13,7 @@ import msgspec
 
 from headway.core.conforms import misfit
 from headway.core.errors import RequestError
-from headway.core.grammar import Grammar
+from headway.core.grammar import MAX_DEPTH, Grammar, is_deeper
 from headway.engine.text import Reading
 from headway.engine.text.reading import Thought
 from headway.engine.text.tools import Format
@@ -22,6 +22,7 @@ from headway.server.models import ServedModel
 
 MAX_TOOLS = 512
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 MODES = ("none", "auto", "required")
 TAIL_TOKENS = 16
 """So much of a prompt's end tells whether it ends inside reasoning."""
@@ -73,7 +74,7 @@ class ToolUse:
                 "function": {
                     "name": function.name,
                     "description": function.description or "",
-                    "parameters": function.parameters or {"type": "object", "properties": {}},
+                    "parameters": function.parameters or NO_PARAMETERS,
                 },
             }
             for function in self.shown
@@ -164,10 +165,17 @@ def checked_function(tool: Tool, where: str) -> Function:
             param=f"{where}.function.name",
             code="invalid_value",
         )
+    parameters = f"{where}.function.parameters"
     if function.parameters and function.parameters.get("type", "object") != "object":
         raise RequestError(
-            f'{where}.function.parameters must be a schema of type "object".',
-            param=f"{where}.function.parameters",
+            f'{parameters} must be a schema of type "object".',
+            param=parameters,
+            code="invalid_value",
+        )
+    if function.parameters and is_deeper(function.parameters, MAX_DEPTH):
+        raise RequestError(
+            f"{parameters} is nested more than {MAX_DEPTH} deep.",
+            param=parameters,
             code="invalid_value",
         )
     return function
@@ -276,7 +284,11 @@ def grammar_for(
     if wanted is not None and not use.forced:
         answer = answer_schema(wanted, written.marked)
     tools = [
-        Offered(name=f.name, schema=(f.parameters or {}) if f.strict or use.forced else None)
+        Offered(
+            name=f.name,
+            schema=(f.parameters or NO_PARAMETERS) if f.strict or use.forced else None,
+            strict=bool(f.strict),
+        )
         for f in use.callable
     ]
     thought = reading.thought
@@ -290,7 +302,7 @@ def grammar_for(
         thinking=reading.thinking,
         answer=answer,
     )
-    return Grammar(kind="structural", text=text)
+    return Grammar(kind="structural", text=text, param="tools")
 
 
 def answer_schema(wanted: Grammar, marked: bool) -> dict[str, Any]:

@@ -52,12 +52,18 @@ class Lark:
 class Arguments(Protocol):
     """Adds what a tool's arguments look like; returns the expression that stands for them."""
 
-    def __call__(self, lark: Lark, name: str, schema: dict[str, Any]) -> str: ...
+    def __call__(self, lark: Lark, name: str, tool: "Offered") -> str: ...
 
 
-def json_arguments(lark: Lark, name: str, schema: dict[str, Any]) -> str:
-    """Arguments that are JSON and fit `schema`."""
-    return "%json " + json.dumps({**ANY_OBJECT, **schema, "x-guidance": STYLE}, ensure_ascii=False)
+def json_arguments(lark: Lark, name: str, tool: "Offered") -> str:
+    """Arguments that are JSON and fit the tool's schema."""
+    return json_value({**ANY_OBJECT, **(tool.schema or {})}, tool.strict)
+
+
+def json_value(schema: dict[str, Any], strict: bool) -> str:
+    """JSON that fits `schema`; unless `strict`, keywords that no grammar can keep are let be."""
+    style = {**STYLE, "lenient": not strict}
+    return "%json " + json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +87,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A tool as a grammar sees it; without a schema any object will do."""
+    """A tool as a grammar sees it; without a schema any object will do.
+
+    `strict`: a keyword of the schema that cannot be kept is an error.
+    """
 
     name: str
     schema: dict[str, Any] | None = None
+    strict: bool = False
 
 
 def calls_grammar(
@@ -108,7 +118,7 @@ def calls_grammar(
     names = []
     for number, tool in enumerate(tools):
         names.append(name := f"call_{number}")
-        arguments = written.arguments(lark, name, tool.schema or ANY_OBJECT)
+        arguments = written.arguments(lark, name, tool)
         before = lark.literal(tool.name + written.after_name)
         lark.rules[name] = f"{before} {arguments} {lark.literal(written.after_arguments)}"
     lark.rules["called"] = " | ".join(names)
@@ -116,7 +126,7 @@ def calls_grammar(
         start = all_calls(lark, written, several)
         if answer is not None:
             lark.rules["calls"] = start
-            lark.rules["answer"] = json_arguments(lark, "answer", answer)
+            lark.rules["answer"] = json_value(answer, strict=True)
             start = "calls | answer"
         elif not forced:
             lark.rules["calls"] = start
@@ -179,7 +189,7 @@ class GemmaArguments:
 
     quote: str
 
-    def __call__(self, lark: Lark, name: str, schema: dict[str, Any]) -> str:
+    def __call__(self, lark: Lark, name: str, tool: Offered) -> str:
         quote = lark.literal(self.quote)
         if self.quote in lark.special:
             lark.rules["g_string"] = f"{quote} {TEXT} {quote}"
@@ -193,7 +203,7 @@ class GemmaArguments:
         lark.rules["g_value"] = (
             'g_string | g_number | "true" | "false" | "null" | g_object | g_array'
         )
-        return self.expression(lark, name, schema, 0)
+        return self.expression(lark, name, {**ANY_OBJECT, **(tool.schema or {})}, 0)
 
     def expression(self, lark: Lark, name: str, schema: Any, depth: int) -> str:
         """What a value of this schema looks like."""
