@@ -112,6 +112,7 @@ def make_model(
         source = Path(engine_options.tokenizer) if engine_options.tokenizer else folder
         template = Path(engine_options.chat_template) if engine_options.chat_template else None
         tokenizer = Tokenizer(source, template)
+        tokenizer.isolate()
     generation = folder / "generation_config.json"
     telemetry = Telemetry(
         names,

@@ -114,10 +114,17 @@ class Engine:
             self._next_sequence_id += 1
         if not sequences:
             return
+        self._requests[request.request_id] = sequences
+        self._enqueue(sequences)
+
+    def _enqueue(self, sequences: list[Sequence]) -> None:
+        """Hand the sequences of one request to the scheduler, the first ahead of its siblings.
+
+        Those that are resumed have prompts of their own: each goes by itself.
+        """
         fresh = [sequence for sequence in sequences if not sequence.num_generated]
         if fresh:
             fresh[0].forks = fresh[1:]
-        self._requests[request.request_id] = sequences
         for sequence in sequences:
             if sequence.num_generated or sequence is fresh[0]:
                 self.scheduler.add(sequence)

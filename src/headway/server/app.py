@@ -92,6 +92,8 @@ class GenerationRow:
     prepare: Callable[..., Any]
     prefix: str
     respond: Callable[..., Awaitable[None]] = respond
+    chats: bool = True
+    """Whether a template is rendered."""
     owned: bool = False
     """Whether `prepare` wants the name of the key that asks."""
 
@@ -107,6 +109,7 @@ GENERATIONS = (
         path="/v1/completions",
         accepts=bodies.Accepts(CompletionBody, NO_OPS, LATER | CHAT_ONLY),
         prepare=completions.prepare,
+        chats=False,
         prefix="cmpl-",
     ),
     GenerationRow(
@@ -147,11 +150,13 @@ class Generate:
         data = await bodies.read_body(receive, state.options.max_body)
         raw = bodies.parse_object(data)
         arrived_s = state.clock.now_s()
-        row, caller = self._row, scope["caller"]
+        row, caller = self._row, scope.get("caller") or state.keyring.nobody
         body, unknown = row.accepts.read(raw, state.options.strict_api)
         owner = {"owner": caller.principal.name} if row.owned else {}
         prepare = partial(row.prepare, state, body, row.prefix + scope["request_id"], **owner)
-        generation, dialect = await bodies.heavy(len(data), prepare, arrived_s)
+        # 10 MB of text take seconds to encode; a chat waits for the process that renders it
+        slow = len(data) > bodies.LARGE_BODY_BYTES or row.chats
+        generation, dialect = await asyncio.to_thread(prepare, arrived_s) if slow else prepare(arrived_s)
         if unknown:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)

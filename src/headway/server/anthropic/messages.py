@@ -5,6 +5,7 @@ it, and the stop reason says so: clients of this dialect always send a large one
 the assistant is gone on with.
 """
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -181,5 +182,5 @@ async def count_tokens(state: State, request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     data = await bodies.read_body(request.receive, state.options.max_body)
     body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
-    tokens = await bodies.heavy(len(data), num_tokens, state, body)
+    tokens = await asyncio.to_thread(num_tokens, state, body)
     return json_response({"input_tokens": tokens})

@@ -1,5 +1,6 @@
 """Stored responses over HTTP: retrieve, delete, cancel, and the items a response was made from."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -124,4 +125,4 @@ async def input_tokens(state: State, request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens a prompt has."""
     data = await bodies.read_body(request.receive, state.options.max_body)
     body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
-    return json_response(await bodies.heavy(len(data), count_tokens, state, body, owner(request)))
+    return json_response(await asyncio.to_thread(count_tokens, state, body, owner(request)))
