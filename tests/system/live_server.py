@@ -102,7 +102,9 @@ class LiveServer:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=clean_environment() | {"TMPDIR": str(self.sockets)} | (env or {}),
+                env=clean_environment()
+                | {"TMPDIR": str(self.sockets), "HEADWAY_DATA_DIR": str(self.temp / "data")}
+                | (env or {}),
             )
 
     @property

@@ -22,8 +22,11 @@ from headway.core.errors import RequestError
 from headway.engine.text import Tokenizer
 from headway.server import body as bodies
 from headway.server import page
+from headway.server.batches.routes import BATCH_ROUTES
+from headway.server.batches.runner import Runner
 from headway.server.doors import Doors, header
 from headway.server.errors import json_response, not_found
+from headway.server.files.routes import FILE_ROUTES
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
@@ -38,13 +41,22 @@ Number = TypeVar("Number", int, float)
 LARGE_BODY_BYTES = 64 * 1024
 
 
-def make_app(state: State) -> ASGIApp:
-    """The whole ASGI application."""
-    chats = Generate(state, ChatBody, chat.prepare, "chatcmpl-")
-    texts = Generate(state, CompletionBody, completions.prepare, "cmpl-")
+def make_app(state: State, runner: Runner) -> ASGIApp:
+    """The whole ASGI application; the lines of batches run through its generating endpoints."""
+    generating: dict[str, ASGIApp] = {
+        "/v1/chat/completions": Generate(state, ChatBody, chat.prepare, "chatcmpl-"),
+        "/v1/completions": Generate(state, CompletionBody, completions.prepare, "cmpl-"),
+    }
+    runner.endpoints = generating
     routes = [
-        Route("/v1/chat/completions", chats, methods=["POST"]),
-        Route("/v1/completions", texts, methods=["POST"]),
+        *[
+            Route(path, runner.lane.beside(endpoint), methods=["POST"])
+            for path, endpoint in generating.items()
+        ],
+        *[
+            Route(path, handler(runner, answer), methods=[method])
+            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
+        ],
         *[
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
@@ -59,7 +71,7 @@ def make_app(state: State) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id"],
     )
@@ -116,14 +128,17 @@ class Generate:
         return generation, dialect
 
 
+Given = TypeVar("Given")
 Answer = Callable[[State, Request], Awaitable[Response]]
 
 
-def handler(state: State, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """`answer` with the state, as Starlette calls it."""
+def handler(
+    given: Given, answer: Callable[[Given, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """`answer` with what it is given, the state or the runner, as Starlette calls it."""
 
     async def endpoint(request: Request) -> Response:
-        return await answer(state, request)
+        return await answer(given, request)
 
     return endpoint
 

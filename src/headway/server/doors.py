@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
+from headway.core.request import Principal
 from headway.server import page
 from headway.server.errors import error_response
 
@@ -77,6 +78,7 @@ class Doors:
                 code="invalid_api_key",
                 status=401,
             )
+        scope["principal"] = Principal(name="key-" + digest(key.strip()).hex()[:16])
 
 
 def as_request_error(error: RequestError | HTTPException, scope: Scope) -> RequestError:

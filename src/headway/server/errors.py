@@ -54,8 +54,6 @@ LATER_ENDPOINTS = {
     "/v1/responses": "the Responses API",
     "/v1/messages": "the Anthropic dialect",
     "/v1/messages/count_tokens": "the Anthropic dialect",
-    "/v1/files": "files",
-    "/v1/batches": "batches",
     "/v1/audio/transcriptions": "audio",
     "/v1/images/generations": "images",
     "/v1/moderations": "moderations",

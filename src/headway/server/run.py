@@ -18,6 +18,7 @@ import uvicorn
 
 from headway.core.errors import PortInUseError, UsageError
 from headway.server.app import make_app
+from headway.server.batches import open_runner
 from headway.server.models import State
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,9 @@ async def serve(
     state: State, listener: socket.socket, on_ready: Callable[[], None] = lambda: None
 ) -> None:
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
+    runner = open_runner(state)
     config = uvicorn.Config(
-        make_app(state),
+        make_app(state, runner),
         http="h11",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         lifespan="off",
@@ -93,6 +95,7 @@ async def serve(
         loop.add_signal_handler(number, ask_to_end, server)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
+        await runner.start()
         await asyncio.gather(*(model.client.start() for model in state.rows))
         settled = asyncio.create_task(all_settled(state))
         ending = asyncio.create_task(server.asked_to_end.wait())
@@ -103,11 +106,13 @@ async def serve(
         else:
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+        await runner.stop()
         await asyncio.gather(
             *(model.client.drain(state.options.drain_timeout) for model in state.rows)
         )
     finally:
         server.should_exit = True
+        await runner.stop()
         await asyncio.gather(*(model.client.stop() for model in state.rows))
         await serving
 
