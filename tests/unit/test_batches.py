@@ -354,7 +354,7 @@ def test_malformed_lines_are_told_with_their_numbers(keyed_client: openai.OpenAI
         (9, "invalid_request"),
         (10, "invalid_request"),
         (11, "invalid_json_line"),
-        (12, "invalid_json_line"),
+        (12, "invalid_request"),
     ]
 
 

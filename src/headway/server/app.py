@@ -43,15 +43,11 @@ LARGE_BODY_BYTES = 64 * 1024
 
 def make_app(state: State, runner: Runner) -> ASGIApp:
     """The whole ASGI application; the lines of batches run through its generating endpoints."""
-    generating: dict[str, ASGIApp] = {
-        "/v1/chat/completions": Generate(state, ChatBody, chat.prepare, "chatcmpl-"),
-        "/v1/completions": Generate(state, CompletionBody, completions.prepare, "cmpl-"),
-    }
-    runner.endpoints = generating
+    runner.endpoints = generating_endpoints(state)
     routes = [
         *[
             Route(path, runner.lane.beside(endpoint), methods=["POST"])
-            for path, endpoint in generating.items()
+            for path, endpoint in runner.endpoints.items()
         ],
         *[
             Route(path, handler(runner, answer), methods=[method])
@@ -75,6 +71,14 @@ def make_app(state: State, runner: Runner) -> ASGIApp:
         allow_headers=["*"],
         expose_headers=["x-request-id"],
     )
+
+
+def generating_endpoints(state: State) -> dict[str, ASGIApp]:
+    """Path → endpoint of all that generates: what a client asks, and what a batch's line may."""
+    return {
+        "/v1/chat/completions": Generate(state, ChatBody, chat.prepare, "chatcmpl-"),
+        "/v1/completions": Generate(state, CompletionBody, completions.prepare, "cmpl-"),
+    }
 
 
 class Generate:

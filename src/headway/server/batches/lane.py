@@ -46,17 +46,28 @@ class Lane:
         """Give the place back."""
         assert self.busy > 0
         self.busy -= 1
+        self.tell()
+
+    def tell(self) -> None:
+        """One of the counts has gone down."""
         self._changed.set()
 
     def beside(self, app: ASGIApp) -> ASGIApp:
         """`app`, its requests counted as others while they run."""
+        return Beside(self, app)
 
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            self.others += 1
-            try:
-                await app(scope, receive, send)
-            finally:
-                self.others -= 1
-                self._changed.set()
 
-        return counted
+class Beside:
+    """An endpoint whose requests go before the lines of batches."""
+
+    def __init__(self, lane: Lane, app: ASGIApp) -> None:
+        self._lane = lane
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._lane.others += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._lane.others -= 1
+            self._lane.tell()
