@@ -41,7 +41,7 @@ def stranger(keyed: InProcess) -> Iterator[openai.OpenAI]:
 
 
 def line(name: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
-    asked = {"model": "tiny", "max_tokens": 4, "temperature": 0, **body}
+    asked = {"model": "tiny", "max_tokens": 4, "temperature": 0, "seed": 1, **body}
     if "chat" not in url:
         asked = {"prompt": "Tell me", **asked}
     return {"custom_id": name, "method": "POST", "url": url, "body": asked}

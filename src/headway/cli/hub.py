@@ -173,15 +173,24 @@ def fetch(name: str, options: PullOptions) -> Path:
                 ignore_patterns=UNWANTED,
             )
         )
-    except LocalEntryNotFoundError as error:
-        raise unreachable() from error
-    except HfHubHTTPError as error:
-        raise refusal(name, options, error.response.status_code) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        told = answer_behind(error)
+        raise (refusal(name, options, told) if told else unreachable()) from error
     except OSError as error:
         raise HeadwayError(
             f"{name} could not be stored: {error.strerror or error}.",
             f"Free space below {cache}, or set HF_HOME; what was fetched is kept.",
         ) from error
+
+
+def answer_behind(error: BaseException | None) -> int | None:
+    """The status that the hub answered with, None when it answered nothing."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if response is not None:
+            return int(response.status_code)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def hub_address() -> str:
