@@ -83,7 +83,14 @@ def children(pid: int) -> list[int]:
 class LiveServer:
     """One server process. `url` is known once `wait_ready` came back."""
 
-    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
+        """`before` are words in front of the command, such as a shell that ends in `exec`."""
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
         self.sockets = self.temp / "t"
         self.sockets.mkdir()
@@ -91,6 +98,7 @@ class LiveServer:
         with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 [
+                    *before,
                     sys.executable,
                     "-m",
                     "headway.cli.main",
