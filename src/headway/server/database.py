@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from headway.core.errors import StorageError
+from headway.core.errors import EngineDownError, StorageError
 
 Result = TypeVar("Result")
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -60,9 +60,12 @@ CREATE TABLE IF NOT EXISTS lines (
 
 
 def default_folder() -> Path:
-    """$XDG_STATE_HOME/headway, usually ~/.local/state/headway."""
+    """$XDG_STATE_HOME/headway, usually ~/.local/state/headway; here where there is no home."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "headway"
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "state") / "headway"
+    except RuntimeError:
+        return Path(".headway")
 
 
 class Database:
@@ -74,6 +77,7 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
+        self._closed = False
 
     @property
     def exists(self) -> bool:
@@ -82,9 +86,11 @@ class Database:
 
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """`work` in the database's thread, as one transaction; raises StorageError."""
+        if self._closed:
+            raise EngineDownError("The server is shutting down.", code="shutting_down")
 
         def transaction() -> Result:
-            with told(self.folder):
+            with told():
                 connection = self._opened()
                 with connection:
                     connection.execute("BEGIN IMMEDIATE")
@@ -122,6 +128,9 @@ class Database:
 
     async def close(self) -> None:
         """Close and unlock; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
 
         def close() -> None:
             if self._connection is not None:
@@ -151,7 +160,7 @@ def take_lock(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def told(folder: Path) -> Iterator[None]:
+def told() -> Iterator[None]:
     """What the disk and SQLite refuse, as a StorageError without the folder's name in it."""
     try:
         yield

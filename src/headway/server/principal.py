@@ -11,7 +11,7 @@ from headway.core.request import Principal
 
 def principal_of(scope: Scope) -> Principal:
     """The caller that the doors know."""
-    found = scope.get("principal")
+    found = scope.get("principal") or getattr(scope.get("caller"), "principal", None)
     return found if isinstance(found, Principal) else Principal()
 
 

@@ -33,6 +33,7 @@ Result = TypeVar("Result")
 FETCHED_LINES = 256
 MOST_TRIES = 2
 WAIT_S = 0.5
+READY_WAIT_S = 0.1
 DISK_WAIT_S = 2.0
 SHARE_OF_ENGINE = 4
 SWEEP_S = 60.0
@@ -156,7 +157,7 @@ class Runner:
         path = self.files.path(batch.input_file_id)
 
         def check() -> Checked:
-            with told(self.batches.database.folder):
+            with told():
                 return check_file(
                     path,
                     endpoints=(batch.endpoint,),
@@ -292,7 +293,10 @@ class Runner:
 
     async def _ask_patiently(self, batch: Batch, line: Line) -> Answer:
         """The line's answer, however often it is told to come later."""
+        client = self.state.models[batch.model or ""].client
         while True:
+            while not client.ready:
+                await asyncio.sleep(READY_WAIT_S)
             answer = await self._ask(batch, line)
             if answer.status not in AGAIN or answer.code == ENGINE_DIED:
                 return answer

@@ -5,6 +5,8 @@ owner's; fields beside the file are small. What a client calls the file is kept 
 """
 
 import asyncio
+import contextlib
+import os
 import re
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import quote
@@ -50,8 +52,7 @@ async def upload(runner: Keeper, request: Request) -> Response:
     try:
         await read_form(request.receive, form, target)
         file = target.file(files.now_s)
-        await target.flush()
-        target.close()
+        await target.finish()
         await files.add(file, owner, target.part)
     finally:
         target.discard()
@@ -64,7 +65,6 @@ class Upload:
     def __init__(self, files: Files, limit_bytes: int, *, within_quota: int) -> None:
         self.id = new_id("file-")
         self.part = files.path(self.id + ".part")
-        self.folder = files.database.folder
         self.limit_bytes, self.quota_bytes = limit_bytes, within_quota
         self.fields: dict[str, bytes] = {}
         self.filename: str | None = None
@@ -80,7 +80,7 @@ class Upload:
                 raise RequestError("Send one file.", param="file", code="invalid_value")
             self.filename = plain_name(part.filename or "upload")
             self._field = None
-            with told(self.folder):
+            with told():
                 self._file = self.part.open("xb")
             return
         if len(self.fields) >= MAX_FIELDS:
@@ -125,14 +125,26 @@ class Upload:
         """Write what waits, off the event loop."""
         data, self._waiting = self._waiting, bytearray()
         target = self._file
+        assert target is not None
 
         def write() -> None:
-            with told(self.folder):
-                if target is not None:
-                    target.write(data)
-                    target.flush()
+            with told():
+                target.write(data)
 
         await asyncio.to_thread(write)
+
+    async def finish(self) -> None:
+        """Write the rest and make sure of it on the disk."""
+        await self.flush()
+        target, self._file = self._file, None
+        assert target is not None
+
+        def close() -> None:
+            with told(), target:
+                target.flush()
+                os.fsync(target.fileno())
+
+        await asyncio.to_thread(close)
 
     def file(self, now_s: int) -> File:
         """The record of the complete upload; raises RequestError on the field at fault."""
@@ -160,16 +172,11 @@ class Upload:
             purpose=purpose,
         )
 
-    def close(self) -> None:
-        if self._file is not None:
-            with told(self.folder):
-                self._file.close()
-            self._file = None
-
     def discard(self) -> None:
         """Remove what is not a file yet."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what is buffered finds no place, or does
+                self._file.close()
             self._file = None
         self.part.unlink(missing_ok=True)
 
@@ -274,6 +281,8 @@ async def retrieve(runner: Keeper, request: Request) -> Response:
 async def content(runner: Keeper, request: Request) -> Response:
     """GET /v1/files/{id}/content: the bytes."""
     file = await runner.files.get(request.path_params["id"], owner_of(request.scope))
+    scope = request.scope  # always the whole file: a wrong range would be refused in plain text
+    scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"range"]
     name = quote(file.filename, safe="")
     headers = {
         "content-disposition": f"attachment; filename*=UTF-8''{name}",
