@@ -276,7 +276,9 @@ def tells(name: str, value: Any) -> Callable[[Ask], None]:
     def proof(ask: Ask) -> None:
         got = ask(**{name: value})
         told = getattr(got.raw, name)
-        assert (told.model_dump(exclude_none=True) if hasattr(told, "model_dump") else told) == value
+        assert (
+            told.model_dump(exclude_none=True) if hasattr(told, "model_dump") else told
+        ) == value
         assert got.texts == ask().texts
 
     return proof
@@ -549,7 +551,12 @@ ROWS: list[Row] = [
     Row("store", (RESPONSES,), "kept, or not", stored),
     Row("background", (RESPONSES,), "false; true is shown below", same(background=False)),
     Row("metadata", (RESPONSES,), "told", tells("metadata", {"a": "b"})),
-    Row("include", (RESPONSES,), "log-probabilities", logprobs(include=["message.output_text.logprobs"])),
+    Row(
+        "include",
+        (RESPONSES,),
+        "log-probabilities",
+        logprobs(include=["message.output_text.logprobs"]),
+    ),
     Row("top_logprobs", (RESPONSES,), "so many", alternatives(top_logprobs=3)),
     Row("text", (RESPONSES,), "text", same(text={"format": {"type": "text"}, "verbosity": "low"})),
     Row("reasoning", (RESPONSES,), "told to the template", lengthens(reasoning={"effort": "low"})),
@@ -628,7 +635,9 @@ def other_calls() -> str:
     """The table of calls that generate nothing."""
     import test_surface
 
-    rows = "\n".join(f"| {what} | {client} | {shows} |" for what, client, shows in calls(test_surface))
+    rows = "\n".join(
+        f"| {what} | {client} | {shows} |" for what, client, shows in calls(test_surface)
+    )
     return "| call | client | what is shown |\n| --- | --- | --- |\n" + rows + "\n"
 
 

@@ -7,7 +7,6 @@ its docstring is its row in docs/surface.md.
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,7 +15,19 @@ import openai
 import pytest
 import surface
 from live_server import LiveServer
-from surface import ALL, CHAT, ENDPOINTS, LENGTH, MESSAGES, RESPONSES, ROWS, TEXT, USER, Clients, Row
+from surface import (
+    ALL,
+    CHAT,
+    ENDPOINTS,
+    LENGTH,
+    MESSAGES,
+    RESPONSES,
+    ROWS,
+    TEXT,
+    USER,
+    Clients,
+    Row,
+)
 from tiny_model import write_tiny_model
 
 from headway.server.app import GENERATIONS
@@ -84,7 +95,7 @@ def test_three_dialects_say_the_same(asks: dict[tuple[str, bool], surface.Ask]) 
 
 def test_every_field_has_a_row() -> None:
     shown = {(path, row.name) for row in [*ROWS, *surface.no_ops()] for path in row.where}
-    assert ALL == tuple(row.path for row in GENERATIONS)
+    assert tuple(row.path for row in GENERATIONS) == ALL
     for row in GENERATIONS:
         fields = {*row.accepts.body.__struct_fields__, *row.accepts.no_ops} - LATER
         assert {(row.path, name) for name in fields} <= shown, "add rows to tests/system/surface.py"
@@ -354,7 +365,11 @@ def test_errors_of_messages_are_the_clients_own(
 WRONG_INPUT: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "empty_array", "input"),
     ({"input": [{"role": "user"}]}, "missing_required_parameter", "input[0].content"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "unsupported_value", "[0]"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "unsupported_value",
+        "[0]",
+    ),
     ({"input": "word " * 600}, "context_length_exceeded", "input"),
     ({"max_output_tokens": 0}, "integer_below_min_value", "max_output_tokens"),
     ({"top_logprobs": 21}, "integer_above_max_value", "top_logprobs"),

@@ -151,7 +151,11 @@ def test_a_choice_lies_one_level_deeper_in_chat() -> None:
         "type": "function",
         "function": {"name": "get"},
     }
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a"}]}
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "a"}],
+    }
     assert chosen_tool(allowed)["allowed_tools"]["tools"][0]["function"] == {"name": "a"}
     with pytest.raises(RequestError):
         chosen_tool({"type": "web_search"})

@@ -69,7 +69,9 @@ def test_strict_servers_say_that_they_are() -> None:
 def test_what_is_without_effect_or_refused_is_called_so(told: dict[str, Any]) -> None:
     for row in GENERATIONS:
         properties = body(told, row.path)["properties"]
-        assert all("without effect" in properties[name]["description"] for name in row.accepts.no_ops)
+        assert all(
+            "without effect" in properties[name]["description"] for name in row.accepts.no_ops
+        )
         assert all(properties[name]["type"] == "null" for name in row.accepts.later)
 
 

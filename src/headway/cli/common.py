@@ -1,4 +1,4 @@
-"""What several verbs need: the model's folder, the dry run."""
+"""What several verbs need: the model's folder and its name, the dry run."""
 
 from dataclasses import fields
 from importlib.resources import files
@@ -12,10 +12,29 @@ EMBEDDED = "headway-first"
 
 
 def model_folder(given: str | None) -> Path:
-    """The folder a user named, or the embedded model's."""
-    if given is not None:
-        return Path(given)
-    return Path(str(files("headway") / "embedded" / EMBEDDED))
+    """The folder a user named, one that `headway ls` knows by that name, or the embedded model's.
+
+    `Qwen/Qwen3-0.6B` is a folder where there is one of that path, else the hub's cached snapshot.
+    """
+    embedded = Path(str(files("headway") / "embedded"))
+    if given is None:
+        return embedded / EMBEDDED
+    folder = Path(given)
+    if folder.exists():
+        return folder
+    if (embedded / given / "config.json").is_file():
+        return embedded / given
+    from headway.cli.hub import cached_snapshot
+
+    return cached_snapshot(given) or folder
+
+
+def model_name(folder: Path) -> str:
+    """What a folder is served as: its name, or ORG/NAME for a snapshot in the hub's cache."""
+    path = folder.resolve()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
+        return path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
+    return path.name
 
 
 def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
+from headway.core.options.clients import BatchOptions, LaunchOptions, PullOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
@@ -13,11 +14,14 @@ from headway.core.options.tables import (
 )
 
 __all__ = [
+    "BatchOptions",
     "BenchOptions",
     "Bytes",
     "DoctorOptions",
     "EngineOptions",
     "LogOptions",
+    "LaunchOptions",
+    "PullOptions",
     "SamplingOptions",
     "Seconds",
     "ServerOptions",
