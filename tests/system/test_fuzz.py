@@ -30,8 +30,7 @@ ENDS = {
 SEED = 20_261_121
 AT_ONCE = 8
 FIELDS = {
-    path: [*struct.__struct_fields__, "unknown", "tools", "user"]
-    for path, struct in TAKEN.items()
+    path: [*struct.__struct_fields__, "unknown", "tools", "user"] for path, struct in TAKEN.items()
 }
 ATOMS: list[Any] = [
     *(None, True, False, 0, 1, 2, -1, 3, 16, 17, 100, 383, 384, 511, 512, 2**31, 2**53, 2**63),

@@ -1,7 +1,7 @@
 """What the OpenAPI document describes is sent, and what it excludes: every answer is as described.
 
-Schemathesis reads /openapi.json and makes requests of it, good ones and bad ones. No answer is a 5xx,
-each has a documented status, type and shape; the engine's process and a probe stay the same.
+Schemathesis reads /openapi.json and makes requests of it, good ones and bad ones. No answer is a
+5xx, each has a documented status, type and shape; the engine's process and a probe stay the same.
 """
 
 import random
@@ -42,7 +42,9 @@ def operations(live: LiveServer) -> Iterator[Any]:
         yield found.ok()
 
 
-def send_cases(live: LiveServer, session: requests.Session, operation: Any, count: int, seed: int) -> int:
+def send_cases(
+    live: LiveServer, session: requests.Session, operation: Any, count: int, seed: int
+) -> int:
     """Send `count` requests of one operation, half of them bad ones; returns how many were."""
     sent = 0
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
