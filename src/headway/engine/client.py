@@ -290,10 +290,12 @@ class EngineClient:
                 self._settled.set()
             case messages.Probed(ceilings):
                 self.on_probe(ceilings)
-            case messages.Refused(request_id, text, param, code):
+            case messages.Refused(request_id, text, param, code, status, retry_after_s):
                 stream = self._streams.pop(request_id, None)
                 if stream is not None:
-                    stream.fail(RequestError(text, param=param, code=code))
+                    error = RequestError(text, param=param, code=code, status=status)
+                    error.retry_after_s = retry_after_s
+                    stream.fail(error)
             case messages.Failed(cause, fix, exit_code):
                 failure = HeadwayError(cause, fix)
                 failure.exit_code = exit_code
