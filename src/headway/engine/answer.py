@@ -13,12 +13,14 @@ class Delta:
     """What one sequence gained, as text and as tokens.
 
     `finish_reason` is None, or once `stop`, `length`, `abort` or `error`; `stop_reason` the stop
-    string or the stop token id that ended it, None for an end-of-text token or length.
+    string or the stop token id that ended it, None for an end-of-text token or length. `incomplete`
+    says that it ended before its grammar was satisfied.
     """
 
     __slots__ = (
         "finish_reason",
         "first_scheduled_s",
+        "incomplete",
         "index",
         "logprobs",
         "num_cached_tokens",
@@ -38,6 +40,7 @@ class Delta:
         self.prompt_logprobs = update.prompt_logprobs
         self.num_cached_tokens = update.num_cached_tokens
         self.first_scheduled_s = update.first_scheduled_s
+        self.incomplete = update.incomplete
 
 
 class Answer:

@@ -16,10 +16,11 @@ from headway.core.errors import RequestError
 from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
+from headway.core.grammar import Grammar
 from headway.engine.batching import Lobby
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
-from headway.engine.grammar.state import Compiled, GrammarState
+from headway.engine.grammar.state import Compiled
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
@@ -121,19 +122,20 @@ class Engine:
             self._next_sequence_id += 1
         compiled = None
         if sampling.grammar is not None:
-            compiled = self._compiler.compile(request.request_id, sampling.grammar)
+            compiled = self._compiler(sampling.grammar).compile(
+                request.request_id, sampling.grammar
+            )
         self._requests[request.request_id] = sequences
         if compiled is not None or sampling.grammar is None:
             self._enqueue(sequences, compiled)
         else:
             self._untold = True
 
-    @property
-    def _compiler(self) -> Grammars:
+    def _compiler(self, grammar: Grammar) -> Grammars:
         if self.grammars is None:
             raise RequestError(
                 "Structured output needs a tokenizer, and there is none here.",
-                param="grammar",
+                param=grammar.param,
                 code="no_tokenizer",
             )
         return self.grammars
@@ -317,7 +319,7 @@ class Engine:
             if sequence.index == update.index:
                 self._leave(sequence)
                 if sequence.grammar is not None and sequence.grammar.error:
-                    self._refuse(update.request_id, broken_grammar(sequence.grammar))
+                    self._refuse(update.request_id, broken_grammar(sequence))
                 return
 
     def _fail(self, result: StepResult) -> list[SequenceUpdate]:
@@ -388,10 +390,12 @@ class Engine:
             assert not self.scheduler.running and not self.scheduler.num_waiting
 
 
-def broken_grammar(state: GrammarState) -> RequestError:
+def broken_grammar(sequence: Sequence) -> RequestError:
     """The 400 for a grammar that went beyond llguidance's limits in the middle of an answer."""
+    grammar, state = sequence.request.sampling.grammar, sequence.grammar
+    assert grammar is not None and state is not None
     return RequestError(
-        f"The grammar is too complex after {state.num_accepted} tokens: {state.error}.",
-        param="grammar",
+        f"{grammar.param} is too complex after {sequence.num_generated} tokens: {state.error}.",
+        param=grammar.param,
         code="grammar_too_complex",
     )

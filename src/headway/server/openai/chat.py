@@ -35,6 +35,8 @@ def prepare(
         max_n=state.options.max_n,
     )
     sampling.check_vocabulary(info.vocab_size)
+    if sampling.grammar is not None:
+        model.needs_tokenizer(sampling.grammar.param)
     generation = Generation(
         model=model,
         model_name=body.model,
