@@ -13,10 +13,10 @@ import logging
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
+from headway.core.grammar import Grammar
 from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
-from headway.core.grammar import Grammar
 from headway.engine.batching import Lobby
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks

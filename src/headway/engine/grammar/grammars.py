@@ -12,7 +12,7 @@ from math import inf
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
-from headway.engine.grammar.builder import Builder, Ticket, unavailable
+from headway.engine.grammar.builder import Builder, Ticket
 from headway.engine.grammar.masks import MaskMaker, StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -65,18 +65,20 @@ class Grammars:
     @property
     def has_ready(self) -> bool:
         """Whether a request need not wait any more."""
-        now_s = self.clock.now_s()
-        return any(ticket.is_over(now_s) for ticket in self._waiting.values())
+        return any(ticket.done for ticket in self._waiting.values())
 
     def ready(self) -> list[tuple[int, Compiled | RequestError]]:
         """The requests that need not wait any more, with what became of their grammars."""
         if not self._waiting:
             return []
-        now_s = self.clock.now_s()
-        over = [(id, ticket) for id, ticket in self._waiting.items() if ticket.is_over(now_s)]
-        for request_id, _ in over:
+        done = [(id, ticket) for id, ticket in self._waiting.items() if ticket.done]
+        outcomes: list[tuple[int, Compiled | RequestError]] = []
+        for request_id, ticket in done:
             del self._waiting[request_id]
-        return [(id, ticket.compiled or ticket.error or unavailable()) for id, ticket in over]
+            outcome = ticket.compiled or ticket.error
+            assert outcome is not None
+            outcomes.append((request_id, outcome))
+        return outcomes
 
     def wait(self, timeout_s: float = inf) -> None:
         """Sleep until a grammar is ready or refused, when there is one to wait for."""
