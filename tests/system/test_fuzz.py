@@ -54,7 +54,17 @@ GOOD: dict[str, list[Any]] = {
     "chat_template_kwargs": [{"self": 1}, {"a": {}}],
     "continue_final_message": [True],
     "add_generation_prompt": [False],
-    "response_format": [{"type": "text"}],
+    "response_format": [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}},
+    ],
+    "structured_outputs": [
+        {"regex": "[ab]{1,4}"},
+        {"choice": ["a", "b"]},
+        {"grammar": 'start: "x"'},
+        {"json": {"not": {}}},
+    ],
 }
 
 
