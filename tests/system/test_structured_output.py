@@ -1,4 +1,4 @@
-"""Structured output over HTTP: the official client gets what it asks for, or a 400 that says why not.
+"""Structured output over HTTP: what the official client asks for, or a 400 that says why not.
 
 The tiny model's text is nonsense, so whatever is right here is right by construction. Hostile
 grammars are in `test_grammar_bombs.py`.
