@@ -11,9 +11,10 @@ from pathlib import Path
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
+from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
 from headway.core.model_spec import ModelSpec, read_model_spec
-from headway.core.options import EngineOptions
+from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
 from headway.core.resolve import Reason, Settings, resolve
 from headway.engine.engine import Engine
@@ -160,11 +161,10 @@ def main(arguments: list[str]) -> int:
     from headway.engine.process import serve_engine
 
     def build(progress: Progress) -> Engine:
-        from headway.core.options import read_options
-
-        tables, _, _ = read_options([EngineOptions], arguments[2:], {})
         return assemble(Path(arguments[1]), tables[EngineOptions], progress=progress).engine
 
+    tables, _, _ = read_options([EngineOptions, LogOptions], arguments[2:], {})
+    set_up_logs(tables[LogOptions].log_level, tables[LogOptions].log_format)
     return serve_engine(Path(arguments[0]), build)
 
 

@@ -17,6 +17,7 @@ from headway.core.options import (
     BenchOptions,
     DoctorOptions,
     EngineOptions,
+    LogOptions,
     SamplingOptions,
     ServerOptions,
     TraceOptions,
@@ -39,8 +40,14 @@ VERBS = {
     "serve": Verb(
         usage="serve [FOLDER]",
         help="Serve a model over the OpenAI API; without a folder the embedded one.",
-        tables=(ServerOptions, EngineOptions),
+        tables=(ServerOptions, EngineOptions, LogOptions),
         function="headway.cli.serve:serve",
+    ),
+    "key": Verb(
+        usage="key NAME",
+        help="Make an API key and the row of a --key-file that lets it in.",
+        tables=(),
+        function="headway.cli.key:key",
     ),
     "run": Verb(
         usage="run [FOLDER] PROMPT",

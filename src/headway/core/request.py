@@ -12,6 +12,7 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
+from headway.core.principal import Principal
 
 GREEDY_TEMPERATURE = 1e-5
 MAX_LOGPROBS = 20
@@ -19,14 +20,6 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
-
-
-class Principal(msgspec.Struct, frozen=True, array_like=True):
-    """Who asks: the key's name, the service class and the salt of its prefix-cache blocks."""
-
-    name: str = "anonymous"
-    service_class: str = "standard"
-    cache_salt: str = ""
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -10,17 +10,19 @@ update per sequence, whatever happens in a step.
 """
 
 import logging
+from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
-from headway.core.plan import Executor, StepPlan, StepResult, run
+from headway.core.plan import Advance, Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.batching import Lobby
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
+from headway.engine.halves import Halves, new_sequence
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
@@ -29,8 +31,8 @@ from headway.telemetry.records import StepRecord, count_work
 log = logging.getLogger(__name__)
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
+Told = TypingSequence[list[int] | None]
 WARM_UP_TOKENS, WARM_UP_REQUEST_ID = 32, 0
-FLAT_FAILURE = "the step it was part of failed"
 
 
 class Engine:
@@ -96,8 +98,12 @@ class Engine:
     def num_requests(self) -> int:
         return len(self._requests)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; raises RequestError when it can never run here."""
+    def add(self, request: Request, told: Told = ()) -> None:
+        """Queue a request; raises RequestError when it can never run here.
+
+        `told` resumes one that another engine had begun: by index the tokens its sequences have
+        had, None for a sequence that is over. They go on as if they had been preempted.
+        """
         self._check(request)
         sampling = request.sampling
         limit = self.settings.max_model_len
@@ -108,18 +114,23 @@ class Engine:
             stop_ids |= self.eos_token_ids
         sequences = []
         for index in range(sampling.n):
-            sequences.append(
-                Sequence(
-                    self._next_sequence_id,
-                    request,
-                    index,
-                    num_groups=len(self.kv.pools),
-                    stop_ids=stop_ids,
-                    max_len=limit,
-                    seed=self._seed(request),
-                )
+            known = told[index] if told else []
+            if known is None:
+                continue
+            sequence = Sequence(
+                self._next_sequence_id,
+                request,
+                index,
+                num_groups=len(self.kv.pools),
+                stop_ids=stop_ids,
+                max_len=limit,
+                seed=self._seed(request),
             )
+            sequence.resume(known)
+            sequences.append(sequence)
             self._next_sequence_id += 1
+        if not sequences:
+            return
         compiled = None
         if sampling.grammar is not None:
             compiled = self._compiler(sampling.grammar).compile(
@@ -141,12 +152,19 @@ class Engine:
         return self.grammars
 
     def _enqueue(self, sequences: list[Sequence], compiled: Compiled | None) -> None:
-        """Hand the sequences of one request to the scheduler, the first ahead of its siblings."""
+        """Hand the sequences of one request to the scheduler, the first ahead of its siblings.
+
+        Those that are resumed have prompts of their own: each goes by itself.
+        """
         if compiled is not None:
             for sequence in sequences:
                 sequence.grammar = compiled.state()
-        sequences[0].forks = sequences[1:]
-        self.scheduler.add(sequences[0])
+        fresh = [sequence for sequence in sequences if not sequence.num_generated]
+        if fresh:
+            fresh[0].forks = fresh[1:]
+        for sequence in sequences:
+            if sequence.num_generated or sequence is fresh[0]:
+                self.scheduler.add(sequence)
         self._untold = self._untold or not self.scheduler.has_work
 
     def flush(self) -> None:
@@ -249,15 +267,15 @@ class Engine:
         plan = self.scheduler.schedule()
         planned_s = self.clock.now_s()
         queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
-        masks = self._begin_masks(plan)
+        masks = None
         try:
-            result = self._run(plan, masks)
+            result, masks = self._run(plan)
         except Exception:
-            log.exception("step %d failed", plan.step)
-            result = StepResult(plan.step, [])
-            result.failed = {row.sequence_id: FLAT_FAILURE for row in plan.advanced}
+            result = self._run_in_halves(plan)
         collected_s = self.clock.now_s()
         updates = self._fail(result) + self.scheduler.update(plan, result)
+        if result.failed and not result.samples:
+            self._test_runtime()
         for update in updates:
             if update.finish_reason is not None:
                 self._leave_by(update)
@@ -285,16 +303,73 @@ class Engine:
         ruled = [s for s in sampled if s is not None and s.grammar is not None]
         return self.grammars.begin(ruled) if ruled else None
 
-    def _run(self, plan: StepPlan, masks: StepMasks | None) -> StepResult:
+    def _run(self, plan: StepPlan) -> tuple[StepResult, StepMasks | None]:
         """Submit, sample, collect; the masks are computed while the model runs."""
+        masks = self._begin_masks(plan)
         if masks is None:
-            return run(self.executor, plan)
+            return run(self.executor, plan), None
         try:
             self.executor.submit(plan)
         finally:
             late = masks.finish()
         self.executor.sample(plan.step, late)
-        return self.executor.collect()
+        return self.executor.collect(), masks
+
+    def _run_in_halves(self, plan: StepPlan) -> StepResult:
+        """Called while the step's exception is handled: find the rows that raise by themselves.
+
+        A row that copies a block is put back into the queue instead, for what it copied from may
+        be another's by now; it comes again without a copy.
+        """
+        log.exception("step %d failed; its %d rows run in halves", plan.step, len(plan.advanced))
+        copying = {copy.sequence_id for copy in plan.copies}
+        for sequence in [s for s in self.scheduler.running if s.sequence_id in copying]:
+            self.scheduler.preempt(sequence)
+        rows = [row for row in plan.advanced if row.sequence_id not in copying]
+        stale = [*plan.finished, *self.scheduler.take_released()]
+        halves = Halves(
+            run=lambda plan: self._run(plan)[0],
+            next_step=self.scheduler.next_step,
+            find=self.scheduler.by_id,
+            result=StepResult(plan.step, []),
+            stale=[*stale, *(row.sequence_id for row in rows)],
+        )
+        halves.search(rows)
+        if not halves.num_attempts:
+            self.scheduler.release(stale)
+        order = {row.sequence_id: number for number, row in enumerate(plan.advanced)}
+        halves.result.samples.sort(key=lambda sample: order[sample.sequence_id])
+        return halves.result
+
+    def _test_runtime(self) -> None:
+        """Nobody got a token: compute one of nobody's, to know the runtime from its guests.
+
+        Raises what the runtime raises: then this engine is at its end, and its process with it.
+        """
+        sampling = SamplingParams(temperature=0, max_tokens=1)
+        nobody = Sequence(
+            self._next_sequence_id,
+            Request(WARM_UP_REQUEST_ID, [0], sampling),
+            0,
+            num_groups=len(self.kv.pools),
+            stop_ids=frozenset(),
+            max_len=2,
+            seed=0,
+        )
+        self._next_sequence_id += 1
+        room = self.kv.extend(nobody, 1)
+        if room is None:
+            return
+        scheduler = self.scheduler
+        row = Advance(nobody.sequence_id, 0, [0], room[0], True)
+        plan = StepPlan(
+            scheduler.next_step(), [new_sequence(nobody)], [row], scheduler.take_released()
+        )
+        try:
+            run(self.executor, plan)
+        finally:
+            self.kv.release(nobody)
+            scheduler.release([nobody.sequence_id])
 
     def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
         """(prompt tokens scheduled for the first time, those of them that were cached).

@@ -75,6 +75,11 @@ class Sequence:
         self.num_cached = 0
         """Prompt tokens whose KV was there when the sequence was first scheduled."""
 
+    def resume(self, generated: list[int]) -> None:
+        """Go on behind tokens that another engine has generated and told."""
+        self.tokens += generated
+        self.wants_prompt_logprobs = self.wants_prompt_logprobs and not generated
+
     def __repr__(self) -> str:
         return (
             f"Sequence({self.sequence_id}, {self.state}, prompt {self.num_prompt}, "

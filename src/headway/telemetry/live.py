@@ -215,6 +215,7 @@ class Telemetry:
             decode_s = timeline.arrived_s + (ended.e2e_s or 0.0) - (timeline.first_s or 0.0)
             registry.observe("e2e_request_latency_seconds", ended.e2e_s)
             registry.observe("request_queue_time_seconds", ended.queue_s)
+            registry.observe("time_to_publish_seconds", timeline.publish_s)
             registry.observe("request_prefill_time_seconds", ended.prefill_s)
             registry.observe("request_time_per_output_token_seconds", ended.tpot_s)
             registry.observe("request_prompt_tokens", ended.prompt_tokens)
@@ -230,6 +231,12 @@ class Telemetry:
         self.num_missed += bool(ended.missed)
         for which in ended.missed or ():
             self.registry.add("slo_missed", 1, ended.service_class, which)
+
+    def called(self, fits: bool) -> None:
+        """An answer held a tool call; its arguments fit the tool's parameters, or do not."""
+        self.registry.add("tool_calls")
+        if not fits:
+            self.registry.add("validation_failures", 1, "tool_arguments")
 
     def sequence_finished(self, reason: str) -> None:
         """A sequence ended."""

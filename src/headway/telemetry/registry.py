@@ -67,6 +67,12 @@ ROWS = (
     Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),
     Row("admission_rejections", C, "Requests refused for load or state.", ("reason",)),
     Row("time_to_first_token_seconds", H, "First token leaves − arrived.", buckets=TTFT_BUCKETS_S),
+    Row(
+        "time_to_publish_seconds",
+        H,
+        "First text for the user leaves − arrived; reasoning and tool calls are none.",
+        buckets=TTFT_BUCKETS_S,
+    ),
     Row("inter_token_latency_seconds", H, "Gap between tokens.", buckets=ITL_BUCKETS_S),
     Row(
         "request_time_per_output_token_seconds",
@@ -116,6 +122,7 @@ ROWS = (
         buckets=GRAMMAR_BUCKETS_S,
     ),
     Row("validation_failures", C, "Bodies or answers that did not validate.", ("kind",)),
+    Row("tool_calls", C, "Tool calls in answers, whole ones and those that broke off."),
     Row("client_retries", C, "Requests that a client sent again."),
     Row("cost_usd", C, "Price per hour times the time served."),
     Row("engine_restarts", C, "Times the engine was started again."),

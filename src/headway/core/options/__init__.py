@@ -6,6 +6,7 @@ from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import (
     EngineOptions,
+    LogOptions,
     SamplingOptions,
     ServerOptions,
     TraceOptions,
@@ -16,6 +17,7 @@ __all__ = [
     "Bytes",
     "DoctorOptions",
     "EngineOptions",
+    "LogOptions",
     "SamplingOptions",
     "Seconds",
     "ServerOptions",

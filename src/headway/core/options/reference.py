@@ -10,6 +10,7 @@ from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.read import format_value
 from headway.core.options.tables import (
     EngineOptions,
+    LogOptions,
     SamplingOptions,
     ServerOptions,
     TraceOptions,
@@ -39,6 +40,7 @@ def reference() -> str:
 
 TITLES: dict[type, str] = {
     ServerOptions: "Server (`serve`)",
+    LogOptions: "Log (`serve`)",
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
     BenchOptions: "Load generator (`bench`)",

@@ -57,6 +57,8 @@ KEYWORDS: list[tuple[str, str, str]] = [
     (r"[Ff]ailed to generate regex for \w+ range", "minimum", "and maximum this far apart"),
 ]
 """What llguidance says → the keyword it is about, and where it is not supported."""
+WITH_PATTERNS = ("json", "structural")
+"""Kinds whose regular expressions are those of a schema's `pattern`."""
 
 
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> tuple[LLMatcher, bytes]:
@@ -76,10 +78,9 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> tuple[LLMatche
 
 def refusal(grammar: Grammar, message: str) -> RequestError:
     """The 400 that llguidance's `message` means."""
-    if grammar.kind in ("json", "json_object"):
-        keyword = keyword_error(grammar, message)
-        if keyword is not None:
-            return keyword
+    keyword = keyword_error(grammar, message)
+    if keyword is not None:
+        return keyword
     return RequestError(
         f"{grammar.param} cannot be honoured: {told(message)}.",
         param=grammar.param,
@@ -91,7 +92,7 @@ def keyword_error(grammar: Grammar, message: str) -> RequestError | None:
     """The error that names the schema keyword at fault, where the message tells it."""
     for pattern, keyword, where in KEYWORDS:
         match = re.search(pattern, message)
-        if match is None:
+        if match is None or (keyword == "pattern" and grammar.kind not in WITH_PATTERNS):
             continue
         named = match.groupdict()
         if "names" in named:
