@@ -19,7 +19,7 @@ from fakes import FakeExecutor
 from headway.core import grammar as grammars
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
-from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.core.request import Principal, Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.engine import Engine
 from headway.engine.grammar.compiler import compile_grammar
@@ -231,6 +231,43 @@ def test_tokens_are_those_of_a_solo_run_whatever_is_preempted(shared_grammars: G
     assert preemptions > 8, "the pools are too large to prove much"
 
 
+def test_a_step_that_breaks_runs_again_in_halves_with_its_masks(
+    shared_grammars: Grammars,
+):
+    requests = [ask(rule, number) for number, rule in enumerate(RULES, 1)]
+    expected = finish(engine_of(shared_grammars), *requests)
+    for stage in ("submit", "sample", "collect"):
+        engine = engine_of(shared_grammars)
+        assert isinstance(engine.executor, FakeExecutor)
+        for request in requests:
+            engine.add(request)
+        engine.step()
+        engine.executor.fail_at = stage
+        gained: dict[int, list[int]] = {request.request_id: [] for request in requests}
+        while engine.wait_for_work():
+            for update in engine.step()[0]:
+                gained[update.request_id] += update.token_ids
+        for request_id, tokens in gained.items():
+            told = expected[request_id, 0].tokens
+            assert tokens and told[-len(tokens) :] == tokens, stage
+
+
+def test_a_request_goes_on_behind_the_tokens_another_engine_told(shared_grammars: Grammars):
+    """After an engine's death: the grammar's state is that of the tokens told before."""
+    for number, rule in enumerate(RULES, 1):
+        request = ask(rule, number)
+        whole = finish(engine_of(shared_grammars), request)[number, 0]
+        for told in range(1, len(whole.tokens)):
+            engine = engine_of(shared_grammars)
+            engine.add(request, [whole.tokens[:told]])
+            tokens: list[int] = []
+            while engine.wait_for_work():
+                for update in engine.step()[0]:
+                    tokens += update.token_ids
+                engine.check_integrity()
+            assert tokens == whole.tokens[told:], (rule, told)
+
+
 def test_others_run_while_a_grammar_is_compiled(source: VocabularySource):
     made = Grammars(source)
     try:
@@ -404,6 +441,19 @@ def test_the_cache_is_bounded_in_bytes(source: VocabularySource):
         assert made.builder.build(rules[-1]).done
         assert not made.builder.build(rules[0]).done, "what was dropped is compiled again"
         finish(engine, ask(rules[0], 101))
+    finally:
+        made.close()
+
+
+def test_compiled_grammars_are_not_shared_between_keys(source: VocabularySource):
+    """Nobody can tell by waiting what another key has asked for."""
+    made = Grammars(source)
+    try:
+        request = ask(RULES[1], 1)
+        request.principal = Principal("one", cache_salt="a")
+        finish(engine_of(made), request)
+        assert made.builder.build(RULES[1], "a").done
+        assert not made.builder.build(RULES[1], "b").done
     finally:
         made.close()
 

@@ -134,7 +134,7 @@ class Engine:
         compiled = None
         if sampling.grammar is not None:
             compiled = self._compiler(sampling.grammar).compile(
-                request.request_id, sampling.grammar
+                request.request_id, sampling.grammar, request.principal.cache_salt
             )
         self._requests[request.request_id] = sequences
         if compiled is not None or sampling.grammar is None:

@@ -29,16 +29,18 @@ take 1 to 10 ms, one of 250 kB takes 140."""
 CACHE_BYTES = 64 * 2**20
 BASE_BYTES, BYTES_PER_CHARACTER = 256 * 1024, 160
 """What a compiled grammar is taken to hold; 300 real schemas hold about a third of it."""
-Key = tuple[str, str]
+Key = tuple[str, str, str]
+"""Salt of the one who asks, kind, text: nobody's waiting tells what another has asked for."""
 
 
 class Ticket:
     """A grammar being compiled: done when it has `compiled` or an `error`."""
 
-    __slots__ = ("compiled", "error", "grammar")
+    __slots__ = ("compiled", "error", "grammar", "key")
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, key: Key) -> None:
         self.grammar = grammar
+        self.key = key
         self.compiled: Compiled | None = None
         self.error: RequestError | None = None
 
@@ -72,19 +74,20 @@ class Builder:
         self._vocabulary: LLTokenizer | None = None
         self._durations_s: list[float] = []
 
-    def build(self, grammar: Grammar) -> Ticket:
-        """The ticket for `grammar`, done already where it is in the cache."""
+    def build(self, grammar: Grammar, salt: str = "") -> Ticket:
+        """The ticket for `grammar`, done already where it is in the cache of that salt."""
+        key = (salt, *grammar.key)
         with self._lock:
-            compiled = self._cache.get(grammar.key)
+            compiled = self._cache.get(key)
             if compiled is not None:
-                self._cache.move_to_end(grammar.key)
-                ticket = Ticket(grammar)
+                self._cache.move_to_end(key)
+                ticket = Ticket(grammar, key)
                 ticket.compiled = compiled
                 return ticket
-            building = self._building.get(grammar.key)
+            building = self._building.get(key)
             if building is None:
-                building = Ticket(grammar)
-                self._building[grammar.key] = building
+                building = Ticket(grammar, key)
+                self._building[key] = building
                 self._queue.put(building)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
@@ -125,7 +128,7 @@ class Builder:
                 log.exception("compiling a grammar failed")
                 ticket.error = unavailable(error)
             with self._lock:
-                self._building.pop(ticket.grammar.key, None)
+                self._building.pop(ticket.key, None)
                 self._durations_s.append(self._clock.now_s() - started_s)
             self._on_done()
 
@@ -137,7 +140,7 @@ class Builder:
         template, first_mask = compile_grammar(self._vocabulary, grammar)
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text) + len(first_mask)
         compiled = Compiled(template, first_mask, size)
-        self._keep(grammar.key, compiled)
+        self._keep(ticket.key, compiled)
         ticket.compiled = compiled
 
     def _keep(self, key: Key, compiled: Compiled) -> None:

@@ -45,9 +45,9 @@ class Grammars:
 
     # ── requests that wait for their grammar ────────────────────────────────────────────────
 
-    def compile(self, request_id: int, grammar: Grammar) -> Compiled | None:
+    def compile(self, request_id: int, grammar: Grammar, salt: str = "") -> Compiled | None:
         """The compiled grammar, or None when the request has to wait until `ready` names it."""
-        ticket = self.builder.build(grammar)
+        ticket = self.builder.build(grammar, salt)
         if ticket.compiled is not None:
             return ticket.compiled
         self._waiting[request_id] = ticket
