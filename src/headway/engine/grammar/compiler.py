@@ -27,7 +27,7 @@ def num_words(vocab_size: int) -> int:
 
 def of_schema(text: str) -> str:
     options = {"whitespace_pattern": WHITESPACE}
-    return str(LLMatcher.grammar_from_json_schema(text, overrides=options))  # type: ignore[typeddict-item]
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=options))  # type: ignore[arg-type]
 
 
 def of_choice(text: str) -> str:
