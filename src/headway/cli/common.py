@@ -1,21 +1,20 @@
-"""What several verbs need: the model's folder, the dry run."""
+"""What several verbs need: the model's folder, its options, the dry run."""
 
 from dataclasses import fields
-from importlib.resources import files
 from pathlib import Path
 
+from headway.core.embedded import EMBEDDED, model_folder
 from headway.core.model_spec import DTYPE_BYTES
-from headway.core.options import EngineOptions
+from headway.core.options import EngineOptions, to_arguments
 from headway.core.resolve import gib
 
-EMBEDDED = "headway-first"
+__all__ = ["EMBEDDED", "engine_arguments", "model_folder", "print_settings"]
 
 
-def model_folder(given: str | None) -> Path:
-    """The folder a user named, or the embedded model's."""
-    if given is not None:
-        return Path(given)
-    return Path(str(files("headway") / "embedded" / EMBEDDED))
+def engine_arguments(options: EngineOptions) -> dict[str, str]:
+    """The keyword arguments of `headway.LLM` that make `options` again."""
+    pairs = (argument.removeprefix("--").partition("=") for argument in to_arguments(options))
+    return {name.replace("-", "_"): value for name, _, value in pairs}
 
 
 def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from headway.core.options.bench import BenchOptions
 from headway.core.options.doctor import DoctorOptions
+from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import (
@@ -17,6 +18,7 @@ __all__ = [
     "Bytes",
     "DoctorOptions",
     "EngineOptions",
+    "EvalOptions",
     "LogOptions",
     "SamplingOptions",
     "Seconds",

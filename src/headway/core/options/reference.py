@@ -6,6 +6,7 @@ from pathlib import Path
 
 from headway.core.options.bench import BenchOptions
 from headway.core.options.doctor import DoctorOptions
+from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.read import format_value
 from headway.core.options.tables import (
@@ -44,6 +45,7 @@ TITLES: dict[type, str] = {
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
     BenchOptions: "Load generator (`bench`)",
+    EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
 }
