@@ -48,7 +48,7 @@ class NullExecutor:
 
 def allowed(token: int, mask: bytes | None) -> int:
     """`token`, or where `mask` forbids it the first that it allows."""
-    if mask is None or mask[token // 8] >> token % 8 & 1:
+    if mask is None or (token < 8 * len(mask) and mask[token // 8] >> token % 8 & 1):
         return token
     first = next(at for at, byte in enumerate(mask) if byte)
     return first * 8 + (mask[first] & -mask[first]).bit_length() - 1
