@@ -6,6 +6,7 @@ no row proves fails the test.
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -241,6 +242,16 @@ ADAPTERS: dict[str, tuple[Callable[..., Got], Callable[..., Got], dict[str, Any]
 
 HOT = {"temperature": 1.5, "seed": 5}
 END_NOW = {"logit_bias": {str(EOS): 100}}
+
+
+def follows(pattern: str, **fields: Any) -> Callable[[Ask], None]:
+    """The answer's text is held to a grammar."""
+
+    def proof(ask: Ask) -> None:
+        got = ask(**fields)
+        assert got.texts and all(re.fullmatch(pattern, text) for text in got.texts), got.texts
+
+    return proof
 
 
 def same(**fields: Any) -> Callable[[Ask], None]:
@@ -520,7 +531,24 @@ ROWS: list[Row] = [
     Row("prompt_logprobs", LISTS, "one entry for each prompt token", prompt_scores, whole=True),
     Row("stream_options", LISTS, "usage in the last chunk", usage_last),
     Row("stream_options", (RESPONSES,), "taken", obfuscation),
-    Row("response_format", LISTS, "text", same(response_format={"type": "text"})),
+    Row(
+        "response_format",
+        LISTS,
+        "a schema is kept",
+        follows(
+            '"(yes|no)"',
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": {"enum": ["yes", "no"]}},
+            },
+        ),
+    ),
+    Row(
+        "structured_outputs",
+        ALL,
+        "the whole text matches",
+        follows("(ab|cd)!", structured_outputs={"regex": "(ab|cd)!"}),
+    ),
     # chat
     Row("messages", (CHAT, MESSAGES), "strings, parts, several turns", parts("messages", "text")),
     Row("logprobs", (CHAT,), "one entry for each token", logprobs(logprobs=True)),

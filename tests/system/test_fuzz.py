@@ -70,7 +70,17 @@ GOOD: dict[str, list[Any]] = {
     "chat_template_kwargs": [{"self": 1}, {"a": {}}],
     "continue_final_message": [True],
     "add_generation_prompt": [False],
-    "response_format": [{"type": "text"}],
+    "response_format": [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}},
+    ],
+    "structured_outputs": [
+        {"regex": "[ab]{1,4}"},
+        {"choice": ["a", "b"]},
+        {"grammar": 'start: "x"'},
+        {"json": {"not": {}}},
+    ],
     "input": ["hi", [], [{"role": "user", "content": "hi"}], [{"type": "function_call"}], [{}]],
     "instructions": ["be", ""],
     "max_output_tokens": [1, 7],

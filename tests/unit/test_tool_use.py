@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -58,25 +59,33 @@ ANYTHING = st.recursive(
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 
+def outcome(call: Callable[[], object]) -> object:
+    """What a call returns, or the RequestError it raises."""
+    try:
+        return call()
+    except RequestError as error:
+        return error
+
+
 @given(tools=st.just([FUNCTION]) | st.lists(ANYTHING) | ANYTHING, choice=ANYTHING, several=ANYTHING)
 def test_anything_is_read_or_refused(tools: object, choice: object, several: object) -> None:
-    try:
-        use = read(tools=tools, tool_choice=choice, parallel_tool_calls=several)
-    except RequestError as error:
-        assert error.status == 400 and error.param and error.code
-        assert re.match("tools|tool_choice|parallel_tool_calls", error.param)
+    fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": several}
+    use = outcome(lambda: read(**fields))
+    if isinstance(use, RequestError):
+        assert use.status == 400 and use.code
+        assert re.match("tools|tool_choice|parallel_tool_calls", use.param or "")
     else:
-        assert use is None or use.offered
+        assert use is None or (isinstance(use, ToolUse) and use.offered)
 
 
-@given(st.lists(st.dictionaries(KEYS, ANYTHING, max_size=5)))
+@given(st.lists(st.dictionaries(KEYS, ANYTHING, max_size=5), min_size=1))
 def test_any_messages_are_read_or_refused(messages: list[dict[str, object]]) -> None:
     roles = ("user", "assistant", "tool")
     asked = [{"role": roles[i % 3], "content": "x", **m} for i, m in enumerate(messages)]
-    try:
-        rendered = chat_messages(asked)
-    except RequestError as error:
-        assert error.status == 400 and error.param and error.param.startswith("messages")
+    rendered = outcome(lambda: chat_messages(asked))
+    if isinstance(rendered, RequestError):
+        assert rendered.status == 400 and rendered.code
+        assert (rendered.param or "").startswith("messages")
     else:
         json.dumps(rendered)
 

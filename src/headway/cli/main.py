@@ -18,6 +18,7 @@ from headway.core.options import (
     BenchOptions,
     DoctorOptions,
     EngineOptions,
+    EvalOptions,
     LaunchOptions,
     LogOptions,
     PullOptions,
@@ -100,6 +101,12 @@ VERBS = {
         tables=(BenchOptions,),
         function="headway.cli.bench:bench",
     ),
+    "eval": Verb(
+        usage="eval [MODEL | URL]",
+        help="Answer quality of a folder or a server; --against another, with --gate.",
+        tables=(EvalOptions, EngineOptions),
+        function="headway.cli.evaluate:evaluate",
+    ),
     "doctor": Verb(
         usage="doctor [WHAT]",
         help="What limits the server at a URL, a bench report, or this machine with a folder.",
@@ -121,7 +128,7 @@ class Call:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port in use, 130."""
+    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port, 5 gate, 130."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "-v" in arguments or "--verbose" in arguments
     try:

@@ -109,7 +109,7 @@ def make_model(
     names = options.served_model_name or [model_name(folder)]
     tokenizer = None
     if not engine_options.skip_tokenizer_init:
-        source = Path(engine_options.tokenizer) if engine_options.tokenizer else folder
+        source = model_folder(engine_options.tokenizer or folder)
         template = Path(engine_options.chat_template) if engine_options.chat_template else None
         tokenizer = Tokenizer(source, template)
         tokenizer.isolate()

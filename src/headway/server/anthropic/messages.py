@@ -59,6 +59,7 @@ def prepare(
     chat_body.max_completion_tokens = min(body.max_tokens, left)
     with asked.told():
         generation = chat.generation_of(state, chat_body, prompt, request_id, arrived_s)
+        generation.sampling.grammar = asked.own(generation.sampling.grammar)
     if skipped:
         names = bodies.printable(skipped)
         generation.headers.append((b"x-headway-ignored-tools", names.encode()))

@@ -68,6 +68,8 @@ def generation_of(
         max_n=state.options.max_n,
     )
     sampling.check_vocabulary(info.vocab_size)
+    if sampling.grammar is not None:
+        model.needs_tokenizer(sampling.grammar.param)
     use = use_of(body)
     reading = reading_for(model, use, prompt, continued_text(body))
     if use is not None and reading is not None:

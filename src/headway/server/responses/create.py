@@ -55,6 +55,7 @@ def prepare(
     with asked.told():
         prompt = chat.prompt_ids(state.model(body.model), chat_body)
         generation = chat.generation_of(state, chat_body, prompt, request_id, arrived_s)
+        generation.sampling.grammar = asked.own(generation.sampling.grammar)
     if skipped:
         names = bodies.printable(skipped)
         generation.headers.append((b"x-headway-ignored-tools", names.encode()))
