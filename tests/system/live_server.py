@@ -80,10 +80,27 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def engines(pid: int) -> list[int]:
+    """The engine processes among them; a chat has others beside, that render its template."""
+    found = []
+    for child in children(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"headway.assemble" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
 class LiveServer:
     """One server process. `url` is known once `wait_ready` came back."""
 
-    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
+        """`before` are words in front of the command, such as a shell that ends in `exec`."""
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
         self.sockets = self.temp / "t"
         self.sockets.mkdir()
@@ -91,6 +108,7 @@ class LiveServer:
         with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 [
+                    *before,
                     sys.executable,
                     "-m",
                     "headway.cli.main",
@@ -102,7 +120,9 @@ class LiveServer:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=clean_environment() | {"TMPDIR": str(self.sockets)} | (env or {}),
+                env=clean_environment()
+                | {"TMPDIR": str(self.sockets), "HEADWAY_DATA_DIR": str(self.temp / "data")}
+                | (env or {}),
             )
 
     @property
@@ -130,8 +150,8 @@ class LiveServer:
         return self
 
     def engine_pid(self) -> int:
-        """The one child: the engine process."""
-        (pid,) = children(self.pid)
+        """The one engine process."""
+        (pid,) = engines(self.pid)
         return pid
 
     def get(self, path: str) -> tuple[int, bytes]:

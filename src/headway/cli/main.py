@@ -14,10 +14,14 @@ from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import (
+    BatchOptions,
     BenchOptions,
     DoctorOptions,
     EngineOptions,
+    EvalOptions,
+    LaunchOptions,
     LogOptions,
+    PullOptions,
     SamplingOptions,
     ServerOptions,
     TraceOptions,
@@ -61,6 +65,30 @@ VERBS = {
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:chat",
     ),
+    "batch": Verb(
+        usage="batch [FOLDER] FILE.jsonl",
+        help="Answer a file of requests without a server; goes on where it was stopped.",
+        tables=(BatchOptions, EngineOptions),
+        function="headway.cli.batch:batch",
+    ),
+    "ls": Verb(
+        usage="ls [WORD]",
+        help="The models on this machine.",
+        tables=(),
+        function="headway.cli.hub:ls",
+    ),
+    "pull": Verb(
+        usage="pull ORG/NAME",
+        help="Fetch a model from the Hugging Face hub.",
+        tables=(PullOptions,),
+        function="headway.cli.hub:pull",
+    ),
+    "launch": Verb(
+        usage="launch AGENT",
+        help="Point codex, claude or opencode at a server.",
+        tables=(LaunchOptions,),
+        function="headway.cli.launch:launch",
+    ),
     "trace": Verb(
         usage="trace URL OUT.json",
         help="Write the last seconds of a server as a trace for Perfetto.",
@@ -72,6 +100,12 @@ VERBS = {
         help="Put load on a server and report; also `bench compare A.json B.json`.",
         tables=(BenchOptions,),
         function="headway.cli.bench:bench",
+    ),
+    "eval": Verb(
+        usage="eval [MODEL | URL]",
+        help="Answer quality of a folder or a server; --against another, with --gate.",
+        tables=(EvalOptions, EngineOptions),
+        function="headway.cli.evaluate:evaluate",
     ),
     "doctor": Verb(
         usage="doctor [WHAT]",
@@ -94,7 +128,7 @@ class Call:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port in use, 130."""
+    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port, 5 gate, 130."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
@@ -142,11 +176,12 @@ def dispatch(arguments: list[str]) -> int:
 
 def overview() -> str:
     """What `headway --help` prints."""
-    verbs = "\n".join(f"  headway {verb.usage:<22} {verb.help}" for verb in VERBS.values())
+    verbs = "\n".join(f"  headway {verb.usage:<25} {verb.help}" for verb in VERBS.values())
     return (
         f"Headway serves language models.\n\n{verbs}\n  headway version\n\n"
         "headway VERB --help shows a verb's common options, --help=all all of them, and\n"
-        "--help=WORD those about a word. FOLDER is a Hugging Face model folder."
+        "--help=WORD those about a word. FOLDER is a Hugging Face model folder, or a name that\n"
+        "`headway ls` shows."
     )
 
 

@@ -78,7 +78,7 @@ def json_schema(schema: Any, param: str) -> Grammar:
 def is_deeper(value: Any, limit: int) -> bool:
     """Whether objects and lists are nested more than `limit` deep: {"a": [1]} is 2 deep."""
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         level = [
             item
             for outer in level

@@ -15,13 +15,15 @@ class Delta:
 
     `finish_reason` is None, or once `stop`, `tool_calls`, `length`, `abort` or `error`;
     `stop_reason` the stop string or the stop token id that ended it, None for an end-of-text token
-    or length. `parts` is what the text consists of where that is asked for: reasoning, calls and
-    content; it may lag behind `text`.
+    or length. `incomplete` says that it ended before its grammar was satisfied. `parts` is what
+    the text consists of where that is asked for: reasoning, calls and content; it may lag behind
+    `text`.
     """
 
     __slots__ = (
         "finish_reason",
         "first_scheduled_s",
+        "incomplete",
         "index",
         "logprobs",
         "num_cached_tokens",
@@ -43,6 +45,7 @@ class Delta:
         self.prompt_logprobs = update.prompt_logprobs
         self.num_cached_tokens = update.num_cached_tokens
         self.first_scheduled_s = update.first_scheduled_s
+        self.incomplete = update.incomplete
 
     @property
     def visible(self) -> bool:

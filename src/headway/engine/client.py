@@ -80,7 +80,7 @@ class EngineClient:
         """starting, loading N%, ready, restarting, draining, failed or stopped."""
         self.failure: HeadwayError | None = None
         self.num_restarts = 0
-        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # 0700
+        self._folder = private_folder()
         self._context = zmq.Context()
         self._streams: dict[int, Stream] = {}
         self._request_ids = itertools.count(FIRST_REQUEST_ID)
@@ -176,8 +176,7 @@ class EngineClient:
                 continue
             if self.failure is not None:
                 return
-            await self._restart(why)
-            if self.failure is not None or self.status == "draining":
+            if not await self._restart(why):
                 return
 
     def _trouble(self) -> str | None:
@@ -195,10 +194,10 @@ class EngineClient:
             return f"was in one step for {pulse.busy_s:.1f} s"
         return None
 
-    async def _restart(self, why: str) -> None:
+    async def _restart(self, why: str) -> bool:
         """Make sure the old process is gone, start a new one, and keep the streams for it.
 
-        While the server drains there is nothing to start it for.
+        While the server drains there is nothing to start it for. False when there is no new one.
         """
         draining = self.status == "draining"
         log.error("the engine process %s%s", why, "" if draining else "; starting it again")
@@ -209,17 +208,18 @@ class EngineClient:
         self.on_death()
         if draining:
             self._fail_all(died())
-            return
+            return False
         for stream in self._suspects.charge(self._streams):
             log.error("request %d is refused for good", stream.answer.request.request_id)
             stream.fail(poisonous())
         self._died_s = self._died_s or self.clock.now_s()
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._give_up(HeadwayError(f"The engine process {why}, {MAX_FAILED_STARTS} times."))
-            return
+            return False
         await asyncio.sleep(min(0.1 * 2**self._failed_starts - 0.1, 5.0))
         self.num_restarts += 1
         await self._spawn()
+        return True
 
     def _become(self, status: str) -> None:
         """Take a new status; a server that drains or has stopped does not come back."""
@@ -329,12 +329,13 @@ class EngineClient:
                 self._suspects.begin(self._streams, self._send)
             case messages.Probed(ceilings):
                 self.on_probe(ceilings)
-            case messages.Refused(request_id, text, param, code):
+            case messages.Refused(request_id, text, param, code, status, retry_after_s):
                 stream = self._streams.pop(request_id, None)
-                self._suspects.moved((request_id,))
+                self._suspects.left(request_id)
                 if stream is not None:
                     fault = code == messages.FAULT
-                    refusal = RequestError(text, param=param, code=code)
+                    refusal = RequestError(text, param=param, code=code, status=status)
+                    refusal.retry_after_s = retry_after_s
                     stream.fail(ServerFaultError() if fault else refusal)
             case messages.Failed(cause, fix, exit_code):
                 failure = HeadwayError(cause, fix)
@@ -378,12 +379,23 @@ class EngineClient:
         def abort(index: int | None) -> None:
             if index is None:
                 stream = self._streams.pop(request_id, None)
-                self._suspects.moved((request_id,))
+                self._suspects.left(request_id)
                 if stream is None or stream.answer.num_unfinished == 0:
                     return
             self._send(messages.Abort(request_id, index))
 
         return abort
+
+
+def private_folder() -> Path:
+    """A new folder for sockets that only this user may enter (0700)."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="headway-"))
+    except OSError as error:
+        raise HeadwayError(
+            f"No folder for the engine's sockets can be made: {error.strerror}.",
+            "Make room, or set TMPDIR to a folder that can be written.",
+        ) from error
 
 
 def died() -> EngineDownError:

@@ -1,7 +1,7 @@
 """Which request kills the engine: those that ran when it died go on in the next one, on trial.
 
     engine 1 dies      a b c d were running: each is charged with one death, none has failed
-    engine 2           [a] alone, until it has a token; then [b] beside it; [c] kills engine 2
+    engine 2           [a] alone, for some steps; then [b] beside it; [c] kills engine 2
     engine 3           c, charged twice, is refused for good; a, b and d go on to their ends
 
 A request goes on behind the tokens it was told, so what kills at its hundredth token kills at once
@@ -24,7 +24,9 @@ from headway.engine.stream import Stream
 
 MAX_DEATHS = 2
 TRIAL_S = 10.0
-"""How long the next one waits for a token of the one on trial: a long prompt may take longer."""
+"""How long the next one waits for the one on trial: a long prompt may take longer."""
+TRIAL_STEPS = 4
+"""What a trial lasts: a dying engine may have told of all steps but the last few."""
 MAX_POISON = 1000
 
 
@@ -35,6 +37,7 @@ class Suspects:
         self.queue: deque[int] = deque()
         self._trial: int | None = None
         self._over = asyncio.Event()
+        self._num_steps = 0
         self._poison: dict[bytes, None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +54,8 @@ class Suspects:
         self.stop()
         on_trial = None if self._trial is None else streams.get(self._trial)
         guilty = []
-        for stream in [on_trial] if on_trial is not None else list(streams.values()):
+        running = [s for s in streams.values() if any(told is not None for told in s.told)]
+        for stream in [on_trial] if on_trial is not None else running:
             stream.num_deaths += 1
             if stream.num_deaths >= MAX_DEATHS:
                 guilty.append(stream)
@@ -75,6 +79,7 @@ class Suspects:
             if stream is not None and any(told is not None for told in stream.told):
                 self._trial = request_id
                 self._over.clear()
+                self._num_steps = 0
                 send(messages.Submit(stream.answer.request, stream.told))
                 send(messages.Flush())  # a batch that waits to be full would wait for ever
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -83,8 +88,15 @@ class Suspects:
             self.queue.popleft()
 
     def moved(self, request_ids: Iterable[int]) -> None:
-        """These have had a token, or are over: whoever was on trial has stood it."""
+        """These have had a token: whoever was on trial has stood one step of it."""
         if self._trial is not None and self._trial in request_ids:
+            self._num_steps += 1
+            if self._num_steps >= TRIAL_STEPS:
+                self._over.set()
+
+    def left(self, request_id: int) -> None:
+        """This one is over."""
+        if self._trial == request_id:
             self._over.set()
 
     def stop(self) -> None:

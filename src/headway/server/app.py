@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,14 +20,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.core.errors import RequestError
-from headway.engine.text import Tokenizer
 from headway.server import body as bodies
-from headway.server import page
+from headway.server import page, tokens
 from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
+from headway.server.batches.routes import BATCH_ROUTES
+from headway.server.batches.runner import Runner
 from headway.server.doors import Doors, HereOnly, header, is_loopback
 from headway.server.errors import json_response, not_found
+from headway.server.files.routes import FILE_ROUTES
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
@@ -38,8 +39,9 @@ from headway.server.openai.schema import (
     NO_OPS,
     ChatBody,
     CompletionBody,
-    chat_messages,
 )
+from headway.server.openapi import document
+from headway.server.principal import owner_of
 from headway.server.responses import create as responses
 from headway.server.responses import schema as responses_schema
 from headway.server.responses import stored
@@ -54,10 +56,12 @@ DEFAULT_TRACE_S = 5.0
 Number = TypeVar("Number", int, float)
 
 
-def make_app(state: State) -> ASGIApp:
-    """The whole ASGI application."""
+def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
+    """The whole ASGI application; with a `runner` files and batches too, run through it."""
+    endpoints: dict[str, ASGIApp] = {row.path: Generate(state, row) for row in GENERATIONS}
     routes = [
-        *[Route(row.path, Generate(state, row), methods=["POST"]) for row in GENERATIONS],
+        *batch_routes(runner, endpoints),
+        *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         *[
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
@@ -94,6 +98,8 @@ class GenerationRow:
     prepare: Callable[..., Any]
     prefix: str
     respond: Callable[..., Awaitable[None]] = respond
+    chats: bool = True
+    """Whether a template is rendered."""
     owned: bool = False
     """Whether `prepare` wants the name of the key that asks."""
 
@@ -109,6 +115,7 @@ GENERATIONS = (
         path="/v1/completions",
         accepts=bodies.Accepts(CompletionBody, NO_OPS, LATER | CHAT_ONLY),
         prepare=completions.prepare,
+        chats=False,
         prefix="cmpl-",
     ),
     GenerationRow(
@@ -126,6 +133,23 @@ GENERATIONS = (
         prefix="msg_",
     ),
 )
+
+
+def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[Route]:
+    """Files and batches, and what generates: a line of a batch may ask the same endpoints."""
+    if runner is None:
+        return []
+    runner.endpoints = endpoints
+    return [
+        *[
+            Route(path, runner.lane.beside(endpoint), methods=["POST"])
+            for path, endpoint in endpoints.items()
+        ],
+        *[
+            Route(path, handler(runner, answer), methods=[method])
+            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
+        ],
+    ]
 
 
 class Generate:
@@ -149,11 +173,15 @@ class Generate:
         data = await bodies.read_body(receive, state.options.max_body)
         raw = bodies.parse_object(data)
         arrived_s = state.clock.now_s()
-        row, caller = self._row, scope["caller"]
+        row, caller = self._row, scope.get("caller") or state.keyring.nobody
         body, unknown = row.accepts.read(raw, state.options.strict_api)
-        owner = {"owner": caller.principal.name} if row.owned else {}
+        owner = {"owner": owner_of(scope)} if row.owned else {}
         prepare = partial(row.prepare, state, body, row.prefix + scope["request_id"], **owner)
-        generation, dialect = await bodies.heavy(len(data), prepare, arrived_s)
+        # 10 MB of text take seconds to encode; a chat waits for the process that renders it
+        slow = len(data) > bodies.LARGE_BODY_BYTES or row.chats
+        generation, dialect = (
+            await asyncio.to_thread(prepare, arrived_s) if slow else prepare(arrived_s)
+        )
         if unknown:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)
@@ -168,24 +196,23 @@ class Generate:
         return generation, dialect
 
 
+Given = TypeVar("Given")
 Answer = Callable[[State, Request], Awaitable[Response]]
 
 
-def handler(state: State, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """`answer` with the state, as Starlette calls it."""
+def handler(
+    given: Given, answer: Callable[[Given, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """`answer` with what it is given, the state or the runner, as Starlette calls it."""
 
     async def endpoint(request: Request) -> Response:
-        return await answer(state, request)
+        return await answer(given, request)
 
     return endpoint
 
 
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     raise not_found(scope["path"])
-
-
-async def read_object(state: State, request: Request) -> dict[str, Any]:
-    return bodies.parse_object(await bodies.read_body(request.receive, state.options.max_body))
 
 
 # ── the small answers ───────────────────────────────────────────────────────────────────────
@@ -209,6 +236,11 @@ async def version(state: State, _: Request) -> Response:
     return json_response({"version": headway.__version__})
 
 
+async def openapi(state: State, _: Request) -> Response:
+    """The OpenAPI document of what this server takes, with its models and its limits."""
+    return json_response(document(state, GENERATIONS))
+
+
 async def metrics(state: State, _: Request) -> Response:
     text = b""
     for model in state.rows:
@@ -224,7 +256,7 @@ async def stats(state: State, request: Request) -> Response:
     """
     seconds = asked_seconds(request, int)
     more_s = () if seconds is None else (seconds,)
-    model = named_or_only(state, request.query_params.get("model"))
+    model = state.named_or_only(request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
     prompts, tokenizer = model.telemetry.prompts, model.tokenizer
     if prompts.due:
@@ -253,7 +285,7 @@ def asked_seconds(request: Request, kind: type[Number]) -> Number | None:
 async def trace(state: State, request: Request) -> Response:
     """The last `?seconds=` of steps and requests as a Chrome trace."""
     seconds = asked_seconds(request, float) or DEFAULT_TRACE_S
-    model = named_or_only(state, request.query_params.get("model"))
+    model = state.named_or_only(request.query_params.get("model"))
     return json_response(model.telemetry.trace(seconds))
 
 
@@ -284,71 +316,6 @@ async def get_model(state: State, request: Request) -> Response:
     return json_response(model_card(name, state.model(name)))
 
 
-class TokenizeBody(msgspec.Struct):
-    """POST /tokenize: vLLM's fields; a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
-
-
-class DetokenizeBody(msgspec.Struct):
-    """POST /detokenize."""
-
-    tokens: list[int]
-    model: str | None = None
-
-
-def named_or_only(state: State, name: str | None) -> ServedModel:
-    """The named model; without a name the only one."""
-    return state.model(name if name is not None else next(iter(state.models)))
-
-
-async def tokenize(state: State, request: Request) -> Response:
-    body = bodies.typed(await read_object(state, request), TokenizeBody)
-    model = named_or_only(state, body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError(
-            "Give either prompt or messages.", param="prompt", code="missing_required_parameter"
-        )
-    tokenizer = model.needs_tokenizer("prompt")
-    ids = await asyncio.to_thread(prompt_ids, tokenizer, body)  # 10 MB of text take seconds
-    content: dict[str, Any] = {
-        "tokens": ids,
-        "count": len(ids),
-        "max_model_len": model.info().max_model_len,
-    }
-    if body.return_token_strs:
-        content["token_strs"] = [tokenizer.token(token_id) for token_id in ids]
-    return json_response(content)
-
-
-def prompt_ids(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
-    """The ids of a prompt or of messages."""
-    if body.prompt is not None:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
-    messages = chat_messages(body.messages or [])
-    return tokenizer.chat_ids(messages, add_generation_prompt=body.add_generation_prompt)
-
-
-async def detokenize(state: State, request: Request) -> Response:
-    body = bodies.typed(await read_object(state, request), DetokenizeBody)
-    model = named_or_only(state, body.model)
-    tokenizer = model.needs_tokenizer("tokens")
-    vocab_size = model.info().vocab_size
-    if any(not 0 <= token < vocab_size for token in body.tokens):
-        raise RequestError(
-            f"tokens holds an id outside 0 … {vocab_size - 1}.",
-            param="tokens",
-            code="invalid_value",
-        )
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response({"prompt": text})
-
-
 SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/health", health),
     ("GET", "/ready", ready),
@@ -358,8 +325,10 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/trace", trace),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
-    ("POST", "/tokenize", tokenize),
-    ("POST", "/detokenize", detokenize),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("POST", "/apply-template", tokens.apply_template),
+    ("GET", "/openapi.json", openapi),
     ("POST", "/v1/responses/input_tokens", stored.input_tokens),
     ("GET", "/v1/responses/{response_id}", stored.retrieve),
     ("DELETE", "/v1/responses/{response_id}", stored.delete),

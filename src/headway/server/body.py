@@ -5,9 +5,7 @@ A field of the wrong type gives `invalid_type` with its path; a field we know of
 yet is refused by name; an unknown one is refused under --strict-api and else reported back.
 """
 
-import asyncio
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +16,6 @@ from headway.core.errors import RequestError
 
 LARGE_BODY_BYTES = 64 * 1024
 Body = TypeVar("Body", bound=msgspec.Struct)
-Result = TypeVar("Result")
 PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 TYPE_NAMES = {
@@ -48,13 +45,6 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
             )
         if not message.get("more_body", False):
             return bytes(data)
-
-
-async def heavy(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """`work(*arguments)` on a body of `size` bytes, beside the event loop where it takes long."""
-    if size > LARGE_BODY_BYTES:  # 10 MB of text take seconds to encode
-        return await asyncio.to_thread(work, *arguments)
-    return work(*arguments)
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

@@ -252,6 +252,7 @@ async def arriving(
 ) -> AsyncIterator[list[tuple[int, Delta]]]:
     """(choice, delta) pairs as they come, with tokens and finishes counted."""
     n, telemetry = generation.sampling.n, generation.model.telemetry
+    grammar = generation.sampling.grammar
     try:
         async for offset, deltas in merge(streams):
             pairs = []
@@ -267,6 +268,8 @@ async def arriving(
                     timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
                 if delta.finish_reason is not None:
                     telemetry.sequence_finished(delta.finish_reason)
+                    if delta.incomplete and grammar is not None:
+                        telemetry.answer_invalid(grammar.kind)
             yield pairs
     except ClientGoneError:
         raise

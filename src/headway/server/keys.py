@@ -284,4 +284,4 @@ def make_key() -> str:
 def row_text(name: str, key: str) -> str:
     """The row of a key file for `key`, as YAML."""
     quoted: Any = msgspec.json.encode(name).decode()
-    return f"keys:\n  - name: {quoted}\n    sha256: {digest(key).hex()}\n"
+    return f"keys:\n  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n"

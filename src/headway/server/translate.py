@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headway.core.errors import RequestError
+from headway.core.grammar import Grammar
 from headway.server import body as bodies
 from headway.server.openai.schema import LATER, ChatBody
 
@@ -17,6 +20,7 @@ SHARED = (
     *("seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("allowed_token_ids", "skip_special_tokens", "chat_template_kwargs", "slo", "service_class"),
+    *("structured_outputs", "include_stop_str_in_output", "timings"),
 )
 """Fields that mean the same in every dialect, and have the same name."""
 
@@ -75,15 +79,28 @@ class Chat:
             self._rename(error)
             raise
 
-    def _rename(self, error: RequestError) -> None:
-        param = error.param or ""
+    def own(self, grammar: Grammar | None) -> Grammar | None:
+        """`grammar` with the client's name for its field: the engine may refuse it later."""
+        if grammar is None:
+            return None
+        origin = self._origin(grammar.param)
+        return msgspec.structs.replace(grammar, param=origin[0] if origin else grammar.param)
+
+    def _origin(self, param: str) -> tuple[str, str, str] | None:
+        """(the client's name for `param`, our name and the client's for the field around it)."""
         for name in sorted(self.names, key=len, reverse=True):
             if param == name or param.startswith((name + ".", name + "[")):
                 origin = self.names[name]
-                error.param = origin + param[len(name) :]
-                old, new = (param, error.param) if param in error.cause else (name, origin)
-                error.cause = error.cause.replace(old, new)
-                break
+                return origin + param[len(name) :], name, origin
+        return None
+
+    def _rename(self, error: RequestError) -> None:
+        param = error.param or ""
+        found = self._origin(param)
+        if found is not None:
+            error.param, name, origin = found
+            old, new = (param, error.param) if param in error.cause else (name, origin)
+            error.cause = error.cause.replace(old, new)
         length = self.names.get("max_completion_tokens", "max_tokens")
         error.cause = error.cause.replace("lower max_tokens", f"lower {length}")
 

@@ -129,6 +129,11 @@ class Telemetry:
             if timeline is not None:
                 timeline.computed[request_id, index] = computed
                 timeline.prefill_s = self.clock.now_s()
+        if record.mask_s:
+            self.registry.observe("grammar_mask_seconds", record.mask_s)
+            self.registry.observe("grammar_mask_wait_seconds", record.mask_wait_s)
+        for seconds in record.compiles_s:
+            self.registry.observe("grammar_compile_seconds", seconds)
         if record.num_queried_tokens:
             self.registry.add("prefix_cache_queries", record.num_queried_tokens)
             self.registry.add("prefix_cache_hits", record.num_cached_tokens)
@@ -236,6 +241,10 @@ class Telemetry:
     def sequence_finished(self, reason: str) -> None:
         """A sequence ended."""
         self.registry.add("request_success", 1, reason)
+
+    def answer_invalid(self, kind: str) -> None:
+        """An answer, or the arguments of a tool call, does not validate: {"json": 1}."""
+        self.registry.add("validation_failures", 1, kind)
 
     def refused(self, error: RequestError, timeline: Timeline | None = None) -> None:
         """A request was refused before it ran: for its body, or for load or state."""

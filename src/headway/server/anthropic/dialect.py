@@ -67,7 +67,9 @@ class MessagesDialect:
     def ending(self) -> bytes:
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return event("message_delta", delta=delta, usage=self._usage()) + event("message_stop")
+        timings = self._generation.timings()
+        told = event("message_delta", delta=delta, usage=self._usage(), **timings)
+        return told + event("message_stop")
 
     def failure(self, error: RequestError) -> bytes:
         body = anthropic_body(error, self._generation.request_id)
@@ -158,6 +160,7 @@ class MessagesDialect:
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
             "usage": self._usage(),
+            **(self._generation.timings() if stop_reason else {}),
         }
 
     def _usage(self) -> dict[str, Any]:

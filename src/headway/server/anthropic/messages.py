@@ -5,6 +5,7 @@ it, and the stop reason says so: clients of this dialect always send a large one
 the assistant is gone on with.
 """
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -58,6 +59,7 @@ def prepare(
     chat_body.max_completion_tokens = min(body.max_tokens, left)
     with asked.told():
         generation = chat.generation_of(state, chat_body, prompt, request_id, arrived_s)
+        generation.sampling.grammar = asked.own(generation.sampling.grammar)
     if skipped:
         names = bodies.printable(skipped)
         generation.headers.append((b"x-headway-ignored-tools", names.encode()))
@@ -181,5 +183,5 @@ async def count_tokens(state: State, request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     data = await bodies.read_body(request.receive, state.options.max_body)
     body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
-    tokens = await bodies.heavy(len(data), num_tokens, state, body)
+    tokens = await asyncio.to_thread(num_tokens, state, body)
     return json_response({"input_tokens": tokens})

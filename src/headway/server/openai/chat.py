@@ -7,6 +7,7 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import check_range
 from headway.engine.answer import Delta
+from headway.engine.text import Tokenizer
 from headway.engine.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
 from headway.server.errors import error_event, error_response
 from headway.server.generation import PING, Generation
@@ -31,12 +32,24 @@ def prepare(
 
 def prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
     """The messages as the model's template renders them, encoded."""
+    tokenizer, messages = checked_messages(model, body)
+    return tokenizer.chat_ids(messages, **template_options(model, body))
+
+
+def prompt_text(model: ServedModel, body: ChatBody) -> str:
+    """The same as text."""
+    tokenizer, messages = checked_messages(model, body)
+    return tokenizer.render(messages, **template_options(model, body))
+
+
+def checked_messages(model: ServedModel, body: ChatBody) -> tuple[Tokenizer, list[dict[str, Any]]]:
+    """The messages as templates expect them, and who renders them; raises RequestError."""
     check_chat(body)
     messages = chat_messages(body.messages)
     model.info()
     if model.format is not None and model.format.short_ids:
         messages = short_ids(messages)
-    return model.needs_tokenizer("messages").chat_ids(messages, **template_options(model, body))
+    return model.needs_tokenizer("messages"), messages
 
 
 def generation_of(
@@ -55,6 +68,8 @@ def generation_of(
         max_n=state.options.max_n,
     )
     sampling.check_vocabulary(info.vocab_size)
+    if sampling.grammar is not None:
+        model.needs_tokenizer(sampling.grammar.param)
     use = use_of(body)
     reading = reading_for(model, use, prompt, continued_text(body))
     if use is not None and reading is not None:

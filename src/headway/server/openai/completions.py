@@ -50,6 +50,8 @@ def prepare(
     sampling.check_vocabulary(info.vocab_size)
     if sampling.stop:
         model.needs_tokenizer("stop")
+    if sampling.grammar is not None:
+        model.needs_tokenizer(sampling.grammar.param)
     generation = Generation(
         model=model,
         model_name=body.model,

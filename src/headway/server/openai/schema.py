@@ -11,6 +11,7 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import MAX_LOGPROBS, SamplingParams
 from headway.server.openai.calls import called_names, check_answer, checked_calls
+from headway.server.openai.structured import asked_grammar
 from headway.server.openai.tools import Tool
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -20,7 +21,7 @@ NO_OPS = frozenset(
 )
 """Accepted and without effect here; documented in docs/api.md."""
 LATER = frozenset(
-    "functions function_call structured_outputs guided_json "
+    "functions function_call guided_json "
     "guided_regex guided_choice guided_grammar priority cache_salt bad_words "
     "modalities audio web_search_options use_beam_search length_penalty".split()
 )
@@ -39,12 +40,6 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-
-class ResponseFormat(msgspec.Struct):
-    """`response_format`: only plain text as yet."""
-
-    type: str
 
 
 class Common(msgspec.Struct, kw_only=True):
@@ -73,7 +68,8 @@ class Common(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     slo: dict[str, Any] | None = None
     service_class: str | None = None
     service_tier: str | None = None
@@ -134,6 +130,7 @@ def sampling_params(
         logprobs=logprobs,
         stop=[stop] if isinstance(stop, str) else stop or [],
         logit_bias=integer_keys(body.logit_bias or {}),
+        grammar=asked_grammar(body.response_format, body.structured_outputs),
     )
 
 
@@ -152,12 +149,6 @@ def check_common(body: Common) -> None:
     if body.stream_options is not None and not body.stream:
         raise RequestError(
             "stream_options needs stream: true.", param="stream_options", code="invalid_value"
-        )
-    if body.response_format is not None and body.response_format.type != "text":
-        raise RequestError(
-            f"response_format {body.response_format.type!r} is not supported yet; use text.",
-            param="response_format",
-            code="unsupported_parameter",
         )
     if body.prompt_logprobs is not None and body.stream:
         raise RequestError(

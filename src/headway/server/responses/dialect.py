@@ -75,6 +75,7 @@ class ResponsesDialect:
 
     def failure(self, error: RequestError) -> bytes:
         """`response.failed`; `error` beside it is what the official client raises on."""
+        self._output.break_off()
         response = self._kept(self.snapshot("failed", error))
         self._output.tell("response.failed", response=response, **error_body(error))
         return self._output.told()
@@ -97,7 +98,7 @@ class ResponsesDialect:
 
     def cancelled(self) -> None:
         """It was ended before it was complete."""
-        self._output.close("incomplete")
+        self._output.break_off()
         self._kept(self.snapshot("cancelled"))
 
     def _kept(self, response: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def one_item(item: Item, own_id: str, where: str) -> Item:
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind is None:
         raise missing(f"{where}.type")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise unsupported(
             f"{where}.type", repr(str(kind)[:60]), f"it must be one of {', '.join(KINDS)}"
         )

@@ -74,6 +74,10 @@ class Output:
         """Nothing follows; an answer without anything in it is an empty message."""
         if not self.items:
             self._say("message", "")
+        self.break_off(status)
+
+    def break_off(self, status: str = "incomplete") -> None:
+        """Close the item that grows, if there is one."""
         self._close_item(status)
 
     def _say(self, kind: str, text: str) -> None:

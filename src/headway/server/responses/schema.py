@@ -99,9 +99,12 @@ class ResponsesBody(InputBody, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
     slo: dict[str, Any] | None = None
     service_class: str | None = None
     service_tier: str | None = None
+    timings: bool | None = None
 
 
 def check_input(body: InputBody) -> None:
