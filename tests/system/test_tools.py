@@ -258,6 +258,28 @@ def test_strict_tools_bring_a_grammar_to_a_free_choice(
     assert "strict" not in server.client.prompt
 
 
+def test_a_format_for_the_text_leaves_room_for_calls(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """Beside a free choice the text is JSON or a call; a forced call has no text."""
+    answer = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": answer}}
+    for choice, beside in (("auto", True), ("required", False)):
+        server.says(ROME)
+        message = chat(client, tool_choice=choice, response_format=wanted).choices[0].message
+        assert calls_of(message) == [("get_weather", '{"city": "Rome"}')]
+        rules = grammar(server)
+        assert rules is not None and rules.kind == "structural"
+        assert ("calls | answer" in rules.text) == beside
+    server.says('{"a": 1}')
+    chat(client, tool_choice="none", response_format=wanted)
+    rules = grammar(server)
+    assert rules is not None and rules.kind == "json"
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, extra_body={"structured_outputs": {"regex": "a+"}})
+    assert refused.value.code == "unsupported_value"
+
+
 def test_allowed_tools_narrow_the_choice(server: ScriptedServer, client: openai.OpenAI) -> None:
     for mode in ("auto", "required"):
         allowed = [{"type": "function", "function": {"name": "get_time"}}]
