@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: serve install test lint format check hardening screenshots lock reference-models clean \
+.PHONY: serve install test lint format check hardening screenshots surface lock reference-models clean \
 	tiny-tokenizer tiny-data tiny-train tiny-distill tiny-export tiny-evaluate tiny-card
 
 serve: install
@@ -35,6 +35,10 @@ hardening: .venv/.installed-dev
 # The live page's pictures in docs/images; wants chromium.
 screenshots: .venv/.installed-dev
 	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system/test_page.py -k screenshots
+
+# docs/surface.md, from the table that the tests drive the official clients with.
+surface: .venv/.installed-dev
+	$(BIN)/python tests/system/surface.py
 
 # Exact versions of everything, from what an unconstrained install chooses today.
 lock:

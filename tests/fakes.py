@@ -89,6 +89,7 @@ class FakeExecutor:
     memory: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
     plan: StepPlan | None = None
     result: StepResult | None = None
+    late: Late = field(default_factory=Late)
 
     def submit(self, plan: StepPlan) -> None:
         assert self.plan is None or self.plan.step < plan.step
@@ -169,6 +170,7 @@ class FakeExecutor:
     def sample(self, step: int, late: Late) -> None:
         assert self.plan is not None and self.plan.step == step
         self._break("sample")
+        self.late = late
         self.result = StepResult(step, [])
         for number, row in enumerate(self.plan.advanced):
             sequence = self.sequences[row.sequence_id]
@@ -187,6 +189,10 @@ class FakeExecutor:
         read = [cell[0] for cell in self._read(sequence, group, begin, end) if cell]
         generated = end - new.num_prompt_tokens
         banned = new.stop_ids if generated < new.sampling.min_tokens else []
+        mask = self.late.masks.get(new.sequence_id)
+        assert (mask is not None) == (new.sampling.grammar is not None), "a mask for another"
+        if mask is not None:
+            banned = [t for t in range(self.vocab_size) if not mask[t // 8] >> t % 8 & 1]
         token = next_token(read, new.seed, new.index, banned, self.vocab_size)
         sequence.tokens.append(token)
         count = new.sampling.logprobs

@@ -202,7 +202,10 @@ class LLM:
         """Step the engine until all of `answers` are complete."""
         self.engine.flush()
         while any(answer.num_unfinished for answer in answers.values()):
+            self.engine.wait_for_work()
             updates, _ = self.engine.step()
+            for _, error in self.engine.take_refusals():
+                raise error
             for update in updates:
                 answer = answers.get(update.request_id)
                 if answer is None or answer.finished(update.index):

@@ -1,14 +1,35 @@
-"""What several verbs need: the model's folder, its options, the dry run."""
+"""What several verbs need: the model's folder and its name, its options, the dry run."""
 
 from dataclasses import fields
 from pathlib import Path
 
-from headway.core.embedded import EMBEDDED, model_folder
+from headway.core import embedded
 from headway.core.model_spec import DTYPE_BYTES
 from headway.core.options import EngineOptions, to_arguments
 from headway.core.resolve import gib
 
-__all__ = ["EMBEDDED", "engine_arguments", "model_folder", "print_settings"]
+EMBEDDED = embedded.EMBEDDED
+
+
+def model_folder(given: str | Path | None) -> Path:
+    """The folder a user named, one that `headway ls` knows by that name, or the embedded model's.
+
+    `Qwen/Qwen3-0.6B` is a folder where there is one of that path, else the hub's cached snapshot.
+    """
+    folder = embedded.model_folder(given)
+    if given is None or folder.exists():
+        return folder
+    from headway.cli.hub import cached_snapshot
+
+    return cached_snapshot(str(given)) or folder
+
+
+def model_name(folder: Path) -> str:
+    """What a folder is served as: its name, or ORG/NAME for a snapshot in the hub's cache."""
+    path = folder.resolve()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
+        return path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
+    return path.name
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, str]:

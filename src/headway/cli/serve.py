@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, print_settings
+from headway.cli.common import model_folder, model_name, print_settings
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
@@ -105,11 +105,11 @@ def make_model(
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
     from headway.engine.client import EngineClient
     from headway.engine.text import Tokenizer
-    from headway.server.models import ServedModel, sampling_defaults
+    from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
-    names = options.served_model_name or [folder.resolve().name]
+    names = options.served_model_name or [model_name(folder)]
     tokenizer = None
     if not engine_options.skip_tokenizer_init:
         source = model_folder(engine_options.tokenizer or folder)
@@ -146,6 +146,7 @@ def make_model(
         on_death=telemetry.on_death,
         on_progress=progress,
     )
+    format, thought = answer_marks(tokenizer, options.tool_call_parser)
     return ServedModel(
         names=names,
         client=client,
@@ -153,6 +154,8 @@ def make_model(
         telemetry=telemetry,
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         created=int(time.time()),
+        format=format,
+        thought=thought,
     )
 
 

@@ -28,7 +28,7 @@ from headway.engine import messages
 from headway.engine.answer import Answer
 from headway.engine.stream import Stream
 from headway.engine.suspects import Suspects, poisonous
-from headway.engine.text import Tokenizer
+from headway.engine.text import Reading, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
@@ -329,12 +329,13 @@ class EngineClient:
                 self._suspects.begin(self._streams, self._send)
             case messages.Probed(ceilings):
                 self.on_probe(ceilings)
-            case messages.Refused(request_id, text, param, code):
+            case messages.Refused(request_id, text, param, code, status, retry_after_s):
                 stream = self._streams.pop(request_id, None)
                 self._suspects.left(request_id)
                 if stream is not None:
                     fault = code == messages.FAULT
-                    refusal = RequestError(text, param=param, code=code)
+                    refusal = RequestError(text, param=param, code=code, status=status)
+                    refusal.retry_after_s = retry_after_s
                     stream.fail(ServerFaultError() if fault else refusal)
             case messages.Failed(cause, fix, exit_code):
                 failure = HeadwayError(cause, fix)
@@ -348,8 +349,12 @@ class EngineClient:
         *,
         principal: Principal | None = None,
         arrived_s: float | None = None,
+        reading: Reading | None = None,
     ) -> Stream:
-        """Send a request to the engine; raises EngineDownError when it takes none now."""
+        """Send a request to the engine; raises EngineDownError when it takes none now.
+
+        With a `reading` the deltas come with the parts that their text consists of.
+        """
         if not self.ready:
             raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
         request = Request(
@@ -360,7 +365,7 @@ class EngineClient:
             self.clock.now_s() if arrived_s is None else arrived_s,
         )
         self._suspects.check(request)
-        stream = Stream(Answer(request, self.tokenizer), self._aborter(request.request_id))
+        stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))
         if self._suspects.trying:
             self._suspects.queue.append(request.request_id)
         elif not self._send(messages.Submit(request)):

@@ -92,6 +92,8 @@ class Refused(msgspec.Struct, array_like=True, tag=4):
     message: str
     param: str | None
     code: str | None
+    status: int = 400
+    retry_after_s: float | None = None
 
 
 class Failed(msgspec.Struct, array_like=True, tag=5):

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -140,15 +141,23 @@ def run(engine: Engine, pair: zmq.Socket, pulse: Pulse) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
+    bell = Bell()
+    poller.register(bell.listener, zmq.POLLIN)
+    if engine.grammars is not None:
+        engine.grammars.on_news = bell.ring
     probed_s, pause_s = engine.clock.now_s(), IDLE_PROBE_EVERY_S
     while True:
-        while poller.poll(0 if engine.has_work else idle_ms(engine)):
-            if not take(engine, pair):
+        while heard := dict(poller.poll(0 if engine.has_work else idle_ms(engine))):
+            if bell.listener.fileno() in heard:
+                bell.hush()
+            if pair in heard and not take(engine, pair):
                 return
         if engine.has_work:
             with pulse:
                 updates, record = engine.step()
             pair.send(messages.encode(messages.Steps(updates, record)))
+            for request_id, error in engine.take_refusals():
+                pair.send(messages.encode(refused(request_id, error)))
             if not engine.has_work:
                 engine.check_integrity()
         elif engine.clock.now_s() - probed_s > pause_s:
@@ -161,10 +170,35 @@ def run(engine: Engine, pair: zmq.Socket, pulse: Pulse) -> None:
             probed_s, pause_s = engine.clock.now_s(), min(pause_s * RARER, AT_LEAST_EVERY_S)
 
 
+class Bell:
+    """Wakes the loop from another thread: what rings is a byte in a pair of sockets."""
+
+    def __init__(self) -> None:
+        self.listener, self._ringer = socket.socketpair()
+        for end in (self.listener, self._ringer):
+            end.setblocking(False)
+
+    def ring(self) -> None:
+        """From any thread."""
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._ringer.send(b"!")
+
+    def hush(self) -> None:
+        """Take what has rung so far."""
+        self.listener.recv(4096)
+
+
 def idle_ms(engine: Engine) -> int:
     """How long an engine without work may sleep: less than usual when it wakes by itself."""
     wakes_in_s = engine.wakes_at_s - engine.clock.now_s()
     return math.ceil(1000 * min(max(wakes_in_s, 0.0), IDLE_POLL_MS / 1000))
+
+
+def refused(request_id: int, error: RequestError) -> messages.Refused:
+    """`error` as a message."""
+    return messages.Refused(
+        request_id, error.cause, error.param, error.code, error.status, error.retry_after_s
+    )
 
 
 def take(engine: Engine, pair: zmq.Socket) -> bool:
@@ -194,7 +228,7 @@ def submit(engine: Engine, request: Request, told: Told) -> messages.Refused | N
     try:
         engine.add(request, told)
     except RequestError as error:
-        return messages.Refused(request.request_id, error.cause, error.param, error.code)
+        return refused(request.request_id, error)
     except Exception:
         log.exception("request %d could not be added", request.request_id)
         engine.abort(request.request_id)

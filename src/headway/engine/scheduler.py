@@ -187,6 +187,8 @@ class Scheduler:
     def _forget(self, sequence: Sequence) -> None:
         """Release the blocks of `sequence` here and its mirror in the runtime."""
         self.kv.release(sequence)
+        if sequence.grammar is not None:
+            sequence.grammar.release()
         if sequence.known_to_runtime:
             sequence.known_to_runtime = False
             del self._by_id[sequence.sequence_id]
@@ -234,13 +236,15 @@ class Scheduler:
             if sequence.wants_prompt_logprobs:
                 update.prompt_logprobs = sequence.prompt_logprobs
         for count, token_id in enumerate(token_ids, 1):
-            sequence.tokens.append(token_id)
-            reason = sequence.finish_reason(token_id)
+            reason = sequence.append(token_id)
             if reason is not None:
                 update.token_ids = token_ids[:count]
                 update.logprobs = logprobs[:count] if logprobs else None
                 update.finish_reason = reason
-                update.stop_token_id = token_id if reason == "stop" else None
+                hidden = reason == "stop" and sequence.hides(token_id)
+                update.stop_token_id = token_id if hidden else None
+                if sequence.grammar is not None:
+                    update.incomplete = not sequence.grammar.is_satisfied
                 self._finish(sequence)
                 break
         return update

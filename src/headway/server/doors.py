@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
 from headway.server import page
-from headway.server.errors import error_response
+from headway.server.errors import error_response, speaks_anthropic
 from headway.server.keys import Caller, Keyring
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,8 @@ class Doors:
         request_id = uuid.uuid4().hex
         scope["request_id"] = request_id
         extra = [(b"x-request-id", request_id.encode())]
+        if speaks_anthropic(scope["path"]):
+            extra.append((b"request-id", request_id.encode()))
         client_id = header(scope, b"x-request-id")
         if client_id and len(client_id) <= 200 and client_id.isascii() and client_id.isprintable():
             extra.append((b"x-client-request-id", client_id.encode()))
@@ -102,7 +104,8 @@ class Doors:
         else:
             return
         if not started:
-            await error_response(refusal)(scope, receive, send_with_id)
+            answer = error_response(refusal, scope["path"], request_id)
+            await answer(scope, receive, send_with_id)
 
     async def _metered(
         self,

@@ -93,9 +93,39 @@ class ServerOptions:
     allowed_origins: list[str] = option(
         [], "Web pages that may ask (CORS), such as http://localhost:3000 or *."
     )
+    tool_call_parser: str = option(
+        "auto",
+        "How the model writes tool calls; auto goes by its chat template.",
+        choices=(
+            *("auto", "hermes", "llama3_json", "mistral", "mistral_list"),
+            *("gemma4", "functiongemma", "granite"),
+        ),
+    )
     strict_api: bool = option(False, "Refuse unknown request fields instead of warning.")
     max_n: int = option(16, "Most sequences one request may ask for.", low=1, high=128)
     max_body: Bytes = option(Bytes(10_000_000), "Largest request body.", low=1)
+    response_memory: Bytes = option(
+        Bytes(64 * 1024**2),
+        "Memory for stored responses, the least recently used go first; 0 stores none.",
+        low=0,
+    )
+    data_dir: str = option(
+        "",
+        "Folder of uploaded files and batches; by default headway in the user's state folder.",
+    )
+    max_file: Bytes = option(Bytes(200_000_000), "Largest uploaded file.", low=1)
+    file_quota: Bytes = option(
+        Bytes(10_000_000_000), "Most bytes that the files of one key may take.", low=1
+    )
+    batch_concurrency: int | None = option(
+        None,
+        "Lines of batches that run at once while nobody else asks; else one.",
+        low=1,
+        high=4096,
+    )
+    batch_price: float = option(
+        0.5, "What a token of a batch costs, as a share of another's.", low=0, high=10
+    )
     engine_timeout: Seconds = option(
         Seconds(3.0), "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
     )

@@ -67,6 +67,11 @@ class Tokenizer:
         """The text of `token_ids`, decoded as one."""
         return self._rust.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def special(self, texts: tuple[str, ...]) -> dict[str, int]:
+        """Those of `texts` that are special tokens, with their ids: {"[TOOL_CALLS]": 5}."""
+        ids = {text: self._rust.token_to_id(text) for text in texts}
+        return {text: i for text, i in ids.items() if i is not None and i in self.special_ids}
+
     def token(self, token_id: int) -> str:
         """The vocabulary entry as it is written in tokenizer.json, or "" for an unused id."""
         return self._rust.id_to_token(token_id) or ""
