@@ -406,6 +406,41 @@ def test_unknown_tools_are_skipped_and_named(clients: Clients) -> None:
     assert [tool.type for tool in raw.parse().tools] == ["function"]
 
 
+ROME = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def test_a_forced_call_is_made_in_every_dialect(clients: Clients) -> None:
+    """Random weights and a grammar: what is called is what was asked for."""
+    asked = {"model": "tiny", "messages": USER, "max_tokens": 300, "temperature": 0}
+    function = {"name": "get_weather", "parameters": ROME}
+    chosen: Any = {"type": "function", "function": {"name": "get_weather"}}
+    chat: Any = surface.call(
+        clients.openai.chat.completions.create,
+        {**asked, "tools": [{"type": "function", "function": function}], "tool_choice": chosen},
+    )
+    response: Any = clients.openai.responses.create(
+        model="tiny",
+        input=USER,
+        temperature=0,
+        tools=[{"type": "function", "strict": True, **function}],
+        tool_choice={"type": "function", "name": "get_weather"},
+    )
+    tools = [{"name": "get_weather", "input_schema": ROME}]
+    choice = {"type": "tool", "name": "get_weather"}
+    message: Any = surface.call(
+        clients.anthropic.messages.create, {**asked, "tools": tools, "tool_choice": choice}
+    )
+    assert message.stop_reason == "tool_use" and message.content[-1].input == {"city": "Rome"}
+    assert json.loads(response.output[-1].arguments) == {"city": "Rome"}
+    (call,) = chat.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+
+
 def test_completions_take_no_tools(told: LiveServer) -> None:
     status, content = told.post(TEXT, {**surface.ADAPTERS[TEXT][2], "tools": []})
     assert (status, content["error"]["param"]) == (400, "tools")
