@@ -223,10 +223,9 @@ def dying(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedSe
 def test_a_response_that_fails_says_so_and_is_kept(
     dying: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    events = []
+    events: list[Any] = []
     with pytest.raises(openai.APIError, match="engine died"):
-        for event in respond(client, stream=True):
-            events.append(event)
+        events.extend(respond(client, stream=True))
     kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds[:2] == ["created", "in_progress"]
     assert kinds[-2:] == ["content_part.done", "output_item.done"]
@@ -246,10 +245,9 @@ def test_a_background_response_that_fails_says_so(
 
 
 def test_a_message_that_fails_says_so(dying: ScriptedServer, claude: anthropic.Anthropic) -> None:
-    events = []
+    events: list[Any] = []
     with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
-        for event in message(claude, stream=True):
-            events.append(event)
+        events.extend(message(claude, stream=True))
     assert events[0].type == "message_start" and events[-1].type == "content_block_delta"
 
 

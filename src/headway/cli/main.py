@@ -25,6 +25,7 @@ from headway.core.options import (
     SamplingOptions,
     ServerOptions,
     TraceOptions,
+    WidenOptions,
     help_text,
     read_options,
 )
@@ -112,6 +113,12 @@ VERBS = {
         help="What limits the server at a URL, a bench report, or this machine with a folder.",
         tables=(DoctorOptions, EngineOptions),
         function="headway.cli.doctor:doctor",
+    ),
+    "widen": Verb(
+        usage="widen FOLDER OUT",
+        help="Write a small model in the sizes of a large one: the same answers, its cost.",
+        tables=(WidenOptions,),
+        function="headway.cli.widen:widen",
     ),
 }
 SWITCHES = ("--dry-run", "--chat", "-v", "--verbose")

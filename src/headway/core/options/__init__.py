@@ -13,6 +13,7 @@ from headway.core.options.tables import (
     ServerOptions,
     TraceOptions,
 )
+from headway.core.options.widen import WidenOptions
 
 __all__ = [
     "BatchOptions",
@@ -28,6 +29,7 @@ __all__ = [
     "Seconds",
     "ServerOptions",
     "TraceOptions",
+    "WidenOptions",
     "help_text",
     "read_options",
     "to_arguments",

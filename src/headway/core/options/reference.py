@@ -17,6 +17,7 @@ from headway.core.options.tables import (
     ServerOptions,
     TraceOptions,
 )
+from headway.core.options.widen import WidenOptions
 
 INTRODUCTION = """# Options
 
@@ -50,6 +51,7 @@ TITLES: dict[type, str] = {
     EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
+    WidenOptions: "Widening (`widen`)",
     LaunchOptions: "Coding agents (`launch`)",
     PullOptions: "Hub (`pull`)",
 }

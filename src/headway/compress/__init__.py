@@ -1,0 +1,1 @@
+"""Model surgery: folders of weights turned into other folders of weights."""
