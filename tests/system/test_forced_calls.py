@@ -91,8 +91,10 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 
 def ask(client: openai.OpenAI, server: LiveServer, **fields: Any) -> Any:
-    asked = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 600, **fields}
-    return client.chat.completions.create(model=server.model, **asked)
+    """An answer without thinking, which a model that knows nothing would not end."""
+    asked = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 300, **fields}
+    options = {"chat_template_kwargs": {"enable_thinking": False}}
+    return client.chat.completions.create(model=server.model, extra_body=options, **asked)
 
 
 def check(calls: list[tuple[str, str]]) -> None:
@@ -104,7 +106,7 @@ def check(calls: list[tuple[str, str]]) -> None:
 def test_required_calls_validate(server: LiveServer, client: openai.OpenAI) -> None:
     before = server.metric("tool_calls_total")
     seen = 0
-    for seed in range(4):
+    for seed in range(2):
         for stream in (False, True):
             answer = ask(
                 client, server, tool_choice="required", temperature=1, seed=seed, stream=stream
@@ -131,7 +133,7 @@ def test_a_named_call_is_that_one_alone(server: LiveServer, client: openai.OpenA
 
 
 def test_one_call_where_calls_are_not_parallel(server: LiveServer, client: openai.OpenAI) -> None:
-    for seed in range(3):
+    for seed in range(2):
         answer = ask(
             client, server, tool_choice="required", parallel_tool_calls=False, seed=seed, n=2
         )

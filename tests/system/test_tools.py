@@ -34,7 +34,8 @@ NOON = CALL % ("get_time", "{}")
 HERMES = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     '{{ \'<tool_call>{"name": …, "arguments": …}</tool_call>\' }}<|im_end|>\n{% endif %}'
-    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}\n"
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}"
+    "{{ '\n' }}"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     '{% for call in m.tool_calls or [] %}<tool_call>\n{"name": "{{ call.function.name }}", '
     '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n'
@@ -88,7 +89,7 @@ def gathered(chunks: Any) -> tuple[str, str, list[tuple[str, str]], str | None]:
         for call in delta.tool_calls or []:
             if call.id is not None:
                 assert call.index == len(calls) and call.type == "function"
-                assert call.function.arguments == "" and call.id.startswith("call_")
+                assert call.function.arguments == "" and call.id
                 calls.append([call.function.name, ""])
             else:
                 assert call.index == len(calls) - 1 and call.function.name is None
@@ -255,6 +256,28 @@ def test_strict_tools_bring_a_grammar_to_a_free_choice(
     rules = grammar(server)
     assert rules is not None and "TEXT" in rules.text and '"required": ["city"]' in rules.text
     assert "strict" not in server.client.prompt
+
+
+def test_a_format_for_the_text_leaves_room_for_calls(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """Beside a free choice the text is JSON or a call; a forced call has no text."""
+    answer = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": answer}}
+    for choice, beside in (("auto", True), ("required", False)):
+        server.says(ROME)
+        message = chat(client, tool_choice=choice, response_format=wanted).choices[0].message
+        assert calls_of(message) == [("get_weather", '{"city": "Rome"}')]
+        rules = grammar(server)
+        assert rules is not None and rules.kind == "structural"
+        assert ("calls | answer" in rules.text) == beside
+    server.says('{"a": 1}')
+    chat(client, tool_choice="none", response_format=wanted)
+    rules = grammar(server)
+    assert rules is not None and rules.kind == "json"
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, extra_body={"structured_outputs": {"regex": "a+"}})
+    assert refused.value.code == "unsupported_value"
 
 
 def test_allowed_tools_narrow_the_choice(server: ScriptedServer, client: openai.OpenAI) -> None:

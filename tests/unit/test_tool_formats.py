@@ -307,6 +307,13 @@ def test_the_format_is_told_by_the_template() -> None:
         assert choose_format(template) is None
 
 
+def test_our_own_template_writes_hermes_calls() -> None:
+    from recipes.tiny.chatml import TEMPLATE
+
+    chosen = choose_format(TEMPLATE)
+    assert chosen is not None and chosen.name == "hermes"
+
+
 def test_reasoning_is_told_by_the_template() -> None:
     assert choose_thought("{{ '<think>\\n\\n</think>' }}") == THINK
     assert choose_thought("[THINK]…[/THINK]") == THOUGHTS[1]

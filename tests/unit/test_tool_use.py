@@ -190,3 +190,32 @@ def test_text_beside_calls_may_be_kept_to_a_schema(row: object) -> None:
     rules = calls_grammar(row.written, tools, forced=False, several=True, answer=answer)  # type: ignore[attr-defined]
     assert accepts(rules, '{"a": 1}') and accepts(rules, written(row.name, ROME))  # type: ignore[attr-defined]
     assert not accepts(rules, "Fine.")
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "wrong"),
+    [
+        ({"const": "a"}, ["<|a<|"], ["<|b<|", "1"]),
+        ({"enum": ["a", 1, True]}, ["<|a<|", "1", "true"], ["2", "<|1<|"]),
+        ({"type": "integer", "minimum": 1, "maximum": 12}, ["1", "12"], ["0", "13", "1.5"]),
+        ({"type": "integer"}, ["-7", "0"], ["07", "<|7<|"]),
+        ({"type": ["string", "null"]}, ["<|x y<|", "null"], ["1"]),
+        ({"type": "array", "items": {"type": "boolean"}}, ["[]", "[true,false]"], ["[1]"]),
+        ({"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 2}, ["[1]", "[1,1]"],
+         ["[]", "[1,1,1]"]),
+        ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "required": ["b"]},
+         ["{b:1}", "{a:<|x<|,b:[2]}"], ["{a:1}", "{}", "{b:1,c:2}"]),
+        ({}, ["1", "<|x<|", "{k:[true,{}]}"], ["k"]),
+    ],
+)  # fmt: skip
+def test_gemmas_arguments_keep_to_plain_schemas(
+    schema: dict[str, object], good: list[str], wrong: list[str]
+) -> None:
+    tool = Offered(name="w", schema={"properties": {"v": schema}, "required": ["v"]})
+    rules = calls_grammar(BY_NAME["gemma4"].written, [tool], forced=True, several=False)
+    for values, fits in ((good, True), (wrong, False)):
+        for value in values:
+            arguments = "{v:" + value.replace("<|", '<|"|>') + "}"
+            text = CALLS["gemma4"] % arguments
+            assert accepts(rules, text) == fits, value

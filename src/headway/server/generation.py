@@ -76,6 +76,11 @@ class Generation:
         reasoned = self.num_reasoned if self.reading and self.reading.thought else None
         return usage(self.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
 
+    def has_calls(self, choice: int) -> bool:
+        """Whether a choice has called a tool."""
+        said = self.said.get(choice)
+        return said is not None and bool(said.calls)
+
     def hear(self, choice: int, delta: Delta) -> None:
         """Add the parts of `delta` to what was said; calls that are over are judged."""
         said = self.said.setdefault(choice, Said())
@@ -268,7 +273,8 @@ async def arriving(
                     timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
                 if delta.finish_reason is not None:
                     telemetry.sequence_finished(delta.finish_reason)
-                    if delta.incomplete and grammar is not None:
+                    called = generation.has_calls(offset * n + delta.index)  # judged by themselves
+                    if delta.incomplete and grammar is not None and not called:
                         telemetry.answer_invalid(grammar.kind)
             yield pairs
     except ClientGoneError:

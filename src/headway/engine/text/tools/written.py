@@ -19,6 +19,8 @@ MAX_CALLS = 32
 """Calls that a grammar lets into one answer."""
 MAX_DEPTH = 8
 """Beyond this depth of a schema Gemma's arguments are any value."""
+MAX_RANGE, MAX_ITEMS = 256, 64
+"""Gemma's integers are kept to ranges, and its lists to lengths, of at most this many."""
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's json.dumps writes it, which is how chat templates show it to models."""
 TEXT = r"/(.|\n)*/"
@@ -184,7 +186,8 @@ def reasoning_first(lark: Lark, thinks: tuple[str, str] | None, thinking: bool) 
 class GemmaArguments:
     """Arguments with bare keys and strings between `quote`s, from the plain parts of a schema.
 
-    Types, properties, required, items and enum are kept to; other keywords are not.
+    Types, properties, required, items, enum, const, and where they are small minItems, maxItems
+    and an integer's minimum with maximum are kept to; other keywords are not.
     """
 
     quote: str
@@ -209,7 +212,8 @@ class GemmaArguments:
         """What a value of this schema looks like."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return "g_value"
-        choices = schema.get("enum")
+        only = [schema["const"]] if "const" in schema else None
+        choices = only or schema.get("enum") or small_range(schema)
         if isinstance(choices, list) and choices:
             return "(" + " | ".join(self.constant(lark, choice) for choice in choices) + ")"
         kind = schema.get("type")
@@ -221,9 +225,9 @@ class GemmaArguments:
             return "(" + " | ".join(one_by_one or ["g_value"]) + ")"
         if kind == "object" and isinstance(schema.get("properties"), dict):
             return self.members(lark, name, schema, depth)
-        if kind == "array" and "items" in schema:
-            item = self.expression(lark, f"{name}_item", schema["items"], depth + 1)
-            return f'("[" ({item} ("," {item})*)? "]")'
+        if kind == "array":
+            item = self.expression(lark, f"{name}_item", schema.get("items"), depth + 1)
+            return list_of(item, schema.get("minItems"), schema.get("maxItems"))
         return SIMPLE.get(kind, "g_value") if isinstance(kind, str) else "g_value"
 
     def constant(self, lark: Lark, value: Any) -> str:
@@ -250,6 +254,25 @@ class GemmaArguments:
         return f'("{{" {name}_0_0 "}}")'
 
 
+def list_of(item: str, low: Any, high: Any) -> str:
+    """A list of at least `low` and at most `high` items, where the two are small numbers."""
+    few = low if type(low) is int and 0 < low <= MAX_ITEMS else 0
+    if type(high) is not int or not few <= high <= MAX_ITEMS:
+        high = None
+    if high == 0:
+        return '("[" "]")'
+    rest = f"{{{max(few - 1, 0)},{'' if high is None else high - 1}}}"
+    return f'("[" ({item} ("," {item}){rest}){"" if few else "?"} "]")'
+
+
+def small_range(schema: dict[str, Any]) -> list[int]:
+    """The integers between a schema's minimum and maximum where they are few: 1 and 3 → 1, 2, 3."""
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if schema.get("type") != "integer" or type(low) is not int or type(high) is not int:
+        return []
+    return list(range(low, high + 1)) if high - low < MAX_RANGE else []
+
+
 SIMPLE = {
     "string": "g_string",
     "number": "g_number",
@@ -257,5 +280,4 @@ SIMPLE = {
     "boolean": '("true" | "false")',
     "null": '"null"',
     "object": "g_object",
-    "array": "g_array",
 }
