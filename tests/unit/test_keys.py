@@ -97,6 +97,13 @@ def test_what_a_key_file_may_not_say(tmp_path, text, words):
     assert "secret" not in str(refused.value)
 
 
+def test_an_empty_key_file_lets_nobody_in(tmp_path):
+    ring = Keyring(file=key_file(tmp_path, "keys: []"))
+    assert ring
+    assert ring.find("") is None
+    assert not Keyring()
+
+
 def test_a_missing_key_file(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         Keyring(file=tmp_path / "none.yaml")

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
+    from headway.server.keys import Keyring
     from headway.server.models import ServedModel, State
 
 
@@ -40,16 +41,23 @@ def serve(call: "Call") -> int:
     read_model_spec(folder)  # a folder that cannot be served is told before anything starts
 
     from headway.server import run
+    from headway.server.keys import Keyring
     from headway.server.notify import Notifier
+    from headway.telemetry.goodput import service_classes
 
-    run.check_address(options.host, bool(options.api_key or options.key_file), options.insecure)
+    keyring = Keyring(
+        flags=options.api_key,
+        file=Path(options.key_file) if options.key_file else None,
+        classes=service_classes(options.slo),
+    )
+    run.check_address(options.host, bool(keyring), options.insecure)
     notifier = Notifier.take(os.environ)
     listener = run.bind(options.host, options.port)
     with contextlib.closing(listener):
         port = listener.getsockname()[1]
         with contextlib.ExitStack() as bar:
             progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
-            state = make_state(folder, engine_options, options, logs, progress)
+            state = make_state(folder, engine_options, options, logs, keyring, progress)
 
             def on_ready() -> None:
                 bar.close()
@@ -66,18 +74,13 @@ def make_state(
     engine_options: EngineOptions,
     options: ServerOptions,
     logs: LogOptions,
+    keyring: "Keyring",
     progress: Callable[[int, int], None],
 ) -> "State":
     """The server's state for one model folder."""
-    from headway.server.keys import Keyring
     from headway.server.models import State
 
     model = make_model(folder, engine_options, options, logs, progress)
-    keyring = Keyring(
-        flags=options.api_key,
-        file=Path(options.key_file) if options.key_file else None,
-        classes=model.telemetry.classes,
-    )
     return State(
         keyring=keyring,
         models=dict.fromkeys(model.names, model),

@@ -344,7 +344,7 @@ class Engine:
     def _test_runtime(self) -> None:
         """Nobody got a token: compute one of nobody's, to know the runtime from its guests.
 
-        Raises what the runtime raises: then this engine is at its end, and its process with it.
+        Raises when that fails twice: then this engine is at its end, and its process with it.
         """
         sampling = SamplingParams(temperature=0, max_tokens=1)
         nobody = Sequence(
@@ -360,16 +360,19 @@ class Engine:
         room = self.kv.extend(nobody, 1)
         if room is None:
             return
-        scheduler = self.scheduler
         row = Advance(nobody.sequence_id, 0, [0], room[0], True)
-        plan = StepPlan(
-            scheduler.next_step(), [new_sequence(nobody)], [row], scheduler.take_released()
+        trial = Halves(
+            run=partial(run, self.executor),
+            next_step=self.scheduler.next_step,
+            find=lambda _: nobody,
+            result=StepResult(0, []),
+            stale=self.scheduler.take_released(),
         )
-        try:
-            run(self.executor, plan)
-        finally:
-            self.kv.release(nobody)
-            scheduler.release([nobody.sequence_id])
+        trial.search([row])
+        self.kv.release(nobody)
+        self.scheduler.release([nobody.sequence_id])
+        if trial.result.failed:
+            raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")
 
     def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
         """(prompt tokens scheduled for the first time, those of them that were cached).

@@ -47,17 +47,17 @@ class Halves:
     num_attempts: int = 0
 
     def search(self, rows: list[Advance]) -> None:
-        """Try `rows`, which raised together, in halves; a single row is tried once more."""
+        """Try `rows`, which raised together, in halves; a row that raises alone has one more try,
+        for what it met may have been somebody else's and pass (memory that was short)."""
         middle = (len(rows) + 1) // 2
         for half in (rows[:middle], rows[middle:]):
-            if not half:
-                continue
-            error = self._attempt(half)
-            if error is None:
+            if not half or self._attempt(half) is None:
                 continue
             if len(half) > 1:
                 self.search(half)
-            else:
+                continue
+            error = self._attempt(half)
+            if error is not None:
                 self.result.failed[half[0].sequence_id] = f"{type(error).__name__}: {error}"
 
     def _attempt(self, rows: list[Advance]) -> Exception | None:

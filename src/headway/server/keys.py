@@ -165,7 +165,7 @@ def anybody() -> Caller:
 
 @dataclass(slots=True, kw_only=True)
 class Keyring:
-    """The callers by key; empty, everybody may ask."""
+    """The callers by key; true when keys are wanted: with neither flags nor a file all may ask."""
 
     flags: Sequence[str] = ()
     file: Path | None = None
@@ -179,7 +179,7 @@ class Keyring:
         self.reload()
 
     def __bool__(self) -> bool:
-        return bool(self.callers)
+        return bool(self.flags) or self.file is not None
 
     def reload(self) -> None:
         """Read the file again; UsageError, and nothing has changed, when it cannot be used.
