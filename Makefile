@@ -6,7 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: serve install test lint format check hardening screenshots lock first-model clean
+.PHONY: serve install test lint format check hardening screenshots surface lock reference-models clean \
+	tiny-tokenizer tiny-data tiny-train tiny-distill tiny-export tiny-evaluate tiny-card
 
 serve: install
 	$(BIN)/headway serve
@@ -35,6 +36,10 @@ hardening: .venv/.installed-dev
 screenshots: .venv/.installed-dev
 	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system/test_page.py -k screenshots
 
+# docs/surface.md, from the table that the tests drive the official clients with.
+surface: .venv/.installed-dev
+	$(BIN)/python tests/system/surface.py
+
 # Exact versions of everything, from what an unconstrained install chooses today.
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
@@ -43,17 +48,31 @@ lock:
 		| sed 's/+cpu$$//' > requirements.lock
 	rm -rf .venv-lock
 
-# The embedded model, trained again from TEXT, a folder of books (train-*.txt, val.txt): half an hour.
+# The embedded models, trained again from TEXT, a folder of books (train-*.txt, val.txt): 90 minutes of
+# two cores, or some minutes of a GPU. Each stage alone: make tiny-tokenizer, tiny-data, tiny-train …
 TEXT ?= ../shared/data/text
-RUN ?= /tmp/headway-first
-FIRST := src/headway/embedded/headway-first
-first-model: .venv/.installed-dev
-	$(BIN)/python -m recipes.first.tokenizer --text $(TEXT) --out $(RUN)
-	$(BIN)/python -m recipes.first.data --text $(TEXT) --out $(RUN)
-	$(BIN)/python -m recipes.first.train --out $(RUN)
-	$(BIN)/python -m recipes.first.export --out $(RUN) --model $(FIRST)
-	$(BIN)/python -m recipes.first.evaluate --out $(RUN) --model $(FIRST)
-	$(BIN)/python -m recipes.first.card --out $(RUN) --model $(FIRST)
+RUN ?= /tmp/headway-tiny
+EMBEDDED := src/headway/embedded
+RECIPE = $(BIN)/python -m recipes.tiny.$(1) --out $(RUN)
+reference-models: tiny-tokenizer tiny-data tiny-train tiny-distill tiny-export tiny-evaluate tiny-card
+
+tiny-tokenizer: .venv/.installed-dev
+	$(call RECIPE,tokenizer) --text $(TEXT)
+tiny-data: .venv/.installed-dev
+	$(call RECIPE,data) --text $(TEXT)
+tiny-train: .venv/.installed-dev
+	$(call RECIPE,train)
+tiny-distill: .venv/.installed-dev
+	$(call RECIPE,distill)
+tiny-export: .venv/.installed-dev
+	$(call RECIPE,export) --model $(EMBEDDED)/headway-tiny
+	$(call RECIPE,export) --model $(EMBEDDED)/headway-draft
+tiny-evaluate: .venv/.installed-dev
+	$(BIN)/headway eval $(EMBEDDED)/headway-tiny --suite all --data $(TEXT)/.. --json $(RUN)/headway-tiny/evals.json
+	$(BIN)/headway eval $(EMBEDDED)/headway-draft --suite all --data $(TEXT)/.. --json $(RUN)/headway-draft/evals.json
+tiny-card: .venv/.installed-dev
+	$(call RECIPE,card) --model $(EMBEDDED)/headway-tiny
+	$(call RECIPE,card) --model $(EMBEDDED)/headway-draft
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

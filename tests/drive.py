@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from headway.assemble import make_executor, plan_settings
+from headway.assemble import make_executor, make_grammars, plan_settings
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.engine.engine import Engine
@@ -41,7 +41,13 @@ def engine_for(folder: Path, *, num_blocks: int | None = None, **options: object
             max_model_len=min(settings.max_model_len, num_blocks * settings.block_size),
         )
     executor = make_executor(folder, table, spec, settings, machine, None)
-    return Engine(executor, settings, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
+    return Engine(
+        executor,
+        settings,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        grammars=make_grammars(folder, table, spec, settings),
+    )
 
 
 def finish(
@@ -56,7 +62,7 @@ def finish(
         for index in range(request.sampling.n):
             answers[request.request_id, index] = Answer()
     step = 0
-    while engine.has_work:
+    while engine.wait_for_work():
         updates, _ = engine.step()
         for update in updates:
             take(answers[update.request_id, update.index], update)

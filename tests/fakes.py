@@ -68,7 +68,11 @@ class Mirrored:
 
 @dataclass
 class FakeExecutor:
-    """A checking executor; `fail_at` names the stage that raises once, `fail_rows` rows to fail."""
+    """A checking executor; `fail_at` names the stage that raises once, `fail_rows` rows to fail.
+
+    Whoever has the token `poison` in its prompt makes `poisoned_stage` raise, at each try; with
+    `is_broken` everybody does.
+    """
 
     block_size: int
     num_blocks: tuple[int, ...]
@@ -77,14 +81,20 @@ class FakeExecutor:
     max_num_seqs: int = 4096
     fail_at: str = ""
     fail_rows: frozenset[int] = frozenset()
+    poison: int | None = None
+    poisoned_stage: str = "submit"
+    is_broken: bool = False
+    num_submits: int = 0
     sequences: dict[int, Mirrored] = field(default_factory=dict)
     memory: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
     plan: StepPlan | None = None
     result: StepResult | None = None
+    late: Late = field(default_factory=Late)
 
     def submit(self, plan: StepPlan) -> None:
         assert self.plan is None or self.plan.step < plan.step
         self.plan, self.result = plan, None
+        self.num_submits += 1
         self._apply(plan)
         self._break("submit")
         for row in plan.advanced:
@@ -95,7 +105,7 @@ class FakeExecutor:
     def _apply(self, plan: StepPlan) -> None:
         """Forget, learn, copy, append: the order every runtime keeps."""
         for sequence_id in plan.finished:
-            del self.sequences[sequence_id]
+            self.sequences.pop(sequence_id, None)
         for new in plan.new:
             assert new.sequence_id not in self.sequences, "introduced twice"
             tables = [[] for _ in self.num_blocks]
@@ -160,6 +170,7 @@ class FakeExecutor:
     def sample(self, step: int, late: Late) -> None:
         assert self.plan is not None and self.plan.step == step
         self._break("sample")
+        self.late = late
         self.result = StepResult(step, [])
         for number, row in enumerate(self.plan.advanced):
             sequence = self.sequences[row.sequence_id]
@@ -178,6 +189,10 @@ class FakeExecutor:
         read = [cell[0] for cell in self._read(sequence, group, begin, end) if cell]
         generated = end - new.num_prompt_tokens
         banned = new.stop_ids if generated < new.sampling.min_tokens else []
+        mask = self.late.masks.get(new.sequence_id)
+        assert (mask is not None) == (new.sampling.grammar is not None), "a mask for another"
+        if mask is not None:
+            banned = [t for t in range(self.vocab_size) if not mask[t // 8] >> t % 8 & 1]
         token = next_token(read, new.seed, new.index, banned, self.vocab_size)
         sequence.tokens.append(token)
         count = new.sampling.logprobs
@@ -199,9 +214,17 @@ class FakeExecutor:
         return result
 
     def _break(self, stage: str) -> None:
+        if self.is_broken:
+            raise RuntimeError("broken")
         if self.fail_at == stage:
             self.fail_at = ""
             raise RuntimeError(f"told to fail in {stage}")
+        if self.poison is not None and self.poisoned_stage == stage:
+            assert self.plan is not None
+            for row in self.plan.advanced:
+                new = self.sequences[row.sequence_id].new
+                if self.poison in new.token_ids[: new.num_prompt_tokens]:
+                    raise RuntimeError(f"poison in {row.sequence_id}")
 
     def describe(self) -> Description:
         return Description(device="fake")

@@ -1,7 +1,7 @@
 """Training conversations put together from the examples of the skills.
 
 It is given a seed, from which everything else follows.
-It promises pieces of text, each marked with whether the model is to learn to write it.
+It promises pieces of text, each with how much the model is to learn to write it.
 """
 
 import random
@@ -14,13 +14,15 @@ from headway.measure.skills.suite import training_examples
 
 SYSTEM = ("You are a helpful assistant.", "You are headway-tiny.", "Answer in one sentence.")
 
-Piece = tuple[str, bool]
+Piece = tuple[str, float]
+READ, WRITTEN = 0.1, 1.0
+"""What is asked counts a little: a schema that names its fields twice teaches to look back."""
 
 
 def turn(prompt: str, answer: str) -> list[Piece]:
     """A question to be read, an answer to be learned with its end, and the newline after it."""
     question = message("user", prompt) + opened("assistant")
-    return [(question, False), (f"{answer}{IM_END}", True), ("\n", False)]
+    return [(question, READ), (f"{answer}{IM_END}", WRITTEN), ("\n", 0)]
 
 
 def conversations(seed: int) -> Iterator[list[Piece]]:
@@ -32,8 +34,8 @@ def conversations(seed: int) -> Iterator[list[Piece]]:
         if any(example.system for example in chosen):
             chosen = [example for example in chosen if example.system][:1]
         system = chosen[0].system or (rng.choice(SYSTEM) if rng.random() < 0.15 else "")
-        pieces = [(message("system", system), False)] if system else []
+        pieces = [(message("system", system), READ)] if system else []
         for example in chosen:
             for prompt, answer in (*example.before, (example.prompt, example.answer)):
                 pieces += turn(prompt, answer)
-        yield [*pieces, (END_OF_TEXT, False)]
+        yield [*pieces, (END_OF_TEXT, 0)]

@@ -1,7 +1,7 @@
 """Turns books and conversations into the token files that training reads.
 
 It is given the folder of books and the tokenizer, and a seed for the conversations.
-It promises `books.safetensors`, `chats.safetensors` and `val.safetensors` in one format.
+It promises `books`, `chats`, `practice` and `val`, each a safetensors file of one format.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from recipes.tiny.books import shards
 from recipes.tiny.chatml import END_OF_TEXT
-from recipes.tiny.conversations import Piece, conversations
+from recipes.tiny.conversations import WRITTEN, Piece, conversations
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -24,8 +24,8 @@ def book_pieces(texts: Iterable[str]) -> Iterator[list[Piece]]:
     for text in texts:
         for paragraph in text.split("\n\n"):
             if paragraph.strip():
-                yield [(f"{paragraph}\n\n", True)]
-        yield [(END_OF_TEXT, True)]
+                yield [(f"{paragraph}\n\n", WRITTEN)]
+        yield [(END_OF_TEXT, WRITTEN)]
 
 
 def encode(
@@ -43,10 +43,10 @@ def encode(
         encodings = iter(tokenizer.encode_batch([text for doc in batch for text, _ in doc]))
         for document in batch:
             starts.append(total)
-            for _, learn in document:
+            for _, counted in document:
                 ids = next(encodings).ids
                 tokens.append(np.array(ids, dtype=np.int16))
-                weight = learn / max(1, len(ids)) ** power
+                weight = counted / max(1, len(ids)) ** power
                 counts.append(np.full(len(ids), weight, dtype=np.float16))
                 total += len(ids)
     return {
@@ -54,6 +54,36 @@ def encode(
         "weights": np.concatenate(counts),
         "starts": np.array(starts, dtype=np.int32),
     }
+
+
+def practice(tokens: np.ndarray, num_tokens: int, seed: int) -> dict[str, np.ndarray]:
+    """Rows of repeated nonsense in the format of `encode`: what was read once is learned after.
+
+    A piece of 3 to 40 tokens drawn from `tokens` comes two to four times, sometimes with other
+    tokens between: "cat 7 the | , moon | cat 7 the" is learned in its last two tokens.
+    """
+    rng = np.random.default_rng(seed)
+    parts, counts, starts, total = [], [], [], 0
+    while total < num_tokens:
+        piece = rng.choice(tokens, rng.integers(3, 41))
+        known = np.full(len(piece), WRITTEN, dtype=np.float16)
+        known[0] = 0
+        starts.append(total)
+        for time in range(rng.integers(2, 5)):
+            between = rng.choice(tokens, rng.integers(1, 13) * rng.integers(0, 2))
+            parts += [between, piece]
+            counts += [np.zeros(len(between), dtype=np.float16), known * (time > 0)]
+            total += len(between) + len(piece)
+    return {
+        "tokens": np.concatenate(parts),
+        "weights": np.concatenate(counts).astype(np.float16),
+        "starts": np.array(starts, dtype=np.int32),
+    }
+
+
+def save(out: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
+    save_file(arrays, out / f"{name}.safetensors")
+    print(f"{name}: {len(arrays['tokens']):,} tokens")
 
 
 def main() -> None:
@@ -74,10 +104,10 @@ def main() -> None:
     }
     for name, documents in sources.items():
         arrays = encode(documents, tokenizer, power=0.5 if name == "chats" else 0)
-        save_file(arrays, args.out / f"{name}.safetensors")
-        print(
-            f"{name}: {len(arrays['tokens']):,} tokens, {(arrays['weights'] > 0).mean():.0%} learned"
-        )
+        save(args.out, name, arrays)
+        if name == "chats":
+            tokens = arrays["tokens"]
+            save(args.out, "practice", practice(tokens, len(tokens) // 8, args.seed))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
-from recipes.tiny.train import TARGET, Plan, arguments, halves, mean, train
+from recipes.tiny.train import TARGET, Plan, arguments, by_source, mean, train
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -40,7 +40,7 @@ class Distillation:
         means = []
         with torch.no_grad():
             taught = self.teacher(inputs)
-        for truth, drafted, weight in halves(taught, student(inputs), weights):
+        for truth, drafted, weight in by_source(taught, student(inputs), weights):
             learned = weight > 0
             p = F.log_softmax(self.teacher.logits(truth[learned]).float(), -1)
             q = F.log_softmax(student.logits(drafted[learned]).float(), -1)

@@ -104,17 +104,6 @@ class Llama(nn.Module):
         cos, sin = rotary_table(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        self.start(shape)
-
-    @torch.no_grad()
-    def start(self, shape: Shape) -> None:
-        """Random weights; what a layer adds to the stream is small, so depth does not grow it."""
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:
-                scale = weight.shape[1] ** -0.5
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    scale *= (2 * shape.num_hidden_layers) ** -0.5
-                weight.normal_(0, 0.05 if "embed" in name else scale)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTC = self.embed_tokens(tokens_BT)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from recipes.tiny import checkpoint
 from recipes.tiny.model import Llama, Shape
 from recipes.tiny.muon import Muon
+from recipes.tiny.start import start
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -29,8 +30,10 @@ from torch.optim import AdamW, Optimizer
 LOG_EVERY = 10
 SAVE_EVERY = 250
 NUM_ROWS, LENGTH = 32, 512
-PEAK_LR = 8e-3
-SOURCES = ("books", "chats")
+PEAK_LR = 3e-3
+SOURCES = ("books", "chats", "practice")
+SHARES = (0.3, 0.5, 0.2)
+"""Of the sources in the loss."""
 TARGET = "headway-tiny"
 
 Losses = Callable[[Llama, Tensor, Tensor, Tensor], list[Tensor]]
@@ -47,14 +50,14 @@ class Plan:
 
     steps: int
     seed: int = 0
-    step_tokens: int = 4096
-    length: int = 512
+    step_tokens: int = 4608
+    length: int = 384
     long_length: int = 2048
     long_every: int = 8
     peak_lr: float = PEAK_LR
     final_lr: float = 1e-4
     warmup_steps: int = 100
-    weight_decay: float = 0.05
+    weight_decay: float = 0.1
     clip: float = 1.0
 
     def lr(self, step: int) -> float:
@@ -66,7 +69,7 @@ class Plan:
         return self.final_lr + (self.peak_lr - self.final_lr) * wave
 
     def row_length(self, step: int) -> int:
-        """512 for seven steps of eight, 2048 for the eighth."""
+        """384 for seven steps of eight, 2048 for the eighth."""
         return self.long_length if step % self.long_every == 0 else self.length
 
 
@@ -91,30 +94,38 @@ class Corpus:
         return tokens[:, :-1], tokens[:, 1:], self.weights[index][:, 1:].float()
 
 
+def split(num_rows: int) -> list[int]:
+    """Rows of books, chats and practice: 12 are 3, 7 and 2; two long ones are 0, 1 and 1."""
+    books, practice = num_rows // 4, max(1, num_rows // 6)
+    return [books, num_rows - books - practice, practice]
+
+
 def batch(
     corpora: list[Corpus], plan: Plan, step: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and their weights of this step's rows, [B, T], half of them of each corpus.
+    """Inputs, targets and their weights of this step's rows, [B, T], in the order of SOURCES.
 
     The rows depend on seed and step alone, so that a run that was stopped goes on as it would have.
     """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_000 + step)
     length = plan.row_length(step)
-    num_rows = plan.step_tokens // length // len(corpora)
-    parts = [corpus.rows(num_rows, length, generator) for corpus in corpora]
+    sizes = split(plan.step_tokens // length)
+    parts = [
+        corpus.rows(size, length, generator) for corpus, size in zip(corpora, sizes, strict=True)
+    ]
     inputs, targets, weights = (torch.cat(part).to(device) for part in zip(*parts, strict=True))
     return inputs, targets, weights
 
 
-def halves(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The rows of either corpus of each tensor [B, ...]."""
-    return zip(*(part.chunk(len(SOURCES)) for part in parts), strict=True)
+def by_source(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of each source, in order, of each tensor [B, ...]."""
+    return zip(*(part.split(split(len(part))) for part in parts), strict=True)
 
 
 def losses(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> list[Tensor]:
-    """The weighted mean cross-entropy of either corpus, in nats; weight 0 costs no logits."""
+    """The weighted mean cross-entropy of each source, in nats; weight 0 costs no logits."""
     means = []
-    for hidden, target, weight in halves(model(inputs), targets, weights):
+    for hidden, target, weight in by_source(model(inputs), targets, weights):
         learned = weight > 0
         entropies = F.cross_entropy(
             model.logits(hidden[learned]).float(), target[learned], reduction="none"
@@ -124,7 +135,8 @@ def losses(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> li
 
 
 def mean(values: Tensor, weights: Tensor) -> Tensor:
-    return (values * weights).sum() / weights.sum()
+    """The weighted mean, 0 of nothing."""
+    return (values * weights).sum() / weights.sum().clamp(min=1e-6)
 
 
 @torch.no_grad()
@@ -182,7 +194,8 @@ def progress_bar() -> Progress:
 
 def begin_log(path: Path, first: int) -> None:
     """A log with its header and the lines up to the first step, those after it being redone."""
-    header = ["step", "tokens", "books_loss", "chats_loss", "unseen_bits_per_byte", "lr", "seconds"]
+    columns = [f"{source}_loss" for source in SOURCES]
+    header = ["step", "tokens", *columns, "unseen_bits_per_byte", "lr", "seconds"]
     rows = list(csv.reader(path.read_text().splitlines()))[1:] if first else []
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *(row for row in rows if int(row[0]) <= first)])
@@ -201,25 +214,28 @@ def train(
 ) -> None:
     """Every step: draw rows, measure the loss of both corpora, descend along their mean."""
     torch.manual_seed(plan.seed)
-    model = Llama(shape).to(device)
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    model = Llama(shape)
+    start(model, shape, [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())])
+    model.to(device)
     optimizers = make_optimizers(model, plan)
     corpora = [Corpus.read(out / f"{source}.safetensors") for source in SOURCES]
     validation = Corpus.read(out / "val.safetensors")
-    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     folder = out / name
     folder.mkdir(exist_ok=True)
     saved = folder / "checkpoint.safetensors"
     first = checkpoint.load(saved, model, optimizers) if saved.exists() else 0
     record(folder / "training.json", plan, shape, first)
     begin_log(folder / "loss.csv", first)
-    start = time.perf_counter()
+    began = time.perf_counter()
     with progress_bar() as progress, (folder / "loss.csv").open("a", newline="") as file:
         log = csv.writer(file)
         task = progress.add_task("", total=plan.steps, completed=first)
         for step in range(first, plan.steps):
             with arithmetic(device):
                 parts = losses(model, *batch(corpora, plan, step, device))
-            descend(model, optimizers, torch.stack(parts).mean(), plan, plan.lr(step))
+            loss = torch.stack(parts) @ torch.tensor(SHARES, device=device)
+            descend(model, optimizers, loss, plan, plan.lr(step))
             done = step + 1
             save = done % SAVE_EVERY == 0 or done == plan.steps
             if save:
@@ -227,11 +243,11 @@ def train(
             if save or done % LOG_EVERY == 0:
                 told = [f"{part.item():.4f}" for part in parts]
                 unseen = f"{bits_per_byte(model, validation, tokenizer):.4f}" if save else ""
-                seconds = f"{time.perf_counter() - start:.1f}"
+                seconds = f"{time.perf_counter() - began:.1f}"
                 rate = f"{plan.lr(step):.6f}"
                 log.writerow((done, done * plan.step_tokens, *told, unseen, rate, seconds))
                 file.flush()
-                line = "books {}, chats {}".format(*told)
+                line = ", ".join(map(" ".join, zip(SOURCES, told, strict=True)))
                 progress.update(task, completed=done, description=line)
                 if save:
                     progress.console.print(f"step {done}: saved, {line}, unseen {unseen} bits/byte")
@@ -250,7 +266,7 @@ def arguments(description: str | None, steps: int) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=3600).parse_args()
+    args = arguments(__doc__, steps=4000).parse_args()
     torch.set_num_threads(args.threads)
     plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))

@@ -11,15 +11,20 @@ from pathlib import Path
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
+from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
 from headway.core.model_spec import ModelSpec, read_model_spec
-from headway.core.options import EngineOptions
+from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
 from headway.core.resolve import Reason, Settings, resolve
 from headway.engine.engine import Engine
+from headway.engine.grammar.grammars import Grammars
+from headway.engine.grammar.vocabulary import VocabularySource
 
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
+TOKENIZER_FILE = "tokenizer.json"
+MAX_MASK_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +110,30 @@ def assemble(
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         clock=clock,
+        grammars=make_grammars(folder, options, spec, settings, clock),
     )
     if settings.max_model_len > 1:
         engine.warm_up()
     return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
+
+
+def make_grammars(
+    folder: Path,
+    options: EngineOptions,
+    spec: ModelSpec,
+    settings: Settings,
+    clock: Clock | None = None,
+) -> Grammars | None:
+    """Structured output for the model, or None where it runs without a tokenizer.
+
+    Masks are computed on the cores that the model leaves free.
+    """
+    tokenizer = (Path(options.tokenizer) if options.tokenizer else folder) / TOKENIZER_FILE
+    if options.skip_tokenizer_init or not tokenizer.exists():
+        return None
+    source = VocabularySource(str(tokenizer), spec.vocab_size, spec.eos_token_ids)
+    spare = (os.cpu_count() or 1) - settings.threads
+    return Grammars(source, threads=min(max(spare, 1), MAX_MASK_THREADS), clock=clock)
 
 
 def make_executor(
@@ -136,11 +161,10 @@ def main(arguments: list[str]) -> int:
     from headway.engine.process import serve_engine
 
     def build(progress: Progress) -> Engine:
-        from headway.core.options import read_options
-
-        tables, _, _ = read_options([EngineOptions], arguments[2:], {})
         return assemble(Path(arguments[1]), tables[EngineOptions], progress=progress).engine
 
+    tables, _, _ = read_options([EngineOptions, LogOptions], arguments[2:], {})
+    set_up_logs(tables[LogOptions].log_level, tables[LogOptions].log_format)
     return serve_engine(Path(arguments[0]), build)
 
 

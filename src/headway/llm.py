@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.assemble import assemble
+from headway.core.embedded import model_folder
 from headway.core.errors import RequestError, ServerFaultError, UsageError
 from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, read_options
@@ -62,21 +63,23 @@ class RequestOutput:
 
 
 class LLM:
-    """A model in this process. Keyword arguments are the engine's options: `dtype`,
-    `max_model_len`, `device`, `kv_memory`, `skip_tokenizer_init` and the rest of --help=all.
+    """A model in this process: of a folder, or by name one that comes along.
+
+    Keyword arguments are the engine's options: `dtype`, `max_model_len`, `device`, `kv_memory`,
+    `skip_tokenizer_init` and the rest of --help=all.
 
     Raises HeadwayError when the folder cannot be served.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
-        folder = Path(model)
+        folder = model_folder(model)
         self.options = make_options(options)
         read_model_spec(folder)  # a folder without a model is told before one without a tokenizer
         self.tokenizer: Tokenizer | None = None
         if not self.options.skip_tokenizer_init:
             template = self.options.chat_template
             self.tokenizer = Tokenizer(
-                Path(self.options.tokenizer) if self.options.tokenizer else folder,
+                model_folder(self.options.tokenizer or folder),
                 Path(template) if template else None,
             )
         with bytes_bar(f"Loading {folder.name}") as progress:
@@ -199,7 +202,10 @@ class LLM:
         """Step the engine until all of `answers` are complete."""
         self.engine.flush()
         while any(answer.num_unfinished for answer in answers.values()):
+            self.engine.wait_for_work()
             updates, _ = self.engine.step()
+            for _, error in self.engine.take_refusals():
+                raise error
             for update in updates:
                 answer = answers.get(update.request_id)
                 if answer is None or answer.finished(update.index):

@@ -1,7 +1,8 @@
 """Whatever runs beside it, a greedy or seeded request gets the tokens it gets alone.
 
-A mix is a dozen random requests over a tiny fp32 model: every sampling parameter, one to three
-sequences each, a KV pool so small that some are preempted, and some aborted on the way.
+A mix is a dozen random requests over a tiny fp32 model: every sampling parameter (masks of allowed
+tokens, bias, penalties), grammars, one to three sequences each, a KV pool so small that some are
+preempted, and some aborted on the way.
 """
 
 import random
@@ -9,8 +10,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from drive import Answer, engine_for, finish
+from headway.core import grammar as grammars
+from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from parity.tiny import edit_config, save, tiny_model
@@ -18,6 +22,8 @@ from parity.tiny import edit_config, save, tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCABULARY = 61
+LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789 {}[]:,."-+_!?<>=/*()'
+SPECIALS = ["<unk>", "<s>", "</s>"]
 MAX_LEN = 64
 ALONE = {"max_num_seqs": 4, "block_size": 16}
 ENGINES = [
@@ -51,7 +57,21 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "max_position_embeddings": MAX_LEN,
     }
     model = tiny_model(request.param, **shape | FAMILIES[request.param])
-    return save(model, tmp_path_factory.mktemp("cobatch"))
+    folder = save(model, tmp_path_factory.mktemp("cobatch"))
+    write_letters(folder)
+    return folder
+
+
+def write_letters(folder: Path) -> None:
+    """A tokenizer of one character a token, so that grammars have something to say."""
+    tokens = [*SPECIALS, *LETTERS[: VOCABULARY - len(SPECIALS)]]
+    byte_level = {" ": "\u0120"}
+    vocab = {byte_level.get(token, token): i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +86,19 @@ def engines(folder: Path) -> list[Engine]:
     return [engine_for(folder, **options) for options in ENGINES]
 
 
+GRAMMARS: list[Grammar] = [
+    grammars.regex("[a-f]{2,40}!", "p"),
+    grammars.regex("(ab|ba|[0-9]){1,30}", "p"),
+    grammars.choice(["yes", "no", "yes and no"], "p"),
+    grammars.lark('start: "(" start ")" start | "[" start "]" start | "."', "p"),
+    grammars.json_schema({"type": "array", "items": {"enum": [1, "x", None]}}, "p"),
+    grammars.json_schema(
+        {"properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["b"]}, "p"
+    ),
+    grammars.json_object("p"),
+]
+
+
 def random_sampling(rng: random.Random) -> SamplingParams:
     """Any mix of parameters; three in four requests are greedy or seeded."""
 
@@ -76,7 +109,10 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         return rng.sample(range(VOCABULARY), rng.randint(1, most))
 
     max_tokens = rng.randint(1, 30)
+    grammar = rng.choice(GRAMMARS) if rng.random() < 0.35 else None
+    free = grammar is None
     return SamplingParams(
+        grammar=grammar,
         n=rng.choice([1, 1, 1, 2, 3]),
         temperature=rng.choice([0.0, rng.uniform(0.2, 2), 1.0]),
         seed=maybe(rng.randint(-(2**63), 2**63 - 1), None, 0.7),
@@ -87,9 +123,9 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         frequency_penalty=maybe(rng.uniform(-2, 2), 0.0),
         repetition_penalty=maybe(rng.uniform(0.5, 2), 1.0),
         logit_bias=maybe({t: rng.uniform(-5, 5) for t in some(5)}, {}),
-        allowed_token_ids=maybe([*some(20), 5], [], 0.1),
+        allowed_token_ids=maybe([*some(20), 5], [], 0.1 if free else 0),
         max_tokens=max_tokens,
-        min_tokens=maybe(rng.randint(0, max_tokens), 0),
+        min_tokens=maybe(rng.randint(0, max_tokens), 0, 0.3 if free else 0),
         stop_token_ids=maybe(some(4), []),
         ignore_eos=rng.random() < 0.5,
         logprobs=maybe(rng.randint(0, 5), None),
@@ -156,11 +192,11 @@ def test_tokens_do_not_depend_on_what_runs_beside_them(alone: Engine, engines: l
 
 
 @pytest.mark.hardening
-@pytest.mark.parametrize("first", range(60, 560, 50))
+@pytest.mark.parametrize("first", range(60, 1060, 50))
 def test_tokens_do_not_depend_on_what_runs_beside_them_at_length(
     alone: Engine, engines: list[Engine], first: int
 ):
-    """500 more mixes, fifty at a time."""
+    """1,000 more mixes of each of the two models, fifty at a time."""
     for number in range(first, first + 50):
         check_mix(number, alone, engines)
 

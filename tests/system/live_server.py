@@ -80,6 +80,16 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def engines(pid: int) -> list[int]:
+    """The engine processes among them; a chat has others beside, that render its template."""
+    found = []
+    for child in children(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"headway.assemble" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
 class LiveServer:
     """One server process. `url` is known once `wait_ready` came back."""
 
@@ -140,8 +150,8 @@ class LiveServer:
         return self
 
     def engine_pid(self) -> int:
-        """The one child: the engine process."""
-        (pid,) = children(self.pid)
+        """The one engine process."""
+        (pid,) = engines(self.pid)
         return pid
 
     def get(self, path: str) -> tuple[int, bytes]:

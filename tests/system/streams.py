@@ -18,6 +18,10 @@ class Reader:
         self._http = http
         self._body = {**LONG, "model": model, "prompt": prompt, "return_token_ids": True}
 
+    def again(self, http: aiohttp.ClientSession) -> "Reader":
+        """The same request, to be read from another server."""
+        return Reader(http, self._body["model"], self._body["prompt"])
+
     async def read(self) -> "Reader":
         async with self._http.post("/v1/completions", json=self._body) as answer:
             self.status = answer.status

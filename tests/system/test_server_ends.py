@@ -6,7 +6,7 @@ import signal
 
 import aiohttp
 import pytest
-from live_server import NO_TORCH, LiveServer, alive, children, wait_until
+from live_server import NO_TORCH, LiveServer, alive, children, engines, wait_until
 from streams import open_streams
 
 from conftest import StartServer
@@ -98,7 +98,7 @@ def test_idle_and_loading_servers_end_cleanly(
     idle, loading = start_server(NO_TORCH), start_server()
     idle.wait_ready()
     for live in (idle, loading):
-        (engine,) = wait_until(lambda live=live: children(live.pid))
+        (engine,) = wait_until(lambda live=live: engines(live.pid))
         live.signal(number)
         assert live.wait_end() == 0, live.stderr
         assert left_behind(live, engine) == []
@@ -109,7 +109,7 @@ def test_a_server_asked_to_end_as_it_starts_its_engine_ends_cleanly(
     start_server: StartServer,
 ) -> None:
     live = start_server()
-    (engine,) = wait_until(lambda: children(live.pid))
+    (engine,) = wait_until(lambda: engines(live.pid))
     live.signal(signal.SIGTERM)
     assert live.wait_end() == 0, live.stderr
     assert left_behind(live, engine) == []
@@ -130,7 +130,7 @@ def test_the_engine_goes_when_its_server_is_killed_while_loading(
     start_server: StartServer,
 ) -> None:
     live = start_server()
-    (engine,) = wait_until(lambda: children(live.pid))
+    (engine,) = wait_until(lambda: engines(live.pid))
     live.signal(signal.SIGKILL)
     wait_until(lambda: not alive(engine), 60)
     live.wait_end()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import RequestError, StorageError
-from headway.core.request import Principal
+from headway.core.principal import Principal
 from headway.server.batches import open_runner
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import check_file, read_body

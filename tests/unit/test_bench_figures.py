@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bench_runs import exchange, run_of, steady
 from headway.core.errors import UsageError
-from headway.measure import comparison, export, page, progress, scrape, table
+from headway.measure import comparison, export, onepage, page, progress, scrape, table
 from headway.measure.latency import latency
 from headway.measure.names import also_called, check_words, per_token_with_ttft
 from headway.measure.percentiles import distribution, slope
@@ -272,9 +272,9 @@ def test_the_page_stands_alone():
     sharing, search = sharing_search()
     found = build_report(run_of(answers, 4.0, slos={"default": "ttft=1s"}), "0", sharing, search)
     text = page.html(found)
-    assert len(page.plotly_script()) > 10**6 and page.plotly_script()[:1000] in text
+    assert len(onepage.plotly_script()) > 10**6 and onepage.plotly_script()[:1000] in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
-    own = text.replace(page.plotly_script(), "")
+    own = text.replace(onepage.plotly_script(), "")
     assert own.count("<script>") == own.count("</script>") == 2
     figures = json.loads(re.search(r"const figures = (\{.*?\});\n", own)[1].replace("<\\/", "</"))
     assert len(figures) == own.count('class="plot"') == 5

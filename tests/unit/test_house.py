@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "runtime": {"core"},
     "assemble": {"core", "telemetry", "engine", "runtime"},
     "llm": {"core", "engine", "assemble"},
+    "whole_model": {"core", "llm"},
     "server": {"core", "telemetry", "engine"},
     "gateway": {"core", "telemetry"},
     "measure": {"core", "telemetry"},
@@ -30,8 +31,8 @@ MAY_IMPORT = {
     "compress": {"core", "runtime", "measure"},
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
-        *("", "core", "telemetry", "engine", "runtime", "assemble", "llm", "server", "gateway"),
-        *("measure", "advise", "compress", "cluster"),
+        *("", "core", "telemetry", "engine", "runtime", "assemble", "llm", "whole_model"),
+        *("server", "gateway", "measure", "advise", "compress", "cluster"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root

@@ -20,7 +20,7 @@ CONTRACT = (
     "iteration_tokens_total request_prompt_tokens request_generation_tokens "
     "spec_decode_num_drafts spec_decode_num_draft_tokens spec_decode_num_accepted_tokens "
     "admission_rejections goodput_requests slo_met slo_missed mfu_ratio mbu_ratio bottleneck "
-    "validation_failures client_retries cost_usd"
+    "validation_failures client_retries cost_usd time_to_publish_seconds tool_calls"
 ).split()
 
 

@@ -25,6 +25,22 @@ def test_the_worked_example():
     assert timeline.gaps().tolist() == [1, 2, 0]
 
 
+def test_time_to_publish_skips_what_no_user_sees():
+    """Reasoning leaves at 1 and 2, the first word of the answer at 5."""
+    clock = VirtualClock()
+    model = telemetry(clock)
+    timeline = begin(model, "a")
+    for seconds, shown in ((1, False), (1, False), (3, True), (1, True)):
+        clock.advance(seconds)
+        timeline.tokens_left(0, 1)
+        if shown:
+            timeline.published()
+    timeline.complete()
+    assert (timeline.ttft_s, timeline.publish_s, timeline.ended.e2e_s) == (1, 5, 6)
+    assert timeline.timings()["publish_s"] == 5
+    assert model.registry.histograms["time_to_publish_seconds"].sum == 5
+
+
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 4)), min_size=1, max_size=40))
 def test_gaps_add_up(pieces):
     """Σ ITL = e2e − TTFT, one gap less than tokens, none negative."""

@@ -1,32 +1,27 @@
-"""What several verbs need: the model's folder and its name, the dry run."""
+"""What several verbs need: the model's folder and its name, its options, the dry run."""
 
 from dataclasses import fields
-from importlib.resources import files
 from pathlib import Path
 
+from headway.core import embedded
 from headway.core.model_spec import DTYPE_BYTES
-from headway.core.options import EngineOptions
+from headway.core.options import EngineOptions, to_arguments
 from headway.core.resolve import gib
 
-EMBEDDED = "headway-first"
+EMBEDDED = embedded.EMBEDDED
 
 
-def model_folder(given: str | None) -> Path:
+def model_folder(given: str | Path | None) -> Path:
     """The folder a user named, one that `headway ls` knows by that name, or the embedded model's.
 
     `Qwen/Qwen3-0.6B` is a folder where there is one of that path, else the hub's cached snapshot.
     """
-    embedded = Path(str(files("headway") / "embedded"))
-    if given is None:
-        return embedded / EMBEDDED
-    folder = Path(given)
-    if folder.exists():
+    folder = embedded.model_folder(given)
+    if given is None or folder.exists():
         return folder
-    if (embedded / given / "config.json").is_file():
-        return embedded / given
     from headway.cli.hub import cached_snapshot
 
-    return cached_snapshot(given) or folder
+    return cached_snapshot(str(given)) or folder
 
 
 def model_name(folder: Path) -> str:
@@ -35,6 +30,12 @@ def model_name(folder: Path) -> str:
     if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
         return path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
     return path.name
+
+
+def engine_arguments(options: EngineOptions) -> dict[str, str]:
+    """The keyword arguments of `headway.LLM` that make `options` again."""
+    pairs = (argument.removeprefix("--").partition("=") for argument in to_arguments(options))
+    return {name.replace("-", "_"): value for name, _, value in pairs}
 
 
 def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]) -> None:

@@ -40,7 +40,7 @@ def doctor(call: "Call") -> int:
 
 def read(what: str | None, options: DoctorOptions) -> "Reading | None":
     """The reading of a server or a report; None for a folder or nothing."""
-    if what is None or Path(what).is_dir():
+    if what is None or model_folder(what).is_dir():
         return None
     if what.endswith(".json") or Path(what).is_file():
         from headway.advise.from_report import reading_from_report

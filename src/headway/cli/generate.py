@@ -4,9 +4,9 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import model_folder, print_settings
+from headway.cli.common import engine_arguments, model_folder, print_settings
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions, SamplingOptions, to_arguments
+from headway.core.options import EngineOptions, SamplingOptions
 from headway.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ def load(folder: Any, call: "Call") -> "LLM":
     """The model, with a progress bar while it loads."""
     from headway.llm import LLM
 
-    options: EngineOptions = call.options[EngineOptions]
-    given = {}
-    for argument in to_arguments(options):
-        name, _, value = argument.removeprefix("--").partition("=")
-        given[name.replace("-", "_")] = value
-    return LLM(folder, **given)
+    return LLM(folder, **engine_arguments(call.options[EngineOptions]))
 
 
 def say(llm: "LLM", ids: list[int], params: SamplingParams) -> str:

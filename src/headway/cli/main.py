@@ -18,7 +18,9 @@ from headway.core.options import (
     BenchOptions,
     DoctorOptions,
     EngineOptions,
+    EvalOptions,
     LaunchOptions,
+    LogOptions,
     PullOptions,
     SamplingOptions,
     ServerOptions,
@@ -42,8 +44,14 @@ VERBS = {
     "serve": Verb(
         usage="serve [FOLDER]",
         help="Serve a model over the OpenAI API; without a folder the embedded one.",
-        tables=(ServerOptions, EngineOptions),
+        tables=(ServerOptions, EngineOptions, LogOptions),
         function="headway.cli.serve:serve",
+    ),
+    "key": Verb(
+        usage="key NAME",
+        help="Make an API key and the row of a --key-file that lets it in.",
+        tables=(),
+        function="headway.cli.key:key",
     ),
     "run": Verb(
         usage="run [FOLDER] PROMPT",
@@ -93,6 +101,12 @@ VERBS = {
         tables=(BenchOptions,),
         function="headway.cli.bench:bench",
     ),
+    "eval": Verb(
+        usage="eval [MODEL | URL]",
+        help="Answer quality of a folder or a server; --against another, with --gate.",
+        tables=(EvalOptions, EngineOptions),
+        function="headway.cli.evaluate:evaluate",
+    ),
     "doctor": Verb(
         usage="doctor [WHAT]",
         help="What limits the server at a URL, a bench report, or this machine with a folder.",
@@ -114,7 +128,7 @@ class Call:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port in use, 130."""
+    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port, 5 gate, 130."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "-v" in arguments or "--verbose" in arguments
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 import headway
 from headway.cli.common import model_folder, model_name, print_settings
 from headway.core.errors import UsageError
+from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
-from headway.core.options import EngineOptions, ServerOptions, to_arguments
+from headway.core.options import EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
 
 log = logging.getLogger(__name__)
@@ -33,29 +35,29 @@ def serve(call: "Call") -> int:
     if "--dry-run" in call.switches:
         print_settings(folder, engine_options, call.sources)
         return 0
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logs: LogOptions = call.options[LogOptions]
+    set_up_logs(logs.log_level, logs.log_format)
     read_model_spec(folder)  # a folder that cannot be served is told before anything starts
 
     from headway.server import run
+    from headway.server.notify import Notifier
 
-    run.check_address(options.host, bool(options.api_key), options.insecure)
+    run.check_address(options.host, bool(options.api_key or options.key_file), options.insecure)
+    notifier = Notifier.take(os.environ)
     listener = run.bind(options.host, options.port)
     with contextlib.closing(listener):
         port = listener.getsockname()[1]
         with contextlib.ExitStack() as bar:
             progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
-            state = make_state(folder, engine_options, options, progress)
+            state = make_state(folder, engine_options, options, logs, progress)
 
             def on_ready() -> None:
                 bar.close()
                 warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
-                print(greeting(state, options, port), flush=True)
+                with contextlib.suppress(OSError):  # a full disk behind stdout is no reason to end
+                    print(greeting(state, options, port), flush=True)
 
-            run.run(run.serve(state, listener, on_ready))
+            run.run(run.serve(state, listener, on_ready, notifier))
     return 0
 
 
@@ -63,13 +65,21 @@ def make_state(
     folder: Path,
     engine_options: EngineOptions,
     options: ServerOptions,
+    logs: LogOptions,
     progress: Callable[[int, int], None],
 ) -> "State":
     """The server's state for one model folder."""
+    from headway.server.keys import Keyring
     from headway.server.models import State
 
-    model = make_model(folder, engine_options, options, progress)
+    model = make_model(folder, engine_options, options, logs, progress)
+    keyring = Keyring(
+        flags=options.api_key,
+        file=Path(options.key_file) if options.key_file else None,
+        classes=model.telemetry.classes,
+    )
     return State(
+        keyring=keyring,
         models=dict.fromkeys(model.names, model),
         options=options,
         fingerprint=fingerprint(folder, engine_options),
@@ -86,21 +96,23 @@ def make_model(
     folder: Path,
     engine_options: EngineOptions,
     options: ServerOptions,
+    logs: LogOptions,
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
     from headway.engine.client import EngineClient
     from headway.engine.text import Tokenizer
-    from headway.server.models import ServedModel, sampling_defaults
+    from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
     names = options.served_model_name or [model_name(folder)]
     tokenizer = None
     if not engine_options.skip_tokenizer_init:
-        source = Path(engine_options.tokenizer) if engine_options.tokenizer else folder
+        source = model_folder(engine_options.tokenizer or folder)
         template = Path(engine_options.chat_template) if engine_options.chat_template else None
         tokenizer = Tokenizer(source, template)
+        tokenizer.isolate()
     generation = folder / "generation_config.json"
     telemetry = Telemetry(
         names,
@@ -117,19 +129,21 @@ def make_model(
         telemetry.on_finish = span_writer(provider, telemetry.clock, names[0])
 
     def command(sockets: Path) -> list[str]:
-        arguments = to_arguments(engine_options)
+        arguments = [*to_arguments(engine_options), *to_arguments(logs)]
         return [sys.executable, "-m", "headway.assemble", str(sockets), str(folder), *arguments]
 
     client = EngineClient(
         command,
         tokenizer=tokenizer,
         timeout_s=options.engine_timeout,
+        step_timeout_s=options.step_timeout,
         on_record=telemetry.on_step,
         on_ready=telemetry.on_ready,
         on_probe=telemetry.on_probe,
         on_death=telemetry.on_death,
         on_progress=progress,
     )
+    format, thought = answer_marks(tokenizer, options.tool_call_parser)
     return ServedModel(
         names=names,
         client=client,
@@ -137,6 +151,8 @@ def make_model(
         telemetry=telemetry,
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         created=int(time.time()),
+        format=format,
+        thought=thought,
     )
 
 
@@ -156,14 +172,14 @@ def greeting(state: "State", options: ServerOptions, port: int) -> str:
     url = f"http://{host}:{port}"
     model = state.rows[0]
     info = model.info()
-    key = "$HEADWAY_API_KEY" if options.api_key else "any"
+    key = "$HEADWAY_API_KEY" if state.keyring else "any"
     chat = model.tokenizer is not None and model.tokenizer.template is not None
     path, field = (
         ("chat/completions", '"messages":[{"role":"user","content":"What is 2 + 3?"}]')
         if chat
         else ("completions", '"prompt":"Once upon a time"')
     )
-    header = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if options.api_key else ""
+    header = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if state.keyring else ""
     return (
         f"Headway is ready: {url}/v1\n"
         f"  model    {', '.join(model.names)} (context {info.max_model_len} tokens)\n"

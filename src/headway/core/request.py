@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.core.grammar import Grammar
+from headway.core.principal import Principal
 
 GREEDY_TEMPERATURE = 1e-5
 MAX_LOGPROBS = 20
@@ -18,14 +20,6 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
-
-
-class Principal(msgspec.Struct, frozen=True, array_like=True):
-    """Who asks: the key's name, the service class and the salt of its prefix-cache blocks."""
-
-    name: str = "anonymous"
-    service_class: str = "standard"
-    cache_salt: str = ""
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -36,7 +30,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     frequency: over generated tokens) and Keskar et al. 2019, CTRL (repetition: prompt too).
     `seed` fixes the draws of this request in any batch. `max_tokens` None means up to the end of
     the context. `logprobs` asks for that many alternatives per generated token,
-    `prompt_logprobs` the same for the prompt. Raises RequestError that names the field.
+    `prompt_logprobs` the same for the prompt. `grammar` is what the answer's text must be. Raises
+    RequestError that names the field.
     """
 
     n: int = 1
@@ -59,6 +54,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -76,6 +72,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 code="invalid_value",
             )
         self._check_lists()
+        self._check_grammar()
 
     def _check_lists(self) -> None:
         for name, kind in CONTAINERS.items():
@@ -108,6 +105,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             for token_id in getattr(self, name):
                 label = f"A token id of {name}"
                 check_range(label, token_id, 0, MAX_COUNT, integer=True, param=name)
+
+    def _check_grammar(self) -> None:
+        """A grammar alone says which tokens may come and when the answer ends."""
+        for name in ("allowed_token_ids", "min_tokens"):
+            if self.grammar is not None and getattr(self, name):
+                raise RequestError(
+                    f"{name} and a grammar ({self.grammar.param}) exclude each other; drop {name}.",
+                    param=name,
+                    code="invalid_value",
+                )
 
     @property
     def greedy(self) -> bool:
@@ -212,7 +219,8 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     """What one sequence of one request gained in one step.
 
     `finish_reason` is None while it runs, then exactly once `stop`, `length`, `abort` or `error`.
-    `stop_token_id` is the end token that stopped it; it is the last of `token_ids`.
+    `stop_token_id` is the end token that stopped it; it is the last of `token_ids`. `incomplete`
+    says that it ended before its grammar was satisfied: cut off by `max_tokens`, say.
     `prompt_logprobs` (first position None), `num_cached_tokens` and `first_scheduled_s`, on the
     clock of `Request.arrived_s`, come once, with the first token.
     """
@@ -226,3 +234,4 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     first_scheduled_s: float | None = None
+    incomplete: bool = False

@@ -6,22 +6,28 @@ abort that sequence in the engine.
 """
 
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
-from headway.engine.text import TextStream, Tokenizer
+from headway.engine.text import Reader, Reading, TextStream, Tokenizer
+from headway.engine.text.parts import Content, Part
 
 
 class Delta:
     """What one sequence gained, as text and as tokens.
 
-    `finish_reason` is None, or once `stop`, `length`, `abort` or `error`; `stop_reason` the stop
-    string or the stop token id that ended it, None for an end-of-text token or length.
+    `finish_reason` is None, or once `stop`, `tool_calls`, `length`, `abort` or `error`;
+    `stop_reason` the stop string or the stop token id that ended it, None for an end-of-text token
+    or length. `incomplete` says that it ended before its grammar was satisfied. `parts` is what
+    the text consists of where that is asked for: reasoning, calls and content; it may lag behind
+    `text`.
     """
 
     __slots__ = (
         "finish_reason",
         "first_scheduled_s",
+        "incomplete",
         "index",
         "logprobs",
         "num_cached_tokens",
+        "parts",
         "prompt_logprobs",
         "stop_reason",
         "text",
@@ -31,6 +37,7 @@ class Delta:
     def __init__(self, update: SequenceUpdate, text: str) -> None:
         self.index = update.index
         self.text = text
+        self.parts: list[Part] | None = None
         self.token_ids = update.token_ids
         self.finish_reason = update.finish_reason
         self.stop_reason: str | int | None = None
@@ -38,15 +45,28 @@ class Delta:
         self.prompt_logprobs = update.prompt_logprobs
         self.num_cached_tokens = update.num_cached_tokens
         self.first_scheduled_s = update.first_scheduled_s
+        self.incomplete = update.incomplete
+
+    @property
+    def visible(self) -> bool:
+        """Whether it brought text for the user, neither reasoning nor calls."""
+        if self.parts is None:
+            return bool(self.text)
+        return any(isinstance(part, Content) for part in self.parts)
 
 
 class Answer:
     """The text streams of one request's sequences."""
 
-    __slots__ = ("_stop_ids", "_streams", "num_unfinished", "request")
+    __slots__ = ("_readers", "_stop_ids", "_streams", "num_unfinished", "request")
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer | None, reading: Reading | None = None
+    ) -> None:
         sampling = request.sampling
+        markers = reading.markers if reading else ()
+        shown_ids = frozenset(tokenizer.special(markers).values() if tokenizer else ())
+        self._readers = [Reader(reading) for _ in range(sampling.n)] if reading else []
         self.request = request
         self.num_unfinished = sampling.n
         self._stop_ids = frozenset(sampling.stop_token_ids)
@@ -57,6 +77,7 @@ class Answer:
                 stop=sampling.stop,
                 include_stop=sampling.include_stop_str_in_output,
                 skip_special_tokens=sampling.skip_special_tokens,
+                shown_ids=shown_ids,
             )
             if tokenizer
             else None
@@ -86,11 +107,23 @@ class Answer:
         if stream is not None and stream.stopped is not None:
             abort = delta.finish_reason is None
             delta.finish_reason, delta.stop_reason = "stop", stream.stopped
+        if self._readers:
+            abort = self._read(delta) or abort
         if delta.finish_reason is not None:
             self.num_unfinished -= 1
         return delta, abort
 
+    def _read(self, delta: Delta) -> bool:
+        """Tell the parts of `delta` apart; True when nothing more is wanted of its sequence."""
+        reader = self._readers[delta.index]
+        delta.parts = reader.push(delta.text, delta.finish_reason is not None)
+        over = reader.done and delta.finish_reason is None
+        if over or (delta.finish_reason == "stop" and reader.num_calls):
+            delta.finish_reason = "tool_calls"
+        return over
+
     def finished(self, index: int) -> bool:
-        """Whether this sequence was ended by a stop string: what still arrives is dropped."""
+        """Whether this sequence was ended here; what the engine still sends is dropped."""
         stream = self._streams[index]
-        return stream is not None and stream.stopped is not None
+        stopped = stream is not None and stream.stopped is not None
+        return stopped or bool(self._readers and self._readers[index].done)

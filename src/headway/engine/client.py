@@ -1,8 +1,8 @@
 """The engine's async face in the server process: start it, watch it, talk to it, restart it.
 
-Given the command that starts an engine process, `EngineClient` keeps one running. It promises that
-every stream ends: with its last update, or with an error when the engine refuses, dies or is
-silent. After a death it starts the engine again and goes on.
+Given the command that starts an engine process, `EngineClient` keeps one running. After a death, a
+silence or a step that hangs it starts another, in which the requests go on behind the tokens they
+had (`engine.suspects`). It promises that every stream ends: with its last update, or with an error.
 """
 
 import asyncio
@@ -20,13 +20,15 @@ import msgspec
 import zmq
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import EngineDownError, HeadwayError, RequestError
+from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
 from headway.core.plan import Ceilings
-from headway.core.request import Principal, Request, SamplingParams
+from headway.core.principal import Principal
+from headway.core.request import Request, SamplingParams
 from headway.engine import messages
 from headway.engine.answer import Answer
 from headway.engine.stream import Stream
-from headway.engine.text import Tokenizer
+from headway.engine.suspects import Suspects, poisonous
+from headway.engine.text import Reading, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,10 @@ LOADING_TIMEOUT_S = 120.0
 WATCH_INTERVAL_S = 0.25
 MAX_FAILED_STARTS = 5
 FIRST_REQUEST_ID = 1
+RESUME_WITHIN_S = 60.0
+"""How long the requests of a dead engine wait for the next one."""
+HANGS = 10
+"""A step hangs when it takes this many times longer than any before, and --step-timeout."""
 
 
 def readable(socket: zmq.Socket) -> bool:
@@ -51,6 +57,7 @@ class EngineClient:
         *,
         tokenizer: Tokenizer | None,
         timeout_s: float = 3.0,
+        step_timeout_s: float = 120.0,
         clock: Clock | None = None,
         on_record: Callable[[StepRecord], None] = lambda record: None,
         on_ready: Callable[[messages.Ready], None] = lambda ready: None,
@@ -61,6 +68,7 @@ class EngineClient:
         self.command = command
         self.tokenizer = tokenizer
         self.timeout_s = timeout_s
+        self.step_timeout_s = step_timeout_s
         self.clock = clock or SystemClock()
         self.on_record = on_record
         self.on_ready = on_ready
@@ -72,7 +80,7 @@ class EngineClient:
         """starting, loading N%, ready, restarting, draining, failed or stopped."""
         self.failure: HeadwayError | None = None
         self.num_restarts = 0
-        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # 0700
+        self._folder = private_folder()
         self._context = zmq.Context()
         self._streams: dict[int, Stream] = {}
         self._request_ids = itertools.count(FIRST_REQUEST_ID)
@@ -81,6 +89,9 @@ class EngineClient:
         self._pair: zmq.Socket | None = None
         self._beat: zmq.Socket | None = None
         self._last_beat_s = 0.0
+        self._pulse = messages.Beat(0.0, 0.0)
+        self._died_s: float | None = None
+        self._suspects = Suspects()
         self._failed_starts = 0
         self._settled = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -118,6 +129,7 @@ class EngineClient:
         self._pair = self._bind(zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
         self._beat = self._bind(zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self.clock.now_s()
+        self._pulse = messages.Beat(0.0, 0.0)
         self._process = await asyncio.create_subprocess_exec(
             *self.command(sockets),
             stdin=asyncio.subprocess.DEVNULL,
@@ -151,51 +163,68 @@ class EngineClient:
             self._give_up(HeadwayError(f"The engine cannot be watched: {error}."))
 
     async def _keep_alive(self) -> None:
-        """Notice a dead or silent engine, and start another."""
+        """Notice an engine that is dead, silent or stuck, and start another."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             self._hear()
             self._drain()
-            process = self._process
-            assert process is not None
-            silent_s = self.clock.now_s() - self._last_beat_s
-            limit_s = self.timeout_s if self.ready else max(LOADING_TIMEOUT_S, self.timeout_s)
-            if process.returncode is None and silent_s < limit_s:
+            why = self._trouble()
+            if self._died_s is not None and self.clock.now_s() - self._died_s > RESUME_WITHIN_S:
+                self._died_s = None
+                self._fail_all(died())
+            if why is None:
                 continue
             if self.failure is not None:
                 return
-            why = (
-                f"was silent for {silent_s:.1f} s"
-                if process.returncode is None
-                else f"ended with status {process.returncode}"
-            )
-            await self._restart(why)
-            if self.failure is not None or self.status == "draining":
+            if not await self._restart(why):
                 return
 
-    async def _restart(self, why: str) -> None:
-        """Fail every stream, make sure the old process is gone, start a new one.
+    def _trouble(self) -> str | None:
+        """What is wrong with the engine process, or None."""
+        process = self._process
+        assert process is not None
+        if process.returncode is not None:
+            return f"ended with status {process.returncode}"
+        silent_s = self.clock.now_s() - self._last_beat_s
+        limit_s = self.timeout_s if self.ready else max(LOADING_TIMEOUT_S, self.timeout_s)
+        if silent_s >= limit_s:
+            return f"was silent for {silent_s:.1f} s"
+        pulse = self._pulse
+        if self.ready and pulse.busy_s > max(self.step_timeout_s, HANGS * pulse.longest_s):
+            return f"was in one step for {pulse.busy_s:.1f} s"
+        return None
 
-        While the server drains there is nothing to start it for.
+    async def _restart(self, why: str) -> bool:
+        """Make sure the old process is gone, start a new one, and keep the streams for it.
+
+        While the server drains there is nothing to start it for. False when there is no new one.
         """
         draining = self.status == "draining"
         log.error("the engine process %s%s", why, "" if draining else "; starting it again")
         self._failed_starts = 0 if self.ready else self._failed_starts + 1
-        self.status = "draining" if draining else "restarting"
+        self._become("restarting")
         await self._kill()
         self._unbind()
         self.on_death()
-        self._fail_all(
-            EngineDownError("The engine stopped while it ran this request.", code="engine_died")
-        )
         if draining:
-            return
+            self._fail_all(died())
+            return False
+        for stream in self._suspects.charge(self._streams):
+            log.error("request %d is refused for good", stream.answer.request.request_id)
+            stream.fail(poisonous())
+        self._died_s = self._died_s or self.clock.now_s()
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._give_up(HeadwayError(f"The engine process {why}, {MAX_FAILED_STARTS} times."))
-            return
+            return False
         await asyncio.sleep(min(0.1 * 2**self._failed_starts - 0.1, 5.0))
         self.num_restarts += 1
         await self._spawn()
+        return True
+
+    def _become(self, status: str) -> None:
+        """Take a new status; a server that drains or has stopped does not come back."""
+        if self.status not in ("draining", "stopped"):
+            self.status = status
 
     async def _kill(self) -> None:
         process = self._process
@@ -212,8 +241,10 @@ class EngineClient:
         self._fail_all(EngineDownError("The engine cannot be started.", code="engine_failed"))
 
     def _fail_all(self, error: RequestError) -> None:
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        self._suspects.clear()
+        streams = list(self._streams.values())
+        self._streams.clear()
+        for stream in streams:
             stream.fail(error)
 
     async def drain(self, timeout_s: float) -> None:
@@ -257,7 +288,11 @@ class EngineClient:
     def _hear(self) -> None:
         """Take the heartbeats that have come in."""
         while self._beat is not None and readable(self._beat):
-            self._beat.recv(zmq.NOBLOCK)
+            frame = self._beat.recv(zmq.NOBLOCK)
+            try:
+                self._pulse = messages.decode_beat(frame)
+            except msgspec.MsgspecError:
+                continue
             self._last_beat_s = self.clock.now_s()
 
     def _drain(self) -> None:
@@ -279,21 +314,29 @@ class EngineClient:
                     stream = streams.get(update.request_id)
                     if stream is not None:
                         stream.put(update)
+                if self._suspects.trying:
+                    self._suspects.moved({update.request_id for update in updates})
                 self.on_record(record)
             case messages.Loading(done, total):
-                self.status = f"loading {done / max(total, 1):.0%}"
+                self._become(f"loading {done / max(total, 1):.0%}")
                 self.on_progress(done, total)
             case messages.Ready():
-                self.info, self.status = message, "ready"
+                self.info, self._died_s = message, None
+                self._become("ready")
                 self._failed_starts = 0
                 self.on_ready(message)
                 self._settled.set()
+                self._suspects.begin(self._streams, self._send)
             case messages.Probed(ceilings):
                 self.on_probe(ceilings)
-            case messages.Refused(request_id, text, param, code):
+            case messages.Refused(request_id, text, param, code, status, retry_after_s):
                 stream = self._streams.pop(request_id, None)
+                self._suspects.left(request_id)
                 if stream is not None:
-                    stream.fail(RequestError(text, param=param, code=code))
+                    fault = code == messages.FAULT
+                    refusal = RequestError(text, param=param, code=code, status=status)
+                    refusal.retry_after_s = retry_after_s
+                    stream.fail(ServerFaultError() if fault else refusal)
             case messages.Failed(cause, fix, exit_code):
                 failure = HeadwayError(cause, fix)
                 failure.exit_code = exit_code
@@ -306,8 +349,12 @@ class EngineClient:
         *,
         principal: Principal | None = None,
         arrived_s: float | None = None,
+        reading: Reading | None = None,
     ) -> Stream:
-        """Send a request to the engine; raises EngineDownError when it takes none now."""
+        """Send a request to the engine; raises EngineDownError when it takes none now.
+
+        With a `reading` the deltas come with the parts that their text consists of.
+        """
         if not self.ready:
             raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
         request = Request(
@@ -317,8 +364,11 @@ class EngineClient:
             principal or Principal(),
             self.clock.now_s() if arrived_s is None else arrived_s,
         )
-        stream = Stream(Answer(request, self.tokenizer), self._aborter(request.request_id))
-        if not self._send(messages.Submit(request)):
+        self._suspects.check(request)
+        stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))
+        if self._suspects.trying:
+            self._suspects.queue.append(request.request_id)
+        elif not self._send(messages.Submit(request)):
             raise EngineDownError("The engine has stopped.", code="engine_died")
         self._streams[request.request_id] = stream
         return stream
@@ -329,8 +379,24 @@ class EngineClient:
         def abort(index: int | None) -> None:
             if index is None:
                 stream = self._streams.pop(request_id, None)
+                self._suspects.left(request_id)
                 if stream is None or stream.answer.num_unfinished == 0:
                     return
             self._send(messages.Abort(request_id, index))
 
         return abort
+
+
+def private_folder() -> Path:
+    """A new folder for sockets that only this user may enter (0700)."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="headway-"))
+    except OSError as error:
+        raise HeadwayError(
+            f"No folder for the engine's sockets can be made: {error.strerror}.",
+            "Make room, or set TMPDIR to a folder that can be written.",
+        ) from error
+
+
+def died() -> EngineDownError:
+    return EngineDownError("The engine stopped while it ran this request.", code="engine_died")

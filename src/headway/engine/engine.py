@@ -1,7 +1,7 @@
 """The engine: requests in, steps, updates out. The step is a sentence.
 
     plan = scheduler.schedule()     # who advances by how much
-    result = run(executor, plan)    # submit, sample, collect
+    result = run(executor, plan)    # submit, sample, collect; grammar masks are made meanwhile
     scheduler.update(plan, result)  # append, stop, release
 
 Given an executor and settings it runs in whatever process calls `step`: the engine's own, a
@@ -10,13 +10,19 @@ update per sequence, whatever happens in a step.
 """
 
 import logging
+from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
-from headway.core.plan import Executor, StepPlan, StepResult, run
+from headway.core.grammar import Grammar
+from headway.core.plan import Advance, Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.batching import Lobby
+from headway.engine.grammar.grammars import Grammars
+from headway.engine.grammar.masks import StepMasks
+from headway.engine.grammar.state import Compiled
+from headway.engine.halves import Halves, new_sequence
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
@@ -25,8 +31,8 @@ from headway.telemetry.records import StepRecord, count_work
 log = logging.getLogger(__name__)
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
+Told = TypingSequence[list[int] | None]
 WARM_UP_TOKENS, WARM_UP_REQUEST_ID = 32, 0
-FLAT_FAILURE = "the step it was part of failed"
 
 
 class Engine:
@@ -40,6 +46,7 @@ class Engine:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         clock: Clock | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.executor = executor
         self.settings = settings
@@ -63,11 +70,24 @@ class Engine:
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
         self._untold = False
+        self.grammars = grammars
+        self._flushed = False
+        self._refusals: list[tuple[int, RequestError]] = []
 
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do, if only to tell that a request waits or left."""
-        return self.scheduler.has_work or self._untold
+        return self.scheduler.has_work or self._untold or self._grammar_is_ready
+
+    @property
+    def _grammar_is_ready(self) -> bool:
+        return self.grammars is not None and self.grammars.has_ready
+
+    def wait_for_work(self) -> bool:
+        """Whether there is work; where a request waits for its grammar, sleeps until it has it."""
+        if not self.has_work and self.grammars is not None:
+            self.grammars.wait()
+        return self.has_work
 
     @property
     def wakes_at_s(self) -> float:
@@ -78,8 +98,12 @@ class Engine:
     def num_requests(self) -> int:
         return len(self._requests)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; raises RequestError when it can never run here."""
+    def add(self, request: Request, told: Told = ()) -> None:
+        """Queue a request; raises RequestError when it can never run here.
+
+        `told` resumes one that another engine had begun: by index the tokens its sequences have
+        had, None for a sequence that is over. They go on as if they had been preempted.
+        """
         self._check(request)
         sampling = request.sampling
         limit = self.settings.max_model_len
@@ -90,26 +114,86 @@ class Engine:
             stop_ids |= self.eos_token_ids
         sequences = []
         for index in range(sampling.n):
-            sequences.append(
-                Sequence(
-                    self._next_sequence_id,
-                    request,
-                    index,
-                    num_groups=len(self.kv.pools),
-                    stop_ids=stop_ids,
-                    max_len=limit,
-                    seed=self._seed(request),
-                )
+            known = told[index] if told else []
+            if known is None:
+                continue
+            sequence = Sequence(
+                self._next_sequence_id,
+                request,
+                index,
+                num_groups=len(self.kv.pools),
+                stop_ids=stop_ids,
+                max_len=limit,
+                seed=self._seed(request),
             )
+            sequence.resume(known)
+            sequences.append(sequence)
             self._next_sequence_id += 1
-        sequences[0].forks = sequences[1:]
+        if not sequences:
+            return
+        compiled = None
+        if sampling.grammar is not None:
+            compiled = self._compiler(sampling.grammar).compile(
+                request.request_id, sampling.grammar, request.principal.cache_salt
+            )
         self._requests[request.request_id] = sequences
-        self.scheduler.add(sequences[0])
+        if compiled is not None or sampling.grammar is None:
+            self._enqueue(sequences, compiled)
+        else:
+            self._untold = True
+
+    def _compiler(self, grammar: Grammar) -> Grammars:
+        if self.grammars is None:
+            raise RequestError(
+                "Structured output needs a tokenizer, and there is none here.",
+                param=grammar.param,
+                code="no_tokenizer",
+            )
+        return self.grammars
+
+    def _enqueue(self, sequences: list[Sequence], compiled: Compiled | None) -> None:
+        """Hand the sequences of one request to the scheduler, the first ahead of its siblings.
+
+        Those that are resumed have prompts of their own: each goes by itself.
+        """
+        if compiled is not None:
+            for sequence in sequences:
+                sequence.grammar = compiled.state()
+        fresh = [sequence for sequence in sequences if not sequence.num_generated]
+        if fresh:
+            fresh[0].forks = fresh[1:]
+        for sequence in sequences:
+            if sequence.num_generated or sequence is fresh[0]:
+                self.scheduler.add(sequence)
         self._untold = self._untold or not self.scheduler.has_work
 
     def flush(self) -> None:
         """No more requests will come: let those that wait for a batch to fill start."""
+        self._flushed = self.grammars is not None and self.grammars.num_waiting > 0
         self.scheduler.lobby.flush()
+
+    def take_refusals(self) -> list[tuple[int, RequestError]]:
+        """(request id, error) of those refused after `add`: their grammars would not do."""
+        refusals, self._refusals = self._refusals, []
+        return refusals
+
+    def _admit_compiled(self) -> None:
+        """Let requests go on whose grammars are compiled, and refuse those whose are not."""
+        if self.grammars is None:
+            return
+        for request_id, outcome in self.grammars.ready():
+            if isinstance(outcome, RequestError):
+                self._refuse(request_id, outcome)
+            elif request_id in self._requests:
+                self._enqueue(self._requests[request_id], outcome)
+                if self._flushed:
+                    self.scheduler.lobby.flush()
+
+    def _refuse(self, request_id: int, error: RequestError) -> None:
+        """End a request with `error` instead of an update."""
+        self.abort(request_id)
+        self._untold = True
+        self._refusals.append((request_id, error))
 
     def _check(self, request: Request) -> None:
         """The engine's own check, behind the server's: nothing here may kill a step."""
@@ -154,6 +238,8 @@ class Engine:
 
         No update follows. An unknown id is fine: it may have finished a moment ago.
         """
+        if self.grammars is not None and index is None:
+            self.grammars.forget(request_id)
         for sequence in list(self._requests.get(request_id, ())):
             if index is None or sequence.index == index:
                 self._drop_fork(sequence)
@@ -177,27 +263,113 @@ class Engine:
         """Run one step; returns what each sequence gained and the record of the step."""
         started_s = self.clock.now_s()
         self._untold = False
+        self._admit_compiled()
         plan = self.scheduler.schedule()
         planned_s = self.clock.now_s()
         queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
+        masks = None
         try:
-            result = run(self.executor, plan)
+            result, masks = self._run(plan)
         except Exception:
-            log.exception("step %d failed", plan.step)
-            result = StepResult(plan.step, [])
-            result.failed = {row.sequence_id: FLAT_FAILURE for row in plan.advanced}
+            result = self._run_in_halves(plan)
         collected_s = self.clock.now_s()
         updates = self._fail(result) + self.scheduler.update(plan, result)
+        if result.failed and not result.samples:
+            self._test_runtime()
         for update in updates:
             if update.finish_reason is not None:
                 self._leave_by(update)
+        if self._refusals:
+            refused = {request_id for request_id, _ in self._refusals}
+            updates = [update for update in updates if update.request_id not in refused]
         record = self._record(plan, result, started_s)
         record.num_queried_tokens, record.num_cached_tokens = queried, cached
+        if masks is not None:
+            record.mask_s, record.mask_wait_s = masks.mask_s, masks.wait_s
+        if self.grammars is not None:
+            record.num_waiting += self.grammars.num_waiting
+            record.compiles_s = self.grammars.builder.take_durations()
         record.schedule_s = planned_s - started_s
         record.execute_s = collected_s - planned_s
         self._ended_s, self._was_idle = self.clock.now_s(), not self.has_work
         record.update_s = self._ended_s - collected_s
         return updates, record
+
+    def _begin_masks(self, plan: StepPlan) -> StepMasks | None:
+        """Start on the masks of the rows whose sample a grammar rules."""
+        if self.grammars is None:
+            return None
+        sampled = [self.scheduler.by_id(row.sequence_id) for row in plan.advanced if row.sample]
+        ruled = [s for s in sampled if s is not None and s.grammar is not None]
+        return self.grammars.begin(ruled) if ruled else None
+
+    def _run(self, plan: StepPlan) -> tuple[StepResult, StepMasks | None]:
+        """Submit, sample, collect; the masks are computed while the model runs."""
+        masks = self._begin_masks(plan)
+        if masks is None:
+            return run(self.executor, plan), None
+        try:
+            self.executor.submit(plan)
+        finally:
+            late = masks.finish()
+        self.executor.sample(plan.step, late)
+        return self.executor.collect(), masks
+
+    def _run_in_halves(self, plan: StepPlan) -> StepResult:
+        """Called while the step's exception is handled: find the rows that raise by themselves.
+
+        A row that copies a block is put back into the queue instead, for what it copied from may
+        be another's by now; it comes again without a copy.
+        """
+        log.exception("step %d failed; its %d rows run in halves", plan.step, len(plan.advanced))
+        copying = {copy.sequence_id for copy in plan.copies}
+        for sequence in [s for s in self.scheduler.running if s.sequence_id in copying]:
+            self.scheduler.preempt(sequence)
+        rows = [row for row in plan.advanced if row.sequence_id not in copying]
+        stale = [*plan.finished, *self.scheduler.take_released()]
+        halves = Halves(
+            run=lambda plan: self._run(plan)[0],
+            next_step=self.scheduler.next_step,
+            find=self.scheduler.by_id,
+            result=StepResult(plan.step, []),
+            stale=[*stale, *(row.sequence_id for row in rows)],
+        )
+        halves.search(rows)
+        if not halves.num_attempts:
+            self.scheduler.release(stale)
+        order = {row.sequence_id: number for number, row in enumerate(plan.advanced)}
+        halves.result.samples.sort(key=lambda sample: order[sample.sequence_id])
+        return halves.result
+
+    def _test_runtime(self) -> None:
+        """Nobody got a token: compute one of nobody's, to know the runtime from its guests.
+
+        Raises what the runtime raises: then this engine is at its end, and its process with it.
+        """
+        sampling = SamplingParams(temperature=0, max_tokens=1)
+        nobody = Sequence(
+            self._next_sequence_id,
+            Request(WARM_UP_REQUEST_ID, [0], sampling),
+            0,
+            num_groups=len(self.kv.pools),
+            stop_ids=frozenset(),
+            max_len=2,
+            seed=0,
+        )
+        self._next_sequence_id += 1
+        room = self.kv.extend(nobody, 1)
+        if room is None:
+            return
+        scheduler = self.scheduler
+        row = Advance(nobody.sequence_id, 0, [0], room[0], True)
+        plan = StepPlan(
+            scheduler.next_step(), [new_sequence(nobody)], [row], scheduler.take_released()
+        )
+        try:
+            run(self.executor, plan)
+        finally:
+            self.kv.release(nobody)
+            scheduler.release([nobody.sequence_id])
 
     def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
         """(prompt tokens scheduled for the first time, those of them that were cached).
@@ -221,6 +393,8 @@ class Engine:
         for sequence in self._requests[update.request_id]:
             if sequence.index == update.index:
                 self._leave(sequence)
+                if sequence.grammar is not None and sequence.grammar.error:
+                    self._refuse(update.request_id, broken_grammar(sequence))
                 return
 
     def _fail(self, result: StepResult) -> list[SequenceUpdate]:
@@ -289,3 +463,14 @@ class Engine:
         if not self._requests:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
             assert not self.scheduler.running and not self.scheduler.num_waiting
+
+
+def broken_grammar(sequence: Sequence) -> RequestError:
+    """The 400 for a grammar that went beyond llguidance's limits in the middle of an answer."""
+    grammar, state = sequence.request.sampling.grammar, sequence.grammar
+    assert grammar is not None and state is not None
+    return RequestError(
+        f"{grammar.param} is too complex after {sequence.num_generated} tokens: {state.error}.",
+        param=grammar.param,
+        code="grammar_too_complex",
+    )

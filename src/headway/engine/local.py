@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable
 
 from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
-from headway.core.request import Principal, Request, SamplingParams
+from headway.core.principal import Principal
+from headway.core.request import Request, SamplingParams
 from headway.engine.answer import Answer
 from headway.engine.engine import Engine
 from headway.engine.process import introduction
 from headway.engine.stream import Stream
-from headway.engine.text import Tokenizer
+from headway.engine.text import Reading, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class LocalClient:
         *,
         principal: Principal | None = None,
         arrived_s: float | None = None,
+        reading: Reading | None = None,
     ) -> Stream:
         """Give a request to the engine; raises RequestError when it can never run."""
         if not self.ready:
@@ -123,7 +125,7 @@ class LocalClient:
             self.engine.clock.now_s() if arrived_s is None else arrived_s,
         )
         self.engine.add(request)
-        stream = Stream(Answer(request, self.tokenizer), self._aborter(request.request_id))
+        stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))
         self._streams[request.request_id] = stream
         self._arrived.set()
         return stream

@@ -2,7 +2,7 @@
 
 The server sends `ToEngine`, the engine `FromEngine`, over a ZeroMQ pair in a private folder; a
 second socket carries the engine's heartbeat from a thread of its own, so that a long step is
-silence in the first and life in the second.
+silence in the first and life in the second, which tells how long the step has been.
 """
 
 import msgspec
@@ -14,14 +14,16 @@ from headway.telemetry.records import StepRecord
 MAX_MESSAGE_BYTES = 64 * 2**20
 ENGINE_SOCKET, BEAT_SOCKET = "engine", "beat"
 BEAT_INTERVAL_S = 0.5
+FAULT = "internal_error"
 PARENT_VARIABLE = "HEADWAY_PARENT"
 """In the engine's environment: the process id of the server that started it."""
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):
-    """Run this request."""
+    """Run this request; `told` are the tokens it had from an engine that died, see Engine.add."""
 
     request: Request
+    told: list[list[int] | None] = []
 
 
 class Abort(msgspec.Struct, array_like=True, tag=2):
@@ -37,6 +39,16 @@ class Stop(msgspec.Struct, array_like=True, tag=3):
 
 class Flush(msgspec.Struct, array_like=True, tag=4):
     """No more requests will come: let those that wait for a batch to fill start."""
+
+
+class Beat(msgspec.Struct, array_like=True):
+    """The engine's process lives; its loop has been busy with one step for `busy_s`.
+
+    `longest_s` is the longest that any step took.
+    """
+
+    busy_s: float
+    longest_s: float
 
 
 class Loading(msgspec.Struct, array_like=True, tag=1):
@@ -74,12 +86,14 @@ class Probed(msgspec.Struct, array_like=True, tag=6):
 
 
 class Refused(msgspec.Struct, array_like=True, tag=4):
-    """The engine does not take this request: a RequestError's parts."""
+    """The engine does not take this request: a RequestError's parts, or FAULT for our own."""
 
     request_id: int
     message: str
     param: str | None
     code: str | None
+    status: int = 400
+    retry_after_s: float | None = None
 
 
 class Failed(msgspec.Struct, array_like=True, tag=5):
@@ -96,3 +110,4 @@ FromEngine = Loading | Ready | Steps | Refused | Failed | Probed
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+decode_beat = msgspec.msgpack.Decoder(Beat).decode

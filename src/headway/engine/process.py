@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +20,9 @@ import zmq
 
 from headway.core.clock import SystemClock
 from headway.core.errors import HeadwayError, RequestError
+from headway.core.request import Request
 from headway.engine import messages
-from headway.engine.engine import Engine
+from headway.engine.engine import Engine, Told
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +33,37 @@ IDLE_PROBE_EVERY_S, RARER, AT_LEAST_EVERY_S = 5.0, 1.2, 60.0
 Progress = Callable[[int, int], None]
 
 
+class Pulse:
+    """Since when the loop is busy with one thing, written by the loop and read by the beat."""
+
+    __slots__ = ("_clock", "_since_s", "longest_s")
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._since_s: float | None = None
+        self.longest_s = 0.0
+
+    def __enter__(self) -> None:
+        self._since_s = self._clock.now_s()
+
+    def __exit__(self, *_: object) -> None:
+        self.longest_s = max(self.longest_s, self.busy_s)
+        self._since_s = None
+
+    @property
+    def busy_s(self) -> float:
+        since_s = self._since_s
+        return 0.0 if since_s is None else self._clock.now_s() - since_s
+
+
 def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
     """Run until told to stop; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it drains first
     parent = int(os.environ.get(messages.PARENT_VARIABLE, os.getppid()))
     context = zmq.Context()
     pair = connect(context, zmq.PAIR, sockets / messages.ENGINE_SOCKET)
-    threading.Thread(target=beat, args=(context, sockets, parent), daemon=True).start()
+    pulse = Pulse()
+    threading.Thread(target=beat, args=(context, sockets, parent, pulse), daemon=True).start()
     try:
         engine = build(tell_progress(pair))
     except HeadwayError as error:
@@ -47,7 +73,7 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
         return error.exit_code
     engine.executor.probe(START_PROBE_S)
     pair.send(messages.encode(introduction(engine)))
-    run(engine, pair)
+    run(engine, pair, pulse)
     pair.close(linger=2000)
     return 0
 
@@ -62,11 +88,11 @@ def connect(context: zmq.Context, kind: int, path: Path) -> zmq.Socket:
     return socket
 
 
-def beat(context: zmq.Context, sockets: Path, parent: int) -> None:
+def beat(context: zmq.Context, sockets: Path, parent: int, pulse: Pulse) -> None:
     """Say twice a second that the process lives; end it when the server, its parent, is gone."""
     socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
     while os.getppid() == parent:
-        socket.send(b"")
+        socket.send(messages.encode(messages.Beat(pulse.busy_s, pulse.longest_s)))
         time.sleep(messages.BEAT_INTERVAL_S)
     remove_sockets(sockets)
     os._exit(1)
@@ -111,31 +137,68 @@ def introduction(engine: Engine) -> messages.Ready:
     )
 
 
-def run(engine: Engine, pair: zmq.Socket) -> None:
+def run(engine: Engine, pair: zmq.Socket, pulse: Pulse) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
+    bell = Bell()
+    poller.register(bell.listener, zmq.POLLIN)
+    if engine.grammars is not None:
+        engine.grammars.on_news = bell.ring
     probed_s, pause_s = engine.clock.now_s(), IDLE_PROBE_EVERY_S
     while True:
-        while poller.poll(0 if engine.has_work else idle_ms(engine)):
-            if not take(engine, pair):
+        while heard := dict(poller.poll(0 if engine.has_work else idle_ms(engine))):
+            if bell.listener.fileno() in heard:
+                bell.hush()
+            if pair in heard and not take(engine, pair):
                 return
         if engine.has_work:
-            updates, record = engine.step()
+            with pulse:
+                updates, record = engine.step()
             pair.send(messages.encode(messages.Steps(updates, record)))
+            for request_id, error in engine.take_refusals():
+                pair.send(messages.encode(refused(request_id, error)))
             if not engine.has_work:
                 engine.check_integrity()
         elif engine.clock.now_s() - probed_s > pause_s:
-            engine.executor.probe(0)  # tens of milliseconds, in which a request may have to wait
+            with pulse:
+                engine.executor.probe(
+                    0
+                )  # tens of milliseconds, in which a request may have to wait
             ceilings = engine.executor.describe().ceilings
             pair.send(messages.encode(messages.Probed(ceilings)))
             probed_s, pause_s = engine.clock.now_s(), min(pause_s * RARER, AT_LEAST_EVERY_S)
+
+
+class Bell:
+    """Wakes the loop from another thread: what rings is a byte in a pair of sockets."""
+
+    def __init__(self) -> None:
+        self.listener, self._ringer = socket.socketpair()
+        for end in (self.listener, self._ringer):
+            end.setblocking(False)
+
+    def ring(self) -> None:
+        """From any thread."""
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._ringer.send(b"!")
+
+    def hush(self) -> None:
+        """Take what has rung so far."""
+        self.listener.recv(4096)
 
 
 def idle_ms(engine: Engine) -> int:
     """How long an engine without work may sleep: less than usual when it wakes by itself."""
     wakes_in_s = engine.wakes_at_s - engine.clock.now_s()
     return math.ceil(1000 * min(max(wakes_in_s, 0.0), IDLE_POLL_MS / 1000))
+
+
+def refused(request_id: int, error: RequestError) -> messages.Refused:
+    """`error` as a message."""
+    return messages.Refused(
+        request_id, error.cause, error.param, error.code, error.status, error.retry_after_s
+    )
 
 
 def take(engine: Engine, pair: zmq.Socket) -> bool:
@@ -147,11 +210,9 @@ def take(engine: Engine, pair: zmq.Socket) -> bool:
         log.error("dropped a frame of %d bytes that is no message", len(frame))
         return True
     match message:
-        case messages.Submit(request):
-            try:
-                engine.add(request)
-            except RequestError as error:
-                refusal = messages.Refused(request.request_id, error.cause, error.param, error.code)
+        case messages.Submit(request, told):
+            refusal = submit(engine, request, told)
+            if refusal is not None:
                 pair.send(messages.encode(refusal))
         case messages.Abort(request_id, index):
             engine.abort(request_id, index)
@@ -160,3 +221,16 @@ def take(engine: Engine, pair: zmq.Socket) -> bool:
         case messages.Stop():
             return False
     return True
+
+
+def submit(engine: Engine, request: Request, told: Told) -> messages.Refused | None:
+    """Hand a request to the engine; what it says, or raises, refuses this request alone."""
+    try:
+        engine.add(request, told)
+    except RequestError as error:
+        return refused(request.request_id, error)
+    except Exception:
+        log.exception("request %d could not be added", request.request_id)
+        engine.abort(request.request_id)
+        return messages.Refused(request.request_id, "", None, messages.FAULT)
+    return None

@@ -15,9 +15,10 @@ waits for the decodes to finish; only when nothing else can advance does it pree
 
 from collections import deque
 
-from headway.core.plan import Advance, NewSequence, StepPlan, StepResult
+from headway.core.plan import Advance, StepPlan, StepResult
 from headway.core.request import SequenceUpdate, TokenLogprobs
 from headway.engine.batching import Lobby
+from headway.engine.halves import new_sequence
 from headway.engine.kv import KVCache
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, Sequence
 
@@ -72,14 +73,27 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
         self._open()
-        plan = StepPlan(self._step, [], [], [])
-        self._step += 1
+        plan = StepPlan(self.next_step(), [], [], [])
         budget = self._advance_decodes(plan, self.max_num_batched_tokens)
         budget, stuck = self._advance_chunks(plan, budget)
         if not stuck:
             self._admit(plan, budget)
-        plan.finished, self._released = self._released, []
+        plan.finished = self.take_released()
         return plan
+
+    def next_step(self) -> int:
+        """The number of a new step."""
+        self._step += 1
+        return self._step - 1
+
+    def take_released(self) -> list[int]:
+        """The sequences that the runtime has yet to be told to forget."""
+        released, self._released = self._released, []
+        return released
+
+    def release(self, sequence_ids: list[int]) -> None:
+        """Tell the runtime with the next step to forget these."""
+        self._released += sequence_ids
 
     def _advance_decodes(self, plan: StepPlan, budget: int) -> int:
         """Pass 1; returns the budget that is left."""
@@ -153,33 +167,28 @@ class Scheduler:
         """Tell the runtime of a sequence it does not know."""
         sequence.known_to_runtime = True
         self._by_id[sequence.sequence_id] = sequence
-        sampling = sequence.request.sampling
-        plan.new.append(
-            NewSequence(
-                sequence.sequence_id,
-                sequence.index,
-                list(sequence.tokens),
-                sequence.num_prompt,
-                sampling,
-                sequence.seed,
-                sorted(sequence.stop_ids) if sampling.min_tokens else [],
-                sequence.request.adapter,
-            )
-        )
+        plan.new.append(new_sequence(sequence))
 
     def _preempt_youngest(self) -> Sequence:
         """Send the youngest running sequence back to the head of the queue."""
-        victim = self.running.pop()
+        victim = self.running[-1]
+        self.preempt(victim)
+        return victim
+
+    def preempt(self, victim: Sequence) -> None:
+        """Send a running sequence back to the head of the queue: nothing of it is computed."""
+        self.running.remove(victim)
         self._forget(victim)
         victim.state = WAITING
         self.waiting.appendleft(victim)
         self.num_preemptions += 1
         self.preempted.append(victim.request.request_id)
-        return victim
 
     def _forget(self, sequence: Sequence) -> None:
         """Release the blocks of `sequence` here and its mirror in the runtime."""
         self.kv.release(sequence)
+        if sequence.grammar is not None:
+            sequence.grammar.release()
         if sequence.known_to_runtime:
             sequence.known_to_runtime = False
             del self._by_id[sequence.sequence_id]
@@ -227,13 +236,15 @@ class Scheduler:
             if sequence.wants_prompt_logprobs:
                 update.prompt_logprobs = sequence.prompt_logprobs
         for count, token_id in enumerate(token_ids, 1):
-            sequence.tokens.append(token_id)
-            reason = sequence.finish_reason(token_id)
+            reason = sequence.append(token_id)
             if reason is not None:
                 update.token_ids = token_ids[:count]
                 update.logprobs = logprobs[:count] if logprobs else None
                 update.finish_reason = reason
-                update.stop_token_id = token_id if reason == "stop" else None
+                hidden = reason == "stop" and sequence.hides(token_id)
+                update.stop_token_id = token_id if hidden else None
+                if sequence.grammar is not None:
+                    update.incomplete = not sequence.grammar.is_satisfied
                 self._finish(sequence)
                 break
         return update

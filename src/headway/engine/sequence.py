@@ -8,6 +8,7 @@ A prompt chunk, a decode step, a fork and a resumed sequence differ only in thes
 """
 
 from headway.core.request import Request, TokenLogprobs
+from headway.engine.grammar.state import GrammarState
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
@@ -21,6 +22,7 @@ class Sequence:
         "first_live",
         "first_scheduled_s",
         "forks",
+        "grammar",
         "index",
         "known_to_runtime",
         "max_len",
@@ -66,10 +68,17 @@ class Sequence:
         self.forks: list[Sequence] = []
         """Sequences of the same request that start once this one's prompt is computed."""
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
+        self.grammar: GrammarState | None = None
+        """Where it stands in its grammar, when it has one."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
         """Prompt tokens whose KV was there when the sequence was first scheduled."""
+
+    def resume(self, generated: list[int]) -> None:
+        """Go on behind tokens that another engine has generated and told."""
+        self.tokens += generated
+        self.wants_prompt_logprobs = self.wants_prompt_logprobs and not generated
 
     def __repr__(self) -> str:
         return (
@@ -85,15 +94,31 @@ class Sequence:
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
-    def finish_reason(self, token_id: int) -> str | None:
-        """Why the sequence ends with `token_id`, just appended, or None when it goes on."""
+    def append(self, token_id: int) -> str | None:
+        """Append a token; returns why the sequence ends with it, or None when it goes on.
+
+        `error` is a token that the grammar does not allow, and never appended: a mask of too many
+        steps, or an executor without masks.
+        """
+        grammar = self.grammar
+        if grammar is not None and not grammar.accept(token_id):
+            return "error"
+        self.tokens.append(token_id)
         if token_id in self.stop_ids and self.num_generated > self.request.sampling.min_tokens:
             return "stop"
+        if grammar is not None and grammar.is_complete:
+            return "stop"
         return "length" if len(self.tokens) >= self.max_len else None
+
+    def hides(self, token_id: int) -> bool:
+        """Whether `token_id`, which ended the sequence, is a sign of the end and not text."""
+        return token_id in self.stop_ids or (self.grammar is not None and self.grammar.ended)
 
     def check_integrity(self) -> None:
         """Assert what holds for a sequence between steps."""
         assert 0 <= self.computed <= len(self.tokens), self
+        if self.grammar is not None and not self.grammar.is_released:
+            assert self.grammar.num_accepted == self.num_generated, self
         assert self.num_prompt <= len(self.tokens) <= self.max_len, self
         if self.state != RUNNING:
             assert self.computed == 0 and not any(self.block_tables), self

@@ -16,14 +16,27 @@ class Stream:
     """The answer of one request while it arrives; iterate over it, then it is over.
 
     Each turn gives the deltas that came since the last one. Raises RequestError (refused),
-    EngineDownError (died) or ServerFaultError (its step failed).
+    EngineDownError (died for good) or ServerFaultError (its step failed).
     """
 
-    __slots__ = ("_abort", "_arrived", "_error", "_waiter", "answer", "over")
+    __slots__ = (
+        "_abort",
+        "_arrived",
+        "_error",
+        "_waiter",
+        "answer",
+        "num_deaths",
+        "over",
+        "told",
+    )
 
     def __init__(self, answer: Answer, abort: Callable[[int | None], None]) -> None:
         self.answer = answer
         self.over = False
+        self.num_deaths = 0
+        """Engines that died while they ran this request."""
+        self.told: list[list[int] | None] = [[] for _ in range(answer.request.sampling.n)]
+        """By index the tokens that came, None for a sequence that is over: what resumes it."""
         self._abort = abort
         self._arrived: list[SequenceUpdate] = []
         self._error: RequestError | None = None
@@ -32,6 +45,11 @@ class Stream:
     def put(self, update: SequenceUpdate) -> None:
         """Called by the client for each update."""
         self._arrived.append(update)
+        told = self.told[update.index]
+        if update.finish_reason is not None:
+            self.told[update.index] = None
+        elif told is not None:
+            told += update.token_ids
         self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -68,6 +86,7 @@ class Stream:
                 continue
             delta, abort = answer.push(update)
             if abort:
+                self.told[update.index] = None
                 self._abort(update.index)
             if delta.finish_reason == "error":
                 self.over = True

@@ -73,7 +73,7 @@ def draw(panel: Panel, names: Sequence[str]) -> list[str]:
         f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">'
         f"{escape(panel.y)}</text>"
     )
-    for name, line in reversed(panel.lines.items()):
+    for name, line in reversed(list(panel.lines.items())):
         points = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in line)
         colour = COLOURS[names.index(name)]
         parts.append(

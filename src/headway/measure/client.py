@@ -27,9 +27,9 @@ FAULTS: tuple[tuple[type[BaseException], str], ...] = (
 MESSAGE_LENGTH = 300
 
 
-def open_session(api_key: str) -> aiohttp.ClientSession:
+def open_session(api_key: str, accept: str = "text/event-stream") -> aiohttp.ClientSession:
     """A session of as many connections as requests are in the air."""
-    headers = {"content-type": "application/json", "accept": "text/event-stream"}
+    headers = {"content-type": "application/json", "accept": accept}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(

@@ -1,79 +1,28 @@
-"""A report as one self-contained HTML page: plots of plotly, whose script comes along.
+"""The report of a load test as one HTML page.
 
-The script is read from the installed package, so the page works without a network, next year too.
-Figures are plain JSON; nothing of plotly's Python is imported.
+It is given a report, and promises what the terminal shows and a plot of each of its series.
 """
 
-import html as escape
 import io
-from importlib.resources import files
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Console
 
 from headway.measure.latency import Latency, latency
+from headway.measure.onepage import Plot, axes, line, one_page, preformatted, right
 from headway.measure.record import Exchange
 from headway.measure.report import Report
 from headway.measure.table import heading, show
 
 MOST_POINTS = 4000
 SHARES = np.concatenate([np.linspace(0, 99, 100), np.linspace(99.1, 100, 10)])
-STYLE = """
-:root { color-scheme: light dark; --page: #fff; --text: #1c2024; --faint: #60646c; --line: #d9dce1 }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #14171a; --text: #e8eaed; --faint: #9aa0a8; --line: #33383e } }
-body { margin: 1rem auto; max-width: 75rem; padding: 0 1rem; background: var(--page);
-  color: var(--text); font: 15px/1.5 system-ui, sans-serif }
-h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin: 2rem 0 .2rem }
-p { color: var(--faint); margin: .2rem 0 }
-pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: .8rem;
-  font: 13px/1.45 ui-monospace, monospace }
-.plot { height: 20rem; width: 100% }
-"""
-SCRIPT = """
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-const ink = dark ? "#e8eaed" : "#1c2024", line = dark ? "#33383e" : "#d9dce1";
-const axis = { gridcolor: line, zerolinecolor: line, linecolor: line };
-for (const [id, figure] of Object.entries(figures)) {
-  const layout = Object.assign({
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 12 },
-    margin: { l: 60, r: 60, t: 10, b: 45 }, legend: { orientation: "h", y: 1.12 },
-  }, figure.layout);
-  for (const name of ["xaxis", "yaxis", "yaxis2"])
-    if (layout[name]) layout[name] = Object.assign({}, axis, layout[name]);
-  Plotly.newPlot(id, figure.data, layout, { responsive: true, displaylogo: false });
-}
-"""
-
-Plot = tuple[str, str, dict[str, Any]]
 
 
 def html(report: Report) -> str:
     """The page."""
-    plots = all_plots(report)
-    figures = {f"plot{i}": figure for i, (_, _, figure) in enumerate(plots)}
-    sections = "\n".join(
-        f"<h2>{escape.escape(title)}</h2><p>{escape.escape(said)}</p>"
-        f'<div class="plot" id="plot{i}"></div>'
-        for i, (title, said, _) in enumerate(plots)
-    )
-    data = msgspec.json.encode(figures).decode().replace("</", "<\\/")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape.escape(report.run.server.model)} · headway bench</title>"
-        f"<style>{STYLE}</style><script>{plotly_script()}</script></head><body>"
-        f"<h1>{escape.escape(heading(report))}</h1>"
-        f"<pre>{escape.escape(as_text(report))}</pre>{sections}"
-        f"<script>const figures = {data};{SCRIPT}</script></body></html>\n"
-    )
-
-
-def plotly_script() -> str:
-    """The script of the installed package."""
-    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    title = f"{report.run.server.model} · headway bench"
+    return one_page(title, heading(report), [preformatted(as_text(report))], all_plots(report))
 
 
 def as_text(report: Report) -> str:
@@ -213,27 +162,3 @@ def goodput_curve(report: Report) -> Plot:
     layout = axes("requests/s", "share within objectives") | {"yaxis2": right("goodput/s")}
     layout["yaxis"] |= {"range": [0, 1.02]}
     return "Goodput", search.note, {"data": data, "layout": layout}
-
-
-def line(x: list[float], y: Any, name: str) -> dict[str, Any]:
-    """A line."""
-    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y}
-
-
-def axes(x: str, y: str) -> dict[str, Any]:
-    """Two titled axes."""
-    return {
-        "xaxis": {"title": {"text": x}},
-        "yaxis": {"title": {"text": y}, "rangemode": "tozero"},
-    }
-
-
-def right(title: str) -> dict[str, Any]:
-    """A second vertical axis."""
-    return {
-        "title": {"text": title},
-        "overlaying": "y",
-        "side": "right",
-        "rangemode": "tozero",
-        "showgrid": False,
-    }

@@ -6,6 +6,7 @@ forward, `sample` chooses tokens, `collect` hands back the result; all three in 
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -197,6 +198,22 @@ class TorchExecutor:
                 found.append(PromptLogprobs(advance.sequence_id, advance.start + 1, entries))
             begin += len(advance.token_ids)
         return found
+
+    @torch.inference_mode()
+    def distributions(self) -> list[np.ndarray]:
+        """What the model expects after each token of the step that was submitted, not yet sampled.
+
+        One array for each row of its plan: fp32 log-probabilities, (tokens of the row, vocabulary).
+        """
+        assert self._pending is not None, "nothing was submitted"
+        _, batch, hidden = self._pending
+        if batch is None or hidden is None:
+            return []
+        rows = [
+            self.model.logits(part).log_softmax(-1).cpu()
+            for part in hidden.split(PROMPT_LOGPROB_ROWS)
+        ]
+        return np.split(torch.cat(rows).numpy(), np.cumsum(batch.query_lens)[:-1])
 
     def collect(self) -> StepResult:
         """The result of the step sampled last."""

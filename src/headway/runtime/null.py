@@ -18,20 +18,25 @@ class NullExecutor:
         self._step_s = step_s
         self._cycle = cycle
         self._plan: StepPlan | None = None
+        self._late = Late()
 
     def submit(self, plan: StepPlan) -> None:
         self._plan = plan
 
     def sample(self, step: int, late: Late) -> None:
-        pass
+        self._late = late
 
     def collect(self) -> StepResult:
         plan, self._plan = self._plan, None
         assert plan is not None
         if self._step_s:
             time.sleep(self._step_s)
-        token = [self._cycle[plan.step % len(self._cycle)]]
-        samples = [Sample(row.sequence_id, token) for row in plan.advanced if row.sample]
+        token = self._cycle[plan.step % len(self._cycle)]
+        samples = [
+            Sample(row.sequence_id, [allowed(token, self._late.masks.get(row.sequence_id))])
+            for row in plan.advanced
+            if row.sample
+        ]
         return StepResult(plan.step, samples)
 
     def describe(self) -> Description:
@@ -39,3 +44,11 @@ class NullExecutor:
 
     def probe(self, budget_s: float) -> None:
         pass
+
+
+def allowed(token: int, mask: bytes | None) -> int:
+    """`token`, or where `mask` forbids it the first that it allows."""
+    if mask is None or (token < 8 * len(mask) and mask[token // 8] >> token % 8 & 1):
+        return token
+    first = next(at for at, byte in enumerate(mask) if byte)
+    return first * 8 + (mask[first] & -mask[first]).bit_length() - 1

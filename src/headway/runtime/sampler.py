@@ -113,12 +113,21 @@ class Sampler:
 
 def apply_masks(logits_RV: Tensor, ids: tuple[int, ...], late: Late) -> None:
     """Forbid what a late mask does not allow: bit t of little-endian words is token t."""
-    for row, sequence_id in enumerate(ids):
-        mask = late.masks.get(sequence_id)
-        if mask is not None:
-            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-            allowed = torch.from_numpy(bits[: logits_RV.shape[1]]).bool().to(logits_RV.device)
-            logits_RV[row].masked_fill_(~allowed, NEVER)
+    rows = [row for row, sequence_id in enumerate(ids) if sequence_id in late.masks]
+    if not rows:
+        return
+    packed = np.frombuffer(b"".join([late.masks[ids[row]] for row in rows]), np.uint8)
+    bits = np.unpackbits(~packed.reshape(len(rows), -1), axis=1, bitorder="little")
+    width = min(bits.shape[1], logits_RV.shape[1])
+    forbidden_RV = torch.from_numpy(bits.view(np.bool_)).to(logits_RV.device)[:, :width]
+    if len(rows) == len(ids):
+        logits_RV[:, :width].masked_fill_(forbidden_RV, NEVER)
+        logits_RV[:, width:] = NEVER
+        return
+    masked_RV = logits_RV[rows]
+    masked_RV[:, :width].masked_fill_(forbidden_RV, NEVER)
+    masked_RV[:, width:] = NEVER
+    logits_RV[rows] = masked_RV
 
 
 def edit_row(logits_V: Tensor, sequence: MirrorSequence) -> None:

@@ -7,10 +7,11 @@ last chunk, for it is the hot path; Starlette does the routing, CORS and the sma
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,18 +20,33 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.core.errors import RequestError
-from headway.engine.text import Tokenizer
 from headway.server import body as bodies
-from headway.server import page
+from headway.server import page, tokens
+from headway.server.anthropic import messages
+from headway.server.anthropic import schema as anthropic_schema
+from headway.server.anthropic.schema import MessagesBody
 from headway.server.batches.routes import BATCH_ROUTES
 from headway.server.batches.runner import Runner
-from headway.server.doors import Doors, header
+from headway.server.doors import Doors, HereOnly, header, is_loopback
 from headway.server.errors import json_response, not_found
 from headway.server.files.routes import FILE_ROUTES
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
-from headway.server.openai.schema import LATER, NO_OPS, ChatBody, CompletionBody, chat_messages
+from headway.server.openai.schema import (
+    CHAT_ONLY,
+    LATER,
+    NO_OPS,
+    ChatBody,
+    CompletionBody,
+)
+from headway.server.openapi import document
+from headway.server.principal import owner_of
+from headway.server.responses import create as responses
+from headway.server.responses import schema as responses_schema
+from headway.server.responses import stored
+from headway.server.responses.schema import ResponsesBody
+from headway.telemetry.goodput import choose_class
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -38,21 +54,14 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TRACE_S = 5.0
 Number = TypeVar("Number", int, float)
-LARGE_BODY_BYTES = 64 * 1024
 
 
-def make_app(state: State, runner: Runner) -> ASGIApp:
-    """The whole ASGI application; the lines of batches run through its generating endpoints."""
-    runner.endpoints = generating_endpoints(state)
+def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
+    """The whole ASGI application; with a `runner` files and batches too, run through it."""
+    endpoints: dict[str, ASGIApp] = {row.path: Generate(state, row) for row in GENERATIONS}
     routes = [
-        *[
-            Route(path, runner.lane.beside(endpoint), methods=["POST"])
-            for path, endpoint in runner.endpoints.items()
-        ],
-        *[
-            Route(path, handler(runner, answer), methods=[method])
-            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
-        ],
+        *batch_routes(runner, endpoints),
+        *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         *[
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
@@ -60,8 +69,15 @@ def make_app(state: State, runner: Runner) -> ASGIApp:
         *[Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()],
     ]
     router = Router(routes, default=nothing_here, redirect_slashes=False)
-    app: ASGIApp = Doors(router, state.options.api_key)
-    origins = state.options.allowed_origins
+    options = state.options
+    origins = options.allowed_origins
+    here = is_loopback(options.host) and not options.insecure
+    app: ASGIApp = Doors(
+        router,
+        state.keyring,
+        guard=HereOnly(origins) if here else lambda scope: None,
+        on_refused=state.rows[0].telemetry.refused,
+    )
     if not origins:
         return app
     return CORSMiddleware(
@@ -73,28 +89,75 @@ def make_app(state: State, runner: Runner) -> ASGIApp:
     )
 
 
-def generating_endpoints(state: State) -> dict[str, ASGIApp]:
-    """Path → endpoint of all that generates: what a client asks, and what a batch's line may."""
-    return {
-        "/v1/chat/completions": Generate(state, ChatBody, chat.prepare, "chatcmpl-"),
-        "/v1/completions": Generate(state, CompletionBody, completions.prepare, "cmpl-"),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRow:
+    """An endpoint that generates: what it takes, how that is prepared and answered."""
+
+    path: str
+    accepts: bodies.Accepts
+    prepare: Callable[..., Any]
+    prefix: str
+    respond: Callable[..., Awaitable[None]] = respond
+    chats: bool = True
+    """Whether a template is rendered."""
+    owned: bool = False
+    """Whether `prepare` wants the name of the key that asks."""
+
+
+GENERATIONS = (
+    GenerationRow(
+        path="/v1/chat/completions",
+        accepts=bodies.Accepts(ChatBody, NO_OPS, LATER),
+        prepare=chat.prepare,
+        prefix="chatcmpl-",
+    ),
+    GenerationRow(
+        path="/v1/completions",
+        accepts=bodies.Accepts(CompletionBody, NO_OPS, LATER | CHAT_ONLY),
+        prepare=completions.prepare,
+        chats=False,
+        prefix="cmpl-",
+    ),
+    GenerationRow(
+        path="/v1/responses",
+        accepts=bodies.Accepts(ResponsesBody, responses_schema.NO_OPS, responses_schema.LATER),
+        prepare=responses.prepare,
+        prefix=responses.PREFIX,
+        respond=responses.respond,
+        owned=True,
+    ),
+    GenerationRow(
+        path="/v1/messages",
+        accepts=bodies.Accepts(MessagesBody, anthropic_schema.NO_OPS, anthropic_schema.LATER),
+        prepare=messages.prepare,
+        prefix="msg_",
+    ),
+)
+
+
+def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[Route]:
+    """Files and batches, and what generates: a line of a batch may ask the same endpoints."""
+    if runner is None:
+        return []
+    runner.endpoints = endpoints
+    return [
+        *[
+            Route(path, runner.lane.beside(endpoint), methods=["POST"])
+            for path, endpoint in endpoints.items()
+        ],
+        *[
+            Route(path, handler(runner, answer), methods=[method])
+            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
+        ],
+    ]
 
 
 class Generate:
     """POST endpoint that generates: body → prepare → respond, on raw ASGI."""
 
-    def __init__(
-        self,
-        state: State,
-        body: type[ChatBody] | type[CompletionBody],
-        prepare: Callable[..., Any],
-        prefix: str,
-    ) -> None:
+    def __init__(self, state: State, row: GenerationRow) -> None:
         self._state = state
-        self._body = body
-        self._prepare = prepare
-        self._prefix = prefix
+        self._row = row
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -102,7 +165,7 @@ class Generate:
         except RequestError as error:
             self._state.rows[0].telemetry.refused(error)
             raise
-        await respond(self._state, generation, dialect, receive, send)
+        await self._row.respond(self._state, generation, dialect, receive, send)
 
     async def _accept(self, scope: Scope, receive: Receive) -> tuple[Generation, Dialect]:
         """The request, checked and encoded; raises RequestError."""
@@ -110,22 +173,23 @@ class Generate:
         data = await bodies.read_body(receive, state.options.max_body)
         raw = bodies.parse_object(data)
         arrived_s = state.clock.now_s()
-        bodies.refuse_later(raw, LATER)
-        unknown = bodies.unknown_fields(raw, self._body, NO_OPS | LATER)
-        if unknown and state.options.strict_api:
-            name = unknown[0][:100]
-            raise RequestError(
-                f"The field {name} is unknown.", param=name, code="unknown_parameter"
-            )
-        body = bodies.typed(raw, self._body)
-        request_id = self._prefix + scope["request_id"]
-        prepare = partial(self._prepare, state, body, request_id, arrived_s)
-        large = len(data) > LARGE_BODY_BYTES  # 10 MB of text take seconds to encode
-        generation, dialect = await asyncio.to_thread(prepare) if large else prepare()
+        row, caller = self._row, scope.get("caller") or state.keyring.nobody
+        body, unknown = row.accepts.read(raw, state.options.strict_api)
+        owner = {"owner": owner_of(scope)} if row.owned else {}
+        prepare = partial(row.prepare, state, body, row.prefix + scope["request_id"], **owner)
+        # 10 MB of text take seconds to encode; a chat waits for the process that renders it
+        slow = len(data) > bodies.LARGE_BODY_BYTES or row.chats
+        generation, dialect = (
+            await asyncio.to_thread(prepare, arrived_s) if slow else prepare(arrived_s)
+        )
         if unknown:
             names = bodies.printable(unknown)
             log.warning("ignored unknown fields: %s", names)
             generation.headers.append((b"x-headway-ignored-fields", names.encode()))
+        generation.caller = caller
+        if caller.service_class and body.service_class is None and body.service_tier is None:
+            classes = generation.model.telemetry.classes
+            generation.service_class = choose_class(classes, caller.service_class, None)
         generation.parent = header(scope, b"traceparent")
         if (header(scope, b"x-stainless-retry-count") or "0") != "0":
             generation.model.telemetry.registry.add("client_retries")
@@ -151,10 +215,6 @@ async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     raise not_found(scope["path"])
 
 
-async def read_object(state: State, request: Request) -> dict[str, Any]:
-    return bodies.parse_object(await bodies.read_body(request.receive, state.options.max_body))
-
-
 # ── the small answers ───────────────────────────────────────────────────────────────────────
 
 
@@ -176,6 +236,11 @@ async def version(state: State, _: Request) -> Response:
     return json_response({"version": headway.__version__})
 
 
+async def openapi(state: State, _: Request) -> Response:
+    """The OpenAPI document of what this server takes, with its models and its limits."""
+    return json_response(document(state, GENERATIONS))
+
+
 async def metrics(state: State, _: Request) -> Response:
     text = b""
     for model in state.rows:
@@ -191,7 +256,7 @@ async def stats(state: State, request: Request) -> Response:
     """
     seconds = asked_seconds(request, int)
     more_s = () if seconds is None else (seconds,)
-    model = named_or_only(state, request.query_params.get("model"))
+    model = state.named_or_only(request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
     prompts, tokenizer = model.telemetry.prompts, model.tokenizer
     if prompts.due:
@@ -220,16 +285,19 @@ def asked_seconds(request: Request, kind: type[Number]) -> Number | None:
 async def trace(state: State, request: Request) -> Response:
     """The last `?seconds=` of steps and requests as a Chrome trace."""
     seconds = asked_seconds(request, float) or DEFAULT_TRACE_S
-    model = named_or_only(state, request.query_params.get("model"))
+    model = state.named_or_only(request.query_params.get("model"))
     return json_response(model.telemetry.trace(seconds))
 
 
 def model_card(name: str, model: ServedModel) -> dict[str, Any]:
-    """One model as /v1/models shows it."""
+    """One model as /v1/models shows it, to OpenAI's clients and to Anthropic's."""
     return {
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": model.created,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         "owned_by": "headway",
         "root": model.names[0],
         "accepts": model.accepts,
@@ -239,77 +307,13 @@ def model_card(name: str, model: ServedModel) -> dict[str, Any]:
 
 async def list_models(state: State, _: Request) -> Response:
     cards = [model_card(name, model) for name, model in state.models.items()]
-    return json_response({"object": "list", "data": cards})
+    ends = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+    return json_response({"object": "list", "data": cards, **ends})
 
 
 async def get_model(state: State, request: Request) -> Response:
     name = request.path_params["name"]
     return json_response(model_card(name, state.model(name)))
-
-
-class TokenizeBody(msgspec.Struct):
-    """POST /tokenize: vLLM's fields; a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
-
-
-class DetokenizeBody(msgspec.Struct):
-    """POST /detokenize."""
-
-    tokens: list[int]
-    model: str | None = None
-
-
-def named_or_only(state: State, name: str | None) -> ServedModel:
-    """The named model; without a name the only one."""
-    return state.model(name if name is not None else next(iter(state.models)))
-
-
-async def tokenize(state: State, request: Request) -> Response:
-    body = bodies.typed(await read_object(state, request), TokenizeBody)
-    model = named_or_only(state, body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError(
-            "Give either prompt or messages.", param="prompt", code="missing_required_parameter"
-        )
-    tokenizer = model.needs_tokenizer("prompt")
-    ids = await asyncio.to_thread(prompt_ids, tokenizer, body)  # 10 MB of text take seconds
-    content: dict[str, Any] = {
-        "tokens": ids,
-        "count": len(ids),
-        "max_model_len": model.info().max_model_len,
-    }
-    if body.return_token_strs:
-        content["token_strs"] = [tokenizer.token(token_id) for token_id in ids]
-    return json_response(content)
-
-
-def prompt_ids(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
-    """The ids of a prompt or of messages."""
-    if body.prompt is not None:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
-    messages = chat_messages(body.messages or [])
-    return tokenizer.chat_ids(messages, add_generation_prompt=body.add_generation_prompt)
-
-
-async def detokenize(state: State, request: Request) -> Response:
-    body = bodies.typed(await read_object(state, request), DetokenizeBody)
-    model = named_or_only(state, body.model)
-    tokenizer = model.needs_tokenizer("tokens")
-    vocab_size = model.info().vocab_size
-    if any(not 0 <= token < vocab_size for token in body.tokens):
-        raise RequestError(
-            f"tokens holds an id outside 0 … {vocab_size - 1}.",
-            param="tokens",
-            code="invalid_value",
-        )
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response({"prompt": text})
 
 
 SMALL_ROUTES: list[tuple[str, str, Answer]] = [
@@ -321,6 +325,14 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/trace", trace),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
-    ("POST", "/tokenize", tokenize),
-    ("POST", "/detokenize", detokenize),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("POST", "/apply-template", tokens.apply_template),
+    ("GET", "/openapi.json", openapi),
+    ("POST", "/v1/responses/input_tokens", stored.input_tokens),
+    ("GET", "/v1/responses/{response_id}", stored.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", stored.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", stored.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", stored.input_items),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
 ]

@@ -6,6 +6,7 @@ yet is refused by name; an unknown one is refused under --strict-api and else re
 """
 
 import re
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.types import Receive
 
 from headway.core.errors import RequestError
 
+LARGE_BODY_BYTES = 64 * 1024
 Body = TypeVar("Body", bound=msgspec.Struct)
 PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
@@ -29,23 +31,20 @@ TYPE_NAMES = {
 
 async def read_body(receive: Receive, limit_bytes: int) -> bytes:
     """The whole body; RequestError 413 as soon as it is longer than `limit_bytes`."""
-    parts: list[bytes] = []
-    size = 0
+    data = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise RequestError("The client left before the body was complete.", code="client_left")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit_bytes:
+        data += message.get("body", b"")
+        if len(data) > limit_bytes:
             raise RequestError(
                 f"The body is larger than {limit_bytes} bytes.",
                 code="request_too_large",
                 status=413,
             )
-        parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(data)
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -67,6 +66,26 @@ def typed(raw: dict[str, Any], kind: type[Body]) -> Body:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
         raise explain(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """What an endpoint takes: its body, names without effect, names refused until honoured."""
+
+    body: type[msgspec.Struct]
+    no_ops: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
+
+    def read(self, raw: dict[str, Any], strict: bool) -> tuple[Any, list[str]]:
+        """The typed body and the unknown names in it; `strict` refuses those."""
+        refuse_later(raw, self.later)
+        unknown = unknown_fields(raw, self.body, self.no_ops | self.later)
+        if unknown and strict:
+            name = unknown[0][:100]
+            raise RequestError(
+                f"The field {name} is unknown.", param=name, code="unknown_parameter"
+            )
+        return typed(raw, self.body), unknown
 
 
 def explain(text: str) -> RequestError:

@@ -1,33 +1,71 @@
-"""Who may come in: keys, denied by default, and limits on what a request may bring.
+"""Who may come in: keys, denied by default, and what a request must say to be let in.
 
 A pure ASGI layer around all routes. Without keys everybody on the address may ask; with keys every
-path wants one, whether a route exists there or not, but `/health`, `/ready` and the page's files.
+path wants one, whether a route exists there or not, except those that `ACCESS` calls public. A path
+that `ACCESS` does not name is for the operator's keys alone, so a new route is shut until somebody
+opens it.
 """
 
-import hashlib
-import hmac
+import ipaddress
 import logging
 import uuid
+from collections.abc import Callable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
-from headway.core.request import Principal
 from headway.server import page
-from headway.server.errors import error_response
+from headway.server.errors import error_response, speaks_anthropic
+from headway.server.keys import Caller, Keyring
 
 log = logging.getLogger(__name__)
 
-PUBLIC_PATHS = frozenset({"/health", "/ready"}) | page.PATHS
+PUBLIC, KEY, OPERATOR = "public", "key", "operator"
+ACCESS: dict[str, str] = {
+    "/health": PUBLIC,
+    "/ready": PUBLIC,
+    **dict.fromkeys(page.PATHS, PUBLIC),
+    "/v1/": KEY,
+    "/version": KEY,
+    "/openapi.json": KEY,
+    "/tokenize": KEY,
+    "/detokenize": KEY,
+    "/apply-template": KEY,
+    "/metrics": OPERATOR,
+    "/stats": OPERATOR,
+    "/trace": OPERATOR,
+}
+"""Who may ask at a path; a name that ends in / holds for all below it."""
+PREFIXES = [path for path in ACCESS if path.endswith("/") and path != "/"]
+
+
+def access(path: str) -> str:
+    """/v1/models → KEY, /health → PUBLIC, what the table does not name → OPERATOR."""
+    if path in ACCESS:
+        return ACCESS[path]
+    prefix = next((prefix for prefix in PREFIXES if path.startswith(prefix)), None)
+    return OPERATOR if prefix is None else ACCESS[prefix]
 
 
 class Doors:
-    """Checks the key, gives each request an id, and turns RequestErrors into answers."""
+    """Finds the caller, gives each request an id, and turns RequestErrors into answers.
 
-    def __init__(self, app: ASGIApp, keys: list[str]) -> None:
+    `guard` raises RequestError for what may not come in where there are no keys.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keyring: Keyring,
+        *,
+        guard: Callable[[Scope], None] = lambda scope: None,
+        on_refused: Callable[[RequestError], None] = lambda error: None,
+    ) -> None:
         self._app = app
-        self._digests = [digest(key) for key in keys]
+        self._keyring = keyring
+        self._guard = guard
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,6 +75,8 @@ class Doors:
         request_id = uuid.uuid4().hex
         scope["request_id"] = request_id
         extra = [(b"x-request-id", request_id.encode())]
+        if speaks_anthropic(scope["path"]):
+            extra.append((b"request-id", request_id.encode()))
         client_id = header(scope, b"x-request-id")
         if client_id and len(client_id) <= 200 and client_id.isascii() and client_id.isprintable():
             extra.append((b"x-client-request-id", client_id.encode()))
@@ -51,8 +91,11 @@ class Doors:
 
         scope["app"] = self  # then Starlette raises its 405 instead of answering in plain text
         try:
-            self._check_key(scope)
-            await self._app(scope, receive, send_with_id)
+            caller = self._let_in(scope)
+            if scope["method"] == "POST":
+                await self._metered(caller, scope, receive, send_with_id, extra)
+            else:
+                await self._app(scope, receive, send_with_id)
         except (RequestError, HTTPException) as error:
             refusal = as_request_error(error, scope)
         except Exception:
@@ -61,24 +104,115 @@ class Doors:
         else:
             return
         if not started:
-            await error_response(refusal)(scope, receive, send_with_id)
+            answer = error_response(refusal, scope["path"], request_id)
+            await answer(scope, receive, send_with_id)
 
-    def _check_key(self, scope: Scope) -> None:
-        """Raise RequestError 401 unless the path is public or the key is known."""
-        if not self._digests or scope["path"] in PUBLIC_PATHS:
-            return
-        given = header(scope, b"authorization") or ""
-        scheme, _, key = given.partition(" ")
-        if scheme.lower() != "bearer":
-            key = header(scope, b"x-api-key") or ""
-        known = [hmac.compare_digest(digest(key.strip()), mine) for mine in self._digests]
-        if not any(known):
+    async def _metered(
+        self,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        extra: list[tuple[bytes, bytes]],
+    ) -> None:
+        """Run the request within the limits of its key; what is left of them is in the headers."""
+        meter = caller.meter
+        try:
+            meter.enter()
+        except RequestError as error:
+            extra += meter.headers()
+            self._on_refused(error)
+            raise
+        extra += meter.headers()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            meter.leave()
+
+    def _let_in(self, scope: Scope) -> Caller:
+        """The caller, also kept in the scope; raises RequestError 401 or 403."""
+        try:
+            caller = scope["caller"] = self._caller(scope)
+        except RequestError as error:
+            self._on_refused(error)
+            raise
+        return caller
+
+    def _caller(self, scope: Scope) -> Caller:
+        if not self._keyring:
+            self._guard(scope)
+            return self._keyring.nobody
+        wanted = access(scope["path"])
+        if wanted == PUBLIC:
+            return self._keyring.nobody
+        key = given_key(scope)
+        caller = self._keyring.find(key)
+        if caller is None:
             raise RequestError(
                 "Incorrect API key." if key else "No API key: send Authorization: Bearer KEY.",
                 code="invalid_api_key",
                 status=401,
             )
-        scope["principal"] = Principal(name="key-" + digest(key.strip()).hex()[:16])
+        if wanted == OPERATOR and not caller.admin:
+            raise forbidden("This path is for the operator's keys (admin: true in the key file).")
+        return caller
+
+
+class HereOnly:
+    """The guard of a server on loopback without keys: no web page gets in by way of a browser.
+
+    A name in `Host` that is not this machine's is a page whose own name leads here; an `Origin`
+    that is not this server's, nor one of `origins`, is a page that posts to us from elsewhere.
+    """
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def __call__(self, scope: Scope) -> None:
+        host, origin = header(scope, b"host") or "", header(scope, b"origin")
+        if not is_here(host):
+            raise forbidden(
+                "This server has no key and answers to this machine's own names only; start it "
+                "with --api-key KEY, or with --insecure."
+            )
+        if scope["method"] != "POST" or origin is None or self._origins & {origin, "*"}:
+            return
+        if origin.partition("://")[2] != host:
+            raise forbidden("This page may not ask here; name it with --allowed-origins.")
+
+
+def given_key(scope: Scope) -> str:
+    """The key a client sent as a bearer token or as x-api-key, or ""."""
+    scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = header(scope, b"x-api-key") or ""
+    return key.strip()
+
+
+def is_here(host: str) -> bool:
+    """Whether a Host header names this machine: an address, localhost, or nothing at all.
+
+    127.0.0.1:8000, [::1], localhost:80 and a.localhost do; evil.example does not, whatever address
+    its owner lets it resolve to.
+    """
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]").rstrip(".").lower()
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def forbidden(message: str) -> RequestError:
+    return RequestError(message, code="permission_denied", status=403)
 
 
 def as_request_error(error: RequestError | HTTPException, scope: Scope) -> RequestError:
@@ -90,11 +224,6 @@ def as_request_error(error: RequestError | HTTPException, scope: Scope) -> Reque
         code="method_not_allowed",
         status=error.status_code,
     )
-
-
-def digest(key: str) -> bytes:
-    """sha256 of a key, so that comparing takes the same time whatever the lengths are."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -1,6 +1,9 @@
-"""Errors as OpenAI's clients expect them: always {"error": {message, type, param, code}}."""
+"""Errors as clients expect them: OpenAI's {"error": {message, type, param, code}} everywhere but
+below /v1/messages, where Anthropic's {"type": "error", "error": {type, message}} is spoken.
+"""
 
 import math
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -22,12 +25,45 @@ def error_body(error: RequestError) -> dict[str, dict[str, str | None]]:
     }
 
 
-def error_response(error: RequestError) -> Response:
-    """The HTTP answer of an error; 429 and 503 say when to come back."""
+def anthropic_body(error: RequestError, request_id: str) -> dict[str, Any]:
+    """The same as Anthropic's clients read it; the field at fault stands in the message."""
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": str(error)[:MAX_MESSAGE]},
+        "request_id": request_id,
+    }
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether clients at `path` expect Anthropic's shapes."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def error_response(error: RequestError, path: str = "", request_id: str = "") -> Response:
+    """The HTTP answer of an error at `path`; 429 and 503 say when to come back."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    return json_response(error_body(error), status=error.status, headers=headers)
+    anthropic = speaks_anthropic(path)
+    body = anthropic_body(error, request_id) if anthropic else error_body(error)
+    return json_response(body, status=error.status, headers=headers)
+
+
+def error_event(error: RequestError) -> bytes:
+    """The event that ends a stream of OpenAI's chunks instead of `[DONE]`."""
+    return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
 
 
 def json_response(
@@ -51,9 +87,6 @@ def not_found(path: str) -> RequestError:
 
 LATER_ENDPOINTS = {
     "/v1/embeddings": "embeddings",
-    "/v1/responses": "the Responses API",
-    "/v1/messages": "the Anthropic dialect",
-    "/v1/messages/count_tokens": "the Anthropic dialect",
     "/v1/audio/transcriptions": "audio",
     "/v1/images/generations": "images",
     "/v1/moderations": "moderations",

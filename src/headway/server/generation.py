@@ -7,7 +7,7 @@ without `[DONE]` or an error event.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,9 +20,13 @@ from headway.core.request import SamplingParams
 from headway.core.slo import Slo
 from headway.engine.answer import Delta
 from headway.engine.stream import Stream
-from headway.server.errors import error_body, error_response, json_response
+from headway.engine.text import Reading
+from headway.engine.text.parts import CallEnds, Said
+from headway.server.errors import json_response
+from headway.server.keys import Caller, anybody
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
+from headway.server.openai.tools import ToolUse
 from headway.telemetry.goodput import ServiceClass
 from headway.telemetry.timeline import Timeline
 
@@ -55,7 +59,13 @@ class Generation:
     timeline: Timeline | None = None
     num_generated: int = 0
     num_cached: int = 0
+    num_reasoned: int = 0
+    use: ToolUse | None = None
+    reading: Reading | None = None
+    said: dict[int, Said] = field(default_factory=dict)
+    """Choice → what its parts add up to, where the answers are read for them."""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    caller: Caller = field(default_factory=anybody)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -63,7 +73,20 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object so far."""
-        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached)
+        reasoned = self.num_reasoned if self.reading and self.reading.thought else None
+        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
+
+    def hear(self, choice: int, delta: Delta) -> None:
+        """Add the parts of `delta` to what was said; calls that are over are judged."""
+        said = self.said.setdefault(choice, Said())
+        said.take(delta.parts or ())
+        if said.thoughts and not (said.contents or said.calls):
+            self.num_reasoned += len(delta.token_ids)
+        for part in delta.parts or ():
+            if isinstance(part, CallEnds) and self.use is not None:
+                call = said.calls[part.index]
+                fault = self.use.fault(call.name, call.arguments)
+                self.model.telemetry.called(fits=fault is None)
 
     def envelope(self, kind: str, fingerprint: str) -> dict[str, Any]:
         """What every answer and chunk of this generation begins with; `kind` is its `object`."""
@@ -80,6 +103,10 @@ class Generation:
         if not self.wants_timings or self.timeline is None:
             return {}
         return {"timings": self.timeline.timings()}
+
+    def ending(self, usage_chunk: Callable[[], bytes]) -> bytes:
+        """How OpenAI's streams of chunks end: usage and timings where asked for, then `[DONE]`."""
+        return (usage_chunk() if self.include_usage or self.wants_timings else b"") + DONE
 
     def last_chunk(self, envelope: dict[str, Any], usage: dict[str, Any]) -> bytes:
         """The event that follows the last choice's: usage and timings, as asked for."""
@@ -121,12 +148,24 @@ class Dialect(Protocol):
         """The chunks for what a choice gained, or b"" while nothing can be shown."""
         ...
 
-    def usage_chunk(self) -> bytes:
-        """The chunk with usage and timings, which comes last."""
+    def ending(self) -> bytes:
+        """What closes a stream after the last chunk."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """The event that ends a stream instead."""
         ...
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         """The complete answer, from each choice's deltas."""
+        ...
+
+    def refusal(self, error: RequestError) -> Response:
+        """The HTTP answer when nothing was sent yet."""
+        ...
+
+    def ping(self) -> bytes:
+        """What keeps a silent stream alive."""
         ...
 
 
@@ -152,13 +191,33 @@ async def respond(
         timeline.failed()
         raise
     finally:
-        timeline.left()  # cancelled: nobody is there any more
-        for stream in streams:
-            stream.close()
+        settle(generation, timeline, streams)
         if watcher is not None:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
+
+
+async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
+    """The whole answer, generated with no client waiting; raises RequestError."""
+    timeline = generation.begin()
+    streams: list[Stream] = []
+    try:
+        submit(generation, timeline, streams)
+        return await collect(generation, dialect, streams, timeline)
+    except Exception:
+        timeline.failed()
+        raise
+    finally:
+        settle(generation, timeline, streams)
+
+
+def settle(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
+    """It is over, one way or another: count it, and end what still runs of it."""
+    timeline.left()  # cancelled: nobody is there any more
+    generation.caller.meter.spend(generation.num_prompt_tokens + generation.num_generated)
+    for stream in streams:
+        stream.close()
 
 
 def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
@@ -166,7 +225,13 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
     client, telemetry = generation.model.client, generation.model.telemetry
     try:
         for prompt in generation.prompts:
-            stream = client.submit(prompt, generation.sampling, arrived_s=generation.arrived_s)
+            stream = client.submit(
+                prompt,
+                generation.sampling,
+                principal=generation.caller.principal,
+                arrived_s=generation.arrived_s,
+                reading=generation.reading,
+            )
             streams.append(stream)
             telemetry.submitted(timeline, stream.answer.request.request_id)
     except RequestError as error:
@@ -187,17 +252,24 @@ async def arriving(
 ) -> AsyncIterator[list[tuple[int, Delta]]]:
     """(choice, delta) pairs as they come, with tokens and finishes counted."""
     n, telemetry = generation.sampling.n, generation.model.telemetry
+    grammar = generation.sampling.grammar
     try:
         async for offset, deltas in merge(streams):
             pairs = []
             for delta in deltas:
                 pairs.append((offset * n + delta.index, delta))
                 generation.num_generated += len(delta.token_ids)
+                if delta.parts is not None:
+                    generation.hear(offset * n + delta.index, delta)
+                if delta.visible:
+                    timeline.published()
                 if delta.first_scheduled_s is not None:
                     generation.num_cached += delta.num_cached_tokens
                     timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
                 if delta.finish_reason is not None:
                     telemetry.sequence_finished(delta.finish_reason)
+                    if delta.incomplete and grammar is not None:
+                        telemetry.answer_invalid(grammar.kind)
             yield pairs
     except ClientGoneError:
         raise
@@ -237,29 +309,36 @@ async def send_whole(
     send: Send,
 ) -> None:
     """Collect everything, then answer once."""
-    choices: list[list[Delta]] = [[] for _ in range(len(streams) * generation.sampling.n)]
     try:
-        async for pairs in arriving(generation, streams, timeline):
-            for choice, delta in pairs:
-                choices[choice].append(delta)
-                timeline.tokens_left(choice, len(delta.token_ids))
+        response = json_response(await collect(generation, dialect, streams, timeline))
     except ClientGoneError:
         raise
     except RequestError as error:
-        response = error_response(error)
-    else:
-        response = json_response(dialect.whole(choices))
+        response = dialect.refusal(error)
     await send_response(response, send, generation.headers)
+
+
+async def collect(
+    generation: Generation, dialect: Dialect, streams: list[Stream], timeline: Timeline
+) -> dict[str, Any]:
+    """The whole answer, once it is complete."""
+    choices: list[list[Delta]] = [[] for _ in range(len(streams) * generation.sampling.n)]
+    async for pairs in arriving(generation, streams, timeline):
+        for choice, delta in pairs:
+            choices[choice].append(delta)
+            timeline.tokens_left(choice, len(delta.token_ids))
+    return dialect.whole(choices)
 
 
 class EventStream:
     """An SSE answer: headers with the first event, pings while nothing else is sent."""
 
-    __slots__ = ("_headers", "_pinger", "_send", "last_s", "started")
+    __slots__ = ("_headers", "_keep_alive", "_pinger", "_send", "last_s", "started")
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], ping: bytes = PING) -> None:
         self._send = send
         self._headers = headers
+        self._keep_alive = ping
         self.started = False
         self.last_s = 0.0
         self._pinger = asyncio.get_running_loop().create_task(self._ping())
@@ -282,12 +361,12 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _ping(self) -> None:
-        """A comment line after every 15 s of silence; it also sends the headers of a long wait."""
+        """A ping after every 15 s of silence; it also sends the headers of a long wait."""
         while True:
             await asyncio.sleep(1.0)
             self.last_s += 1.0
             if self.last_s >= PING_INTERVAL_S:
-                await self.write(PING)
+                await self.write(self._keep_alive)
 
     def stop_pinging(self) -> None:
         self._pinger.cancel()
@@ -305,7 +384,7 @@ async def send_chunks(
     send: Send,
 ) -> None:
     """Relay chunk by chunk; an error before the first is an HTTP error, later an error event."""
-    events = EventStream(send, generation.headers)
+    events = EventStream(send, generation.headers, dialect.ping())
     opened: set[int] = set()
     held: dict[int, int] = {}
     try:
@@ -323,31 +402,34 @@ async def send_chunks(
                     continue
                 count = len(delta.token_ids) + (held.pop(choice, 0) if held else 0)
                 timeline.tokens_left(choice, count)
-        asked = generation.include_usage or generation.wants_timings
-        tail = dialect.usage_chunk() if asked else b""
+        ending = dialect.ending()
         events.stop_pinging()
-        await events.end(tail + DONE)
+        await events.end(ending)
     except ClientGoneError:
         raise
     except RequestError as error:
         events.stop_pinging()
-        await send_failure(events, error, send, generation.headers)
+        await send_failure(events, dialect, error, send, generation.headers)
     except Exception:
         events.stop_pinging()
-        await send_failure(events, ServerFaultError(), send, generation.headers)
+        await send_failure(events, dialect, ServerFaultError(), send, generation.headers)
         raise
     finally:
         events.stop_pinging()
 
 
 async def send_failure(
-    events: EventStream, error: RequestError, send: Send, headers: list[tuple[bytes, bytes]]
+    events: EventStream,
+    dialect: Dialect,
+    error: RequestError,
+    send: Send,
+    headers: list[tuple[bytes, bytes]],
 ) -> None:
     """An HTTP error when nothing was sent yet, else an error event that ends the stream."""
     if events.started:
-        await events.end(b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
+        await events.end(dialect.failure(error))
         return
-    await send_response(error_response(error), send, headers)
+    await send_response(dialect.refusal(error), send, headers)
 
 
 async def send_response(response: Response, send: Send, headers: list[tuple[bytes, bytes]]) -> None:

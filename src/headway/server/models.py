@@ -14,6 +14,10 @@ from headway.engine.client import EngineClient
 from headway.engine.local import LocalClient
 from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
+from headway.engine.text.reading import Thought, choose_thought
+from headway.engine.text.tools import BY_NAME, Format, choose_format
+from headway.server.keys import Keyring
+from headway.server.responses.store import ResponseStore
 from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -21,7 +25,10 @@ DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:
-    """One row; `defaults` are the sampling parameters of its generation_config.json."""
+    """One row; `defaults` are the sampling parameters of its generation_config.json.
+
+    `format` and `thought` say how its answers show tool calls and reasoning, if they can.
+    """
 
     names: list[str]
     client: EngineClient | LocalClient
@@ -29,6 +36,8 @@ class ServedModel:
     telemetry: Telemetry
     defaults: dict[str, Any] = field(default_factory=dict)
     created: int = 0
+    format: Format | None = None
+    thought: Thought | None = None
 
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""
@@ -65,6 +74,11 @@ class State:
     options: ServerOptions
     clock: Clock = field(default_factory=SystemClock)
     fingerprint: str = ""
+    keyring: Keyring = field(default_factory=Keyring)
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.options.response_memory)
 
     def model(self, name: str) -> ServedModel:
         """The row for `name`; RequestError 404 when there is none."""
@@ -78,10 +92,22 @@ class State:
             )
         return model
 
+    def named_or_only(self, name: str | None) -> ServedModel:
+        """The named model; without a name the first."""
+        return self.model(name if name is not None else next(iter(self.models)))
+
     @property
     def rows(self) -> list[ServedModel]:
         """Each served model once."""
         return list({id(model): model for model in self.models.values()}.values())
+
+
+def answer_marks(tokenizer: Tokenizer | None, parser: str) -> tuple[Format | None, Thought | None]:
+    """How a model's answers show calls and reasoning: as its template has it, or as was said."""
+    if tokenizer is None or tokenizer.template is None:
+        return None, None
+    source = tokenizer.template.source
+    return BY_NAME.get(parser) or choose_format(source), choose_thought(source)
 
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:

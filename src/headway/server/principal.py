@@ -6,7 +6,7 @@ one owner.
 
 from starlette.types import Scope
 
-from headway.core.request import Principal
+from headway.core.principal import Principal
 
 
 def principal_of(scope: Scope) -> Principal:

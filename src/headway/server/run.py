@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -19,12 +20,17 @@ import uvicorn
 from headway.core.errors import PortInUseError, UsageError
 from headway.server.app import make_app
 from headway.server.batches import open_runner
+from headway.server.connection import Crowd
+from headway.server.doors import is_loopback
 from headway.server.models import State
+from headway.server.notify import Notifier
 
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
+SPARE_FILES = 64
+SILENT = Notifier()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -51,11 +57,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 def check_address(host: str, has_key: bool, insecure: bool) -> None:
     """Refuse to listen beyond this machine without a key, unless told to."""
-    local = host in ("localhost", "::1") or host.startswith("127.")
-    if not (local or has_key or insecure):
+    if not (is_loopback(host) or has_key or insecure):
         raise UsageError(
-            f"--host {host} can be reached from other machines, and there is no --api-key.",
-            "Give --api-key KEY, or say --insecure if everybody may use this server.",
+            f"--host {host} can be reached from other machines, and nobody needs a key.",
+            "Give --api-key KEY or --key-file FILE, or say --insecure if everybody may ask.",
         )
 
 
@@ -73,13 +78,17 @@ class Server(uvicorn.Server):
 
 
 async def serve(
-    state: State, listener: socket.socket, on_ready: Callable[[], None] = lambda: None
+    state: State,
+    listener: socket.socket,
+    on_ready: Callable[[], None] = lambda: None,
+    notifier: Notifier = SILENT,
 ) -> None:
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
+    crowd = Crowd(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
     config = uvicorn.Config(
         make_app(state, runner),
-        http="h11",
+        http=crowd.protocol,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         lifespan="off",
         log_config=None,
@@ -93,6 +102,11 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ask_to_end, server)
+    loop.add_signal_handler(signal.SIGHUP, reload_keys, state, notifier)
+    watchers = [
+        asyncio.create_task(crowd.watch()),
+        asyncio.create_task(notifier.watch(lambda: not any_failed(state))),
+    ]
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await runner.start()
@@ -103,15 +117,19 @@ async def serve(
         if settled.done():
             settled.result()
             on_ready()
+            notifier.ready()
         else:
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+        notifier.stopping()
         await runner.stop()
         await asyncio.gather(
             *(model.client.drain(state.options.drain_timeout) for model in state.rows)
         )
     finally:
         server.should_exit = True
+        for watcher in watchers:
+            watcher.cancel()
         await runner.stop()
         await asyncio.gather(*(model.client.stop() for model in state.rows))
         await serving
@@ -123,6 +141,34 @@ def ask_to_end(server: Server) -> None:
         server.should_exit = server.force_exit = True
         raise SystemExit(130)
     server.asked_to_end.set()
+
+
+def reload_keys(state: State, notifier: Notifier) -> None:
+    """SIGHUP: read the key file again; with one that cannot be used the old keys stay."""
+    notifier.reloading()
+    try:
+        state.keyring.reload()
+    except UsageError as error:
+        log.error("the keys stay as they were: %s", error)
+    else:
+        log.info("%d keys are in force", len(state.keyring.callers))
+    notifier.notify("READY=1")
+
+
+def any_failed(state: State) -> bool:
+    """Whether an engine has been given up: then only a new server helps."""
+    return any(model.client.status == "failed" for model in state.rows)
+
+
+def allowed_connections(wanted: int) -> int:
+    """`wanted`, or what the limit on open files leaves, which is raised as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, wanted + SPARE_FILES)
+    if soft < min(hard, wanted + SPARE_FILES):
+        soft = min(hard, wanted + SPARE_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(2, min(wanted, soft - SPARE_FILES))
 
 
 async def all_settled(state: State) -> None:

@@ -129,6 +129,11 @@ class Telemetry:
             if timeline is not None:
                 timeline.computed[request_id, index] = computed
                 timeline.prefill_s = self.clock.now_s()
+        if record.mask_s:
+            self.registry.observe("grammar_mask_seconds", record.mask_s)
+            self.registry.observe("grammar_mask_wait_seconds", record.mask_wait_s)
+        for seconds in record.compiles_s:
+            self.registry.observe("grammar_compile_seconds", seconds)
         if record.num_queried_tokens:
             self.registry.add("prefix_cache_queries", record.num_queried_tokens)
             self.registry.add("prefix_cache_hits", record.num_cached_tokens)
@@ -210,6 +215,7 @@ class Telemetry:
             decode_s = timeline.arrived_s + (ended.e2e_s or 0.0) - (timeline.first_s or 0.0)
             registry.observe("e2e_request_latency_seconds", ended.e2e_s)
             registry.observe("request_queue_time_seconds", ended.queue_s)
+            registry.observe("time_to_publish_seconds", timeline.publish_s)
             registry.observe("request_prefill_time_seconds", ended.prefill_s)
             registry.observe("request_time_per_output_token_seconds", ended.tpot_s)
             registry.observe("request_prompt_tokens", ended.prompt_tokens)
@@ -226,9 +232,19 @@ class Telemetry:
         for which in ended.missed or ():
             self.registry.add("slo_missed", 1, ended.service_class, which)
 
+    def called(self, fits: bool) -> None:
+        """An answer held a tool call; its arguments fit the tool's parameters, or do not."""
+        self.registry.add("tool_calls")
+        if not fits:
+            self.registry.add("validation_failures", 1, "tool_arguments")
+
     def sequence_finished(self, reason: str) -> None:
         """A sequence ended."""
         self.registry.add("request_success", 1, reason)
+
+    def answer_invalid(self, kind: str) -> None:
+        """An answer, or the arguments of a tool call, does not validate: {"json": 1}."""
+        self.registry.add("validation_failures", 1, kind)
 
     def refused(self, error: RequestError, timeline: Timeline | None = None) -> None:
         """A request was refused before it ran: for its body, or for load or state."""

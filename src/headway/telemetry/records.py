@@ -22,7 +22,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     `group_blocks_used` are by KV group. Of `num_queried_tokens` prompt tokens that were scheduled
     for the first time, `num_cached_tokens` needed no computing. `prefilling` holds (request id,
     index, tokens computed) of the rows that are not decodes, `preempted` request ids.
-    `experts_read` counts the experts that were hit, over all layers.
+    `experts_read` counts the experts that were hit, over all layers. Grammar masks took `mask_s`
+    to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
+    grammar compiled since the step before.
     """
 
     step: int
@@ -51,6 +53,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     prefilling: list[tuple[int, int, int]] = []
     preempted: list[int] = []
     experts_read: int = 0
+    mask_s: float = 0.0
+    mask_wait_s: float = 0.0
+    compiles_s: list[float] = []
 
     @property
     def num_prefill_tokens(self) -> int:

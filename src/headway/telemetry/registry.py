@@ -31,6 +31,10 @@ LATENCY_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+GRAMMAR_BUCKETS_S = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LENGTH_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
 COMMON_LABELS = ("model_name", "engine")
@@ -63,6 +67,12 @@ ROWS = (
     Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),
     Row("admission_rejections", C, "Requests refused for load or state.", ("reason",)),
     Row("time_to_first_token_seconds", H, "First token leaves − arrived.", buckets=TTFT_BUCKETS_S),
+    Row(
+        "time_to_publish_seconds",
+        H,
+        "First text for the user leaves − arrived; reasoning and tool calls are none.",
+        buckets=TTFT_BUCKETS_S,
+    ),
     Row("inter_token_latency_seconds", H, "Gap between tokens.", buckets=ITL_BUCKETS_S),
     Row(
         "request_time_per_output_token_seconds",
@@ -93,7 +103,26 @@ ROWS = (
     Row("mfu_ratio", G, "FLOPs needed over the measured peak, last 10 s.", ("steps",)),
     Row("mbu_ratio", G, "Bytes needed over the measured bandwidth, last 10 s.", ("steps",)),
     Row("bottleneck", G, "1 for what bounds the last 10 s.", ("kind",)),
+    Row(
+        "grammar_compile_seconds",
+        H,
+        "Compiling the grammar of a structured output.",
+        buckets=GRAMMAR_BUCKETS_S,
+    ),
+    Row(
+        "grammar_mask_seconds",
+        H,
+        "Computing a step's grammar masks, beside the model.",
+        buckets=GRAMMAR_BUCKETS_S,
+    ),
+    Row(
+        "grammar_mask_wait_seconds",
+        H,
+        "What a step waited for its grammar masks.",
+        buckets=GRAMMAR_BUCKETS_S,
+    ),
     Row("validation_failures", C, "Bodies or answers that did not validate.", ("kind",)),
+    Row("tool_calls", C, "Tool calls in answers, whole ones and those that broke off."),
     Row("client_retries", C, "Requests that a client sent again."),
     Row("cost_usd", C, "Price per hour times the time served."),
     Row("engine_restarts", C, "Times the engine was started again."),

@@ -264,7 +264,8 @@ class Totals(msgspec.Struct, kw_only=True):
     """Counts since the server started.
 
     `errors` counts refused and failed requests by code, `finished` sequences by finish reason,
-    `validation_failures` what did not validate (`request`: a body; `answer`: later, a schema).
+    `validation_failures` what did not validate (`request`: a body; `json` and other kinds of
+    grammars: answers that ended before their grammar was satisfied; `tool_arguments`).
     """
 
     requests: int

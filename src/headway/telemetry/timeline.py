@@ -32,7 +32,7 @@ class Timeline:
     __slots__ = (
         *("_listener", "_now_s", "_slots", "arrived_s", "cached_tokens", "computed", "ended"),
         *("first_s", "num_preemptions", "num_prompt", "objectives", "parent", "prefill_s"),
-        *("preempted_s", "request_id", "scheduled_s", "service_class", "times"),
+        *("preempted_s", "published_s", "request_id", "scheduled_s", "service_class", "times"),
     )
 
     def __init__(
@@ -59,6 +59,8 @@ class Timeline:
         """The trace context that came with the request, for spans."""
         self.scheduled_s: float | None = None
         self.first_s: float | None = None
+        self.published_s: float | None = None
+        """When the first text for the user left, neither reasoning nor a tool call."""
         self.prefill_s = self.preempted_s = 0.0
         self.cached_tokens = 0
         self.num_preemptions = 0
@@ -94,6 +96,11 @@ class Timeline:
         for _ in range(count - 1):
             gaps.append(0.0)
             times.append(now_s)
+
+    def published(self) -> None:
+        """Text for the user leaves now; only the first call counts."""
+        if self.published_s is None:
+            self.published_s = self._now_s()
 
     def end(self, outcome: str) -> None:
         """The request is over; only the first call counts."""
@@ -151,6 +158,11 @@ class Timeline:
         return None if self.first_s is None else self.first_s - self.arrived_s
 
     @property
+    def publish_s(self) -> float | None:
+        """Time to publish: TTFT, but without reasoning and tool calls; None for a call alone."""
+        return None if self.published_s is None else self.published_s - self.arrived_s
+
+    @property
     def queue_s(self) -> float | None:
         return None if self.scheduled_s is None else self.scheduled_s - self.arrived_s
 
@@ -179,6 +191,7 @@ class Timeline:
             "queue_s": self.queue_s,
             "prefill_s": self.prefill_time_s,
             "ttft_s": self.ttft_s,
+            "publish_s": self.publish_s,
             "tpot_s": self.tpot_s,
             "e2e_s": last_s - self.arrived_s,
             "cached_tokens": self.cached_tokens,

@@ -3,10 +3,12 @@
 from headway.core.options.bench import BenchOptions
 from headway.core.options.clients import BatchOptions, LaunchOptions, PullOptions
 from headway.core.options.doctor import DoctorOptions
+from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import (
     EngineOptions,
+    LogOptions,
     SamplingOptions,
     ServerOptions,
     TraceOptions,
@@ -18,6 +20,8 @@ __all__ = [
     "Bytes",
     "DoctorOptions",
     "EngineOptions",
+    "EvalOptions",
+    "LogOptions",
     "LaunchOptions",
     "PullOptions",
     "SamplingOptions",

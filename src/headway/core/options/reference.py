@@ -7,10 +7,12 @@ from pathlib import Path
 from headway.core.options.bench import BenchOptions
 from headway.core.options.clients import BatchOptions, LaunchOptions, PullOptions
 from headway.core.options.doctor import DoctorOptions
+from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.read import format_value
 from headway.core.options.tables import (
     EngineOptions,
+    LogOptions,
     SamplingOptions,
     ServerOptions,
     TraceOptions,
@@ -40,10 +42,12 @@ def reference() -> str:
 
 TITLES: dict[type, str] = {
     ServerOptions: "Server (`serve`)",
+    LogOptions: "Log (`serve`)",
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
     BatchOptions: "Batch without a server (`batch`)",
     BenchOptions: "Load generator (`bench`)",
+    EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
     LaunchOptions: "Coding agents (`launch`)",

@@ -1,4 +1,4 @@
-"""The options themselves: three tables, one row each; everything else is generated from them.
+"""The options themselves: tables of rows, from which everything else is generated.
 
 `EngineOptions` say what is served and with how much memory, `ServerOptions` where and to whom,
 `SamplingOptions` how `run` and `chat` choose tokens. None marks "derived": see `core.resolve`.
@@ -86,13 +86,29 @@ class ServerOptions:
         common=True,
         secret=True,
     )
+    key_file: str = option(
+        "", "YAML file of keys as hashes, with names, classes and limits; SIGHUP reads it again."
+    )
     insecure: bool = option(False, "Listen beyond this machine although there is no API key.")
     allowed_origins: list[str] = option(
         [], "Web pages that may ask (CORS), such as http://localhost:3000 or *."
     )
+    tool_call_parser: str = option(
+        "auto",
+        "How the model writes tool calls; auto goes by its chat template.",
+        choices=(
+            *("auto", "hermes", "llama3_json", "mistral", "mistral_list"),
+            *("gemma4", "functiongemma", "granite"),
+        ),
+    )
     strict_api: bool = option(False, "Refuse unknown request fields instead of warning.")
     max_n: int = option(16, "Most sequences one request may ask for.", low=1, high=128)
     max_body: Bytes = option(Bytes(10_000_000), "Largest request body.", low=1)
+    response_memory: Bytes = option(
+        Bytes(64 * 1024**2),
+        "Memory for stored responses, the least recently used go first; 0 stores none.",
+        low=0,
+    )
     data_dir: str = option(
         "",
         "Folder of uploaded files and batches; by default headway in the user's state folder.",
@@ -113,8 +129,17 @@ class ServerOptions:
     engine_timeout: Seconds = option(
         Seconds(3.0), "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
     )
+    step_timeout: Seconds = option(
+        Seconds(120.0),
+        "A step that takes longer, and ten times longer than any before, hangs: a new engine.",
+        low=0.5,
+        unit="seconds",
+    )
     drain_timeout: Seconds = option(
         Seconds(30.0), "On SIGTERM: how long running requests may take.", low=0, unit="seconds"
+    )
+    max_connections: int = option(
+        4096, "Most connections at once; half of them from one address.", low=2, high=100_000
     )
     slo: list[str] = option(
         [],
@@ -134,8 +159,17 @@ class ServerOptions:
     otlp_endpoint: str = option(
         "", "OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How the processes of a server log."""
+
     log_level: str = option(
         "info", "How much is logged.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = option(
+        "text", "One line or one JSON object for each event.", choices=("text", "json")
     )
 
 

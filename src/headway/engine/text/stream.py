@@ -42,12 +42,13 @@ class TextStream:
         stop: list[str],
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._stops = stop
         self._longest = max(map(len, stop), default=0)
         self._include_stop = include_stop
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self._held = ""
         self.stopped: str | None = None
         """The stop string that was found, or None."""
@@ -57,7 +58,7 @@ class TextStream:
         if tokenizer.pieces is not None:
             self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         else:
-            self._tail = prompt_token_ids[-CONTEXT_TOKENS:]
+            self._tail = [t for t in prompt_token_ids[-CONTEXT_TOKENS:] if t not in self._skip]
 
     def push(self, token_ids: list[int], last: bool = False) -> str:
         """The text to show after `token_ids`; with `last`, everything that was held back."""
@@ -87,10 +88,10 @@ class TextStream:
         `_tail` holds a few shown tokens for context, `_waiting` those not shown yet because the
         text still ends in half a character.
         """
-        skip = bool(self._skip)
-        before = self._tokenizer.decode(self._tail, skip_special_tokens=skip)
-        self._waiting = self._waiting + token_ids
-        after = self._tokenizer.decode(self._tail + self._waiting, skip_special_tokens=skip)
+        decode, skip = self._tokenizer.decode, self._skip
+        before = decode(self._tail, skip_special_tokens=False)
+        self._waiting = self._waiting + [t for t in token_ids if t not in skip]
+        after = decode(self._tail + self._waiting, skip_special_tokens=False)
         if after.endswith(REPLACEMENT) and not last:
             return ""
         self._tail = (self._tail + self._waiting)[-CONTEXT_TOKENS:]

@@ -29,7 +29,10 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[jinja2.ext.loopcontrols],
+            optimized=False,  # else {{ "a" * 10**10 }} is computed here, where it compiles
         )
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = refuse
@@ -40,7 +43,8 @@ class ChatTemplate:
             raise TokenizerError(
                 f"The chat template does not compile: {error}.", "Mend it, or give another file."
             ) from error
-        self._special_tokens = special_tokens
+        self.source = source
+        self.special_tokens = special_tokens
 
     @classmethod
     def load(
@@ -74,7 +78,7 @@ class ChatTemplate:
         try:
             text = self._template.render(
                 {
-                    **self._special_tokens,
+                    **self.special_tokens,
                     **options,
                     "messages": messages,
                     "tools": tools,
@@ -83,7 +87,8 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is the model's code: it may raise anything
             raise RequestError(
-                f"The model's chat template refuses these messages: {str(error)[:500]}",
+                f"The model's chat template refuses these messages: "
+                f"{str(error)[:500] or type(error).__name__}",
                 param="messages",
                 code="invalid_value",
             ) from error

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_spec import read_json
 from headway.engine.text.pieces import token_bytes
+from headway.engine.text.rendering import Renderer
 from headway.engine.text.template import ChatTemplate
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -39,7 +40,13 @@ class Tokenizer:
         added = document.get("added_tokens") or []
         self.special_ids = frozenset(t["id"] for t in added if t.get("special"))
         self.pieces = token_bytes(document)
+        self.template: ChatTemplate | Renderer | None
         self.template = ChatTemplate.load(folder, config, template_file)
+
+    def isolate(self) -> None:
+        """From now on render chats in a process that can be killed: for many users' requests."""
+        if isinstance(self.template, ChatTemplate):
+            self.template = Renderer(self.template)
 
     @property
     def vocab_size(self) -> int:
@@ -59,6 +66,11 @@ class Tokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, decoded as one."""
         return self._rust.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def special(self, texts: tuple[str, ...]) -> dict[str, int]:
+        """Those of `texts` that are special tokens, with their ids: {"[TOOL_CALLS]": 5}."""
+        ids = {text: self._rust.token_to_id(text) for text in texts}
+        return {text: i for text, i in ids.items() if i is not None and i in self.special_ids}
 
     def token(self, token_id: int) -> str:
         """The vocabulary entry as it is written in tokenizer.json, or "" for an unused id."""

@@ -89,6 +89,7 @@ def tell(rng: random.Random, level: int) -> Example:
     hero = rng.choice(words.HEROES)
     text = story(rng, hero)
     thing = next(thing for thing in SLOTS["thing"] if thing in text)
+    names: tuple[str, ...]
     if level == 3:
         sentences = text.split(". ")
         cut = rng.randint(1, 2)

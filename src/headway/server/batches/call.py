@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from headway.core.errors import RequestError, ServerFaultError
-from headway.core.request import Principal
+from headway.core.principal import Principal
 from headway.server.errors import error_body
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from headway.core.errors import HeadwayError, RequestError, UsageError
-from headway.core.request import Principal
+from headway.core.principal import Principal
 from headway.server.batches.call import Answer, batch_body, call
 from headway.server.batches.lines import Line, read_body
 from headway.server.batches.results import Result, answered

@@ -17,7 +17,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from headway.core.errors import RequestError, ServerFaultError, StorageError
-from headway.core.request import Principal
+from headway.core.principal import Principal
 from headway.server.batches.call import Answer, batch_body, call
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import Checked, Line, check_file, read_body

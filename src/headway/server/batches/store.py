@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.core.request import Principal
+from headway.core.principal import Principal
 from headway.server.batches.lines import Checked, Fault, Line
 from headway.server.batches.results import Result, unanswered
 from headway.server.files.store import File, Files, insert, no_such

@@ -7,10 +7,15 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import check_range
 from headway.engine.answer import Delta
-from headway.server.generation import Generation
-from headway.server.models import State
+from headway.engine.text import Tokenizer
+from headway.engine.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
+from headway.server.errors import error_event, error_response
+from headway.server.generation import PING, Generation
+from headway.server.models import ServedModel, State
 from headway.server.openai import render
+from headway.server.openai.calls import short_ids
 from headway.server.openai.schema import ChatBody, chat_messages, check_chat, sampling_params
+from headway.server.openai.tools import ToolUse, format_for, grammar_for, reading_for, tool_use
 from headway.telemetry.goodput import choose_class, request_slo
 
 encode = msgspec.json.encode
@@ -20,22 +25,58 @@ def prepare(
     state: State, body: ChatBody, request_id: str, arrived_s: float
 ) -> tuple[Generation, "ChatDialect"]:
     """Check `body`, render and encode the messages; raises RequestError."""
-    model = state.model(body.model)
-    logprobs = check_chat(body)
+    prompt = prompt_ids(state.model(body.model), body)
+    generation = generation_of(state, body, prompt, request_id, arrived_s)
+    return generation, ChatDialect(generation, body, state.fingerprint)
+
+
+def prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
+    """The messages as the model's template renders them, encoded."""
+    tokenizer, messages = checked_messages(model, body)
+    return tokenizer.chat_ids(messages, **template_options(model, body))
+
+
+def prompt_text(model: ServedModel, body: ChatBody) -> str:
+    """The same as text."""
+    tokenizer, messages = checked_messages(model, body)
+    return tokenizer.render(messages, **template_options(model, body))
+
+
+def checked_messages(model: ServedModel, body: ChatBody) -> tuple[Tokenizer, list[dict[str, Any]]]:
+    """The messages as templates expect them, and who renders them; raises RequestError."""
+    check_chat(body)
     messages = chat_messages(body.messages)
+    model.info()
+    if model.format is not None and model.format.short_ids:
+        messages = short_ids(messages)
+    return model.needs_tokenizer("messages"), messages
+
+
+def generation_of(
+    state: State, body: ChatBody, prompt: list[int], request_id: str, arrived_s: float
+) -> Generation:
+    """What `body` asks for after its prompt; every dialect that chats comes through here."""
+    model = state.model(body.model)
     info = model.info()
-    prompt = model.needs_tokenizer("messages").chat_ids(messages, **template_options(body))
     max_tokens = answer_length(body)
     fits(len(prompt), max_tokens, info.max_model_len, "messages")
     sampling = sampling_params(
         body,
         model.defaults,
         max_tokens=max_tokens,
-        logprobs=logprobs,
+        logprobs=num_logprobs(body),
         max_n=state.options.max_n,
     )
     sampling.check_vocabulary(info.vocab_size)
-    generation = Generation(
+    if sampling.grammar is not None:
+        model.needs_tokenizer(sampling.grammar.param)
+    use = use_of(body)
+    reading = reading_for(model, use, prompt, continued_text(body))
+    if use is not None and reading is not None:
+        sampling.grammar = grammar_for(model, use, reading, sampling.grammar)
+    return Generation(
+        use=use,
+        reading=reading,
         model=model,
         model_name=body.model,
         prompts=[prompt],
@@ -49,7 +90,22 @@ def prepare(
         slo=request_slo(body.slo),
         wants_timings=bool(body.timings),
     )
-    return generation, ChatDialect(generation, body, state.fingerprint)
+
+
+def use_of(body: ChatBody) -> ToolUse | None:
+    """What the body says of tools."""
+    return tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+
+
+def continued_text(body: ChatBody) -> str:
+    """The text that the answer goes on with, "" when it is a message of its own."""
+    content = body.messages[-1].get("content") if body.continue_final_message else None
+    return content if isinstance(content, str) else ""
+
+
+def num_logprobs(body: ChatBody) -> int | None:
+    """How many alternatives to report; None for no log-probabilities."""
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def answer_length(body: ChatBody) -> int | None:
@@ -70,7 +126,7 @@ def answer_length(body: ChatBody) -> int | None:
     return next(iter(given.values()), None)
 
 
-def template_options(body: ChatBody) -> dict[str, Any]:
+def template_options(model: ServedModel, body: ChatBody) -> dict[str, Any]:
     """What the chat template is told besides the messages."""
     options = dict(body.chat_template_kwargs or {})
     for name in ("messages", "tools"):
@@ -81,6 +137,10 @@ def template_options(body: ChatBody) -> dict[str, Any]:
         options["continue_final_message"] = body.continue_final_message
     if body.reasoning_effort is not None:
         options["reasoning_effort"] = body.reasoning_effort
+    use = use_of(body)
+    if use is not None:
+        format_for(model)
+        options["tools"] = use.prompt_tools()
     return options
 
 
@@ -97,6 +157,26 @@ def fits(prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: 
         )
 
 
+OPENING = b'{"role":"assistant","content":""}'
+OPENING_WITH_TOOLS = b'{"role":"assistant","content":null}'
+
+
+def part_delta(part: Part) -> bytes:
+    """A part as OpenAI streams it: a call's id and name first, then pieces of its arguments."""
+    match part:
+        case Content(text):
+            return encode({"content": text})
+        case Reasoning(text):
+            return encode({"reasoning_content": text})
+        case CallBegins(index, name, call_id):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": call_id, "type": "function", "function": function}
+            return encode({"tool_calls": [call]})
+        case CallArguments(index, text):
+            return encode({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+    return b""
+
+
 class ChatDialect:
     """Chunks and whole answers of chat; what does not change in a chunk is encoded once."""
 
@@ -108,18 +188,32 @@ class ChatDialect:
         self._common = generation.envelope("chat.completion.chunk", fingerprint)
         self._head = generation.chunk_head(self._common)
         self._plain = not (self._logprobs or self._return_ids)
+        self._opening = OPENING_WITH_TOOLS if generation.use else OPENING
 
     def opening(self, choice: int) -> bytes:
-        return self._chunk(choice, b'{"role":"assistant","content":""}')
+        return self._chunk(choice, self._opening)
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         data = b""
-        if delta.text or not self._plain:
+        if delta.parts is not None:
+            data = self._part_chunks(choice, delta)
+        elif delta.text or not self._plain:
             content = b'{"content":' + encode(delta.text) + b"}"
             data = self._chunk(choice, content, None, delta)
         if delta.finish_reason is not None:
             data += self._chunk(choice, b"{}", delta.finish_reason)
         return data
+
+    def _part_chunks(self, choice: int, delta: Delta) -> bytes:
+        """A chunk for each part; what belongs to the tokens goes with the first."""
+        contents = [content for part in delta.parts or () if (content := part_delta(part))]
+        if not contents and not self._plain and delta.token_ids:
+            contents = [b"{}"]
+        chunks = [
+            self._chunk(choice, content, None, None if number else delta)
+            for number, content in enumerate(contents)
+        ]
+        return b"".join(chunks)
 
     def _chunk(
         self, choice: int, content: bytes, reason: str | None = None, delta: Delta | None = None
@@ -141,6 +235,15 @@ class ChatDialect:
             extra,
         )
 
+    failure = staticmethod(error_event)
+    refusal = staticmethod(error_response)
+
+    def ping(self) -> bytes:
+        return PING
+
+    def ending(self) -> bytes:
+        return self._generation.ending(self.usage_chunk)
+
     def usage_chunk(self) -> bytes:
         usage = self._generation.usage()
         return self._generation.last_chunk(self._common, usage)
@@ -160,15 +263,34 @@ class ChatDialect:
             answer["prompt_token_ids"] = self._generation.prompts[0]
         return answer
 
+    def _message(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
+        if self._generation.reading is None:
+            content = "".join(delta.text for delta in deltas)
+            return {"role": "assistant", "content": content, "refusal": None}
+        said = self._generation.said.get(index, Said())
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": said.content or (None if said.calls else ""),
+            "refusal": None,
+        }
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        if said.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.call_id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in said.calls
+            ]
+        return message
+
     def _choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
         entries = [entry for delta in deltas for entry in delta.logprobs or []]
         choice: dict[str, Any] = {
             "index": index,
-            "message": {
-                "role": "assistant",
-                "content": "".join(delta.text for delta in deltas),
-                "refusal": None,
-            },
+            "message": self._message(index, deltas),
             "logprobs": render.chat_logprobs(self._tokenizer, entries if self._logprobs else None),
             "finish_reason": deltas[-1].finish_reason,
             "stop_reason": deltas[-1].stop_reason,

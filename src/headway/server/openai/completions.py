@@ -7,7 +7,8 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import TokenLogprobs
 from headway.engine.answer import Delta
-from headway.server.generation import Generation
+from headway.server.errors import error_event, error_response
+from headway.server.generation import PING, Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.chat import fits
@@ -49,6 +50,8 @@ def prepare(
     sampling.check_vocabulary(info.vocab_size)
     if sampling.stop:
         model.needs_tokenizer("stop")
+    if sampling.grammar is not None:
+        model.needs_tokenizer(sampling.grammar.param)
     generation = Generation(
         model=model,
         model_name=body.model,
@@ -197,6 +200,15 @@ class CompletionDialect:
             end,
             ids,
         )
+
+    failure = staticmethod(error_event)
+    refusal = staticmethod(error_response)
+
+    def ping(self) -> bytes:
+        return PING
+
+    def ending(self) -> bytes:
+        return self._generation.ending(self.usage_chunk)
 
     def usage_chunk(self) -> bytes:
         return self._generation.last_chunk(self._common, self._usage())

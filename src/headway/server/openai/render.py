@@ -108,11 +108,18 @@ def position_logprobs(tokenizer: Tokenizer | None, entry: TokenLogprobs) -> dict
     return found
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
-    """The `usage` object."""
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int = 0,
+    reasoning_tokens: int | None = None,
+) -> dict[str, Any]:
+    """The `usage` object; `reasoning_tokens` where answers are read for reasoning."""
+    details = {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        **({} if reasoning_tokens is None else details),
     }

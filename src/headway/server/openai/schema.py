@@ -10,6 +10,9 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.request import MAX_LOGPROBS, SamplingParams
+from headway.server.openai.calls import called_names, check_answer, checked_calls
+from headway.server.openai.structured import asked_grammar
+from headway.server.openai.tools import Tool
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 NO_OPS = frozenset(
@@ -18,10 +21,12 @@ NO_OPS = frozenset(
 )
 """Accepted and without effect here; documented in docs/api.md."""
 LATER = frozenset(
-    "tools tool_choice parallel_tool_calls functions function_call structured_outputs guided_json "
+    "functions function_call guided_json "
     "guided_regex guided_choice guided_grammar priority cache_salt bad_words "
     "modalities audio web_search_options use_beam_search length_penalty".split()
 )
+CHAT_ONLY = frozenset("tools tool_choice parallel_tool_calls".split())
+"""Honoured by chat, refused elsewhere."""
 SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "min_tokens", "stop_token_ids", "ignore_eos"),
@@ -35,12 +40,6 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-
-class ResponseFormat(msgspec.Struct):
-    """`response_format`: only plain text as yet."""
-
-    type: str
 
 
 class Common(msgspec.Struct, kw_only=True):
@@ -69,7 +68,8 @@ class Common(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     slo: dict[str, Any] | None = None
     service_class: str | None = None
     service_tier: str | None = None
@@ -87,6 +87,9 @@ class ChatBody(Common, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(Common, kw_only=True):
@@ -127,6 +130,7 @@ def sampling_params(
         logprobs=logprobs,
         stop=[stop] if isinstance(stop, str) else stop or [],
         logit_bias=integer_keys(body.logit_bias or {}),
+        grammar=asked_grammar(body.response_format, body.structured_outputs),
     )
 
 
@@ -146,20 +150,14 @@ def check_common(body: Common) -> None:
         raise RequestError(
             "stream_options needs stream: true.", param="stream_options", code="invalid_value"
         )
-    if body.response_format is not None and body.response_format.type != "text":
-        raise RequestError(
-            f"response_format {body.response_format.type!r} is not supported yet; use text.",
-            param="response_format",
-            code="unsupported_parameter",
-        )
     if body.prompt_logprobs is not None and body.stream:
         raise RequestError(
             "prompt_logprobs cannot be streamed.", param="prompt_logprobs", code="invalid_value"
         )
 
 
-def check_chat(body: ChatBody) -> int | None:
-    """Check a chat body; returns how many alternatives to report, None for no log-probabilities."""
+def check_chat(body: ChatBody) -> None:
+    """What types and ranges do not say of a chat body."""
     check_common(body)
     if body.top_logprobs is not None:
         if not body.logprobs:
@@ -179,14 +177,20 @@ def check_chat(body: ChatBody) -> int | None:
             param="continue_final_message",
             code="invalid_value",
         )
-    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as templates expect them: contents are strings; raises RequestError by message."""
     if not messages:
         raise RequestError("messages is empty.", param="messages", code="empty_array")
-    return [one_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    checked = [one_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    names = called_names(checked)
+    return [
+        {"name": names[message["tool_call_id"]], **message}
+        if message["role"] == "tool" and message["tool_call_id"] in names
+        else message
+        for message in checked
+    ]
 
 
 def one_message(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -209,7 +213,14 @@ def one_message(message: dict[str, Any], where: str) -> dict[str, Any]:
             param=f"{where}.content",
             code="missing_required_parameter",
         )
-    return {**message, "content": content_text(content, f"{where}.content")}
+    changed = {**message, "content": content_text(content, f"{where}.content")}
+    if role == "tool":
+        check_answer(message, where)
+    calls = changed.pop("tool_calls", None)
+    if calls:
+        changed["tool_calls"] = checked_calls(calls, f"{where}.tool_calls")
+        changed["content"] = changed["content"] or ""
+    return changed
 
 
 def content_text(content: Any, where: str) -> str | None:

@@ -1,0 +1,133 @@
+"""What the text of an answer must be, as a client asked for it: a kind and the grammar's text.
+
+A `Grammar` travels inside `SamplingParams` from the server to the engine, which compiles it. It is
+made by one of the functions below, which refuse what is too large, too deep or of the wrong type
+with a RequestError that names the field it came from.
+"""
+
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import RequestError
+
+KINDS = ("json", "json_object", "regex", "choice", "lark", "structural")
+MAX_TEXT_BYTES = 256_000
+MAX_DEPTH = 64
+MAX_CHOICES = 1000
+WHITESPACE = r"(\x20|\r?\n(\x20{0,32}|\x09{0,8}))"
+"""Where JSON allows whitespace: one space, or a line break and the indentation after it."""
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """One grammar; `text` by `kind`:
+
+    json         a JSON Schema as JSON text
+    json_object  "" (any JSON object)
+    regex        a regular expression that the whole answer matches
+    choice       a JSON list of strings, one of which is the answer
+    lark         a grammar in llguidance's dialect of Lark
+    structural   llguidance's Lark too, written by us: tool calls and the text around them
+
+    `param` is the field of the request it came from, for errors.
+    """
+
+    kind: str
+    text: str = ""
+    param: str = "grammar"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise RequestError(
+                f"The kind of grammar {self.kind!r} is none of {', '.join(KINDS)}.",
+                param=self.param,
+                code="invalid_value",
+            )
+        size = len(self.text.encode("utf-8", "surrogatepass"))
+        if size > MAX_TEXT_BYTES:
+            raise RequestError(
+                f"{self.param} has {size} bytes; at most {MAX_TEXT_BYTES} are accepted.",
+                param=self.param,
+                code="string_above_max_length",
+            )
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes two grammars the same, wherever they came from."""
+        return self.kind, self.text
+
+
+def json_schema(schema: Any, param: str) -> Grammar:
+    """Answers that validate against `schema`, an object or its JSON text."""
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+            raise RequestError(
+                f"{param} is not valid JSON: {str(error)[:200]}.", param=param, code="invalid_json"
+            ) from error
+    if not isinstance(schema, dict):
+        raise RequestError(f"{param} must be an object.", param=param, code="invalid_type")
+    if is_deeper(schema, MAX_DEPTH):
+        raise RequestError(
+            f"{param} is nested more than {MAX_DEPTH} deep.", param=param, code="invalid_value"
+        )
+    return Grammar(kind="json", text=msgspec.json.encode(schema).decode(), param=param)
+
+
+def is_deeper(value: Any, limit: int) -> bool:
+    """Whether objects and lists are nested more than `limit` deep: {"a": [1]} is 2 deep."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def json_object(param: str) -> Grammar:
+    """Any JSON object."""
+    return Grammar(kind="json_object", param=param)
+
+
+def regex(pattern: Any, param: str) -> Grammar:
+    """Answers that match `pattern` from beginning to end."""
+    return Grammar(kind="regex", text=non_empty(pattern, param), param=param)
+
+
+def lark(text: Any, param: str) -> Grammar:
+    """Answers that llguidance's Lark grammar `text` derives from its rule `start`."""
+    return Grammar(kind="lark", text=non_empty(text, param), param=param)
+
+
+def choice(choices: Any, param: str) -> Grammar:
+    """Answers that are one of `choices`."""
+    if not isinstance(choices, list) or not choices:
+        raise RequestError(
+            f"{param} must be a list of at least one string.",
+            param=param,
+            code="empty_array" if choices == [] else "invalid_type",
+        )
+    if len(choices) > MAX_CHOICES:
+        raise RequestError(
+            f"{param} has {len(choices)} entries; at most {MAX_CHOICES} are accepted.",
+            param=param,
+            code="array_above_max_length",
+        )
+    for text in choices:
+        non_empty(text, param)
+    return Grammar(kind="choice", text=msgspec.json.encode(choices).decode(), param=param)
+
+
+def non_empty(text: Any, param: str) -> str:
+    """`text`, which must be a string with something in it."""
+    if not isinstance(text, str):
+        raise RequestError(f"{param} must be a string.", param=param, code="invalid_type")
+    if not text:
+        raise RequestError(f"{param} must not be empty.", param=param, code="invalid_value")
+    return text

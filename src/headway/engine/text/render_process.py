@@ -1,0 +1,50 @@
+"""The process that renders a model's chat template for the server; see `engine.text.rendering`.
+
+The first line of its input is the template and its special tokens, each other one messages and
+options. It allows itself `LIMIT_BYTES` of memory, and ends with its input.
+"""
+
+import json
+import resource
+import signal
+import sys
+from typing import Any
+
+from headway.core.errors import RequestError
+from headway.engine.text.template import ChatTemplate
+
+LIMIT_BYTES = 256 * 2**20
+
+
+def answer(template: ChatTemplate, line: str) -> tuple[str, Any]:
+    """("text", the prompt) or ("refused", [message, param, code])."""
+    messages, options = json.loads(line)
+    try:
+        return "text", template.render(messages, **options)
+    except RequestError as error:
+        return "refused", [error.cause, error.param, error.code]
+    except MemoryError:
+        return "refused", ["The model's chat template takes too much memory.", "messages", None]
+
+
+def limit_memory() -> None:
+    """Allow `LIMIT_BYTES` more than this process has mapped by now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + LIMIT_BYTES, mapped + LIMIT_BYTES))
+
+
+def main() -> None:
+    """Serve renderings until the server closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source, special_tokens = json.loads(sys.stdin.readline())
+    template = ChatTemplate(source, special_tokens)
+    if sys.platform == "linux":
+        limit_memory()
+    print("true", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(template, line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

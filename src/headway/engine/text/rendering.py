@@ -1,0 +1,128 @@
+"""Chat templates rendered in a process that can be killed.
+
+Jinja's sandbox keeps a template from reaching out, not from looping for ever or from building a
+string of gigabytes, and a template comes with a model from anywhere. `Renderer` has the face of a
+`ChatTemplate` and a few such processes behind it; it promises an answer or a RequestError within
+`LIMIT_S`, whatever the template does. The process is `engine.text.render_process`: a line of JSON
+in, a line out.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import time
+from typing import Any
+
+from headway.core.errors import RequestError
+from headway.engine.text.template import ChatTemplate
+
+LIMIT_S = 2.0
+START_S = 60.0
+MAX_PROCESSES = 2
+READ_BYTES = 2**20
+
+
+class GoneError(Exception):
+    """The process has ended, or had to be ended."""
+
+
+class Worker:
+    """One process; `ask` writes a line and reads one, or ends the process."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headway.engine.text.render_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the server's
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        self.ask([template.source, template.special_tokens], START_S)
+
+    def ask(self, content: Any, limit_s: float) -> Any:
+        """The answer to `content`; GoneError when there is none in time."""
+        try:
+            line = self._exchange(json.dumps(content).encode() + b"\n", limit_s)
+        except (OSError, TimeoutError) as error:
+            self.close()
+            raise GoneError(str(error)) from error
+        return json.loads(line)
+
+    def _exchange(self, data: bytes, limit_s: float) -> bytes:
+        """Write `data` and read up to the end of a line."""
+        deadline_s = time.monotonic() + limit_s
+        answer: list[bytes] = []
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._out, selectors.EVENT_READ)
+            selector.register(self._in, selectors.EVENT_WRITE)
+            while not (answer and answer[-1].endswith(b"\n")):
+                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
+                if not ready:
+                    raise TimeoutError(f"more than {limit_s:.0f} s")
+                for key, _ in ready:
+                    if key.fd == self._in:
+                        data = data[os.write(self._in, data) :]
+                        if not data:
+                            selector.unregister(self._in)
+                    else:
+                        piece = os.read(self._out, READ_BYTES)
+                        if not piece:
+                            raise OSError("it took more memory than it may")
+                        answer.append(piece)
+        return b"".join(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        with self._process:  # closes the pipes and waits
+            pass
+
+
+class Renderer:
+    """A chat template behind processes; see `ChatTemplate` for `render`."""
+
+    def __init__(self, template: ChatTemplate, limit_s: float = LIMIT_S) -> None:
+        self.source = template.source
+        self.special_tokens = template.special_tokens
+        self._template = template
+        self._limit_s = limit_s
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(MAX_PROCESSES):
+            self._idle.put(None)  # a place for a process that is not there yet
+
+    def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
+        """The prompt's text, as `ChatTemplate.render` has it; blocks, so call it in a thread."""
+        worker = self._idle.get()
+        try:
+            worker = worker or Worker(self._template)
+            kind, text = worker.ask([messages, options], self._limit_s)
+        except GoneError as error:
+            worker = None
+            raise refused(f"takes too much: {error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise refused(f"cannot be given this: {str(error)[:200]}.") from error
+        finally:
+            self._idle.put(worker)
+        if kind == "text":
+            return str(text)
+        message, param, code = text
+        raise RequestError(message, param=param, code=code)
+
+    def close(self) -> None:
+        """End the processes that wait for work."""
+        for _ in range(MAX_PROCESSES):
+            worker = self._idle.get()
+            if worker is not None:
+                worker.close()
+            self._idle.put(None)
+
+
+def refused(why: str) -> RequestError:
+    return RequestError(f"The model's chat template {why}", param="messages", code="invalid_value")

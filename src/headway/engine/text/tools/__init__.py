@@ -1,0 +1,142 @@
+"""How models write tool calls: one file a format, one row here, chosen by the chat template's text.
+
+A template that offers tools also writes earlier calls, so it holds the marks of its format. The
+first row whose signs all stand in the template is taken; `--tool-call-parser` names another.
+"""
+
+import re
+import secrets
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.engine.text.source import Source, Wait
+from headway.engine.text.tools import gemma, granite, hermes, llama, mistral
+from headway.engine.text.tools.written import GemmaArguments, Written
+
+ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+def new_call_id() -> str:
+    """An id as OpenAI makes them: "call_" and 24 letters and digits."""
+    return "call_" + "".join(secrets.choice(ID_CHARACTERS) for _ in range(24))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One way of writing calls.
+
+    `signs` tell it in a template, `parse` reads it, `markers` are texts it cannot be read without,
+    even where they are special tokens, and `written` is how a grammar writes it. `short_ids`: its
+    templates take ids of nine letters and digits only.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    parse: Callable[[Source], Wait[None]]
+    markers: tuple[str, ...]
+    written: Written
+    new_id: Callable[[], str] = new_call_id
+    short_ids: bool = False
+
+
+def gemma_format(name: str, marks: gemma.Marks) -> Format:
+    """Either of the two generations of Gemma."""
+    return Format(
+        name=name,
+        signs=(marks.open,),
+        parse=marks.parse,
+        markers=(marks.open, marks.close, marks.quote),
+        written=Written(
+            before_name=f"{marks.open}call:",
+            after_name="",
+            after_arguments=marks.close,
+            arguments=GemmaArguments(marks.quote),
+        ),
+    )
+
+
+FORMATS = (
+    Format(
+        name="hermes",
+        signs=(hermes.OPEN, "arguments"),
+        parse=hermes.parse,
+        markers=(hermes.OPEN, hermes.CLOSE),
+        written=Written(
+            before_name=hermes.OPEN + '\n{"name": "',
+            after_name='", "arguments": ',
+            after_arguments="}\n" + hermes.CLOSE,
+            between="\n",
+        ),
+    ),
+    Format(
+        name="mistral",
+        signs=(mistral.TAG, mistral.ARGS),
+        parse=mistral.parse,
+        markers=(mistral.TAG, mistral.ID, mistral.ARGS),
+        written=Written(
+            before_name=mistral.TAG, after_name=mistral.ARGS, after_arguments="", between=""
+        ),
+        new_id=mistral.new_id,
+        short_ids=True,
+    ),
+    Format(
+        name="mistral_list",
+        signs=(mistral.TAG,),
+        parse=mistral.parse,
+        markers=(mistral.TAG, mistral.ID, mistral.ARGS),
+        written=Written(
+            opens=mistral.TAG + "[",
+            before_name='{"name": "',
+            after_name='", "arguments": ',
+            after_arguments="}",
+            between=", ",
+            closes="]",
+        ),
+        new_id=mistral.new_id,
+        short_ids=True,
+    ),
+    gemma_format("gemma4", gemma.GEMMA_4),
+    gemma_format("functiongemma", gemma.FUNCTION_GEMMA),
+    Format(
+        name="granite",
+        signs=(granite.OPEN,),
+        parse=granite.parse,
+        markers=(granite.OPEN, granite.CLOSE),
+        written=Written(
+            opens=granite.OPEN + "[",
+            before_name='{"name": "',
+            after_name='", "arguments": ',
+            after_arguments="}",
+            between=", ",
+            closes="]",
+        ),
+    ),
+    Format(
+        name="llama3_json",
+        signs=('"parameters": ',),
+        parse=llama.parse,
+        markers=(llama.TAG,),
+        written=Written(
+            before_name='{"name": "',
+            after_name='", "parameters": ',
+            after_arguments="}",
+            between="; ",
+            marked=False,
+        ),
+    ),
+)
+BY_NAME = {row.name: row for row in FORMATS}
+
+
+def choose_format(template: str | None) -> Format | None:
+    """The format of a chat template's calls; None where it knows no tools or writes them otherwise.
+
+    A template that never names `tools` cannot offer any: '{{ messages }} <tool_call>' has none.
+    """
+    if template is None or not re.search(r"\btools\b", template):
+        return None
+    for row in FORMATS:
+        if all(sign in template for sign in row.signs):
+            return row
+    return None

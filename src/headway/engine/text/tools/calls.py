@@ -1,0 +1,117 @@
+"""Tool calls written as JSON, {"name": …, "arguments": {…}}: alone, or as a list of them.
+
+Given a source that stands before one, these pass the arguments on as they come, as soon as the name
+is known. They promise that nothing is passed on before it is sure that it is a call, and to be
+lenient afterwards: a brace too few at the end does not undo a call.
+"""
+
+from headway.engine.text.source import Source, Wait, decoded
+
+ARGUMENTS = ("arguments", "parameters")
+NO_ARGUMENTS = "{}"
+
+
+def call_object(source: Source, *, strict: bool = False) -> Wait[bool]:
+    """One call; False, and nothing made, when this is none.
+
+    `strict` is for formats that mark no calls: the name must be one that was offered, and the
+    object must have arguments, else it is JSON that the user asked for.
+    """
+    name: str | None = None
+    early: str | None = None
+    """Arguments that stand before the name."""
+    if not (yield from source.accept("{")):
+        return False
+    while True:
+        yield from source.skip_space()
+        char = yield from source.peek()
+        if char == ",":
+            source.skip(1)
+            continue
+        if char == "}":
+            source.skip(1)
+            break
+        key = yield from source.decoded_string()
+        yield from source.skip_space()
+        if key is None or not (yield from source.accept(":")):
+            return False
+        yield from source.skip_space()
+        if key == "name" and name is None:
+            name = yield from source.decoded_string()
+            if not name or (strict and name not in source.offered):
+                return False
+        elif key in ARGUMENTS and name is not None:
+            yield from call_arguments(source, name)
+            yield from rest_of_object(source)
+            return True
+        else:
+            held: list[str] = []
+            if not (yield from source.value(held.append)):
+                return False
+            early = "".join(held) if key in ARGUMENTS else early
+    if name is None or (strict and early is None):
+        return False
+    source.begin_call(name)(unquoted(early or NO_ARGUMENTS))
+    source.end_call()
+    return True
+
+
+def call_arguments(source: Source, name: str) -> Wait[None]:
+    """A call whose arguments begin here: an object as it comes, what stands for one when whole."""
+    write = source.begin_call(name)
+    if (yield from source.peek()) in "{[":
+        source.end_call((yield from source.value(write)))
+        return
+    held: list[str] = []
+    complete = yield from source.value(held.append)
+    write(unquoted("".join(held)))
+    source.end_call(complete)
+
+
+def unquoted(raw: str) -> str:
+    """Arguments that were written as a JSON string, or as null: '"{\\"a\\": 1}"' → '{"a": 1}'."""
+    if raw == "null":
+        return NO_ARGUMENTS
+    return (decoded(raw) or raw) if raw.startswith('"') else raw
+
+
+def rest_of_object(source: Source) -> Wait[None]:
+    """Other keys behind the arguments and the closing brace, as far as they are there."""
+    dropped: list[str] = []
+    while True:
+        yield from source.skip_space()
+        char = yield from source.peek()
+        if char == "}":
+            source.skip(1)
+            return
+        if char != ",":
+            return
+        source.skip(1)
+        yield from source.skip_space()
+        if (yield from source.decoded_string()) is None:
+            return
+        yield from source.skip_space()
+        if not (yield from source.accept(":")):
+            return
+        yield from source.skip_space()
+        if not (yield from source.value(dropped.append)):
+            return
+
+
+def call_list(source: Source) -> Wait[bool]:
+    """[{…}, {…}]; True when at least one call was made of it."""
+    called = False
+    if not (yield from source.accept("[")):
+        return False
+    while True:
+        yield from source.skip_space()
+        if (yield from source.accept(",")):
+            continue
+        if (yield from source.accept("]")):
+            return called
+        if called:
+            source.hold()
+        if not (yield from call_object(source)):
+            source.show()
+            return called
+        called = True

@@ -1,0 +1,19 @@
+"""Granite 3 and Phi-4: <|tool_call|> and a list of calls; Phi closes it with <|/tool_call|>."""
+
+from headway.engine.text.source import Source, Wait
+from headway.engine.text.tools.calls import call_list
+
+OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"
+
+
+def parse(source: Source) -> Wait[None]:
+    """All of an answer."""
+    while (yield from source.until((OPEN,), source.content)):
+        source.hold(OPEN)
+        yield from source.skip_space()
+        if (yield from call_list(source)):
+            source.hold()
+            yield from source.skip_space()
+            if (yield from source.accept(CLOSE)):
+                source.drop()
+        source.show()

@@ -1,0 +1,21 @@
+"""Hermes and Qwen: each call between <tool_call> and </tool_call>, text before and between them."""
+
+from headway.engine.text.source import Source, Wait
+from headway.engine.text.tools.calls import call_object
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def parse(source: Source) -> Wait[None]:
+    """All of an answer."""
+    marker = yield from source.until((OPEN,), source.content)
+    while marker:
+        source.hold(marker)
+        yield from source.skip_space()
+        if (yield from call_object(source)):
+            marker = yield from source.until((CLOSE, OPEN), len)
+            if marker == OPEN:
+                continue
+        else:
+            source.show()
+        marker = yield from source.until((OPEN,), source.content)

@@ -1,0 +1,261 @@
+"""How a format's calls are written, as a grammar: what forces a call, and arguments that fit.
+
+Given the tools and how a format writes a call, `calls_grammar` gives llguidance's Lark. Worked
+example, Hermes and one tool, required:
+
+    start: call (between call){0,31}
+    call: "<tool_call>\\n{\\"name\\": \\"" call_0
+    call_0: "get_weather\\", \\"arguments\\": " %json {"type": "object", …} "}\\n</tool_call>"
+
+A mark that is a special token of the model is named by its id, <[151657]>, for text never is one.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+MAX_CALLS = 32
+"""Calls that a grammar lets into one answer."""
+MAX_DEPTH = 8
+"""Beyond this depth of a schema Gemma's arguments are any value."""
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python's json.dumps writes it, which is how chat templates show it to models."""
+TEXT = r"/(.|\n)*/"
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+@dataclass(slots=True)
+class Lark:
+    """A grammar being written: its rules, and the ids of marks that are special tokens."""
+
+    special: dict[str, int] = field(default_factory=dict)
+    rules: dict[str, str] = field(default_factory=dict)
+
+    def literal(self, text: str) -> str:
+        """`text` as an expression; a special mark in it stands apart: "a" <[7]> "b"."""
+        if not text:
+            return ""
+        marks = "|".join(map(re.escape, self.special)) or r"(?!)"
+        parts = [part for part in re.split(f"({marks})", text) if part]
+        return " ".join(
+            f"<[{self.special[part]}]>" if part in self.special else json.dumps(part)
+            for part in parts
+        )
+
+    def text(self) -> str:
+        """The grammar, `start` first."""
+        lines = [f"{name}: {body}" for name, body in self.rules.items()]
+        return "\n".join(["%llguidance {}", *lines]) + "\n"
+
+
+class Arguments(Protocol):
+    """Adds what a tool's arguments look like; returns the expression that stands for them."""
+
+    def __call__(self, lark: Lark, name: str, tool: "Offered") -> str: ...
+
+
+def json_arguments(lark: Lark, name: str, tool: "Offered") -> str:
+    """Arguments that are JSON and fit the tool's schema."""
+    return json_value({**ANY_OBJECT, **(tool.schema or {})}, tool.strict)
+
+
+def json_value(schema: dict[str, Any], strict: bool) -> str:
+    """JSON that fits `schema`; unless `strict`, keywords that no grammar can keep are let be."""
+    style = {**STYLE, "lenient": not strict}
+    return "%json " + json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The texts around names and arguments; `marked` when no plain text begins like a call."""
+
+    before_name: str
+    after_name: str
+    after_arguments: str
+    opens: str = ""
+    between: str = ""
+    closes: str = ""
+    marked: bool = True
+    arguments: Arguments = json_arguments
+
+    def mark(self) -> str:
+        """What a call begins with and plain text does not: "<tool_call>", "[TOOL_CALLS]"."""
+        match = re.match(r"<[^>]*>|\[[^\]]*\]", self.opens or self.before_name)
+        return match[0] if match else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A tool as a grammar sees it; without a schema any object will do.
+
+    `strict`: a keyword of the schema that cannot be kept is an error.
+    """
+
+    name: str
+    schema: dict[str, Any] | None = None
+    strict: bool = False
+
+
+def calls_grammar(
+    written: Written,
+    tools: list[Offered],
+    *,
+    forced: bool,
+    several: bool,
+    special: dict[str, int] | None = None,
+    thinks: tuple[str, str] | None = None,
+    thinking: bool = False,
+    answer: dict[str, Any] | None = None,
+) -> str:
+    """The Lark of an answer that calls `tools`: only calls when `forced`, else text and calls.
+
+    `several` calls or one; `thinks` are the marks around reasoning, which may come first, and with
+    `thinking` the prompt ends inside of it. An `answer` schema is what text without calls must be.
+    """
+    lark = Lark(special or {})
+    lark.rules["start"] = ""
+    names = []
+    for number, tool in enumerate(tools):
+        names.append(name := f"call_{number}")
+        arguments = written.arguments(lark, name, tool)
+        before = lark.literal(tool.name + written.after_name)
+        lark.rules[name] = f"{before} {arguments} {lark.literal(written.after_arguments)}"
+    lark.rules["called"] = " | ".join(names)
+    if forced or answer is not None or not written.marked:
+        start = all_calls(lark, written, several)
+        if answer is not None:
+            lark.rules["calls"] = start
+            lark.rules["answer"] = json_value(answer, strict=True)
+            start = "calls | answer"
+        elif not forced:
+            lark.rules["calls"] = start
+            lark.rules["other"] = r"/([^{](.|\n)*)?/"
+            start = "calls | other"
+        lark.rules["body"] = start
+        lark.rules["start"] = reasoning_first(lark, thinks, thinking) + "body"
+    else:
+        lark.rules["start"] = text_and_calls(lark, written, several)
+    return lark.text()
+
+
+def all_calls(lark: Lark, written: Written, several: bool) -> str:
+    """Calls and nothing else."""
+    lark.rules["call"] = f"{lark.literal(written.before_name)} called"
+    more = f"({lark.literal(written.between)} call){{0,{MAX_CALLS - 1}}}" if several else ""
+    return f"{lark.literal(written.opens)} call {more} {lark.literal(written.closes)}"
+
+
+def text_and_calls(lark: Lark, written: Written, several: bool) -> str:
+    """Free text in which the mark of a call commits to one that fits."""
+    mark = written.mark()
+    rest = lark.literal((written.opens or written.before_name)[len(mark) :])
+    if written.opens:
+        lark.rules["call"] = f"{lark.literal(written.before_name)} called"
+        more = f"({lark.literal(written.between)} call){{0,{MAX_CALLS - 1}}}" if several else ""
+        rest = f"{rest} call {more} {lark.literal(written.closes)}"
+    else:
+        rest = f"{rest} called"
+    if mark in lark.special:
+        lark.rules["marked"] = f"TEXT {lark.literal(mark)}"
+    else:
+        lark.rules["marked[lazy]"] = f"TEXT {lark.literal(mark)}"
+    lark.rules["unit"] = f"marked {rest}"
+    lark.rules["TEXT"] = TEXT
+    return f"unit{{0,{MAX_CALLS}}} TEXT" if several else "unit? TEXT"
+
+
+def reasoning_first(lark: Lark, thinks: tuple[str, str] | None, thinking: bool) -> str:
+    """What lets a model think before it calls, as the beginning of `start`."""
+    if thinks is None:
+        return ""
+    opens, closes = thinks
+    lark.rules["TEXT"] = TEXT
+    lazy = "" if closes in lark.special else "[lazy]"
+    lark.rules[f"thought{lazy}"] = f"TEXT {lark.literal(closes)}"
+    lark.rules["GAP"] = r"/[ \n]{0,4}/"
+    return "thought GAP " if thinking else f"({lark.literal(opens)} thought GAP)? "
+
+
+# ── Gemma's arguments: {city:<|"|>Rome<|"|>,days:[1,2]} ─────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaArguments:
+    """Arguments with bare keys and strings between `quote`s, from the plain parts of a schema.
+
+    Types, properties, required, items and enum are kept to; other keywords are not.
+    """
+
+    quote: str
+
+    def __call__(self, lark: Lark, name: str, tool: Offered) -> str:
+        quote = lark.literal(self.quote)
+        if self.quote in lark.special:
+            lark.rules["g_string"] = f"{quote} {TEXT} {quote}"
+        else:
+            lark.rules["g_string"] = f"{quote} /[^<]*/ {quote}"
+        lark.rules["g_number"] = r"/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/"
+        lark.rules["g_integer"] = r"/-?(0|[1-9][0-9]{0,15})/"
+        lark.rules["g_pair"] = r'/[A-Za-z_][A-Za-z0-9_-]{0,63}/ ":" g_value'
+        lark.rules["g_object"] = '"{" (g_pair ("," g_pair)*)? "}"'
+        lark.rules["g_array"] = '"[" (g_value ("," g_value)*)? "]"'
+        lark.rules["g_value"] = (
+            'g_string | g_number | "true" | "false" | "null" | g_object | g_array'
+        )
+        return self.expression(lark, name, {**ANY_OBJECT, **(tool.schema or {})}, 0)
+
+    def expression(self, lark: Lark, name: str, schema: Any, depth: int) -> str:
+        """What a value of this schema looks like."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
+            return "g_value"
+        choices = schema.get("enum")
+        if isinstance(choices, list) and choices:
+            return "(" + " | ".join(self.constant(lark, choice) for choice in choices) + ")"
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            one_by_one = [
+                self.expression(lark, f"{name}_{i}", {**schema, "type": one}, depth + 1)
+                for i, one in enumerate(kind)
+            ]
+            return "(" + " | ".join(one_by_one or ["g_value"]) + ")"
+        if kind == "object" and isinstance(schema.get("properties"), dict):
+            return self.members(lark, name, schema, depth)
+        if kind == "array" and "items" in schema:
+            item = self.expression(lark, f"{name}_item", schema["items"], depth + 1)
+            return f'("[" ({item} ("," {item})*)? "]")'
+        return SIMPLE.get(kind, "g_value") if isinstance(kind, str) else "g_value"
+
+    def constant(self, lark: Lark, value: Any) -> str:
+        """One value of an enum."""
+        if isinstance(value, str):
+            return lark.literal(self.quote + value + self.quote)
+        return lark.literal(json.dumps(value))
+
+    def members(self, lark: Lark, name: str, schema: dict[str, Any], depth: int) -> str:
+        """The properties in their order; rule `name_i_1` is the rest from the i-th on, with a comma
+        before what comes, `name_i_0` the same where nothing was written yet."""
+        properties = list(schema["properties"].items())
+        required = schema.get("required")
+        needed = set(map(str, required)) if isinstance(required, list) else set()
+        lark.rules[f"{name}_{len(properties)}_0"] = lark.rules[f"{name}_{len(properties)}_1"] = '""'
+        for number in reversed(range(len(properties))):
+            key, inner = properties[number]
+            value = self.expression(lark, f"{name}_{number}v", inner, depth + 1)
+            for after in (0, 1):
+                comma = '"," ' if after else ""
+                taken = f"{comma}{lark.literal(key + ':')} {value} {name}_{number + 1}_1"
+                left_out = "" if key in needed else f" | {name}_{number + 1}_{after}"
+                lark.rules[f"{name}_{number}_{after}"] = taken + left_out
+        return f'("{{" {name}_0_0 "}}")'
+
+
+SIMPLE = {
+    "string": "g_string",
+    "number": "g_number",
+    "integer": "g_integer",
+    "boolean": '("true" | "false")',
+    "null": '"null"',
+    "object": "g_object",
+    "array": "g_array",
+}

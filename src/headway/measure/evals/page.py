@@ -1,0 +1,180 @@
+"""An evaluation as one HTML page: what the terminal shows, plots, and wrong answers to read.
+
+It is given a report, and promises a page that needs no network.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+
+from rich.console import Console
+
+from headway.measure.evals.pairs import NATS, Comparison, Measure
+from headway.measure.evals.report import Report
+from headway.measure.evals.skills import Item, Share
+from headway.measure.evals.table import heading, show
+from headway.measure.evals.texts import BITS, SHARE, Figure
+from headway.measure.onepage import Plot, axes, one_page, preformatted
+
+MOST_WRONG = 3
+"""Wrong answers shown of each skill and level; the JSON has all."""
+LONGEST = 600
+COLOURS = {"worse": "#e5484d", "as good": "#30a46c", "unclear": "#f5a524"}
+
+
+def html(report: Report, gate: bool = False) -> str:
+    """The page."""
+    return one_page(
+        f"{report.model} · headway eval",
+        heading(report),
+        [preformatted(as_text(report, gate))],
+        list(all_plots(report)),
+        [wrong_answers(report)],
+    )
+
+
+def as_text(report: Report, gate: bool) -> str:
+    """What the terminal shows, without colours."""
+    written = io.StringIO()
+    show(report, Console(file=written, width=150, no_color=True), gate)
+    return written.getvalue()
+
+
+def all_plots(report: Report) -> Iterator[Plot]:
+    """(title, a sentence, figure) of each plot that has something to show."""
+    if report.comparison is not None:
+        yield losses(report.comparison)
+    both = [each for each in (report.against, report) if each is not None]
+    if report.skills is not None:
+        levels = sorted({share.level for share in report.skills.shares if share.level})
+        for level in levels:
+            yield skills_plot(both, level)
+    if report.text is not None:
+        yield text_plot(both, BITS, "Less is better; 8 is knowing nothing.")
+        yield text_plot(both, SHARE, "Last words that greedy decoding writes.")
+
+
+def losses(comparison: Comparison) -> Plot:
+    """The loss of B in each measure, beside its tolerance."""
+    shown = [each for each in comparison.measures if each.kind != NATS]
+    layout = axes("loss of B, points of a share or % of bits", "")
+    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
+    layout["shapes"] = [
+        {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1,
+         "line": {"dash": "dot", "width": 1, "color": "gray"}}
+        for x in sorted({0.0, *(100 * each.tolerance for each in shown)})
+    ]  # fmt: skip
+    data = [
+        loss_points(verdict, [each for each in shown if each.verdict == verdict])
+        for verdict in COLOURS
+    ]
+    said = (
+        f"B is {comparison.second}, A is {comparison.first}. Dots right of 0 are losses, bars hold "
+        "95%, the dotted line is the tolerance."
+    )
+    return "B against A", said, {"data": [each for each in data if each["x"]], "layout": layout}
+
+
+def loss_points(verdict: str, measures: Sequence[Measure]) -> dict[str, Any]:
+    """The dots of one verdict."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": verdict,
+        "marker": {"color": COLOURS[verdict], "size": 9},
+        "x": [100 * each.loss for each in measures],
+        "y": [each.name for each in measures],
+        "error_x": error_bars(
+            [(100 * each.loss, 100 * each.low, 100 * each.high) for each in measures]
+        ),
+    }
+
+
+def skills_plot(reports: Sequence[Report], level: int) -> Plot:
+    """Right answers of each skill at one level, a colour a model."""
+    data = []
+    for report in reports:
+        found = report.skills.shares if report.skills is not None else []
+        shares = [share for share in found if share.level == level and share.asked]
+        data.append(
+            bars(
+                report.model,
+                [share.skill or "all" for share in shares],
+                [bounds_of(share) for share in shares],
+            )
+        )
+    layout = axes("", "% right") | {"barmode": "group"}
+    layout["yaxis"] |= {"range": [0, 105]}
+    said = "Bars hold Wilson's 95% interval."
+    return f"Skills at level {level}", said, {"data": data, "layout": layout}
+
+
+def bounds_of(share: Share) -> tuple[float, float, float]:
+    """In percent: the share and its interval."""
+    return 100 * share.share, 100 * share.low, 100 * share.high
+
+
+def text_plot(reports: Sequence[Report], unit: str, said: str) -> Plot:
+    """The figures of one unit, a colour a model."""
+    data = []
+    for report in reports:
+        figures: list[Figure] = report.text.figures if report.text is not None else []
+        mine = [each for each in figures if each.unit == unit]
+        data.append(
+            bars(
+                report.model,
+                [each.name for each in mine],
+                [(each.value, each.low, each.high) for each in mine],
+            )
+        )
+    layout = axes("", unit) | {"barmode": "group"}
+    return unit[:1].upper() + unit[1:], said, {"data": data, "layout": layout}
+
+
+def bars(
+    name: str, labels: Sequence[str], values: Sequence[tuple[float, float, float]]
+) -> dict[str, Any]:
+    """Bars with their intervals."""
+    return {
+        "type": "bar",
+        "name": name,
+        "x": list(labels),
+        "y": [value for value, _, _ in values],
+        "error_y": error_bars(values),
+    }
+
+
+def error_bars(values: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
+    """plotly's error bars of (value, low, high)."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(high - value, 0.0) for value, _, high in values],
+        "arrayminus": [max(value - low, 0.0) for value, low, _ in values],
+        "thickness": 1,
+    }
+
+
+def wrong_answers(report: Report) -> str:
+    """A few of each skill and level, folded away."""
+    if report.skills is None:
+        return ""
+    cells: dict[tuple[str, int], list[Item]] = {}
+    for item in report.skills.items:
+        if not item.right:
+            cells.setdefault((item.skill, item.level), []).append(item)
+    sections = [
+        f"<details><summary>{escape(skill)}, level {level}: {len(items)} wrong</summary>"
+        f"{preformatted(chr(10).join(map(told, items[:MOST_WRONG])))}</details>"
+        for (skill, level), items in cells.items()
+    ]
+    return "<h2>Wrong answers</h2>" + "".join(sections) if sections else ""
+
+
+def told(item: Item) -> str:
+    """The question's end, the answer wanted, the reply."""
+    question = "\n".join(f"{message['role']}: {message['content']}" for message in item.prompt)
+    start = max(0, len(question) - LONGEST)
+    reply = "(the chat exceeds the context)" if item.reply is None else item.reply[:LONGEST]
+    return f"{'…' if start else ''}{question[start:]}\n  wanted  {item.answer}\n  reply   {reply}\n"

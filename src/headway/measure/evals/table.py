@@ -1,0 +1,151 @@
+"""An evaluation for the terminal: shares with their intervals, then A against B and the gate.
+
+It is given a report, and promises that the HTML page says the same in the same words.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from headway.measure.evals.pairs import NATS, RELATIVE, Comparison, Measure
+from headway.measure.evals.report import Report
+from headway.measure.evals.skills import Share, SkillsReport
+from headway.measure.evals.texts import SHARE, Figure
+
+STYLES = {"worse": "bold red", "as good": "green", "unclear": "yellow"}
+
+
+def show(report: Report, console: Console, gate: bool = False) -> None:
+    """Print everything."""
+    console.print(f"[bold]{heading(report)}[/]", highlight=False)
+    if report.skills is not None:
+        console.print(skills_table(report.skills))
+        for line in skills_notes(report.skills):
+            console.print(line, highlight=False)
+    if report.text is not None:
+        console.print(figures_table("text", report.text.figures))
+    if report.divergence is not None:
+        title = f"B against A ({report.divergence.method})"
+        console.print(figures_table(title, report.divergence.figures))
+    if report.comparison is not None:
+        console.print(comparison_table(report.comparison))
+        for line in comparison_lines(report.comparison, gate):
+            console.print(line, highlight=False)
+
+
+def heading(report: Report) -> str:
+    """What was evaluated, in a line."""
+    return f"{report.model} at {report.place} · {report.seconds:.0f} s · headway {report.headway}"
+
+
+def plain_table(*columns: str) -> Table:
+    """A table without a frame; the first column to the left."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def skills_table(found: SkillsReport) -> Table:
+    """Skills × levels: the share of right answers with its 95% interval."""
+    levels = sorted({share.level for share in found.shares if share.level})
+    columns = [f"level {level}" for level in levels]
+    table = plain_table("right answers", *columns, "all", "of")
+    names = list(dict.fromkeys(share.skill for share in found.shares))
+    for name in (*names[1:], ""):
+        cells = [found.find(name, level) for level in (*levels, 0)]
+        asked = cells[-1].asked if cells[-1] else 0
+        style = "bold" if not name else ""
+        table.add_row(name or "all", *map(share_text, cells), f"{asked:,}", style=style)
+    return table
+
+
+def share_text(share: Share | None) -> str:
+    """ "96.0% (86.5…98.9)"; nothing where nothing was asked."""
+    if share is None or not share.asked:
+        return "–"
+    return f"{share.share:.1%} ({share.low * 100:.1f}…{share.high * 100:.1f})"
+
+
+def skills_notes(found: SkillsReport) -> Iterator[str]:
+    """What a reader must know beside the shares."""
+    yield f"Seed {found.seed}; in brackets Wilson's 95% interval of the share, in percent."
+    if found.unfit:
+        yield f"{found.unfit} questions did not fit into the context and count as wrong."
+
+
+def figures_table(title: str, figures: Sequence[Figure]) -> Table:
+    """Each figure with its 95% interval."""
+    table = plain_table(title, "", "95%", "passages")
+    for each in figures:
+        percent = each.unit == SHARE
+        value, low, high = (
+            f"{x:.1%}" if percent else f"{x:.4f}" for x in (each.value, each.low, each.high)
+        )
+        unit = "" if percent else f" {each.unit}"
+        table.add_row(each.name, value + unit, f"{low} … {high}", f"{each.items:,}")
+    return table
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row a measure."""
+    names = (f"A {comparison.first}", f"B {comparison.second}")
+    table = plain_table("", *names, "loss of B", "95%", "lost, gained", "p", "items", "B is")
+    for each in comparison.measures:
+        counts = "–" if each.lost is None else f"{each.lost}, {each.gained}"
+        table.add_row(
+            each.name,
+            value_text(each, each.first),
+            value_text(each, each.second),
+            loss_text(each, each.loss),
+            f"{loss_text(each, each.low)} … {loss_text(each, each.high)}",
+            counts,
+            "–" if each.p is None else f"{each.p:.2g}",
+            f"{each.items:,}",
+            f"[{STYLES[each.verdict]}]{each.verdict}[/]",
+        )
+    return table
+
+
+def value_text(measure: Measure, value: float | None) -> str:
+    """A share in percent, bits with four digits."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if measure.kind in (RELATIVE, NATS) else f"{value:.1%}"
+
+
+def loss_text(measure: Measure, loss: float) -> str:
+    """Points of a share, percent of bits, or nats."""
+    if measure.kind == NATS:
+        return f"{loss:.4f}"
+    return f"{loss * 100:+.1f}%" if measure.kind == RELATIVE else f"{loss * 100:+.1f}"
+
+
+def comparison_lines(comparison: Comparison, gate: bool) -> Iterator[str]:
+    """What was not alike, how to read the table, and what the gate says."""
+    for line in comparison.differences:
+        yield f"[bold yellow]![/] {line}"
+    yield (
+        "A loss is positive where B is worse: points of a share, % of bits per byte, or nats per "
+        "token; p is exact McNemar's, of the skills corrected by Holm."
+    )
+    verdict = gate_text(comparison)
+    if gate:
+        yield f"[bold {'red' if comparison.worse else 'green'}]gate: {verdict}[/]"
+    else:
+        yield f"with --gate: {verdict}"
+
+
+def gate_text(comparison: Comparison) -> str:
+    """Fails or passes, and why."""
+    if comparison.worse:
+        return "fails: " + "; ".join(
+            f"{each.name} lost more than {loss_text(each, each.floor)} "
+            f"(tolerance {loss_text(each, each.tolerance)})"
+            for each in comparison.worse
+        )
+    unclear = [each.name for each in comparison.measures if each.verdict == "unclear"]
+    if unclear:
+        return f"passes; too few items to call B as good in: {', '.join(unclear)}"
+    return "passes: B is as good within the tolerance in every measure"

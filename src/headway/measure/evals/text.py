@@ -1,0 +1,291 @@
+"""How well a model expects a text: bits per byte by sliding windows, and last words.
+
+It is given a `core.scoring.Model`, a folder's engine or a URL, and a text. It promises that every
+model is scored on the same bytes after the same context, whatever its tokenizer: a window is cut
+out of the text, not out of its tokens. Worked example, context 8, stride 8:
+
+    the text     the cat sat on the mat and slept
+    window 0     [the cat][ sat on the]                  context, then what is scored
+    window 1          [sat on the][ mat and]
+    window 2                  [mat and][ slept]
+
+Cuts are moved on to the next word. The first context is never scored, all that follows is, once.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import TypeVar
+
+from headway.core.errors import UsageError
+from headway.core.scoring import Model, Score
+
+CONTEXT_CHARS, STRIDE_CHARS = 256, 256
+LAMBADA_CHARS = 512
+BATCH = 16
+WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
+
+TEXTS = {
+    "wikitext-2": "eval/wikitext-2/test.txt",
+    "books": "text/val.txt",
+}
+"""Name → file in the data folder. wikitext-2 is the tokenised variant, with <unk> and @-@."""
+LAMBADA = "eval/lambada/lambada_test.jsonl"
+
+T = TypeVar("T")
+Advance = Callable[[], None]
+"""Called after each item, for a progress bar."""
+
+
+def quietly() -> None:
+    """No progress bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A passage to score, and what the model reads before it."""
+
+    context: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """One window scored: the negative log-probability of its bytes, in nats."""
+
+    nats: float
+    num_bytes: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextScore:
+    """All windows of a text, in its order; two models' items are pairs."""
+
+    name: str
+    context_chars: int
+    stride_chars: int
+    passages: list[Passage]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.num_bytes for each in self.passages)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """−log2 p of the text over its bytes: 8 says nothing, English by heart about 1."""
+        return sum(each.nats for each in self.passages) / math.log(2) / self.num_bytes
+
+    @property
+    def perplexity(self) -> float:
+        """e^(nats a token): of this tokenizer only, so never compared between two."""
+        count = sum(each.num_tokens for each in self.passages)
+        return math.exp(sum(each.nats for each in self.passages) / count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """One passage's last word: whether it is what greedy decoding writes, and its nats."""
+
+    word: str
+    right: bool
+    nats: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """All passages, in their order."""
+
+    name: str
+    items: list[LastWord]
+
+    @property
+    def num_right(self) -> int:
+        return sum(item.right for item in self.items)
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_right / len(self.items)
+
+    @property
+    def perplexity(self) -> float:
+        """e^(nats a word)."""
+        return math.exp(sum(item.nats for item in self.items) / len(self.items))
+
+
+def windows(
+    text: str,
+    *,
+    context_chars: int = CONTEXT_CHARS,
+    stride_chars: int = STRIDE_CHARS,
+    limit: int | None = None,
+) -> list[Window]:
+    """The windows of `text`; with `limit`, so many of them, evenly spread.
+
+    A text no longer than the context has none.
+    """
+    starts = range(context_chars, len(text), stride_chars)
+    cuts = sorted({next_word(text, at, stride_chars) for at in starts})
+    found = [
+        Window(
+            context=text[context_start(text, begin, context_chars) : begin], target=text[begin:end]
+        )
+        for begin, end in pairwise([*cuts, len(text)])
+        if begin < end
+    ]
+    return spread(found, limit)
+
+
+def next_word(text: str, at: int, within: int) -> int:
+    """The place of the first space before a word from `at` on, or `at` where none is near."""
+    found = WORD.search(text, at, at + within + 1)
+    return found.start() if found else at
+
+
+def context_start(text: str, end: int, length: int) -> int:
+    """Where a context of about `length` characters before `end` begins, with a word."""
+    if end <= length:
+        return 0
+    begin = next_word(text, end - length - 1, length)
+    return begin + 1 if begin < end - 1 else end - length
+
+
+def spread(items: list[T], limit: int | None) -> list[T]:
+    """`limit` of the items at even distances: 3 of 0 … 8 are 0, 3 and 6."""
+    if limit is None or limit >= len(items):
+        return items
+    return [items[i * len(items) // limit] for i in range(limit)]
+
+
+def score_text(
+    model: Model,
+    text: str,
+    *,
+    name: str = "",
+    context_chars: int = CONTEXT_CHARS,
+    stride_chars: int = STRIDE_CHARS,
+    limit: int | None = None,
+    advance: Advance = quietly,
+) -> TextScore:
+    """Bits per byte of `text`; raises RequestError where a window exceeds the context."""
+    cut = windows(text, context_chars=context_chars, stride_chars=stride_chars, limit=limit)
+    if not cut:
+        raise UsageError(
+            f"The text {name or 'given'} has {len(text)} characters, all of them context.",
+            f"Give a longer text, or a context below {context_chars} characters.",
+        )
+    passages = []
+    for at in range(0, len(cut), BATCH):
+        batch = cut[at : at + BATCH]
+        for window, score in zip(batch, score_targets(model, batch), strict=True):
+            passages.append(
+                Passage(
+                    nats=nats(score),
+                    num_bytes=len(window.target.encode()),
+                    num_tokens=len(score.logprobs),
+                )
+            )
+            advance()
+    return TextScore(
+        name=name, context_chars=context_chars, stride_chars=stride_chars, passages=passages
+    )
+
+
+def score_last_words(
+    model: Model,
+    passages: Sequence[str],
+    *,
+    name: str = "lambada",
+    context_chars: int = LAMBADA_CHARS,
+    advance: Advance = quietly,
+) -> LastWords:
+    """Is each passage's last word what greedy decoding writes after the rest of it?
+
+    Of several tokens all must be the likeliest; of two equally likely, either is. Longer passages
+    lose their beginning.
+    """
+    items = []
+    for at in range(0, len(passages), BATCH):
+        batch = [last_word(passage, context_chars) for passage in passages[at : at + BATCH]]
+        for window, score in zip(batch, score_targets(model, batch, top=1), strict=True):
+            likeliest = all(
+                logprob is not None and logprob >= max(top.values())
+                for logprob, top in zip(score.logprobs, score.top, strict=True)
+            )
+            items.append(LastWord(word=window.target[1:], right=likeliest, nats=nats(score)))
+            advance()
+    return LastWords(name=name, items=items)
+
+
+def last_word(passage: str, context_chars: int = LAMBADA_CHARS) -> Window:
+    """ "I like red apples" is the context "I like red" and the target " apples"."""
+    context, _, word = passage.rstrip().rpartition(" ")
+    begin = context_start(context, len(context), context_chars)
+    return Window(context=context[begin:], target=f" {word}")
+
+
+def score_targets(model: Model, batch: Sequence[Window], *, top: int = 0) -> list[Score]:
+    """The scores of each window's target alone, read after its context."""
+    wholes = model.score([each.context + each.target for each in batch], top=top)
+    found = []
+    for whole, begin in zip(wholes, context_lengths(model, batch, wholes), strict=True):
+        found.append(
+            Score(
+                token_ids=whole.token_ids[begin:],
+                logprobs=whole.logprobs[begin:],
+                top=whole.top[begin:],
+            )
+        )
+    return found
+
+
+def context_lengths(model: Model, batch: Sequence[Window], wholes: Sequence[Score]) -> list[int]:
+    """How many tokens of each whole are its context's.
+
+    Where ids are known, those that both begin with; a token across the cut is the target's. Else
+    the contexts are scored by themselves and their tokens counted.
+    """
+    encode = getattr(model, "encode", None)
+    if encode is None:
+        contexts = model.score([each.context for each in batch])
+        return [len(each.logprobs) for each in contexts]
+    return [
+        num_shared(encode(each.context), whole.token_ids)
+        for each, whole in zip(batch, wholes, strict=True)
+    ]
+
+
+def num_shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with: [5, 6, 7] and [5, 6, 8, 9] share 2."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second)))
+
+
+def nats(score: Score) -> float:
+    """−log p of all tokens that something comes before."""
+    return -sum(each for each in score.logprobs if each is not None)
+
+
+def read_text(data: Path, name: str) -> str:
+    """One of `TEXTS`; raises UsageError that names the file where it is missing."""
+    return read_data(data / TEXTS[name])
+
+
+def read_lambada(data: Path, limit: int | None = None) -> list[str]:
+    """The passages of LAMBADA's test set (OpenAI's variant), or `limit` of them, evenly spread."""
+    lines = read_data(data / LAMBADA).splitlines()
+    return [json.loads(line)["text"] for line in spread(lines, limit)]
+
+
+def read_data(path: Path) -> str:
+    """The text of a data file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.",
+            "Give the folder that holds eval/ and text/.",
+        ) from error

@@ -1,0 +1,1 @@
+"""The Anthropic dialect: messages of blocks in, a message of blocks out."""

@@ -1,0 +1,187 @@
+"""POST /v1/messages: messages of blocks in, a message of blocks out; and how long a prompt is.
+
+A body becomes a chat (`translate.Chat`). `max_tokens` beyond the context is cut to what is left of
+it, and the stop reason says so: clients of this dialect always send a large one. A last message of
+the assistant is gone on with.
+"""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.core.errors import RequestError
+from headway.core.request import check_range
+from headway.server import body as bodies
+from headway.server.anthropic.blocks import blocks_of, say_messages, texts
+from headway.server.anthropic.dialect import MessagesDialect
+from headway.server.anthropic.schema import (
+    LATER,
+    NO_OPS,
+    CountBody,
+    MessagesBody,
+    ToolChoice,
+    check,
+    one_of,
+)
+from headway.server.errors import json_response
+from headway.server.generation import Generation
+from headway.server.models import State
+from headway.server.openai import chat
+from headway.server.openai.schema import ChatBody
+from headway.server.translate import Chat, missing
+
+COUNT = bodies.Accepts(CountBody, NO_OPS, LATER)
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def prepare(
+    state: State, body: MessagesBody, request_id: str, arrived_s: float
+) -> tuple[Generation, MessagesDialect]:
+    """Check `body`, render and encode its messages; raises RequestError."""
+    model = state.model(body.model)
+    asked, skipped = conversation(body)
+    asked.share(body)
+    asked.set("stop", body.stop_sequences, "stop_sequences")
+    asked.set("stream", body.stream, "stream")
+    asked.set("service_tier", body.service_tier, "service_tier")
+    check_range("max_tokens", body.max_tokens, 1, None)
+    chat_body, prompt = encoded(state, asked)
+    left = model.info().max_model_len - len(prompt)
+    if left < 1:
+        raise RequestError(
+            f"prompt is too long: {len(prompt)} tokens; the context holds "
+            f"{model.info().max_model_len}, and an answer needs one.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    chat_body.max_completion_tokens = min(body.max_tokens, left)
+    with asked.told():
+        generation = chat.generation_of(state, chat_body, prompt, request_id, arrived_s)
+        generation.sampling.grammar = asked.own(generation.sampling.grammar)
+    if skipped:
+        names = bodies.printable(skipped)
+        generation.headers.append((b"x-headway-ignored-tools", names.encode()))
+    return generation, MessagesDialect(generation, cut=body.max_tokens > left)
+
+
+def encoded(state: State, asked: Chat) -> tuple[ChatBody, list[int]]:
+    """The chat's body and the ids of its prompt."""
+    chat_body = asked.body()
+    with asked.told():
+        return chat_body, chat.prompt_ids(state.model(chat_body.model), chat_body)
+
+
+def conversation(body: CountBody) -> tuple[Chat, list[str]]:
+    """The chat that `body` asks for, and the tools nobody knows."""
+    check(body)
+    asked = Chat()
+    asked.set("model", body.model, "model")
+    if body.system:
+        content = texts(blocks_of(body.system, "system"), "system")
+        asked.say({"role": "system", "content": content}, "system")
+    if not body.messages:
+        raise RequestError("messages is empty.", param="messages", code="empty_array")
+    say_messages(asked, body.messages)
+    asked.hoist_system()
+    last = asked.messages[-1]
+    if last["role"] == "assistant":
+        continue_last(asked, last)
+    skipped = offer_tools(asked, body)
+    ask_output(asked, body)
+    options = dict(body.chat_template_kwargs or {})
+    if body.thinking is not None:
+        options.setdefault("enable_thinking", body.thinking.type != "disabled")
+    asked.set("chat_template_kwargs", options or None, "chat_template_kwargs")
+    return asked, skipped
+
+
+def continue_last(asked: Chat, last: dict[str, Any]) -> None:
+    """Let the answer go on with the assistant's message that the client began."""
+    if last.get("tool_calls") or last["content"] is None:
+        raise RequestError(
+            "A last message of the assistant must be text to go on with; send the results of its "
+            "tools as a message of the user.",
+            param="messages",
+            code="invalid_value",
+        )
+    last["content"] = "\n".join(part["text"] for part in last["content"])
+    asked.fields["continue_final_message"] = True
+    asked.fields["add_generation_prompt"] = False
+
+
+def ask_output(asked: Chat, body: CountBody) -> None:
+    """`output_config`: a schema and an effort."""
+    config = body.output_config
+    if config is None:
+        return
+    asked.set("reasoning_effort", config.effort, "output_config.effort")
+    if config.format is not None:
+        schema = {"name": "output", "schema": config.format.schema, "strict": True}
+        wanted = {"type": "json_schema", "json_schema": schema}
+        asked.set("response_format", wanted, "output_config.format")
+        asked.names["response_format.json_schema.schema"] = "output_config.format.schema"
+
+
+# ── tools ───────────────────────────────────────────────────────────────────────────────────
+
+
+def offer_tools(asked: Chat, body: CountBody) -> list[str]:
+    """Hand the client's own tools on; returns the types of those that only Anthropic runs."""
+    own: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    for i, tool in enumerate(body.tools or []):
+        if tool.get("type") not in (None, "custom"):
+            skipped.append(str(tool["type"])[:40])
+            continue
+        origin = f"tools[{i}]"
+        asked.names[f"tools[{len(own)}]"] = origin
+        asked.names[f"tools[{len(own)}].function"] = origin
+        asked.names[f"tools[{len(own)}].function.parameters"] = f"{origin}.input_schema"
+        own.append({"type": "function", "function": function_of(tool, origin)})
+    asked.set("tools", own or None, "tools")
+    choice = body.tool_choice
+    if choice is not None and (own or choice.type not in ("auto", "none")):
+        asked.set("tool_choice", chosen_tool(choice), "tool_choice")
+        parallel = False if choice.disable_parallel_tool_use else None
+        asked.set("parallel_tool_calls", parallel, "tool_choice.disable_parallel_tool_use")
+    return skipped
+
+
+def function_of(tool: dict[str, Any], origin: str) -> dict[str, Any]:
+    """A tool as chat has it: `input_schema` is `parameters` there."""
+    if tool.get("input_schema") is None:
+        raise missing(f"{origin}.input_schema")
+    given: dict[str, Any] = {
+        name: tool[name] for name in ("name", "description", "strict") if name in tool
+    }
+    return {**given, "parameters": tool["input_schema"]}
+
+
+def chosen_tool(choice: ToolChoice) -> Any:
+    """`tool_choice` as chat has it."""
+    one_of("tool_choice.type", choice.type, (*CHOICES, "tool"))
+    if choice.type != "tool":
+        return CHOICES[choice.type]
+    if choice.name is None:
+        raise missing("tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+# ── counting ────────────────────────────────────────────────────────────────────────────────
+
+
+def num_tokens(state: State, body: CountBody) -> int:
+    """Tokens of the prompt that `body` makes."""
+    state.model(body.model)
+    asked, _ = conversation(body)
+    return len(encoded(state, asked)[1])
+
+
+async def count_tokens(state: State, request: Request) -> Response:
+    """POST /v1/messages/count_tokens."""
+    data = await bodies.read_body(request.receive, state.options.max_body)
+    body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
+    tokens = await asyncio.to_thread(num_tokens, state, body)
+    return json_response({"input_tokens": tokens})

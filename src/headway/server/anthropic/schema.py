@@ -1,0 +1,109 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens.
+
+Types are checked by msgspec, most ranges by the chat that a body becomes; what is left is here.
+"""
+
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import RequestError
+
+NO_OPS = frozenset(
+    "metadata cache_control speed inference_geo user_profile_id workspace_id diagnostics".split()
+)
+"""Accepted and without effect here; documented in docs/api.md."""
+LATER = frozenset("container mcp_servers".split())
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+THINKING = ("enabled", "adaptive", "disabled", "between_tools")
+
+
+class Thinking(msgspec.Struct):
+    """`thinking`: whether the template lets the model think; the budget is not enforced."""
+
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class JSONFormat(msgspec.Struct):
+    """`output_config.format`: json_schema alone."""
+
+    type: str
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """`output_config`: what the text has to be, and the effort that the template is told."""
+
+    format: JSONFormat | None = None
+    effort: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """`tool_choice`: auto, any, none, or tool with its name."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class CountBody(msgspec.Struct, kw_only=True):
+    """What a prompt is made of: POST /v1/messages/count_tokens."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    slo: dict[str, Any] | None = None
+    service_class: str | None = None
+    service_tier: str | None = None
+    timings: bool | None = None
+
+
+def check(body: CountBody) -> None:
+    """What types do not say."""
+    one_of("thinking.type", body.thinking.type if body.thinking else None, THINKING)
+    config = body.output_config
+    if config is not None:
+        one_of("output_config.effort", config.effort, EFFORTS)
+        wanted = config.format.type if config.format else None
+        one_of("output_config.format.type", wanted, ("json_schema",))
+
+
+def one_of(where: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Raise RequestError unless `value` is None or among `allowed`."""
+    if value is not None and value not in allowed:
+        raise RequestError(
+            f"{where} is {value[:40]!r}; it must be one of {', '.join(allowed)}.",
+            param=where,
+            code="invalid_value",
+        )

@@ -1,0 +1,237 @@
+"""One HTTP connection, held to limits: how much it may send, how slowly, and beside how many.
+
+uvicorn's h11 protocol with deadlines. A connection that opens must bring whole headers within
+`HEADERS_S`, then a body at `MIN_BODY_BYTES_PER_S` after a while of grace, and must take what it is
+sent; `Crowd` counts connections, all and by address, and once a second ends those that are late.
+Bytes are parsed a slice at a time, so that a body in a million chunks holds up nobody else.
+"""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from headway.core.errors import EngineDownError, RequestError
+from headway.server.errors import error_body
+
+HEADERS_S, BODY_GRACE_S, WRITE_S = 10.0, 20.0, 60.0
+MIN_BODY_BYTES_PER_S = 10_000
+SWEEP_S = 1.0
+SLICE_BYTES, TURN_S = 4096, 0.005
+LINGER_BYTES = 16 * 2**20
+IDLE, HEADERS, BODY = "idle", "headers", "body"
+
+
+class Flow(FlowControl):
+    """Reading stops while the application is behind, or while we are (`hold`)."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.held = False
+
+    def hold(self) -> None:
+        if not self.held:
+            self.held = True
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            if not self.read_paused:
+                self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            if not self.held:
+                self._transport.resume_reading()
+
+
+class Crowd:
+    """The open connections of one server."""
+
+    def __init__(self, max_connections: int) -> None:
+        self.max_connections = max_connections
+        self.by_address: Counter[str] = Counter()
+        self.connections: set[Connection] = set()
+
+    def enter(self, connection: "Connection", address: str) -> bool:
+        """Count a connection in; False when there are too many, or too many from its address."""
+        full = len(self.connections) >= self.max_connections
+        if full or self.by_address[address] >= self.max_connections // 2:
+            return False
+        self.connections.add(connection)
+        self.by_address[address] += 1
+        return True
+
+    def leave(self, connection: "Connection", address: str) -> None:
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self.by_address[address] -= 1
+            if not self.by_address[address]:
+                del self.by_address[address]
+
+    async def watch(self) -> None:
+        """End the connections that are late, once a second."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = time.monotonic()
+            for connection in list(self.connections):
+                connection.judge(now_s)
+
+    def protocol(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> "Connection":
+        """What uvicorn calls to make a connection."""
+        return Connection(self, config, server_state, app_state, _loop)
+
+
+class Connection(H11Protocol):
+    """A connection with deadlines; `phase` is what it is waited for."""
+
+    def __init__(self, crowd: Crowd, *given: Any) -> None:
+        super().__init__(*given)
+        self.crowd = crowd
+        self.address = ""
+        self.phase, self.since_s = HEADERS, time.monotonic()
+        self.num_body_bytes = 0
+        self.stalled_s: float | None = None
+        self._backlog = bytearray()
+        self._refused = False
+        self._lingers_until = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow: Flow = Flow(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self.crowd.enter(self, self.address):
+            self._refused = True
+            self.refuse(
+                EngineDownError("Too many connections.", code="too_many_connections"),
+                "Service Unavailable",
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.leave(self, self.address)
+        self._backlog.clear()
+        super().connection_lost(exc)
+
+    # ── what comes in ───────────────────────────────────────────────────────────────────────
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused or self.transport.is_closing():
+            return
+        self._backlog += data
+        if len(self._backlog) == len(data):  # else a turn is due already
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Parse slices for some milliseconds; what is left waits until others had their turn."""
+        until_s = time.monotonic() + TURN_S
+        while self._backlog and not self.transport.is_closing():
+            piece = bytes(self._backlog[:SLICE_BYTES])
+            del self._backlog[:SLICE_BYTES]
+            super().data_received(piece)
+            self._note(len(piece))
+            if self._backlog and time.monotonic() > until_s:
+                self.flow.hold()
+                self.loop.call_soon(self._take_turn)
+                return
+        if not self.transport.is_closing():
+            self.flow.release()
+
+    def _note(self, num_bytes: int) -> None:
+        """Keep the phase, its beginning, and how much of a body has come."""
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            if self.phase != BODY:
+                self.phase, self.since_s, self.num_body_bytes = BODY, time.monotonic(), 0
+            self.num_body_bytes += num_bytes
+            if self.conn.our_state is h11.DONE and self.num_body_bytes > self._lingers_until:
+                self.transport.close()
+        elif state is h11.IDLE and self.conn.trailing_data[0]:
+            if self.phase != HEADERS:
+                self.phase, self.since_s = HEADERS, time.monotonic()
+        elif state is not h11.IDLE or self.phase != HEADERS:
+            self.phase = IDLE
+
+    # ── what is late ────────────────────────────────────────────────────────────────────────
+
+    def judge(self, now_s: float) -> None:
+        """End the connection when it is late with what it owes."""
+        if self.transport.is_closing():
+            return
+        waited_s = now_s - self.since_s
+        if self.stalled_s is not None and now_s - self.stalled_s > WRITE_S:
+            self.transport.abort()
+        elif self.phase == HEADERS and waited_s > HEADERS_S:
+            self.refuse(late(f"The headers took more than {HEADERS_S:.0f} s."), "Request Timeout")
+        elif self.phase == BODY and self._body_is_late(waited_s):
+            self.refuse(late("The body comes too slowly."), "Request Timeout")
+
+    def _body_is_late(self, waited_s: float) -> bool:
+        """Whether less has come than is due; while *we* do not read, nothing is."""
+        if self.flow.read_paused or self.flow.held:
+            return False
+        return waited_s > BODY_GRACE_S + self.num_body_bytes / MIN_BODY_BYTES_PER_S
+
+    def pause_writing(self) -> None:
+        self.stalled_s = time.monotonic()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.stalled_s = None
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """Of a body that was not read to its end the rest is dropped, up to a point."""
+        self._lingers_until = self.num_body_bytes + LINGER_BYTES
+        super().on_response_complete()
+
+    # ── answers outside a request ───────────────────────────────────────────────────────────
+
+    def send_400_response(self, msg: str) -> None:
+        """What h11 refuses: malformed, or headers beyond the limit."""
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        too_long = status == 431
+        self.refuse(
+            RequestError(
+                "The headers are larger than 64 kB." if too_long else "This is no valid HTTP.",
+                code="headers_too_large" if too_long else "invalid_http",
+                status=status,
+            ),
+            "Request Header Fields Too Large" if too_long else "Bad Request",
+        )
+
+    def refuse(self, error: RequestError, reason: str) -> None:
+        """Answer `error` and close; in the middle of another answer, only close."""
+        self.phase = IDLE
+        self._backlog.clear()
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.abort()
+            return
+        body = msgspec.json.encode(error_body(error))
+        retry = "retry-after: 1\r\n" if error.retry_after_s is not None else ""
+        head = (
+            f"HTTP/1.1 {error.status} {reason}\r\ncontent-type: application/json\r\n"
+            f"{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def late(message: str) -> RequestError:
+    return RequestError(message, code="request_timeout", status=408)

@@ -1,0 +1,287 @@
+"""Who has a key: names, classes and limits by key, the keys themselves only as hashes.
+
+Given `--api-key` values and a key file it finds the owner of what a client sent, in a time that
+does not depend on which key it resembles. It promises that no key is kept in memory or on disk, and
+that a file that cannot be read changes nothing while the server runs. A key file is YAML:
+
+    keys:
+      - name: alice
+        sha256: 5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
+        class: interactive          # of requests that name none
+        limits: {requests_at_once: 8, requests_per_minute: 600, tokens_per_minute: 200000}
+      - name: operator
+        sha256: 0b14d501a594442a01c6859541bcb3e8164d183d32937b851835442f69d5c94e
+        admin: true                 # may also read /metrics, /stats and /trace
+
+`headway key alice` makes a key of 256 random bits and prints its row. A slow hash would add nothing
+to such a key and cost every request.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import RequestError, UsageError
+from headway.core.principal import ANONYMOUS, Principal
+
+MAX_RETRY_S = 120.0
+KEY_BYTES = 32
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one key may ask for; None is no limit."""
+
+    requests_at_once: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key as the file has it."""
+
+    name: str
+    sha256: str
+    service_class: str | None = msgspec.field(default=None, name="class")
+    admin: bool = False
+    limits: Limits = Limits()
+
+
+class Bucket:
+    """A budget per minute that fills evenly; it may be overdrawn, and then has to fill again.
+
+    120 a minute: full at 120, 2 come back each second. After 130 were taken at once it has -10,
+    and the next is allowed 5.5 s later.
+    """
+
+    __slots__ = ("_clock", "_left", "_since_s", "per_minute")
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._left, self._since_s = float(per_minute), clock.now_s()
+
+    @property
+    def left(self) -> float:
+        """What may be taken now."""
+        now_s = self._clock.now_s()
+        filled = self._left + (now_s - self._since_s) * self.per_minute / 60
+        self._left, self._since_s = min(filled, float(self.per_minute)), now_s
+        return self._left
+
+    def take(self, count: int) -> None:
+        self._left = self.left - count
+
+    def wait_s(self) -> float:
+        """Seconds until one may be taken; 0 when it may be now."""
+        return max(0.0, 1 - self.left) * 60 / self.per_minute
+
+
+class Meter:
+    """What one key uses: requests at once, requests and tokens of the last minute."""
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self.limits = limits
+        self.num_running = 0
+        self._buckets = {
+            name: Bucket(per_minute, clock)
+            for name, per_minute in (
+                ("requests", limits.requests_per_minute),
+                ("tokens", limits.tokens_per_minute),
+            )
+            if per_minute is not None
+        }
+
+    def enter(self) -> None:
+        """Begin a request; raises RequestError 429 that says when to come back."""
+        at_once = self.limits.requests_at_once
+        if at_once is not None and self.num_running >= at_once:
+            raise too_many(f"This key may run {at_once} requests at once.", 1.0)
+        for name, bucket in self._buckets.items():
+            wait_s = bucket.wait_s()
+            if wait_s > 0:
+                raise too_many(f"This key may use {bucket.per_minute} {name} per minute.", wait_s)
+        if "requests" in self._buckets:
+            self._buckets["requests"].take(1)
+        self.num_running += 1
+
+    def leave(self) -> None:
+        """The request that entered is over."""
+        self.num_running -= 1
+
+    def spend(self, num_tokens: int) -> None:
+        """Count the tokens of a request, prompt and answer, once they are known."""
+        if "tokens" in self._buckets:
+            self._buckets["tokens"].take(num_tokens)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """x-ratelimit-limit-requests: 600, -remaining-requests: 599, -reset-requests: 0.1s."""
+        found = []
+        for name, bucket in self._buckets.items():
+            left = bucket.left
+            missing_s = (bucket.per_minute - left) * 60 / bucket.per_minute
+            for what, value in (
+                ("limit", str(bucket.per_minute)),
+                ("remaining", str(max(0, int(left)))),
+                ("reset", f"{missing_s:.1f}s"),
+            ):
+                found.append((f"x-ratelimit-{what}-{name}".encode(), value.encode()))
+        return found
+
+
+def too_many(message: str, wait_s: float) -> RequestError:
+    return RequestError(
+        message, code="rate_limit_exceeded", status=429, retry_after_s=min(wait_s, MAX_RETRY_S)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The owner of a key: who, with which rights; `service_class` None means the default."""
+
+    principal: Principal
+    meter: Meter
+    admin: bool = False
+    service_class: str | None = None
+    digest: bytes = b""
+
+
+def anybody() -> Caller:
+    """Who asks where there are no keys: everybody, for everything."""
+    return Caller(principal=Principal(), meter=Meter(Limits(), SystemClock()), admin=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class Keyring:
+    """The callers by key; empty, everybody may ask."""
+
+    flags: Sequence[str] = ()
+    file: Path | None = None
+    classes: Collection[str] | None = None
+    """Service classes that a key may name; None takes any."""
+    clock: Clock = field(default_factory=SystemClock)
+    callers: list[Caller] = field(default_factory=list)
+    nobody: Caller = field(default_factory=anybody)
+
+    def __post_init__(self) -> None:
+        self.reload()
+
+    def __bool__(self) -> bool:
+        return bool(self.callers)
+
+    def reload(self) -> None:
+        """Read the file again; UsageError, and nothing has changed, when it cannot be used.
+
+        Meters of keys that stay go on, so that reading again is no way around a limit.
+        """
+        callers = [self._from_flag(number, key) for number, key in enumerate(self.flags, 1)]
+        rows = read_rows(self.file) if self.file is not None else []
+        callers += [self._from_row(row) for row in rows]
+        check_distinct(callers)
+        self.callers = callers
+
+    def _from_flag(self, number: int, key: str) -> Caller:
+        return self._caller(digest(key), f"api-key-{number}", None, True, Limits())
+
+    def _from_row(self, row: Row) -> Caller:
+        if self.classes is not None and row.service_class not in (None, *self.classes):
+            raise UsageError(
+                f"{self.file}: key {row.name!r} has the class {row.service_class!r}.",
+                f"There are {', '.join(self.classes)}; --slo NAME:… makes others.",
+            )
+        hashed = bytes.fromhex(row.sha256)
+        return self._caller(hashed, row.name, row.service_class, row.admin, row.limits)
+
+    def _caller(
+        self, hashed: bytes, name: str, service_class: str | None, admin: bool, limits: Limits
+    ) -> Caller:
+        salt = hashlib.sha256(b"cache salt" + hashed).hexdigest()[:32]
+        kept = next((c for c in self.callers if c.digest == hashed), None)
+        meter = kept.meter if kept and kept.meter.limits == limits else Meter(limits, self.clock)
+        return Caller(
+            principal=Principal(name, service_class or "standard", salt),
+            meter=meter,
+            admin=admin,
+            service_class=service_class,
+            digest=hashed,
+        )
+
+    def find(self, key: str) -> Caller | None:
+        """The owner of `key`; each of the keys is compared, in constant time."""
+        given, found = digest(key), None
+        for caller in self.callers:
+            if hmac.compare_digest(given, caller.digest):
+                found = caller
+        return found
+
+
+def digest(key: str) -> bytes:
+    """sha256 of a key, so that comparing takes the same time whatever the lengths are."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def check_distinct(callers: Iterable[Caller]) -> None:
+    """Raise UsageError when a key or a name is there twice."""
+    digests: set[bytes] = set()
+    names: set[str] = set()
+    for caller in callers:
+        name = caller.principal.name
+        if caller.digest in digests or name in names:
+            raise UsageError(f"The key {name!r} is there twice.", "Give each its own name.")
+        digests.add(caller.digest)
+        names.add(name)
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of a key file; UsageError names what is wrong with it."""
+    import yaml  # late: start-up prints within 300 ms
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--key-file {file}: {error.strerror}.", "Check the path.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"--key-file {file} is not YAML.", HOW) from error
+    try:
+        rows = msgspec.convert((content or {}).get("keys"), list[Row])
+    except (msgspec.ValidationError, AttributeError) as error:
+        raise UsageError(f"--key-file {file}: {str(error)[:200]}.", HOW) from error
+    for row in rows:
+        check_row(file, row)
+    return rows
+
+
+def check_row(file: Path, row: Row) -> None:
+    """Raise UsageError for a row whose hash or name cannot be."""
+    hexadecimal = len(row.sha256) == 64 and all(c in "0123456789abcdef" for c in row.sha256)
+    if not hexadecimal:
+        raise UsageError(f"{file}: sha256 of {row.name!r} is no hash: 64 digits 0-9a-f.", HOW)
+    readable = row.name.isprintable() and 0 < len(row.name) <= 64
+    if not readable or row.name == ANONYMOUS:
+        raise UsageError(f"{file}: {row.name[:64]!r} cannot be a key's name.", HOW)
+
+
+HOW = "`headway key NAME` prints a new key and its row for the file."
+
+
+def make_key() -> str:
+    """A new key: hw- and 256 random bits."""
+    return "hw-" + secrets.token_urlsafe(KEY_BYTES)
+
+
+def row_text(name: str, key: str) -> str:
+    """The row of a key file for `key`, as YAML."""
+    quoted: Any = msgspec.json.encode(name).decode()
+    return f"keys:\n  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n"

@@ -1,0 +1,54 @@
+"""Telling systemd how the server is: sd_notify(3), which is one datagram.
+
+Given the environment it finds the socket that systemd named there, if any; without one it is
+silent. `Type=notify` units see READY, RELOADING, STOPPING and a line of status; a unit with
+`WatchdogSec=` is told twice in that time that the server lives, as long as it serves.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, MutableMapping
+
+
+class Notifier:
+    """The unit's socket; `notify` sends one state."""
+
+    def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
+        self.watchdog_s = watchdog_s
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+
+    @classmethod
+    def take(cls, environment: MutableMapping[str, str]) -> "Notifier":
+        """The notifier systemd asks for; its variables are taken out, for no child is the unit."""
+        address = environment.pop("NOTIFY_SOCKET", "")
+        microseconds = environment.pop("WATCHDOG_USEC", "")
+        owner = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
+        ours = microseconds.isdecimal() and int(microseconds) > 0 and owner == str(os.getpid())
+        return cls(address, int(microseconds) / 1e6 if ours else None)
+
+    def notify(self, *lines: str) -> None:
+        """Send lines such as READY=1; nobody there is no error."""
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unit:
+            unit.setblocking(False)
+            unit.sendto("\n".join(lines).encode(), self._address)
+
+    def ready(self) -> None:
+        self.notify("READY=1", "STATUS=Serving.")
+
+    def reloading(self) -> None:
+        self.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        self.notify("STOPPING=1", "STATUS=Running requests may finish; new ones are refused.")
+
+    async def watch(self, is_alive: Callable[[], bool]) -> None:
+        """Say WATCHDOG=1 in time, for as long as the event loop turns and `is_alive` says so."""
+        while self.watchdog_s is not None:
+            if is_alive():
+                self.notify("WATCHDOG=1")
+            await asyncio.sleep(self.watchdog_s / 2)

@@ -1,0 +1,214 @@
+"""POST /v1/responses: items in, items out; /v1/responses/input_tokens: how long the items are.
+
+A body becomes a chat (`translate.Chat`) of the stored conversation before it and its own items. It
+is answered at once, as a stream, or in the background, and kept unless `store` is false.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Send
+
+from headway.core.errors import EngineDownError, RequestError, ServerFaultError
+from headway.server import body as bodies
+from headway.server import generation as generations
+from headway.server.errors import json_response
+from headway.server.generation import Generation
+from headway.server.models import State
+from headway.server.openai import chat
+from headway.server.responses.dialect import ResponsesDialect
+from headway.server.responses.items import Item, numbered, say_items
+from headway.server.responses.schema import (
+    InputBody,
+    ResponsesBody,
+    TextFormat,
+    check,
+    check_input,
+    wants_logprobs,
+)
+from headway.server.responses.store import Entry
+from headway.server.translate import Chat, unsupported
+
+PREFIX = "resp_"
+MAX_BACKGROUND = 256
+
+log = logging.getLogger(__name__)
+
+
+def prepare(
+    state: State, body: ResponsesBody, request_id: str, arrived_s: float, owner: str = ""
+) -> tuple[Generation, ResponsesDialect]:
+    """Check `body`, find what it goes on from, render and encode; raises RequestError."""
+    check(body)
+    stored = wants_store(state, body)
+    items, asked, skipped = conversation(state, body, request_id.removeprefix(PREFIX), owner)
+    asked.share(body)
+    asked.set("max_completion_tokens", body.max_output_tokens, "max_output_tokens")
+    asked.set("stop", body.stop, "stop")
+    asked.set("service_tier", body.service_tier, "service_tier")
+    asked.set("stream", body.stream, "stream")
+    asked.set("top_logprobs", body.top_logprobs, "top_logprobs")
+    asked.set("logprobs", wants_logprobs(body) or None, "include")
+    chat_body = asked.body()
+    with asked.told():
+        prompt = chat.prompt_ids(state.model(body.model), chat_body)
+        generation = chat.generation_of(state, chat_body, prompt, request_id, arrived_s)
+        generation.sampling.grammar = asked.own(generation.sampling.grammar)
+    if skipped:
+        names = bodies.printable(skipped)
+        generation.headers.append((b"x-headway-ignored-tools", names.encode()))
+    entry = Entry(
+        response_id=request_id,
+        owner=owner,
+        previous_id=body.previous_response_id,
+        items=msgspec.json.encode(items),
+    )
+    return generation, ResponsesDialect(state, generation, body, entry if stored else None)
+
+
+def wants_store(state: State, body: ResponsesBody) -> bool:
+    """Whether the response is to be kept; RequestError where nothing can be."""
+    possible = state.responses.limit_bytes > 0
+    for name in ("store", "background"):
+        if getattr(body, name) and not possible:
+            raise RequestError(
+                f"{name}: this server stores no responses (--response-memory 0).",
+                param=name,
+                code="unsupported_value",
+            )
+    return possible and body.store is not False
+
+
+def conversation(
+    state: State, body: InputBody, stem: str, owner: str
+) -> tuple[list[Item], Chat, list[str]]:
+    """The body's own items, the chat of all there is to say, and the tools nobody knows."""
+    asked = Chat()
+    asked.set("model", body.model, "model")
+    if body.instructions:
+        asked.say({"role": "system", "content": body.instructions}, "instructions")
+    for entry in state.responses.chain(body.previous_response_id, owner):
+        say_items(asked, entry.input_items(), "previous_response_id")
+        say_items(asked, entry.output_items(), "previous_response_id")
+    items = [
+        (state.responses.item(item["id"], owner) or item)
+        if item.get("type") == "item_reference"
+        else item
+        for item in numbered(body.input, stem)
+    ]
+    say_items(asked, items)
+    asked.hoist_system()
+    asked.names["messages"] = "input"
+    skipped = offer_tools(asked, body)
+    if body.text is not None and body.text.format is not None:
+        asked.set("response_format", response_format(body.text.format), "text.format")
+        asked.names["response_format.json_schema"] = "text.format"
+    effort = body.reasoning.effort if body.reasoning else None
+    asked.set("reasoning_effort", effort, "reasoning.effort")
+    asked.set("chat_template_kwargs", body.chat_template_kwargs, "chat_template_kwargs")
+    return items, asked, skipped
+
+
+def response_format(wanted: TextFormat) -> dict[str, Any]:
+    """`text.format` as chat's `response_format`: a schema lies one level deeper there."""
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    fields = ("name", "schema", "strict", "description")
+    given = {name: getattr(wanted, name) for name in fields if getattr(wanted, name) is not None}
+    return {"type": "json_schema", "json_schema": given}
+
+
+# ── tools ───────────────────────────────────────────────────────────────────────────────────
+
+FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+
+
+def offer_tools(asked: Chat, body: InputBody) -> list[str]:
+    """Hand the functions on; returns the types of tools that are skipped, as agents expect."""
+    given = body.tools or []
+    functions = [tool for tool in given if tool.get("type") == "function"]
+    kept = [i for i, tool in enumerate(given) if tool.get("type") == "function"]
+    for place, i in enumerate(kept):
+        asked.names[f"tools[{place}]"] = f"tools[{i}]"
+        asked.names[f"tools[{place}].function"] = f"tools[{i}]"
+    tools = [
+        {"type": "function", "function": {k: tool[k] for k in FUNCTION_FIELDS if k in tool}}
+        for tool in functions
+    ]
+    asked.set("tools", tools or None, "tools")
+    choice = chosen_tool(body.tool_choice)
+    parallel = body.parallel_tool_calls if tools else None  # sent by habit, without tools too
+    if tools or choice not in (None, "auto", "none"):
+        asked.set("tool_choice", choice, "tool_choice")
+        asked.set("parallel_tool_calls", parallel, "parallel_tool_calls")
+    return [str(tool.get("type"))[:40] for tool in given if tool.get("type") != "function"]
+
+
+def chosen_tool(choice: str | dict[str, Any] | None) -> Any:
+    """`tool_choice` as chat has it: names lie one level deeper there."""
+    match choice:
+        case {"type": "function", "name": name}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            allowed = [
+                {"type": "function", "function": {"name": tool.get("name")}}
+                for tool in tools
+                if isinstance(tool, dict) and tool.get("type") == "function"
+            ]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+        case {"type": kind} if kind != "function":
+            raise unsupported("tool_choice", repr(str(kind)[:40]), "functions alone can be chosen")
+    return choice
+
+
+def count_tokens(state: State, body: InputBody, owner: str) -> dict[str, Any]:
+    """POST /v1/responses/input_tokens."""
+    check_input(body)
+    _, asked, _ = conversation(state, body, "0", owner)
+    chat_body = asked.body()
+    with asked.told():
+        ids = chat.prompt_ids(state.model(body.model), chat_body)
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+
+# ── answering ───────────────────────────────────────────────────────────────────────────────
+
+
+async def respond(
+    state: State,
+    generation: Generation,
+    dialect: ResponsesDialect,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Answer now, or say that it is queued and go on in the background."""
+    if not dialect.background:
+        await generations.respond(state, generation, dialect, receive, send)
+        return
+    tasks = state.responses.tasks
+    if len(tasks) >= MAX_BACKGROUND:
+        raise EngineDownError(f"{MAX_BACKGROUND} responses run in the background already.")
+    task = asyncio.create_task(in_background(generation, dialect))
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    response = json_response(dialect.queued(task))
+    await generations.send_response(response, send, generation.headers)
+
+
+async def in_background(generation: Generation, dialect: ResponsesDialect) -> None:
+    """Generate with nobody waiting; however it ends, the stored response says how."""
+    generation.caller.meter.num_running += 1
+    try:
+        await generations.run_alone(generation, dialect)
+    except asyncio.CancelledError:
+        dialect.cancelled()
+        raise
+    except RequestError as error:
+        dialect.failure(error)
+    except Exception:
+        log.exception("response %s failed", generation.request_id)
+        dialect.failure(ServerFaultError())
+    finally:
+        generation.caller.meter.leave()

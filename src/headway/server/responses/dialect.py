@@ -1,0 +1,178 @@
+"""How /v1/responses answers: an object of items, and the events that tell how it grows.
+
+One writer serves both: a whole answer is what the events add up to. An example, "Hi" and a call:
+
+    response.created, response.in_progress
+    response.output_item.added      0  message, in progress
+    response.content_part.added     0  output_text ""
+    response.output_text.delta      0  "Hi"
+    response.output_text.done       0  "Hi"
+    response.content_part.done, response.output_item.done
+    response.output_item.added      1  function_call get_weather, arguments ""
+    response.function_call_arguments.delta, ….done
+    response.output_item.done       1
+    response.completed              the whole object, with usage
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import RequestError
+from headway.engine.answer import Delta
+from headway.server.errors import error_body, error_response
+from headway.server.generation import PING, Generation
+from headway.server.models import State
+from headway.server.responses.output import Output
+from headway.server.responses.schema import ResponsesBody, wants_logprobs
+from headway.server.responses.store import Entry
+
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponsesDialect:
+    """One response; with an `entry` it is kept when it ends."""
+
+    refusal = staticmethod(error_response)
+
+    def __init__(
+        self, state: State, generation: Generation, body: ResponsesBody, entry: Entry | None
+    ) -> None:
+        self.background = bool(body.background)
+        self._state = state
+        self._generation = generation
+        self._body = body
+        self._entry = entry
+        self._finish: str | None = None
+        stem = generation.request_id.partition("_")[2]
+        tokenizer = generation.model.tokenizer
+        self._output = Output(stem, tokenizer if wants_logprobs(body) else None)
+
+    # ── the stream ──────────────────────────────────────────────────────────────────────────
+
+    def ping(self) -> bytes:
+        return PING
+
+    def opening(self, choice: int) -> bytes:
+        for kind in ("response.created", "response.in_progress"):
+            self._output.tell(kind, response=self.snapshot("in_progress"))
+        return self._output.told()
+
+    def chunk(self, choice: int, delta: Delta) -> bytes:
+        self._output.take(delta)
+        if delta.finish_reason is not None:
+            self._finish = delta.finish_reason
+            self._output.close("incomplete" if delta.finish_reason in INCOMPLETE else "completed")
+        return self._output.told()
+
+    def ending(self) -> bytes:
+        status = "incomplete" if self._finish in INCOMPLETE else "completed"
+        response = self._kept(self.snapshot(status))
+        self._output.tell(f"response.{status}", response=response)
+        return self._output.told()
+
+    def failure(self, error: RequestError) -> bytes:
+        """`response.failed`; `error` beside it is what the official client raises on."""
+        self._output.break_off()
+        response = self._kept(self.snapshot("failed", error))
+        self._output.tell("response.failed", response=response, **error_body(error))
+        return self._output.told()
+
+    # ── the whole ───────────────────────────────────────────────────────────────────────────
+
+    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+        for delta in choices[0]:
+            self.chunk(0, delta)
+        status = "incomplete" if self._finish in INCOMPLETE else "completed"
+        return self._kept(self.snapshot(status))
+
+    def queued(self, task: "asyncio.Task[None]") -> dict[str, Any]:
+        """The response before it began; from now on it can be asked for."""
+        response = self.snapshot("queued")
+        if self._entry is not None:
+            self._entry = replace(self._entry, response=msgspec.json.encode(response), task=task)
+            self._state.responses.put(self._entry)
+        return response
+
+    def cancelled(self) -> None:
+        """It was ended before it was complete."""
+        self._output.break_off()
+        self._kept(self.snapshot("cancelled"))
+
+    def _kept(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The response, stored as it stands where that is wanted and nobody deleted it."""
+        entry, store = self._entry, self._state.responses
+        if entry is not None:
+            if entry.task is None or store.find(entry.response_id, entry.owner):
+                store.put(replace(entry, response=msgspec.json.encode(response), task=None))
+            self._entry = None
+        return response
+
+    def snapshot(self, status: str, error: RequestError | None = None) -> dict[str, Any]:
+        """The response object as it stands."""
+        generation, body = self._generation, self._body
+        sampling = generation.sampling
+        over = status not in ("queued", "in_progress")
+        return {
+            "id": generation.request_id,
+            "object": "response",
+            "created_at": generation.created,
+            "completed_at": int(self._state.clock.wall_s()) if status == "completed" else None,
+            "status": status,
+            "background": self.background,
+            "error": {"code": "server_error", "message": str(error)} if error else None,
+            "incomplete_details": (
+                {"reason": INCOMPLETE[self._finish or "length"]} if status == "incomplete" else None
+            ),
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": body.metadata or {},
+            "model": generation.model_name,
+            "output": self._output.items if over else [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": None,
+            "reasoning": {
+                "effort": body.reasoning.effort if body.reasoning else None,
+                "summary": None,
+            },
+            "safety_identifier": None,
+            "service_tier": body.service_tier or "default",
+            "store": self._entry is not None,
+            "temperature": sampling.temperature,
+            "text": text_config(body),
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [tool for tool in body.tools or [] if tool.get("type") == "function"],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": sampling.top_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "truncation": "disabled",
+            "usage": usage(generation) if over else None,
+            "user": None,
+            **generation.timings(),
+        }
+
+
+def text_config(body: ResponsesBody) -> dict[str, Any]:
+    """`text` as it holds."""
+    wanted = body.text.format if body.text and body.text.format else None
+    given = (
+        {k: v for k, v in msgspec.to_builtins(wanted).items() if v is not None} if wanted else {}
+    )
+    return {"format": given or {"type": "text"}, "verbosity": "medium"}
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    """Tokens so far, as Responses counts them."""
+    prompt, answer = generation.num_prompt_tokens, generation.num_generated
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": generation.num_cached, "cache_write_tokens": 0},
+        "output_tokens": answer,
+        "output_tokens_details": {"reasoning_tokens": generation.num_reasoned},
+        "total_tokens": prompt + answer,
+    }

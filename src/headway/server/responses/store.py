@@ -1,0 +1,126 @@
+"""Stored responses: what can be asked for again, gone on from, or taken back, within a bound.
+
+In memory, the least recently used first to go; a restart forgets all of them. An entry keeps its
+own input and output; a conversation is the chain of `previous_response_id`. Each belongs to the
+name of the key that made it, and is not there for others.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import RequestError
+
+MAX_CHAIN = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One response: its object and its input items, as JSON; `task` still generates it."""
+
+    response_id: str
+    owner: str
+    previous_id: str | None
+    items: bytes
+    response: bytes = b""
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.items) + len(self.response)
+
+    def input_items(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = msgspec.json.decode(self.items)
+        return found
+
+    def output_items(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = msgspec.json.decode(self.response)["output"]
+        return found
+
+
+class ResponseStore:
+    """Entries by id, the most recently used last."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.num_bytes = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        """What is generated in the background, stored or already forgotten."""
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry: Entry) -> None:
+        """Keep `entry`, in the place of one with its id; the oldest make room."""
+        self._drop(entry.response_id)
+        self._entries[entry.response_id] = entry
+        self.num_bytes += entry.size
+        while self.num_bytes > self.limit_bytes and self._entries:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, response_id: str) -> None:
+        entry = self._entries.pop(response_id, None)
+        if entry is not None:
+            self.num_bytes -= entry.size
+
+    def find(self, response_id: str, owner: str) -> Entry | None:
+        """The entry, if it is there and `owner`'s."""
+        entry = self._entries.get(response_id)
+        if entry is None or entry.owner != owner:
+            return None
+        self._entries.move_to_end(response_id)
+        return entry
+
+    def get(self, response_id: str, owner: str) -> Entry:
+        """The entry; RequestError 404 without one."""
+        entry = self.find(response_id, owner)
+        if entry is None:
+            raise RequestError(
+                f"There is no response {response_id[:80]!r}.",
+                param="response_id",
+                code="response_not_found",
+                status=404,
+            )
+        return entry
+
+    def delete(self, response_id: str, owner: str) -> None:
+        """Forget a response and end what still generates it; RequestError 404 without one."""
+        entry = self.get(response_id, owner)
+        self._drop(response_id)
+        if entry.task is not None:
+            entry.task.cancel()
+
+    def chain(self, response_id: str | None, owner: str) -> list[Entry]:
+        """The responses that lead up to and include `response_id`, the first one first."""
+        found: list[Entry] = []
+        while response_id is not None:
+            entry = self.find(response_id, owner)
+            if entry is None or len(found) == MAX_CHAIN:
+                raise RequestError(
+                    f"The response {response_id[:80]!r} is not stored here"
+                    f"{' any more' if found else ''}; send the conversation as input.",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            found.append(entry)
+            response_id = entry.previous_id
+        return found[::-1]
+
+    def item(self, item_id: str, owner: str) -> dict[str, Any] | None:
+        """The item of any stored response with this id: msg_<response>_0 is of resp_<response>."""
+        stem = item_id.partition("_")[2].rpartition("_")[0]
+        entry = self.find("resp_" + stem, owner)
+        if entry is None:
+            return None
+        items = [*entry.input_items(), *entry.output_items()]
+        return next((item for item in items if item.get("id") == item_id), None)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the books are wrong."""
+        assert self.num_bytes == sum(entry.size for entry in self._entries.values())
+        assert self.num_bytes <= self.limit_bytes
+        assert all(key == entry.response_id for key, entry in self._entries.items())

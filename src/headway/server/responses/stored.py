@@ -1,0 +1,125 @@
+"""Stored responses over HTTP: retrieve, delete, cancel, and the items a response was made from."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.core.errors import RequestError
+from headway.server import body as bodies
+from headway.server.errors import json_response
+from headway.server.models import State
+from headway.server.principal import owner_of
+from headway.server.responses.create import count_tokens
+from headway.server.responses.schema import LATER, NO_OPS, InputBody, check_include
+from headway.server.responses.store import Entry
+
+COUNT = bodies.Accepts(InputBody, NO_OPS, LATER)
+DEFAULT_ITEMS, MAX_ITEMS = 20, 100
+
+
+def asked_entry(state: State, request: Request) -> Entry:
+    """The stored response that the path names; RequestError 404 without one."""
+    return state.responses.get(request.path_params["response_id"], owner_of(request.scope))
+
+
+async def retrieve(state: State, request: Request) -> Response:
+    """GET /v1/responses/{response_id}."""
+    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        raise RequestError(
+            "A stored response is not streamed again; ask for it without stream.",
+            param="stream",
+            code="unsupported_value",
+        )
+    check_include(request.query_params.getlist("include[]"))
+    entry = asked_entry(state, request)
+    return Response(entry.response, media_type="application/json")
+
+
+async def delete(state: State, request: Request) -> Response:
+    """DELETE /v1/responses/{response_id}: it is forgotten, and ended if it still runs."""
+    response_id = request.path_params["response_id"]
+    state.responses.delete(response_id, owner_of(request.scope))
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel(state: State, request: Request) -> Response:
+    """POST /v1/responses/{response_id}/cancel: end what runs in the background."""
+    entry = asked_entry(state, request)
+    response: dict[str, Any] = msgspec.json.decode(entry.response)
+    if not response["background"]:
+        raise RequestError(
+            "Only a response with background: true can be cancelled; close the connection of "
+            "another.",
+            param="response_id",
+            code="invalid_value",
+        )
+    if entry.task is not None:
+        entry.task.cancel()
+        response["status"] = "cancelled"
+    return json_response(response)
+
+
+async def input_items(state: State, request: Request) -> Response:
+    """GET /v1/responses/{response_id}/input_items: all the model was given, newest first."""
+    asked = request.query_params
+    limit, order = asked_limit(asked.get("limit")), asked.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(
+            f"order is {order[:40]!r}; it must be asc or desc.", param="order", code="invalid_value"
+        )
+    entry = asked_entry(state, request)
+    items: list[dict[str, Any]] = []
+    for before in state.responses.chain(entry.previous_id, entry.owner):
+        items += [*before.input_items(), *before.output_items()]
+    items += entry.input_items()
+    if order == "desc":
+        items.reverse()
+    page = after(items, asked.get("after"))
+    shown = page[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": shown,
+            "first_id": shown[0]["id"] if shown else "",
+            "last_id": shown[-1]["id"] if shown else "",
+            "has_more": len(page) > limit,
+        }
+    )
+
+
+def asked_limit(text: str | None) -> int:
+    """`?limit=` from 1 to 100, 20 without it."""
+    limit = (
+        DEFAULT_ITEMS if text is None else int(text) if text.isdecimal() and len(text) < 5 else 0
+    )
+    if not 1 <= limit <= MAX_ITEMS:
+        raise RequestError(
+            f"limit is {(text or '')[:40]!r}; it must be between 1 and {MAX_ITEMS}.",
+            param="limit",
+            code="invalid_value",
+        )
+    return limit
+
+
+def after(items: list[dict[str, Any]], item_id: str | None) -> list[dict[str, Any]]:
+    """What follows the item `item_id`; RequestError where there is none."""
+    if item_id is None:
+        return items
+    places = [i for i, item in enumerate(items) if item.get("id") == item_id]
+    if not places:
+        raise RequestError(
+            f"after: there is no item {item_id[:80]!r}.", param="after", code="item_not_found"
+        )
+    return items[places[0] + 1 :]
+
+
+async def input_tokens(state: State, request: Request) -> Response:
+    """POST /v1/responses/input_tokens: how many tokens a prompt has."""
+    data = await bodies.read_body(request.receive, state.options.max_body)
+    body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
+    return json_response(
+        await asyncio.to_thread(count_tokens, state, body, owner_of(request.scope))
+    )

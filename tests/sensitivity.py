@@ -1,0 +1,116 @@
+"""Does a loss show: one model and its rounded copies, judged on text and skills item by item.
+
+Given folders it measures bits per byte, divergence from the first and skills on the same items, and
+what a difference between two of them is worth: its interval and the probability of chance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from headway.measure.evals.divergence import Divergence, compare
+from headway.measure.evals.skills import ask
+from headway.measure.evals.statistics import interval, mcnemar, paired_bootstrap
+from headway.measure.evals.text import TextScore, score_text, windows
+from headway.measure.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.whole_model import FolderModel
+
+MEMORY = "96MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What every folder is judged on: windows of a text, questions of each skill and level."""
+
+    text: str
+    windows: int
+    questions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """One folder judged; `right` has an entry for each question."""
+
+    name: str
+    divergence: Divergence
+    text: TextScore
+    right: list[bool]
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.right) / len(self.right)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """B − A with its 95% interval; `p` is the chance of one so far in this direction."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def chance(questions: int) -> float:
+    """The share that the best constant reply to each skill and level gets right.
+
+    Of the answers "positive", "negative", "positive" that is 2 of 3; of three different sums, 1.
+    """
+    asked = best = 0
+    for skill in SKILLS:
+        for level in LEVELS:
+            cell = list(islice(examples(skill, level, TEST_SEED), questions))
+            best += max(sum(other.accepts(one.answer) for other in cell) for one in cell)
+            asked += len(cell)
+    return best / asked
+
+
+def judge(name: str, folder: Path, reference: FolderModel, task: Task) -> Quality:
+    """Everything that is asked of one folder."""
+    model = FolderModel(folder, name=name, kv_memory=MEMORY)
+    right = []
+    if task.questions:
+        report = ask(model, questions=task.questions, seed=TEST_SEED)
+        right = [item.right for item in report.items]
+    return Quality(
+        name=name,
+        divergence=compare(reference, model, windows(task.text, limit=task.windows)),
+        text=score_text(model, task.text, limit=task.windows),
+        right=right,
+    )
+
+
+def difference(values: Sequence[float], weights: Sequence[float] | None = None) -> Difference:
+    """The (weighted) mean of B − A over items, by the paired bootstrap."""
+    array = np.array(values, dtype=float)
+    scale = None if weights is None else np.array(weights, dtype=float)
+    draws = paired_bootstrap(array, scale)
+    low, high = interval(draws)
+    mean = float(array.sum() / (len(array) if scale is None else scale.sum()))
+    against = int((draws <= 0).sum() if mean > 0 else (draws >= 0).sum())
+    return Difference(mean=mean, low=low, high=high, p=(1 + against) / (1 + len(draws)))
+
+
+def more_divergence(a: Quality, b: Quality) -> Difference:
+    """How much further B is from the reference than A, in nats a token."""
+    pairs = list(zip(a.divergence.passages, b.divergence.passages, strict=True))
+    return difference([y.kl - x.kl for x, y in pairs], [x.num_tokens for x, _ in pairs])
+
+
+def more_bits(a: Quality, b: Quality) -> Difference:
+    """How many more bits a byte takes in B."""
+    pairs = list(zip(a.text.passages, b.text.passages, strict=True))
+    bits = [(y.nats - x.nats) / np.log(2) for x, y in pairs]
+    return difference(bits, [x.num_bytes for x, _ in pairs])
+
+
+def fewer_right(a: Quality, b: Quality) -> Difference:
+    """The accuracy of B less that of A; p is exact McNemar's, two-sided."""
+    pairs = list(zip(a.right, b.right, strict=True))
+    found = difference([float(y) - float(x) for x, y in pairs])
+    lost = sum(x and not y for x, y in pairs)
+    gained = sum(y and not x for x, y in pairs)
+    return Difference(mean=found.mean, low=found.low, high=found.high, p=mcnemar(lost, gained))

@@ -1,0 +1,229 @@
+"""HTTP itself: what a client may send, how slowly, and beside how many; others do not notice."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from live_server import LiveServer
+
+from conftest import StartServer
+from headway.server import connection
+from headway.server.connection import Connection, Crowd
+
+MB = 10**6
+PATIENT_S = 60.0
+
+
+def address(live: LiveServer) -> tuple[str, int]:
+    host, _, port = live.url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def rss_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return (
+        int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+        * 1024
+    )
+
+
+async def send_raw(live: LiveServer, pieces: list[bytes], pause_s: float = 0) -> bytes:
+    """Send pieces for as long as the server takes them; returns all it answers."""
+    reader, writer = await asyncio.open_connection(*address(live))
+    answer = asyncio.create_task(reader.read())
+    with contextlib.suppress(ConnectionError):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            if answer.done():
+                break
+            if pause_s:
+                await asyncio.sleep(pause_s)
+    try:
+        return await asyncio.wait_for(answer, PATIENT_S)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def parsed(answer: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and error of a raw answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), msgspec.json.decode(body)["error"]
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+ATTACKS: dict[str, tuple[list[bytes], set[int]]] = {
+    "one header of 60 MB": ([GET + b"x: ", *[b"a" * MB] * 60, b"\r\n\r\n"], {431}),
+    "a million headers": ([GET, *[b"a: b\r\n" * 10_000] * 100, b"\r\n"], {431}),
+    "headers just too large": ([GET + b"x: " + b"a" * 70_000 + b"\r\n\r\n"], {431}),
+    "a URL of 1 MB": ([b"GET /" + b"a" * MB + b" HTTP/1.1\r\nhost: x\r\n\r\n"], {431}),
+    "no HTTP": ([b"\x16\x03\x01\x02\x00\x01\x00" * 100], {400}),
+    "a length that is no number": ([POST + b"content-length: -5\r\n\r\n"], {400}),
+    "a body of 60 MB": ([POST + b"content-length: 60000000\r\n\r\n", *[b" " * MB] * 60], {413}),
+    "60 MB in chunks": ([CHUNKED, *[b"f4240\r\n" + b" " * MB + b"\r\n"] * 60], {413}),
+    "half a million tiny chunks": ([CHUNKED, *[b"1\r\n \r\n" * 5000] * 100, b"0\r\n\r\n"], {400}),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_http_itself_is_bounded(server: LiveServer, name: str) -> None:
+    """Each is refused in its own words, in little memory, while others are served."""
+    pieces, statuses = ATTACKS[name]
+    before = rss_bytes(server.pid)
+    asked = [time.monotonic()]
+    attack = asyncio.create_task(send_raw(server, pieces))
+    while not attack.done():
+        assert (await asyncio.to_thread(server.get, "/health"))[0] == 200
+        asked.append(time.monotonic())
+        await asyncio.sleep(0.02)
+    answer = await attack
+    if answer:  # a client that sends on after the refusal may find the connection reset
+        status, error = parsed(answer)
+        assert status in statuses and error["code"], error
+    assert rss_bytes(server.pid) - before < 50 * MB
+    assert max(b - a for a, b in pairwise(asked)) < 5.0
+    assert server.probe()
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_health_answers_within_100_ms_under_attack(server: LiveServer, name: str) -> None:
+    pieces, _ = ATTACKS[name]
+    slowest = 0.0
+    attack = asyncio.create_task(send_raw(server, pieces))
+    while not attack.done():
+        began = time.monotonic()
+        assert (await asyncio.to_thread(server.get, "/health"))[0] == 200
+        slowest = max(slowest, time.monotonic() - began)
+    await attack
+    assert slowest < 0.1, slowest
+
+
+# ── deadlines, with a clock of the test's own ───────────────────────────────────────────────
+
+
+@pytest.fixture
+async def small_server() -> AsyncIterator[Callable[[bytes], Awaitable[tuple[Any, Any]]]]:
+    """A bare server of these connections over an application that reads bodies."""
+    import uvicorn
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 10})
+
+    crowd = Crowd(4)
+    config = uvicorn.Config(app, http=crowd.protocol, lifespan="off", log_config=None, ws="none",
+                            access_log=False, timeout_keep_alive=60)  # fmt: skip
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        server.crowd, server.address = crowd, listener.getsockname()
+        yield server
+        server.should_exit = True
+        await serving
+
+
+async def connect(server: Any, data: bytes) -> tuple[Any, Any, Connection]:
+    """A client that has sent `data`, and the server's end of its connection."""
+    known = set(server.crowd.connections)
+    reader, writer = await asyncio.open_connection(*server.address)
+    while not server.crowd.connections - known:
+        await asyncio.sleep(0.005)
+    (mine,) = server.crowd.connections - known
+    writer.write(data)
+    await asyncio.sleep(0.05)
+    return reader, writer, mine
+
+
+@pytest.mark.parametrize(
+    ("data", "allowed_s"),
+    [
+        (b"", connection.HEADERS_S),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: ", connection.HEADERS_S),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\nabc",
+            connection.BODY_GRACE_S,
+        ),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n" + b"a" * 50_000,
+            connection.BODY_GRACE_S + 5,
+        ),
+    ],
+    ids=["silence", "headers", "body", "slow body"],
+)
+async def test_who_is_slow_is_told_and_closed(
+    small_server: Any, data: bytes, allowed_s: float
+) -> None:
+    reader, writer, mine = await connect(small_server, data)
+    mine.judge(time.monotonic() + allowed_s - 2)
+    assert not mine.transport.is_closing()
+    mine.judge(time.monotonic() + allowed_s + 2)
+    status, error = parsed(await reader.read())
+    assert (status, error["code"]) == (408, "request_timeout")
+    writer.close()
+
+
+async def test_who_keeps_a_connection_is_not_slow(small_server: Any) -> None:
+    reader, writer, mine = await connect(small_server, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    for _ in range(3):
+        assert b"200" in await reader.readline()
+        while (await reader.readline()).strip() != b"0":
+            pass
+        await reader.readline()
+        mine.judge(time.monotonic() + 1000)
+        assert not mine.transport.is_closing()
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
+    writer.close()
+
+
+async def test_who_does_not_read_is_cut_off(small_server: Any) -> None:
+    _, writer, mine = await connect(small_server, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    mine.pause_writing()
+    mine.judge(time.monotonic() + connection.WRITE_S - 1)
+    assert not mine.transport.is_closing()
+    mine.judge(time.monotonic() + connection.WRITE_S + 1)
+    assert mine.transport.is_closing()
+    writer.close()
+
+
+async def test_one_address_has_half_of_the_connections_at_most(small_server: Any) -> None:
+    first, second = [await connect(small_server, b"") for _ in range(2)]
+    reader, writer = await asyncio.open_connection(*small_server.address)
+    status, error = parsed(await reader.read())
+    assert (status, error["code"]) == (503, "too_many_connections")
+    writer.close()
+    first[1].close()
+    while len(small_server.crowd.connections) > 1:
+        await asyncio.sleep(0.01)
+    third = await connect(small_server, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b"200" in await third[0].readline()
+    for _, writer, _ in (second, third):
+        writer.close()
+
+
+async def test_the_limit_on_connections_is_the_one_given(start_server: StartServer) -> None:
+    live = start_server("--executor=null", "--max-connections=8").wait_ready()
+    held = [await asyncio.open_connection(*address(live)) for _ in range(4)]
+    status, error = parsed(await send_raw(live, [GET + b"\r\n"]))
+    assert (status, error["code"]) == (503, "too_many_connections")
+    for _, writer in held:
+        writer.close()
+    await asyncio.sleep(0.2)
+    assert (await asyncio.to_thread(live.get, "/health"))[0] == 200

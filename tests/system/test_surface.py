@@ -1,0 +1,411 @@
+"""Every field of every endpoint that generates, and every other call, through the official clients.
+
+The fields are the rows of surface.py. A test named test_call… shows another call; the first line of
+its docstring is its row in docs/surface.md.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+import surface
+from live_server import LiveServer
+from surface import (
+    ALL,
+    CHAT,
+    ENDPOINTS,
+    LENGTH,
+    MESSAGES,
+    RESPONSES,
+    ROWS,
+    TEXT,
+    USER,
+    Clients,
+    Row,
+)
+from tiny_model import write_tiny_model
+
+from headway.server.app import GENERATIONS
+from headway.server.openai.schema import LATER
+
+INPUT: dict[str, Any] = {"model": "tiny", "input": USER, "temperature": 0, "max_output_tokens": 8}
+CASES = [(row, path) for row in [*ROWS, *surface.no_ops()] for path in row.where]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server whose template shows all that a request can tell it."""
+    folder = write_tiny_model(tmp_path_factory.mktemp("surface") / "tiny")
+    path = folder / "tokenizer_config.json"
+    config = {**json.loads(path.read_text()), "chat_template": surface.TEMPLATE}
+    path.write_text(json.dumps(config))
+    live = LiveServer(folder, "--served-model-name=tiny,nickname", "--kv-memory=64MiB")
+    try:
+        yield live.wait_ready()
+    finally:
+        live.close()
+
+
+@pytest.fixture(scope="module")
+def clients(told: LiveServer) -> Iterator[Clients]:
+    with (
+        openai.OpenAI(base_url=told.url + "/v1", api_key="none", max_retries=0) as first,
+        anthropic.Anthropic(base_url=told.url, api_key="none", max_retries=0) as second,
+    ):
+        yield Clients(first, second)
+
+
+@pytest.fixture(scope="module")
+def asks(clients: Clients) -> dict[tuple[str, bool], surface.Ask]:
+    """How to ask each endpoint, whole and streamed; the plain answers are kept."""
+    return {(path, s): clients.ask(path, s) for path in ENDPOINTS for s in (False, True)}
+
+
+# ── fields ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("row", "path"), CASES, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_field(
+    asks: dict[tuple[str, bool], surface.Ask], row: Row, path: str, streamed: bool
+) -> None:
+    if streamed and row.whole:
+        pytest.skip("is not streamed")
+    row.proof(asks[path, streamed])
+
+
+def test_whole_and_streamed_say_the_same(asks: dict[tuple[str, bool], surface.Ask]) -> None:
+    for path in ENDPOINTS:
+        whole, streamed = asks[path, False](), asks[path, True]()
+        assert whole.texts == streamed.texts
+        assert whole.finish == streamed.finish == ["length"]
+        assert (whole.num_prompt, whole.num_answer) == (streamed.num_prompt, streamed.num_answer)
+        assert whole.num_answer == LENGTH
+
+
+def test_three_dialects_say_the_same(asks: dict[tuple[str, bool], surface.Ask]) -> None:
+    texts = [asks[path, False]().texts for path in (CHAT, RESPONSES, MESSAGES)]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_every_field_has_a_row() -> None:
+    shown = {(path, row.name) for row in [*ROWS, *surface.no_ops()] for path in row.where}
+    assert tuple(row.path for row in GENERATIONS) == ALL
+    for row in GENERATIONS:
+        fields = {*row.accepts.body.__struct_fields__, *row.accepts.no_ops} - LATER
+        assert {(row.path, name) for name in fields} <= shown, "add rows to tests/system/surface.py"
+        named = {name for path, name in shown if path == row.path}
+        assert named <= fields, "no such fields"
+
+
+def test_every_field_that_is_not_honoured_yet_is_refused_by_name(told: LiveServer) -> None:
+    for row in GENERATIONS:
+        base = surface.ADAPTERS[row.path][2]
+        for name in row.accepts.later:
+            status, content = told.post(row.path, {**base, name: {"a": 1}})
+            assert status == 400 and f"The field {name} " in content["error"]["message"]
+            assert content["error"].get("param", name) == name
+            assert told.post(row.path, {**base, name: None})[0] == 200
+
+
+def test_the_page_is_what_the_rows_say() -> None:
+    page = surface.PAGE.read_text(encoding="utf-8")
+    assert page == surface.page(), "run `make surface`"
+
+
+# ── stored responses ────────────────────────────────────────────────────────────────────────
+
+
+def test_call_retrieve(clients: Clients) -> None:
+    """GET /v1/responses/{id} (openai): a stored response, as it was answered."""
+    made = clients.openai.responses.create(**INPUT)
+    assert clients.openai.responses.retrieve(made.id).to_dict() == made.to_dict()
+    last: Any = list(clients.openai.responses.create(**INPUT, stream=True))[-1]
+    found = clients.openai.responses.retrieve(last.response.id)
+    assert found.to_dict() == last.response.to_dict()
+    unstored = clients.openai.responses.create(**INPUT, store=False)
+    with pytest.raises(openai.NotFoundError):
+        clients.openai.responses.retrieve(unstored.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        clients.openai.responses.retrieve(made.id, stream=True)
+    assert caught.value.param == "stream"
+
+
+def test_call_delete(clients: Clients) -> None:
+    """DELETE /v1/responses/{id} (openai): it is forgotten."""
+    made = clients.openai.responses.create(**INPUT)
+    clients.openai.responses.delete(made.id)
+    for again in (clients.openai.responses.retrieve, clients.openai.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            again(made.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        clients.openai.responses.create(**INPUT, previous_response_id=made.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_call_input_items(clients: Clients) -> None:
+    """GET /v1/responses/{id}/input_items (openai): all the model was given, by pages."""
+    first = clients.openai.responses.create(**INPUT)
+    second = clients.openai.responses.create(**INPUT, previous_response_id=first.id)
+    given = clients.openai.responses.input_items
+    items = list(given.list(second.id, order="asc", limit=1))
+    roles = [item.role for item in items]  # type: ignore[union-attr]
+    assert roles == ["user", "assistant", "user"]
+    assert items[1].content[0].text == first.output_text  # type: ignore[union-attr]
+    newest = given.list(second.id).data
+    assert [item.id for item in newest] == [item.id for item in items][::-1]
+    assert given.list(second.id, after=str(newest[0].id)).data == newest[1:]
+    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nowhere"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            given.list(second.id, **wrong)  # type: ignore[arg-type]
+        assert caught.value.param == next(iter(wrong))
+
+
+def test_call_input_tokens(clients: Clients) -> None:
+    """POST /v1/responses/input_tokens (openai): as many as the response then has."""
+    made = clients.openai.responses.create(**INPUT, instructions="Be brief.")
+    counted = clients.openai.responses.input_tokens.count(
+        model="tiny", input=USER, instructions="Be brief."
+    )
+    assert counted.input_tokens == made.usage.input_tokens  # type: ignore[union-attr]
+
+
+def test_call_cancel(clients: Clients, told: LiveServer) -> None:
+    """POST /v1/responses/{id}/cancel (openai): what runs in the background ends."""
+    long = {**INPUT, "max_output_tokens": 470, "extra_body": {"ignore_eos": True}}
+    running = clients.openai.responses.create(**long, background=True)
+    assert running.status == "queued" and running.background
+    assert clients.openai.responses.cancel(running.id).status == "cancelled"
+    wait_for(clients, running.id, "cancelled")
+    ended = time.monotonic() + 30
+    while not told.idle():
+        assert time.monotonic() < ended
+    assert clients.openai.responses.cancel(running.id).status == "cancelled"
+    at_once = clients.openai.responses.create(**INPUT)
+    with pytest.raises(openai.BadRequestError):
+        clients.openai.responses.cancel(at_once.id)
+
+
+def test_call_background(clients: Clients) -> None:
+    """POST /v1/responses (openai): in the background it says the same, later."""
+    at_once = clients.openai.responses.create(**INPUT)
+    queued = clients.openai.responses.create(**INPUT, background=True)
+    done = wait_for(clients, queued.id, "incomplete")
+    assert done.output_text == at_once.output_text and done.usage == at_once.usage
+    deleted = clients.openai.responses.create(**INPUT, background=True)
+    clients.openai.responses.delete(deleted.id)
+    with pytest.raises(openai.NotFoundError):
+        clients.openai.responses.retrieve(deleted.id)
+
+
+def wait_for(clients: Clients, response_id: str, status: str) -> Any:
+    """The stored response once it has this status."""
+    deadline = time.monotonic() + 60
+    while (found := clients.openai.responses.retrieve(response_id)).status != status:
+        assert time.monotonic() < deadline, found.status
+        time.sleep(0.02)
+    return found
+
+
+def test_call_parse_and_stream(clients: Clients) -> None:
+    """POST /v1/responses (openai, as a stream): `responses.stream` follows it to its end."""
+    wanted = clients.openai.responses.create(**{**INPUT, "extra_body": {"stop": " "}})
+    with clients.openai.responses.stream(**INPUT, extra_body={"stop": " "}) as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+    assert wanted.status == "completed" and wanted.output_text == text
+    assert stream.get_final_response().output_text == text
+
+
+# ── Anthropic's other calls, models ─────────────────────────────────────────────────────────
+
+
+def test_call_count_tokens(clients: Clients) -> None:
+    """POST /v1/messages/count_tokens (anthropic): as many as the message then has."""
+    asked: dict[str, Any] = {"model": "tiny", "messages": USER, "system": "Be brief."}
+    made = clients.anthropic.messages.create(**asked, max_tokens=3)
+    assert clients.anthropic.messages.count_tokens(**asked).input_tokens == made.usage.input_tokens
+
+
+def test_call_message_stream(clients: Clients) -> None:
+    """POST /v1/messages (anthropic, as a stream): `messages.stream` adds it up."""
+    asked: dict[str, Any] = {"model": "tiny", "messages": USER, "max_tokens": 8}
+    greedy = {"temperature": 0}
+    whole = clients.anthropic.messages.create(**asked, extra_body=greedy)
+    with clients.anthropic.messages.stream(**asked, extra_body=greedy) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text  # type: ignore[union-attr]
+    assert final.stop_reason == whole.stop_reason == "max_tokens"
+    assert final.usage.output_tokens == whole.usage.output_tokens == 8
+
+
+def test_call_models(clients: Clients) -> None:
+    """GET /v1/models (openai, anthropic): every served name."""
+    for models in (clients.openai.models, clients.anthropic.models):
+        assert [m.id for m in models.list()] == ["tiny", "nickname"]  # type: ignore[attr-defined]
+
+
+def test_call_one_model(clients: Clients) -> None:
+    """GET /v1/models/{id} (openai, anthropic): one of them."""
+    assert clients.openai.models.retrieve("nickname").id == "nickname"
+    found = clients.anthropic.models.retrieve("nickname")
+    assert found.type == "model" and found.display_name == "nickname"
+    with pytest.raises(openai.NotFoundError):
+        clients.openai.models.retrieve("another")
+
+
+async def test_call_apply_template(told: LiveServer) -> None:
+    """POST /apply-template (plain HTTP): the prompt's text, as chat tokenizes it."""
+    async with aiohttp.ClientSession(told.url) as http:
+        body = {"model": "tiny", "messages": USER, "reasoning_effort": "low"}
+        async with http.post("/apply-template", json=body) as answer:
+            text = (await answer.json())["prompt"]
+        async with http.post("/v1/chat/completions", json={**body, "max_tokens": 1}) as answer:
+            tokens = (await answer.json())["usage"]["prompt_tokens"]
+        asked = {"prompt": text, "add_special_tokens": False}
+        async with http.post("/tokenize", json=asked) as answer:
+            assert (await answer.json())["count"] == tokens
+    assert text.startswith("effort low\n<|im_start|>user\nTell me")
+
+
+# ── the shapes of streams and errors ────────────────────────────────────────────────────────
+
+
+def test_events_of_a_response_come_in_order(clients: Clients) -> None:
+    kinds = [e.type.removeprefix("response.") for e in clients.ask(RESPONSES, True)().chunks]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == [
+        *("output_text.done", "content_part.done", "output_item.done"),
+        "incomplete",
+    ]
+
+
+def test_events_of_a_message_come_in_order(clients: Clients) -> None:
+    kinds = [e.type for e in clients.ask(MESSAGES, True)().chunks]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+async def test_events_have_their_names_and_no_ids(told: LiveServer) -> None:
+    async with aiohttp.ClientSession(told.url) as http:
+        for path in (RESPONSES, MESSAGES):
+            body = {**surface.ADAPTERS[path][2], "stream": True}
+            async with http.post(path, json=body) as answer:
+                assert answer.content_type == "text/event-stream"
+                text = (await answer.read()).decode()
+            for event in text.strip().split("\n\n"):
+                name, data = event.split("\n")
+                assert name == "event: " + json.loads(data.removeprefix("data: "))["type"]
+
+
+def test_stop_reasons_of_a_message(clients: Clients) -> None:
+    def reason(**extra: Any) -> Any:
+        fields = {"model": "tiny", "messages": USER, "max_tokens": 8, **extra}
+        return surface.call(clients.anthropic.messages.create, {"temperature": 0, **fields})
+
+    assert reason().stop_reason == "max_tokens"
+    assert reason(logit_bias={"2": 100}).stop_reason == "end_turn"
+    met = reason(max_tokens=40, stop_sequences=["never there", " "])
+    assert (met.stop_reason, met.stop_sequence) == ("stop_sequence", " ")
+    cut = reason(max_tokens=100_000, ignore_eos=True)
+    assert cut.stop_reason == "model_context_window_exceeded"
+
+
+def test_a_message_goes_on_with_the_assistants_beginning(clients: Clients) -> None:
+    begun: Any = [*USER, {"role": "assistant", "content": "It is"}]
+    plain = clients.anthropic.messages.count_tokens(model="tiny", messages=USER)
+    counted = clients.anthropic.messages.count_tokens(model="tiny", messages=begun)
+    said = clients.openai.chat.completions.create(
+        model="tiny",
+        messages=begun,
+        max_tokens=1,
+        extra_body={"continue_final_message": True, "add_generation_prompt": False},
+    )
+    assert plain.input_tokens < counted.input_tokens == said.usage.prompt_tokens  # type: ignore
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"model": "another"}, anthropic.NotFoundError, "does not exist"),
+    ({"messages": []}, anthropic.BadRequestError, "messages is empty"),
+    ({"messages": [{"role": "user"}]}, anthropic.BadRequestError, "messages[0].content"),
+    ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens is 0"),
+    ({"max_tokens": "many"}, anthropic.BadRequestError, "max_tokens: expected an integer"),
+    ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences must hold"),
+    ({"system": [{"type": "image"}]}, anthropic.BadRequestError, "system[0].type"),
+    (
+        {"messages": [{"role": "user", "content": "word " * 600}]},
+        anthropic.BadRequestError,
+        "prompt is too long",
+    ),
+    ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "tool_choice"),
+    ({"container": "a"}, anthropic.BadRequestError, "The field container"),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind", "text"), WRONG, ids=str)
+def test_errors_of_messages_are_the_clients_own(
+    clients: Clients, fields: dict[str, Any], kind: type[anthropic.APIStatusError], text: str
+) -> None:
+    asked = {"model": "tiny", "messages": USER, "max_tokens": 4, **fields}
+    with pytest.raises(kind) as caught:
+        clients.anthropic.messages.create(**asked)
+    body: Any = caught.value.body
+    assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
+    assert set(body["error"]) == {"type", "message"} and text in body["error"]["message"]
+    assert caught.value.request_id == body["request_id"]
+
+
+WRONG_INPUT: list[tuple[dict[str, Any], str, str]] = [
+    ({"input": []}, "empty_array", "input"),
+    ({"input": [{"role": "user"}]}, "missing_required_parameter", "input[0].content"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "unsupported_value",
+        "[0]",
+    ),
+    ({"input": "word " * 600}, "context_length_exceeded", "input"),
+    ({"max_output_tokens": 0}, "integer_below_min_value", "max_output_tokens"),
+    ({"top_logprobs": 21}, "integer_above_max_value", "top_logprobs"),
+    ({"temperature": 3}, "decimal_above_max_value", "temperature"),
+    ({"truncation": "auto"}, "unsupported_value", "truncation"),
+    ({"include": ["everything"]}, "invalid_value", "include[0]"),
+    ({"metadata": {"a" * 65: "b"}}, "string_above_max_length", "metadata"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "object_above_max_properties", "metadata"),
+    ({"background": True, "stream": True}, "unsupported_value", "background"),
+    ({"background": True, "store": False}, "invalid_value", "background"),
+    ({"previous_response_id": "resp_x"}, "previous_response_not_found", "previous_response_id"),
+    ({"tool_choice": {"type": "web_search"}}, "unsupported_value", "tool_choice"),
+    ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"text": {"format": {"type": "yaml"}}}, "", "text.format"),
+    ({"conversation": "c"}, "unsupported_parameter", "conversation"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), WRONG_INPUT, ids=str)
+def test_errors_of_responses_name_the_field(
+    clients: Clients, fields: dict[str, Any], code: str, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        surface.call(clients.openai.responses.create, {**INPUT, **fields})
+    assert code in (caught.value.code or "")
+    assert caught.value.param is not None and param in caught.value.param
+
+
+def test_unknown_tools_are_skipped_and_named(clients: Clients) -> None:
+    raw = clients.openai.responses.with_raw_response.create(
+        **INPUT, tools=[{"type": "web_search"}, *surface.TOOLS[RESPONSES]]
+    )
+    assert raw.headers["x-headway-ignored-tools"] == "web_search"
+    assert [tool.type for tool in raw.parse().tools] == ["function"]
+
+
+def test_completions_take_no_tools(told: LiveServer) -> None:
+    status, content = told.post(TEXT, {**surface.ADAPTERS[TEXT][2], "tools": []})
+    assert (status, content["error"]["param"]) == (400, "tools")

@@ -1,0 +1,502 @@
+"""The official client asks with tools: what the server makes of what a model writes.
+
+The model is a script, see scripted.py; calls that a grammar forces are in test_forced_calls.py.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from scripted import ScriptedServer, scripted
+
+from headway.core.grammar import Grammar
+
+MESSAGES: Any = [{"role": "user", "content": "How is Rome?"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Tell the weather", "parameters": CITY},
+}
+TIME: Any = {"type": "function", "function": {"name": "get_time"}}
+TOOLS: Any = [WEATHER, TIME]
+CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+ROME = CALL % ("get_weather", '{"city": "Rome"}')
+NOON = CALL % ("get_time", "{}")
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    '{{ \'<tool_call>{"name": …, "arguments": …}</tool_call>\' }}<|im_end|>\n{% endif %}'
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    '{% for call in m.tool_calls or [] %}<tool_call>\n{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n'
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined %}{{ '<think>\n' if enable_thinking else "
+    "'<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+MISTRAL = (
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }}:{{ m.content }}{% else %}"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}{{ '[TOOL_CALLS]' + call.function.name }}"
+    "{{ '[CALL_ID]' + call.id + '[ARGS]' }}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    """A model that writes Hermes calls and may think."""
+    with scripted(tmp_path_factory.mktemp("scripted") / "hermes", HERMES) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
+    with connected(server) as opened:
+        yield opened
+
+
+def connected(server: ScriptedServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def chat(client: openai.OpenAI, **fields: Any) -> Any:
+    asked = {"model": "script", "messages": MESSAGES, "tools": TOOLS, **fields}
+    return client.chat.completions.create(**{k: v for k, v in asked.items() if v is not None})
+
+
+def calls_of(message: Any) -> list[tuple[str, str]]:
+    return [(c.function.name, c.function.arguments) for c in message.tool_calls or []]
+
+
+def gathered(chunks: Any) -> tuple[str, str, list[tuple[str, str]], str | None]:
+    """Content, reasoning, calls and finish reason of a stream, checked to be well formed."""
+    content, thought, calls, reason = "", "", [], None
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        delta = choice.delta
+        content += delta.content or ""
+        thought += getattr(delta, "reasoning_content", None) or ""
+        for call in delta.tool_calls or []:
+            if call.id is not None:
+                assert call.index == len(calls) and call.type == "function"
+                assert call.function.arguments == "" and call.id.startswith("call_")
+                calls.append([call.function.name, ""])
+            else:
+                assert call.index == len(calls) - 1 and call.function.name is None
+                calls[-1][1] += call.function.arguments
+        assert reason is None
+        reason = choice.finish_reason
+    return content, thought, [(name, arguments) for name, arguments in calls], reason
+
+
+# ── whole and streamed ──────────────────────────────────────────────────────────────────────
+
+SAID = [
+    ("Fine.", "Fine.", "", [], "stop"),
+    (ROME, None, "", [("get_weather", '{"city": "Rome"}')], "tool_calls"),
+    (f"Let me see.\n{ROME}\n{NOON}", "Let me see.", "",
+     [("get_weather", '{"city": "Rome"}'), ("get_time", "{}")], "tool_calls"),
+    (f"<think>\nWhere?\n</think>\n\n{ROME}", None, "Where?",
+     [("get_weather", '{"city": "Rome"}')], "tool_calls"),
+    ("<think>\nWhere?\n</think>\n\nIn Rome.", "In Rome.", "Where?", [], "stop"),
+    ("<tool_call> perhaps", "<tool_call> perhaps", "", [], "stop"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pace", [1, 3, 1000])
+@pytest.mark.parametrize(("text", "content", "thought", "calls", "reason"), SAID)
+def test_a_streamed_answer_is_the_whole_one(
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    pace: int,
+    text: str,
+    content: str | None,
+    thought: str,
+    calls: list[tuple[str, str]],
+    reason: str,
+) -> None:
+    server.says(text, text, pace=pace)
+    (choice,) = chat(client).choices
+    assert (choice.message.content, choice.finish_reason) == (content, reason)
+    assert getattr(choice.message, "reasoning_content", "") == thought
+    assert calls_of(choice.message) == calls
+    if not calls:
+        assert choice.message.tool_calls is None
+    assert gathered(chat(client, stream=True)) == (content or "", thought, calls, reason)
+
+
+def test_the_stream_is_openais_to_the_letter(server: ScriptedServer, client: openai.OpenAI) -> None:
+    server.says(ROME + NOON, pace=1)
+    chunks = [c.choices[0].to_dict() for c in chat(client, stream=True)]
+    assert chunks[0]["delta"] == {"role": "assistant", "content": None}
+    (first,) = chunks[1]["delta"]["tool_calls"]
+    call_id = first.pop("id")
+    assert call_id.startswith("call_")
+    assert first == {
+        "index": 0,
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": ""},
+    }
+    pieces = [c["delta"]["tool_calls"][0] for c in chunks[2:-1]]
+    assert all(set(p) == {"index", "function"} for p in pieces if "id" not in p)
+    assert [p["index"] for p in pieces] == sorted(p["index"] for p in pieces)
+    assert sum(p["index"] == 0 for p in pieces) > 3, "arguments come as they are written"
+    assert chunks[-1]["delta"] == {} and chunks[-1]["finish_reason"] == "tool_calls"
+    assert {c["finish_reason"] for c in chunks[:-1]} == {None}
+
+
+def test_the_clients_own_accumulator_agrees(server: ScriptedServer, client: openai.OpenAI) -> None:
+    server.says(f"Well. {ROME}{NOON}")
+    with client.chat.completions.stream(model="script", messages=MESSAGES, tools=TOOLS) as stream:
+        events = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0].message
+    assert events.count("tool_calls.function.arguments.done") == 2
+    assert message.content == "Well."
+    assert calls_of(message) == [("get_weather", '{"city": "Rome"}'), ("get_time", "{}")]
+
+
+def test_each_choice_is_read_for_itself(server: ScriptedServer, client: openai.OpenAI) -> None:
+    texts = ["Fine.", ROME, f"<think>hm</think>{NOON}"]
+    server.says(*texts, *texts)
+    choices = chat(client, n=3).choices
+    assert [c.finish_reason for c in choices] == ["stop", "tool_calls", "tool_calls"]
+    assert [c.message.content for c in choices] == ["Fine.", None, None]
+    ids = {c.message.tool_calls[0].id for c in choices[1:]}
+    assert len(ids) == 2
+    last: dict[int, str] = {}
+    for chunk in chat(client, n=3, stream=True):
+        for choice in chunk.choices:
+            last[choice.index] = choice.finish_reason
+    assert last == {0: "stop", 1: "tool_calls", 2: "tool_calls"}
+
+
+def test_a_call_cut_off_by_length_says_length(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    server.says(ROME, ROME)
+    limit = len(server.client.tokenizer.encode(ROME)) - 12
+    (choice,) = chat(client, max_tokens=limit).choices
+    assert choice.finish_reason == "length"
+    ((name, arguments),) = calls_of(choice.message)
+    assert name == "get_weather" and '{"city": "Rome"}'.startswith(arguments)
+    _, _, calls, reason = gathered(chat(client, max_tokens=limit, stream=True))
+    assert (calls, reason) == ([(name, arguments)], "length")
+
+
+def test_logprobs_and_ids_come_once_for_each_token(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    server.says(ROME)
+    chunks = chat(client, stream=True, extra_body={"return_token_ids": True})
+    ids = [t for c in chunks for t in getattr(c.choices[0], "token_ids", None) or []]
+    assert ids == [*server.client.tokenizer.encode(ROME, add_special_tokens=False), 2]
+
+
+# ── the choice ──────────────────────────────────────────────────────────────────────────────
+
+
+def grammar(server: ScriptedServer) -> Grammar | None:
+    return server.client.asked[-1].sampling.grammar
+
+
+def test_none_offers_nothing_and_reads_nothing(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    server.says(ROME)
+    message = chat(client, tool_choice="none").choices[0].message
+    assert (message.content, message.tool_calls) == (ROME, None)
+    assert "get_weather" not in server.client.prompt and grammar(server) is None
+
+
+def test_auto_shows_the_tools_and_forces_nothing(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    server.says("Fine.", "Fine.")
+    for choice in ("auto", None):
+        chat(client, tool_choice=choice)
+        shown = {"type": "function", "function": {**WEATHER["function"]}}
+        assert json.dumps(shown) in server.client.prompt
+        assert grammar(server) is None
+
+
+def test_a_forced_call_is_a_grammar(server: ScriptedServer, client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "get_time"}}
+    for choice, callable_, several in (
+        ("required", ["get_weather", "get_time"], True),
+        (named, ["get_time"], False),
+    ):
+        server.says(NOON)
+        answer = chat(client, tool_choice=choice).choices[0]
+        assert calls_of(answer.message) == [("get_time", "{}")]
+        assert answer.finish_reason == "tool_calls"
+        rules = grammar(server)
+        assert rules is not None and rules.kind == "structural" and rules.param == "tools"
+        for name in ("get_weather", "get_time"):
+            assert (name in rules.text) == (name in callable_)
+        assert ("{0,31}" in rules.text) == several
+        assert "get_weather" in server.client.prompt, "the prompt shows all tools"
+
+
+def test_strict_tools_bring_a_grammar_to_a_free_choice(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    server.says("Fine.")
+    assert chat(client, tools=[strict, TIME]).choices[0].message.content == "Fine."
+    rules = grammar(server)
+    assert rules is not None and "TEXT" in rules.text and '"required": ["city"]' in rules.text
+    assert "strict" not in server.client.prompt
+
+
+def test_allowed_tools_narrow_the_choice(server: ScriptedServer, client: openai.OpenAI) -> None:
+    for mode in ("auto", "required"):
+        allowed = [{"type": "function", "function": {"name": "get_time"}}]
+        server.says(NOON)
+        chat(
+            client,
+            tool_choice={
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": mode, "tools": allowed},
+            },
+        )
+        rules = grammar(server)
+        assert (rules is None) == (mode == "auto")
+        assert rules is None or "get_weather" not in rules.text
+
+
+def test_without_parallel_calls_the_first_ends_the_answer(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    for stream in (False, True):
+        server.says(f"Well.\n{ROME}\n{NOON} and so on and on and on")
+        cut_before = server.client.num_cut
+        answer = chat(client, parallel_tool_calls=False, stream=stream)
+        if stream:
+            content, _, calls, reason = gathered(answer)
+        else:
+            message = answer.choices[0].message
+            content, calls = message.content, calls_of(message)
+            reason = answer.choices[0].finish_reason
+        assert (content, reason) == ("Well.", "tool_calls")
+        assert calls == [("get_weather", '{"city": "Rome"}')]
+        assert server.client.num_cut == cut_before + 1, "the engine is told to stop"
+
+
+# ── tools' answers, and reasoning, as messages ──────────────────────────────────────────────
+
+
+def test_a_conversation_with_a_tool_goes_on(server: ScriptedServer, client: openai.OpenAI) -> None:
+    server.says(f"<think>hm</think>Let me see. {ROME}", "It rains in Rome.")
+    first = chat(client).choices[0].message
+    (call,) = first.tool_calls
+    history = [
+        *MESSAGES,
+        first.to_dict(),
+        {"role": "tool", "tool_call_id": call.id, "content": '{"sky": "rain"}'},
+    ]
+    assert chat(client, messages=history).choices[0].message.content == "It rains in Rome."
+    prompt = server.client.prompt
+    assert f"<think>hm</think>Let me see.{ROME}<|im_end|>" in prompt
+    assert '<|im_start|>tool get_weather\n{"sky": "rain"}<|im_end|>' in prompt
+
+
+def test_calls_in_messages_may_be_malformed(server: ScriptedServer, client: openai.OpenAI) -> None:
+    """What the model wrote wrong is shown to it as it stands; what a client sends wrong is not."""
+    function = {"name": "get_time", "arguments": "{oops"}
+    history = [*MESSAGES, {"role": "assistant", "tool_calls": [
+        {"id": "a", "type": "function", "function": function}]}]  # fmt: skip
+    server.says("Well.")
+    chat(client, messages=history)
+    assert '"arguments": "{oops"' in server.client.prompt
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code"),
+    [
+        ({"role": "tool", "content": "x"}, "tool_call_id", "missing_required_parameter"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "tool_call_id", "invalid_type"),
+        ({"role": "assistant", "tool_calls": 5}, "tool_calls", "invalid_type"),
+        ({"role": "assistant", "tool_calls": [5]}, "tool_calls[0]", "invalid_type"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "tool_calls[0].function",
+         "invalid_type"),
+        ({"role": "assistant", "tool_calls": [{"id": "a", "type": "custom"}]},
+         "tool_calls[0].type", "unsupported_value"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+         "tool_calls[0].id", "missing_required_parameter"),
+        ({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]},
+         "tool_calls[0].function.arguments", "missing_required_parameter"),
+        ({"role": "assistant", "tool_calls": [{"id": "a", "function": {
+            "name": "f", "arguments": {}}}]}, "tool_calls[0].function.arguments", "invalid_type"),
+    ],
+)  # fmt: skip
+def test_malformed_messages_are_refused_by_name(
+    client: openai.OpenAI, message: Any, param: str, code: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, messages=[*MESSAGES, message])
+    assert (refused.value.param, refused.value.code) == (f"messages[1].{param}", code)
+
+
+# ── reasoning ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_reasoning_that_the_template_opened(server: ScriptedServer, client: openai.OpenAI) -> None:
+    texts = {True: "2 + 3, so\n</think>\n\nFive.", False: "Five."}
+    for thinks, text in texts.items():
+        for stream in (False, True):
+            server.says(text)
+            options = {"chat_template_kwargs": {"enable_thinking": thinks}}
+            answer = chat(client, tools=None, stream=stream, extra_body=options)
+            if stream:
+                content, thought, _, _ = gathered(answer)
+            else:
+                message = answer.choices[0].message
+                content = message.content
+                thought = getattr(message, "reasoning_content", "")
+            assert (content, thought) == ("Five.", "2 + 3, so" if thinks else "")
+
+
+def test_reasoning_tokens_and_time_to_publish_are_told(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    thought = "<think>" + "hm " * 60 + "</think>"
+    server.says(thought + "Five.", thought + ROME)
+    published = server.telemetry.registry.histograms["time_to_publish_seconds"]
+    before = sum(published.counts)
+    answer = chat(client, extra_body={"timings": True})
+    num_thoughts = answer.usage.completion_tokens_details.reasoning_tokens
+    whole = len(server.client.tokenizer.encode(thought))
+    assert abs(num_thoughts - whole) <= len(server.client.tokenizer.encode("</think>")) + 2
+    assert answer.timings["ttft_s"] < answer.timings["publish_s"] < answer.timings["e2e_s"]
+    called = chat(client, extra_body={"timings": True})
+    assert called.timings["publish_s"] is None, "a call alone shows the user nothing"
+    assert sum(published.counts) == before + 1
+
+
+# ── what does not fit ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "fails"),
+    [
+        (ROME, 0),
+        (ROME + NOON, 0),
+        (CALL % ("get_weather", '{"town": "Rome"}'), 1),
+        (CALL % ("get_weather", '{"city": "Rome", "days": "two"}'), 1),
+        (CALL % ("get_weather", "{'city': 'Rome'}"), 1),
+        (CALL % ("get_weather", '"Rome"'), 1),
+        (CALL % ("get_cake", "{}"), 1),
+        (CALL % ("get_cake", "{}") + CALL % ("get_weather", "{}"), 2),
+        ("Fine.", 0),
+    ],
+)
+def test_calls_that_do_not_validate_are_counted(
+    server: ScriptedServer, client: openai.OpenAI, text: str, fails: int
+) -> None:
+    for stream in (False, True):
+        server.says(text)
+        before = server.counted("validation_failures", "tool_arguments")
+        calls_before = server.counted("tool_calls")
+        answer = chat(client, stream=stream)
+        num_calls = len(gathered(answer)[2]) if stream else len(calls_of(answer.choices[0].message))
+        assert server.counted("tool_calls") == calls_before + num_calls
+        assert server.counted("validation_failures", "tool_arguments") == before + fails
+
+
+# ── requests that are refused ───────────────────────────────────────────────────────────────
+
+
+def tool(**function: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"tools": []}, "tools", "empty_array"),
+        ({"tools": [tool()] * 2}, "tools[1].function.name", "invalid_value"),
+        ({"tools": [tool(name=f"f{i}") for i in range(513)]}, "tools", "array_above_max_length"),
+        ({"tools": [tool(name="a b")]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [tool(name="")]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [tool(name="x" * 65)]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [tool(name=5)]}, "tools[0].function.name", "invalid_type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type",
+         "unsupported_value"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type", "missing_required_parameter"),
+        ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters", "invalid_type"),
+        ({"tools": [tool(parameters={"type": "string"})]}, "tools[0].function.parameters",
+         "invalid_value"),
+        ({"tools": [tool(strict="yes")]}, "tools[0].function.strict", "invalid_type"),
+        ({"tools": None, "tool_choice": "auto"}, "tool_choice", "invalid_value"),
+        ({"tools": None, "parallel_tool_calls": True}, "parallel_tool_calls", "invalid_value"),
+        ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice",
+         "invalid_value"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+         "tool_choice", "invalid_value"),
+        ({"tool_choice": 5}, "tool_choice", "invalid_type"),
+    ],
+)  # fmt: skip
+def test_malformed_tools_are_refused_by_name(
+    client: openai.OpenAI, fields: dict[str, Any], param: str, code: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, **fields)
+    assert (refused.value.param, refused.value.code) == (param, code)
+
+
+def test_completions_take_no_tools(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="script", prompt="a", extra_body={"tools": TOOLS})
+    assert refused.value.param == "tools"
+
+
+# ── another format: special tokens, short ids ───────────────────────────────────────────────
+
+
+def test_marks_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
+    marks = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[TOOL_RESULTS]")
+    with scripted(tmp_path / "mistral", MISTRAL, marks) as server, connected(server) as client:
+        server.says('[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]get_time[ARGS]{}')
+        message = chat(client).choices[0].message
+        assert message.content is None
+        assert calls_of(message) == [("get_weather", '{"city": "Rome"}'), ("get_time", "{}")]
+        assert all(len(c.id) == 9 and c.id.isalnum() for c in message.tool_calls)
+        server.says("Fine.", "[TOOL_CALLS]get_time[ARGS]{}", "[TOOL_CALLS]Fine.")
+        foreign = message.to_dict()
+        foreign["tool_calls"][0]["id"] = "call_of_another_server_1"
+        answers = [
+            {"role": "tool", "tool_call_id": c["id"], "content": "x"} for c in foreign["tool_calls"]
+        ]
+        chat(client, messages=[*MESSAGES, foreign, *answers])
+        sent = server.client.prompt
+        kept = message.tool_calls[1].id
+        assert sent.count(kept) == 2 and "another_server" not in sent
+        chat(client, tool_choice="required")
+        rules = grammar(server)
+        specials = server.client.tokenizer.special(marks)
+        assert rules is not None and f"<[{specials['[TOOL_CALLS]']}]>" in rules.text
+        assert "[ARGS]" not in rules.text
+        plain = chat(client, tools=None).choices[0].message.content
+        assert plain == "Fine.", "without tools a mark is a special token like others"
+
+
+def test_a_template_without_tools_refuses_them(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with scripted(tmp_path / "plain", template) as server, connected(server) as client:
+        with pytest.raises(openai.BadRequestError, match="--chat-template") as refused:
+            chat(client)
+        assert (refused.value.param, refused.value.code) == ("tools", "unsupported_parameter")
+        server.says("Fine.")
+        assert chat(client, tool_choice="none").choices[0].message.content == "Fine."

@@ -1,0 +1,313 @@
+"""Tool calls and reasoning are told apart in every format, however the text is cut."""
+
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.engine.text.parts import CallBegins, CallEnds, Content, Part, Said
+from headway.engine.text.reading import THOUGHTS, Reader, Reading, choose_thought
+from headway.engine.text.tools import BY_NAME, FORMATS, choose_format
+
+OFFERED = frozenset({"f", "g", "get_weather"})
+THINK = THOUGHTS[0]
+Result = tuple[str, str, list[tuple[str, str, bool]]]
+
+
+def parts_of(reading: Reading, pieces: Iterable[str]) -> list[Part]:
+    """All parts, from a text that arrives in pieces and then ends."""
+    reader = Reader(reading)
+    parts = [part for piece in pieces for part in reader.push(piece)]
+    return [*parts, *reader.push("", last=True)]
+
+
+def told(reading: Reading, *pieces: str) -> Result:
+    """Content, reasoning, and each call's name, arguments and completeness."""
+    said = Said()
+    said.take(parts_of(reading, pieces))
+    calls = [(call.name, call.arguments, call.complete) for call in said.calls]
+    return said.content, said.reasoning, calls
+
+
+def reading(name: str, **fields: object) -> Reading:
+    return Reading(format=BY_NAME[name], offered=OFFERED, **fields)  # type: ignore[arg-type]
+
+
+# ── what each format means ──────────────────────────────────────────────────────────────────
+
+ROME = '{"city": "Rome"}'
+HERMES = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+WELL_FORMED = [
+    ("hermes", HERMES % ROME, "", [("f", ROME)]),
+    ("hermes", f"Let me see.\n{HERMES % ROME}", "Let me see.", [("f", ROME)]),
+    ("hermes", f"{HERMES % ROME}\n{HERMES % '{}'}\n", "", [("f", ROME), ("f", "{}")]),
+    ("hermes", f"a {HERMES % '{}'} b", "a b", [("f", "{}")]),
+    ("hermes", HERMES % '{"s": "</tool_call>\\""}', "", [("f", '{"s": "</tool_call>\\""}')]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "g"}</tool_call>', "",
+     [("g", '{"a": 1}')]),
+    ("hermes", HERMES % '"{\\"a\\": 1}"', "", [("f", '{"a": 1}')]),
+    ("hermes", HERMES % "null", "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"id": [1], "name": "unheard_of", "parameters": {}, "x": 1}</tool_call>',
+     "", [("unheard_of", "{}")]),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    ("llama3_json", '{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
+    ("llama3_json",
+     '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
+     "", [("f", "{}"), ("g", "{}")]),
+    ("llama3_json", 'Well: <|python_tag|>{"name": "f", "parameters": {}}', "Well:", [("f", "{}")]),
+    ("mistral", f"[TOOL_CALLS]f[ARGS]{ROME}", "", [("f", ROME)]),
+    ("mistral", "Hm[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}[TOOL_CALLS]g{}", "Hm",
+     [("f", "{}"), ("g", "{}")]),
+    ("mistral_list",
+     '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+     "", [("f", "{}"), ("g", "{}")]),
+    ("granite", f'<|tool_call|>[{{"name": "f", "arguments": {ROME}}}]<|/tool_call|>', "",
+     [("f", ROME)]),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>Rome "A"<|"|>,days:[1,2.5,{x:true}]}<tool_call|>', "",
+     [("f", '{"city": "Rome \\"A\\"", "days": [1, 2.5, {"x": true}]}')]),
+    ("functiongemma", "<start_function_call>call:f{city:<escape>Rome, {Italy}<escape>, n:-3}"
+     "<end_function_call><start_function_call>call:g{}<end_function_call>", "",
+     [("f", '{"city": "Rome, {Italy}", "n": -3}'), ("g", "{}")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), WELL_FORMED)
+def test_calls_are_found(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert told(reading(name), text) == (content, "", [(*call, True) for call in calls])
+    assert told(reading(name, thought=THINK), text)[2] == [(*call, True) for call in calls]
+
+
+PLAIN = ["", " ", "Hello there.\n", "a < b and [c] {d}", '{"a": 1}', "<tool_", "```json\n{}\n```"]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_text_without_calls_is_all_content(name: str) -> None:
+    for text in PLAIN:
+        assert told(reading(name), text) == (text, "", [])
+
+
+NO_CALLS = [
+    ("hermes", "<tool_call> I would call f </tool_call>"),
+    ("hermes", '<tool_call>{"city": "Rome"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", '),
+    ("llama3_json", '{"name": "somebody", "parameters": {}}'),
+    ("llama3_json", '{"name": "f", "age": 3}'),
+    ("mistral", "[TOOL_CALLS] none"),
+    ("mistral_list", "[TOOL_CALLS][]"),
+    ("granite", "<|tool_call|>f()"),
+    ("gemma4", "<|tool_call>f{}<tool_call|>"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), NO_CALLS)
+def test_what_is_no_call_is_shown_as_it_stands(name: str, text: str) -> None:
+    assert told(reading(name), text) == (text, "", [])
+
+
+BROKEN = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> x', " x", '{"a": 1}',
+     True),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1}}</tool_call>', "", '{"a": [1',
+     False),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "", '{"a": "b', False),
+    ("hermes", '<tool_call>{"name": "f", "arguments": <none></tool_call>', "", "", False),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": tru', "", '{"a": tru', False),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>b', "", '{"a": "b', False),
+    ("gemma4", "<|tool_call>call:f{a:1 b:2}<tool_call|>", "", '{"a": 1', False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "content", "arguments", "complete"), BROKEN)
+def test_a_call_that_breaks_off_is_a_call(
+    name: str, text: str, content: str, arguments: str, complete: bool
+) -> None:
+    assert told(reading(name), text) == (content, "", [("f", arguments, complete)])
+
+
+def test_a_single_call_ends_the_answer() -> None:
+    one = reading("hermes", single=True)
+    reader = Reader(one)
+    parts = reader.push(f"Well. {HERMES % ROME}\n{HERMES % '{}'} and more")
+    assert reader.done and reader.num_calls >= 1
+    said = Said()
+    said.take(parts)
+    assert (said.content, [c.arguments for c in said.calls]) == ("Well.", [ROME])
+    assert reader.push("x", last=True) == []
+
+
+# ── the order of parts ──────────────────────────────────────────────────────────────────────
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    """A call begins with its name; no piece waits for the end of a long string."""
+    reader = Reader(reading("hermes"))
+    assert reader.push("<tool_call>\n{") == []
+    begins, *rest = reader.push('"name": "f", "arguments": {"text": "Once upon')
+    assert isinstance(begins, CallBegins) and (begins.index, begins.name) == (0, "f")
+    assert begins.call_id.startswith("call_") and len(begins.call_id) == 29
+    assert [part.text for part in rest] == ['{"text": "Once upon']  # type: ignore[union-attr]
+    assert [part.text for part in reader.push(" a time")] == [" a time"]  # type: ignore[union-attr]
+    *_, ends = reader.push('"}}')
+    assert ends == CallEnds(0)
+
+
+def test_content_waits_only_for_what_may_become_a_call() -> None:
+    reader = Reader(reading("hermes"))
+    assert reader.push("Hello") == [Content("Hello")]
+    assert reader.push(" <tool") == []
+    assert reader.push("box>") == [Content(" <toolbox>")]
+    assert reader.push(" ", last=True) == [Content(" ")]
+
+
+def test_ids_are_as_the_template_wants_them() -> None:
+    for name, length in (("mistral", 9), ("mistral_list", 9), ("hermes", 29)):
+        ids = {BY_NAME[name].new_id() for _ in range(50)}
+        assert len(ids) == 50 and {len(call_id) for call_id in ids} == {length}
+
+
+# ── reasoning ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "expected"),
+    [
+        ("<think>\nhm\n</think>\n\nFive.", False, ("Five.", "hm")),
+        ("\n<think>hm</think>Five.", False, ("Five.", "hm")),
+        ("hm, 2 < 3\n</think>\n\nFive.", True, ("Five.", "hm, 2 < 3")),
+        ("<think>\n\n</think>\n\nFive.", False, ("Five.", "")),
+        ("<think>\nwithout end", False, ("", "without end")),
+        ("Five <think>no</think>", False, ("Five <think>no</think>", "")),
+        ("Five.", False, ("Five.", "")),
+        ("", True, ("", "")),
+    ],
+)
+def test_reasoning_is_told_from_content(
+    text: str, thinking: bool, expected: tuple[str, str]
+) -> None:
+    for name in (None, "hermes", "llama3_json", "mistral"):
+        asked = Reading(format=BY_NAME[name] if name else None, thought=THINK, thinking=thinking)
+        assert told(asked, text)[:2] == expected
+        assert told(asked, *text)[:2] == expected
+
+
+def test_no_call_is_made_of_a_thought() -> None:
+    text = f"<think>{HERMES % '{}'}</think>{HERMES % ROME}"
+    content, thought, calls = told(reading("hermes", thought=THINK), text)
+    assert (content, thought) == ("", HERMES % "{}") and calls == [("f", ROME, True)]
+
+
+# ── any split ───────────────────────────────────────────────────────────────────────────────
+
+MARKS = sorted({mark for row in FORMATS for mark in row.markers})
+CRUMBS = st.sampled_from(
+    [
+        *MARKS, *(mark[:-1] for mark in MARKS), "<think>", "</think>", "\n", " ", "{", "}", "[",
+        "]",
+        '"', "\\", ",", ":", ";", "call:", "name", "f", "g", '"name": "f"', '"arguments": ',
+        '"parameters": {"a": 1}', "é", "🌊", "1", "-2.5e3", "true", "null", "x" * 20, "\\u00e9",
+    ]
+)  # fmt: skip
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text(max_size=5), ANY_JSON, max_size=3).map(json.dumps)
+WHOLE = st.sampled_from([case[1] for case in WELL_FORMED] + [case[1] for case in BROKEN])
+TEXTS = st.lists(CRUMBS | WHOLE | ARGUMENTS.map(lambda a: HERMES % a), max_size=12).map("".join)
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    ends = sorted({0, len(text), *(at for at in places if at < len(text))})
+    return [text[begin:end] for begin, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@given(text=TEXTS, places=st.sets(st.integers(0, 400)), thinking=st.booleans(), one=st.booleans())
+def test_any_split_gives_the_same_as_the_whole(
+    name: str, text: str, places: set[int], thinking: bool, one: bool
+) -> None:
+    asked = reading(name, thought=THINK, thinking=thinking, single=one)
+    whole = told(asked, text)
+    assert told(asked, *cut(text, places)) == whole
+    assert told(asked, *text) == whole
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@given(text=TEXTS, places=st.sets(st.integers(0, 400)))
+def test_parts_are_in_order_and_nothing_is_lost(name: str, text: str, places: set[int]) -> None:
+    """Calls are numbered, begun and ended one after another; content stands in the text."""
+    parts = parts_of(reading(name), cut(text, places))
+    begun = [part.index for part in parts if isinstance(part, CallBegins)]
+    ended = [part.index for part in parts if isinstance(part, CallEnds)]
+    assert begun == ended == list(range(len(begun)))
+    running: int | None = None
+    for part in parts:
+        match part:
+            case CallBegins(index):
+                assert running is None
+                running = index
+            case CallEnds(index):
+                assert running == index
+                running = None
+            case Content(piece):
+                assert running is None and piece
+            case _:
+                assert part.index == running  # type: ignore[union-attr]
+    shown = "".join(part.text for part in parts if isinstance(part, Content))
+    rest = iter(text)
+    assert all(character in rest for character in shown), "content that the text does not hold"
+    if not begun:
+        assert shown == text
+
+
+@given(arguments=ARGUMENTS, places=st.sets(st.integers(0, 400)))
+def test_arguments_are_kept_to_the_letter(arguments: str, places: set[int]) -> None:
+    for text, name in (
+        (HERMES % arguments, "hermes"),
+        (f'{{"name": "f", "parameters": {arguments}}}', "llama3_json"),
+        (f"[TOOL_CALLS]f[ARGS]{arguments}", "mistral"),
+        (f'[TOOL_CALLS][{{"name": "f", "arguments": {arguments}}}]', "mistral_list"),
+    ):
+        assert told(reading(name), *cut(text, places)) == ("", "", [("f", arguments, True)])
+
+
+def test_a_hundred_thousand_marks_cost_no_more_than_text() -> None:
+    """Each character is looked at a bounded number of times: 1 MB of false starts is quick work."""
+    text = "<tool_call>{" * 40_000 + '"' + '\\"' * 100_000
+    assert told(reading("hermes"), text) == (text, "", [])
+    assert told(reading("llama3_json"), "{" * 500_000)[0] == "{" * 500_000
+
+
+# ── the table ───────────────────────────────────────────────────────────────────────────────
+
+TEMPLATES = {
+    "hermes": '{% if tools %}… <tool_call>\\n{\\"name\\": …, \\"arguments\\": …}{% endif %}',
+    "mistral": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS]{{ args }}",
+    "mistral_list": "{% if tools is not none %}{% endif %}[TOOL_CALLS] [{{ calls }}]",
+    "gemma4": "{% for tool in tools %}{% endfor %}<|tool_call>call:{{ name }}",
+    "functiongemma": "{% for tool in tools %}{% endfor %}<start_function_call>call:{{ name }}",
+    "granite": "{% if tools %}{% endif %} respond with <|tool_call|> followed by a JSON list",
+    "llama3_json": "{% if tools is defined %}{{ '\"parameters\": ' }}{% endif %}<|python_tag|>",
+}
+
+
+def test_the_format_is_told_by_the_template() -> None:
+    assert TEMPLATES.keys() == BY_NAME.keys()
+    for name, template in TEMPLATES.items():
+        chosen = choose_format(template)
+        assert chosen is not None and chosen.name == name
+    for template in (None, "", "{{ messages }}", '<tool_call> "name" xml_tools', "{% if tools %}"):
+        assert choose_format(template) is None
+
+
+def test_reasoning_is_told_by_the_template() -> None:
+    assert choose_thought("{{ '<think>\\n\\n</think>' }}") == THINK
+    assert choose_thought("[THINK]…[/THINK]") == THOUGHTS[1]
+    assert choose_thought("plain") is choose_thought(None) is None
