@@ -74,8 +74,8 @@ def main() -> None:
     print(f"{chosen.folder.name}: {task.windows} windows of {chosen.text}", end="")
     if task.questions:
         share = chance(task.questions)
-        print(f", {task.questions} questions of each skill and level, of which a constant ", end="")
-        print(f"reply gets {share:.1%}", end="")
+        print(f", {task.questions} questions of each skill and level, of which always ", end="")
+        print(f"saying the same gets {share:.1%}", end="")
     print("\n")
     print("| weights | KL, nats a token | top-1 | perplexity ratio | bits per byte | skills |")
     print("| --- | --- | --- | --- | --- | --- |")

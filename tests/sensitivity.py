@@ -15,10 +15,12 @@ from headway.measure.evals.divergence import Divergence, compare
 from headway.measure.evals.skills import ask
 from headway.measure.evals.statistics import interval, mcnemar, paired_bootstrap
 from headway.measure.evals.text import TextScore, score_text, windows
+from headway.measure.skills.example import Example
 from headway.measure.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.whole_model import FolderModel
 
 MEMORY = "96MiB"
+OTHERS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +57,25 @@ class Difference:
 
 
 def chance(questions: int) -> float:
-    """The share that the best constant reply to each skill and level gets right.
+    """The share of right answers of somebody who says the same to each skill and level.
 
-    Of the answers "positive", "negative", "positive" that is 2 of 3; of three different sums, 1.
+    What is said is the answer that would be right most often for OTHERS other questions: "positive"
+    to praise and blame, half of the time right; a sum to sums, hardly ever.
     """
-    asked = best = 0
+    asked = right = 0
     for skill in SKILLS:
         for level in LEVELS:
+            others = list(islice(examples(skill, level, TEST_SEED + 1), OTHERS))
+            reply = max((one.answer for one in others), key=lambda said: accepted(others, said))
             cell = list(islice(examples(skill, level, TEST_SEED), questions))
-            best += max(sum(other.accepts(one.answer) for other in cell) for one in cell)
+            right += accepted(cell, reply)
             asked += len(cell)
-    return best / asked
+    return right / asked
+
+
+def accepted(asked: Sequence[Example], reply: str) -> int:
+    """How many of these a reply answers."""
+    return sum(each.accepts(reply) for each in asked)
 
 
 def judge(name: str, folder: Path, reference: FolderModel, task: Task) -> Quality:

@@ -27,7 +27,7 @@ from sensitivity import (
 
 QUESTIONS, WINDOWS = 5, 60
 NEAR_CHANCE = 0.05
-"""int2 may be this share above the best constant reply."""
+"""int2 may be this share above somebody who always says the same."""
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(900)]
 
@@ -38,7 +38,7 @@ def folder() -> Path:
     try:
         found = model_folder("headway-tiny")
     except HeadwayError as error:
-        pytest.skip(f"headway-tiny is not embedded: {error}")
+        pytest.skip(str(error))
     if not (found / "config.json").exists():
         pytest.skip(f"headway-tiny is not embedded: there is no model at {found}")
     return found

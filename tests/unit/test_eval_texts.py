@@ -338,4 +338,4 @@ def test_differences_and_chance():
     assert worse.mean == pytest.approx(0.2)
     assert 0 < worse.low < 0.2 < worse.high
     assert worse.p < 0.001
-    assert 0.02 < chance(5) < 0.5
+    assert 0.02 < chance(20) < 0.2
