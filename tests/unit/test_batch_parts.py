@@ -183,7 +183,7 @@ class Endpoint:
         self.running = self.most = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["method"] == "POST" and scope["principal"].service_class == "batch"
+        assert scope["method"] == "POST" and scope["caller"].principal.service_class == "batch"
         body = msgspec.json.decode((await receive())["body"])
         assert body["service_class"] == "batch"
         name = body["user"]
