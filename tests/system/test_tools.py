@@ -34,7 +34,7 @@ NOON = CALL % ("get_time", "{}")
 HERMES = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     '{{ \'<tool_call>{"name": …, "arguments": …}</tool_call>\' }}<|im_end|>\n{% endif %}'
-    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}\n"
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}{{ '\n' }}"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     '{% for call in m.tool_calls or [] %}<tool_call>\n{"name": "{{ call.function.name }}", '
     '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n'
@@ -88,7 +88,7 @@ def gathered(chunks: Any) -> tuple[str, str, list[tuple[str, str]], str | None]:
         for call in delta.tool_calls or []:
             if call.id is not None:
                 assert call.index == len(calls) and call.type == "function"
-                assert call.function.arguments == "" and call.id.startswith("call_")
+                assert call.function.arguments == "" and call.id
                 calls.append([call.function.name, ""])
             else:
                 assert call.index == len(calls) - 1 and call.function.name is None

@@ -19,6 +19,8 @@ MAX_CALLS = 32
 """Calls that a grammar lets into one answer."""
 MAX_DEPTH = 8
 """Beyond this depth of a schema Gemma's arguments are any value."""
+MAX_RANGE = 256
+"""Gemma's integers are kept to a range of at most this many."""
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's json.dumps writes it, which is how chat templates show it to models."""
 TEXT = r"/(.|\n)*/"
@@ -184,7 +186,8 @@ def reasoning_first(lark: Lark, thinks: tuple[str, str] | None, thinking: bool) 
 class GemmaArguments:
     """Arguments with bare keys and strings between `quote`s, from the plain parts of a schema.
 
-    Types, properties, required, items and enum are kept to; other keywords are not.
+    Types, properties, required, items, enum, and minimum with maximum of integers where they are
+    close are kept to; other keywords are not.
     """
 
     quote: str
@@ -209,7 +212,7 @@ class GemmaArguments:
         """What a value of this schema looks like."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return "g_value"
-        choices = schema.get("enum")
+        choices = schema.get("enum") or small_range(schema)
         if isinstance(choices, list) and choices:
             return "(" + " | ".join(self.constant(lark, choice) for choice in choices) + ")"
         kind = schema.get("type")
@@ -248,6 +251,14 @@ class GemmaArguments:
                 left_out = "" if key in needed else f" | {name}_{number + 1}_{after}"
                 lark.rules[f"{name}_{number}_{after}"] = taken + left_out
         return f'("{{" {name}_0_0 "}}")'
+
+
+def small_range(schema: dict[str, Any]) -> list[int]:
+    """The integers between a schema's minimum and maximum where they are few: 1 and 3 → 1, 2, 3."""
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if schema.get("type") != "integer" or type(low) is not int or type(high) is not int:
+        return []
+    return list(range(low, high + 1)) if high - low < MAX_RANGE else []
 
 
 SIMPLE = {
