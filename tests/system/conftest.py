@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import openai
@@ -47,7 +48,7 @@ def start_server(tiny_model: Path) -> Iterator[StartServer]:
     """Starts servers of a test's own, and ends them with it."""
     started: list[LiveServer] = []
 
-    def start(*flags: str, folder: Path = tiny_model, **options: dict[str, str]) -> LiveServer:
+    def start(*flags: str, folder: Path = tiny_model, **options: Any) -> LiveServer:
         live = LiveServer(folder, "--kv-memory=64MiB", *flags, **options)
         started.append(live)
         return live

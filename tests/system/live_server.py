@@ -93,7 +93,14 @@ def engines(pid: int) -> list[int]:
 class LiveServer:
     """One server process. `url` is known once `wait_ready` came back."""
 
-    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
+        """`before` are words in front of the command, such as a shell that ends in `exec`."""
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
         self.sockets = self.temp / "t"
         self.sockets.mkdir()
@@ -101,6 +108,7 @@ class LiveServer:
         with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 [
+                    *before,
                     sys.executable,
                     "-m",
                     "headway.cli.main",
@@ -112,7 +120,9 @@ class LiveServer:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=clean_environment() | {"TMPDIR": str(self.sockets)} | (env or {}),
+                env=clean_environment()
+                | {"TMPDIR": str(self.sockets), "HEADWAY_DATA_DIR": str(self.temp / "data")}
+                | (env or {}),
             )
 
     @property

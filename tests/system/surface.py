@@ -1,8 +1,8 @@
 """The surface, field by field: what each does, shown through the official clients.
 
-`ROWS` is a table of proofs. Each is run for every endpoint that takes the field, whole and streamed,
-by test_surface.py; docs/surface.md is written from the same rows: `python tests/system/surface.py`.
-A field that no row proves fails the test.
+`ROWS` is a table of proofs. Each is run for every endpoint that takes the field, whole and
+streamed, by test_surface.py; `make surface` writes docs/surface.md from the same rows. A field that
+no row proves fails the test.
 """
 
 import inspect
@@ -638,8 +638,8 @@ INTRODUCTION = """# The surface, as tested
 
 Written from the table of tests/system/surface.py by `make surface`; the tests run each row through
 the official Python clients (openai for the first three endpoints, anthropic for the last).
-**w** the whole answer, **s** the streamed one; "no effect" is accepted and changes nothing. A field that
-is not here is refused by name, or ignored and named in a header: [the API](api.md).
+**w** the whole answer, **s** the streamed one; "no effect" is accepted and changes nothing. A field
+that is not here is refused by name, or ignored and named in a header: [the API](api.md).
 
 | field | chat | completions | responses | messages | what is shown |
 | --- | --- | --- | --- | --- | --- |

@@ -11,6 +11,8 @@ from live_server import LiveServer, headway
 
 from headway.server import page
 from headway.server.app import SMALL_ROUTES
+from headway.server.batches.routes import BATCH_ROUTES
+from headway.server.files.routes import FILE_ROUTES
 
 KEY, OTHER_KEY, ORIGIN = "key-one", "key-two", "http://localhost:3000"
 PUBLIC = ("/health", "/ready", *page.PATHS)
@@ -18,6 +20,7 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     *((method, path.replace("{name:path}", "careful")) for method, path, _ in SMALL_ROUTES),
+    *((method, path.replace("{id}", "x")) for method, path, _ in [*FILE_ROUTES, *BATCH_ROUTES]),
     *(("GET", path) for path in sorted(page.PATHS)),
     ("GET", "/nowhere"),
     ("POST", "/v1/responses"),

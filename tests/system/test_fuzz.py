@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from typing import Any
 
 import aiohttp
@@ -10,11 +11,26 @@ import pytest
 from live_server import LiveServer
 from test_request_errors import BODIES, CHAT, STRUCTS, TEXT, check_error
 
+from headway.server.anthropic.schema import MessagesBody
+from headway.server.responses.schema import ResponsesBody
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+STARTS = {
+    **BODIES,
+    RESPONSES: {"model": "tiny", "input": "hi", "max_output_tokens": 2},
+    MESSAGES: {**BODIES[CHAT]},
+}
+TAKEN = {**STRUCTS, RESPONSES: ResponsesBody, MESSAGES: MessagesBody}
+ENDS = {
+    CHAT: b"data: [DONE]",
+    TEXT: b"data: [DONE]",
+    RESPONSES: b"}}",
+    MESSAGES: b'data: {"type":"message_stop"}',
+}
 SEED = 20_261_121
 AT_ONCE = 8
 FIELDS = {
-    path: [*struct.__struct_fields__, "unknown", "tools", "user"]
-    for path, struct in STRUCTS.items()
+    path: [*struct.__struct_fields__, "unknown", "tools", "user"] for path, struct in TAKEN.items()
 }
 ATOMS: list[Any] = [
     *(None, True, False, 0, 1, 2, -1, 3, 16, 17, 100, 383, 384, 511, 512, 2**31, 2**53, 2**63),
@@ -65,6 +81,21 @@ GOOD: dict[str, list[Any]] = {
         {"grammar": 'start: "x"'},
         {"json": {"not": {}}},
     ],
+    "input": ["hi", [], [{"role": "user", "content": "hi"}], [{"type": "function_call"}], [{}]],
+    "instructions": ["be", ""],
+    "max_output_tokens": [1, 7],
+    "previous_response_id": ["resp_", "resp_0"],
+    "include": [["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
+    "metadata": [{"a": "b"}],
+    "store": [True, False],
+    "background": [True, False],
+    "text": [{"format": {"type": "text"}}, {"verbosity": "low"}],
+    "reasoning": [{"effort": "low"}],
+    "system": ["be", [{"type": "text", "text": "be"}]],
+    "stop_sequences": [["e"], [" "]],
+    "thinking": [{"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}],
+    "output_config": [{"effort": "low"}],
+    "slo": [{"ttft_ms": 500}],
 }
 
 
@@ -94,7 +125,7 @@ def mutate(random: random.Random, value: Any) -> Any:
 
 def make_body(random: random.Random, path: str) -> bytes:
     """A good body, then a few fields of good values, then perhaps something wrong."""
-    body: dict[str, Any] = dict(BODIES[path])
+    body: dict[str, Any] = dict(STARTS[path])
     for _ in range(random.choice((0, 1, 2, 4, 8))):
         name = random.choice(FIELDS[path])
         body[name] = random.choice(GOOD.get(name, ATOMS))
@@ -115,10 +146,18 @@ def make_body(random: random.Random, path: str) -> bytes:
     return bytes(raw)
 
 
+def check_anthropic(status: int, content: Any) -> None:
+    """The one shape that errors of Messages have."""
+    assert status in (400, 401, 403, 404, 405, 413, 429, 503), (status, content)
+    assert set(content) == {"type", "error", "request_id"} and content["type"] == "error"
+    assert set(content["error"]) == {"type", "message"}
+    assert 0 < len(content["error"]["message"]) < 2000
+
+
 async def fuzz(live: LiveServer, count: int, seed: int) -> dict[int, int]:
     """Send `count` bodies; returns status → how often, and fails where an answer breaks a rule."""
     source = random.Random(seed)
-    todo = [(path, make_body(source, path)) for path in (CHAT, TEXT) for _ in range(count // 2)]
+    todo = [(path, make_body(source, path)) for path in STARTS for _ in range(count // 4)]
     statuses: dict[int, int] = {}
 
     async def work(http: aiohttp.ClientSession) -> None:
@@ -131,11 +170,12 @@ async def fuzz(live: LiveServer, count: int, seed: int) -> dict[int, int]:
                 raise AssertionError(f"{error!r} for {raw[:3000]!r}") from error
             statuses[answer.status] = statuses.get(answer.status, 0) + 1
             if answer.content_type == "text/event-stream":
-                assert data.endswith(b"data: [DONE]\n\n"), raw[:3000]
-                assert b'data: {"error"' not in data, raw[:3000]
+                assert data.endswith(ENDS[path] + b"\n\n"), raw[:3000]
+                assert not re.search(rb'"error":{|event: error|response.failed', data), raw[:3000]
             elif answer.status != 200:
                 try:
-                    check_error(answer.status, json.loads(data))
+                    check = check_anthropic if path == MESSAGES else check_error
+                    check(answer.status, json.loads(data))
                 except AssertionError as error:
                     raise AssertionError(f"{error} for {path} {raw[:3000]!r}") from error
             else:

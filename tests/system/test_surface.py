@@ -7,7 +7,6 @@ its docstring is its row in docs/surface.md.
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -96,7 +95,7 @@ def test_three_dialects_say_the_same(asks: dict[tuple[str, bool], surface.Ask]) 
 
 def test_every_field_has_a_row() -> None:
     shown = {(path, row.name) for row in [*ROWS, *surface.no_ops()] for path in row.where}
-    assert ALL == tuple(row.path for row in GENERATIONS)
+    assert tuple(row.path for row in GENERATIONS) == ALL
     for row in GENERATIONS:
         fields = {*row.accepts.body.__struct_fields__, *row.accepts.no_ops} - LATER
         assert {(row.path, name) for name in fields} <= shown, "add rows to tests/system/surface.py"

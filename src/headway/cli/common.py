@@ -1,20 +1,42 @@
-"""What several verbs need: the model's folder, its options, the dry run."""
+"""What several verbs need: the model's folder and its name, its options, the dry run."""
 
 from dataclasses import fields
 from pathlib import Path
 
-from headway.core.embedded import EMBEDDED, model_folder
+from headway.core import embedded
+from headway.core.embedded import EMBEDDED
 from headway.core.model_spec import DTYPE_BYTES
 from headway.core.options import EngineOptions, to_arguments
 from headway.core.resolve import gib
 
-__all__ = ["EMBEDDED", "engine_arguments", "model_folder", "print_settings"]
+__all__ = ["EMBEDDED", "engine_arguments", "model_folder", "model_name", "print_settings"]
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, str]:
     """The keyword arguments of `headway.LLM` that make `options` again."""
     pairs = (argument.removeprefix("--").partition("=") for argument in to_arguments(options))
     return {name.replace("-", "_"): value for name, _, value in pairs}
+
+
+def model_folder(given: str | None) -> Path:
+    """The folder a user named, an embedded model's, or the hub's cached snapshot of that name.
+
+    `Qwen/Qwen3-0.6B` is a folder where there is one of that path.
+    """
+    folder = embedded.model_folder(given)
+    if given is None or folder.exists():
+        return folder
+    from headway.cli.hub import cached_snapshot
+
+    return cached_snapshot(given) or folder
+
+
+def model_name(folder: Path) -> str:
+    """What a folder is served as: its name, or ORG/NAME for a snapshot in the hub's cache."""
+    path = folder.resolve()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
+        return path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
+    return path.name
 
 
 def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]) -> None:

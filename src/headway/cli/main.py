@@ -14,11 +14,14 @@ from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import (
+    BatchOptions,
     BenchOptions,
     DoctorOptions,
     EngineOptions,
     EvalOptions,
+    LaunchOptions,
     LogOptions,
+    PullOptions,
     SamplingOptions,
     ServerOptions,
     TraceOptions,
@@ -61,6 +64,30 @@ VERBS = {
         help="Talk to a model in the terminal.",
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:chat",
+    ),
+    "batch": Verb(
+        usage="batch [FOLDER] FILE.jsonl",
+        help="Answer a file of requests without a server; goes on where it was stopped.",
+        tables=(BatchOptions, EngineOptions),
+        function="headway.cli.batch:batch",
+    ),
+    "ls": Verb(
+        usage="ls [WORD]",
+        help="The models on this machine.",
+        tables=(),
+        function="headway.cli.hub:ls",
+    ),
+    "pull": Verb(
+        usage="pull ORG/NAME",
+        help="Fetch a model from the Hugging Face hub.",
+        tables=(PullOptions,),
+        function="headway.cli.hub:pull",
+    ),
+    "launch": Verb(
+        usage="launch AGENT",
+        help="Point codex, claude or opencode at a server.",
+        tables=(LaunchOptions,),
+        function="headway.cli.launch:launch",
     ),
     "trace": Verb(
         usage="trace URL OUT.json",
@@ -149,12 +176,12 @@ def dispatch(arguments: list[str]) -> int:
 
 def overview() -> str:
     """What `headway --help` prints."""
-    verbs = "\n".join(f"  headway {verb.usage:<22} {verb.help}" for verb in VERBS.values())
+    verbs = "\n".join(f"  headway {verb.usage:<25} {verb.help}" for verb in VERBS.values())
     return (
         f"Headway serves language models.\n\n{verbs}\n  headway version\n\n"
         "headway VERB --help shows a verb's common options, --help=all all of them, and\n"
-        "--help=WORD those about a word. FOLDER is a Hugging Face model folder, or\n"
-        "the name of an embedded model."
+        "--help=WORD those about a word. FOLDER is a Hugging Face model folder, or a name that\n"
+        "`headway ls` shows."
     )
 
 

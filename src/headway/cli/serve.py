@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, print_settings
+from headway.cli.common import model_folder, model_name, print_settings
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
@@ -106,7 +106,7 @@ def make_model(
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
-    names = options.served_model_name or [folder.resolve().name]
+    names = options.served_model_name or [model_name(folder)]
     tokenizer = None
     if not engine_options.skip_tokenizer_init:
         source = model_folder(engine_options.tokenizer or folder)

@@ -10,6 +10,7 @@
     ├── PortInUseError           another process listens there                               exit 4
     └── RequestError             one request is refused; the server answers it as HTTP
         ├── EngineDownError      the engine died or is not ready                             503
+        ├── StorageError         the disk is full, or the data folder cannot be used         507
         └── ServerFaultError     our own fault; the body says nothing internal               500
 
 Our own bugs are `assert`s and plain exceptions: they are never caught to be shown as one of these.
@@ -101,6 +102,13 @@ class EngineDownError(RequestError):
         super().__init__(message, code=code, status=503, retry_after_s=retry_after_s)
 
 
+class StorageError(RequestError):
+    """The client sees it when the disk is full or files and batches cannot be kept."""
+
+    def __init__(self, message: str, *, code: str = "storage_full", status: int = 507) -> None:
+        super().__init__(message, code=code, status=status)
+
+
 class ServerFaultError(RequestError):
     """The client sees it when a step failed with this request in it; details are in the log."""
 
@@ -115,4 +123,5 @@ ERROR_TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",
+    507: "server_error",
 }

@@ -25,8 +25,11 @@ from headway.server import page, tokens
 from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
+from headway.server.batches.routes import BATCH_ROUTES
+from headway.server.batches.runner import Runner
 from headway.server.doors import Doors, HereOnly, header, is_loopback
 from headway.server.errors import json_response, not_found
+from headway.server.files.routes import FILE_ROUTES
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
@@ -38,6 +41,7 @@ from headway.server.openai.schema import (
     CompletionBody,
 )
 from headway.server.openapi import document
+from headway.server.principal import owner_of
 from headway.server.responses import create as responses
 from headway.server.responses import schema as responses_schema
 from headway.server.responses import stored
@@ -52,10 +56,12 @@ DEFAULT_TRACE_S = 5.0
 Number = TypeVar("Number", int, float)
 
 
-def make_app(state: State) -> ASGIApp:
-    """The whole ASGI application."""
+def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
+    """The whole ASGI application; with a `runner` files and batches too, run through it."""
+    endpoints: dict[str, ASGIApp] = {row.path: Generate(state, row) for row in GENERATIONS}
     routes = [
-        *[Route(row.path, Generate(state, row), methods=["POST"]) for row in GENERATIONS],
+        *batch_routes(runner, endpoints),
+        *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         *[
             Route(path, handler(state, answer), methods=[method])
             for method, path, answer in SMALL_ROUTES
@@ -129,6 +135,23 @@ GENERATIONS = (
 )
 
 
+def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[Route]:
+    """Files and batches, and what generates: a line of a batch may ask the same endpoints."""
+    if runner is None:
+        return []
+    runner.endpoints = endpoints
+    return [
+        *[
+            Route(path, runner.lane.beside(endpoint), methods=["POST"])
+            for path, endpoint in endpoints.items()
+        ],
+        *[
+            Route(path, handler(runner, answer), methods=[method])
+            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
+        ],
+    ]
+
+
 class Generate:
     """POST endpoint that generates: body → prepare → respond, on raw ASGI."""
 
@@ -152,7 +175,7 @@ class Generate:
         arrived_s = state.clock.now_s()
         row, caller = self._row, scope.get("caller") or state.keyring.nobody
         body, unknown = row.accepts.read(raw, state.options.strict_api)
-        owner = {"owner": caller.principal.name} if row.owned else {}
+        owner = {"owner": owner_of(scope)} if row.owned else {}
         prepare = partial(row.prepare, state, body, row.prefix + scope["request_id"], **owner)
         # 10 MB of text take seconds to encode; a chat waits for the process that renders it
         slow = len(data) > bodies.LARGE_BODY_BYTES or row.chats
@@ -173,14 +196,17 @@ class Generate:
         return generation, dialect
 
 
+Given = TypeVar("Given")
 Answer = Callable[[State, Request], Awaitable[Response]]
 
 
-def handler(state: State, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """`answer` with the state, as Starlette calls it."""
+def handler(
+    given: Given, answer: Callable[[Given, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """`answer` with what it is given, the state or the runner, as Starlette calls it."""
 
     async def endpoint(request: Request) -> Response:
-        return await answer(state, request)
+        return await answer(given, request)
 
     return endpoint
 

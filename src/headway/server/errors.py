@@ -87,8 +87,6 @@ def not_found(path: str) -> RequestError:
 
 LATER_ENDPOINTS = {
     "/v1/embeddings": "embeddings",
-    "/v1/files": "files",
-    "/v1/batches": "batches",
     "/v1/audio/transcriptions": "audio",
     "/v1/images/generations": "images",
     "/v1/moderations": "moderations",

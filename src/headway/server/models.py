@@ -1,7 +1,7 @@
 """The table of served models: a name, the client that answers for it, and its defaults.
 
-A client is an engine process; names that mean the same model are several keys of one row. The
-server asks this table for everything that depends on the model.
+A client is an engine process, or an engine in this one; names that mean the same model are several
+keys of one row. The server asks this table for everything that depends on the model.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.options import ServerOptions
 from headway.engine.client import EngineClient
+from headway.engine.local import LocalClient
 from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
 from headway.engine.text.reading import Thought, choose_thought
@@ -30,7 +31,7 @@ class ServedModel:
     """
 
     names: list[str]
-    client: EngineClient
+    client: EngineClient | LocalClient
     tokenizer: Tokenizer | None
     telemetry: Telemetry
     defaults: dict[str, Any] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import msgspec
 import headway
 from headway.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOPS, RANGES
 from headway.server.anthropic.messages import COUNT as COUNT_MESSAGES
+from headway.server.batches.routes import CreateBody
 from headway.server.body import Accepts
 from headway.server.errors import speaks_anthropic
 from headway.server.models import State
@@ -33,6 +34,7 @@ STATUSES = {
     429: "the key's own limit is reached; `retry-after` says when to come back",
     500: "the server failed on this request",
     503: "not ready, or full; `retry-after` says when to come back",
+    507: "the disk of files and batches is full",
 }
 MESSAGE = {
     "type": "object",
@@ -109,6 +111,8 @@ class Operation:
     streams: bool = False
     query: dict[str, dict[str, Any]] = field(default_factory=dict)
     media: str = "application/json"
+    form: tuple[str, ...] = ()
+    """The fields of a multipart form, the file first."""
 
 
 MODEL_QUERY: dict[str, dict[str, Any]] = {"model": {"type": "string"}}
@@ -117,6 +121,12 @@ WINDOW: dict[str, dict[str, Any]] = {
     **MODEL_QUERY,
 }
 RESPONSE_KEYS = ("id", "object", "created_at", "status", "model", "output", "usage")
+FILE_KEYS = ("id", "object", "bytes", "created_at", "filename", "purpose")
+BATCH_KEYS = ("id", "object", "endpoint", "input_file_id", "status", "created_at")
+PAGE: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1},
+    "after": {"type": "string"},
+}
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/health"): Operation(summary="200 while the process lives", answers=("status",)),
     ("GET", "/ready"): Operation(
@@ -178,6 +188,29 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         takes=COUNT_MESSAGES,
         answers=("input_tokens",),
     ),
+    ("POST", "/v1/files"): Operation(
+        summary="Upload a file", form=("file", "purpose"), answers=FILE_KEYS
+    ),
+    ("GET", "/v1/files"): Operation(
+        summary="The files of this key",
+        answers=("object", "data", "has_more"),
+        query={**PAGE, "order": {"enum": ["asc", "desc"]}, "purpose": {"type": "string"}},
+    ),
+    ("GET", "/v1/files/{id}"): Operation(summary="One file", answers=FILE_KEYS),
+    ("GET", "/v1/files/{id}/content"): Operation(
+        summary="What is in a file", media="application/octet-stream"
+    ),
+    ("DELETE", "/v1/files/{id}"): Operation(
+        summary="Delete a file", answers=("id", "object", "deleted")
+    ),
+    ("POST", "/v1/batches"): Operation(
+        summary="Run the requests of a file", takes=Accepts(CreateBody), answers=BATCH_KEYS
+    ),
+    ("GET", "/v1/batches"): Operation(
+        summary="The batches of this key", answers=("object", "data", "has_more"), query=PAGE
+    ),
+    ("GET", "/v1/batches/{id}"): Operation(summary="One batch", answers=BATCH_KEYS),
+    ("POST", "/v1/batches/{id}/cancel"): Operation(summary="End a batch", answers=BATCH_KEYS),
     ("POST", "/tokenize"): Operation(
         summary="Text or messages in, token ids out",
         takes=Accepts(TokenizeBody),
@@ -202,6 +235,7 @@ def document(state: State, rows: Iterable[Row]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         wanted = taken[method, path]
+        entry: dict[str, Any]
         entry = paths.setdefault(path, {})[method.lower()] = describe(path, operation)
         if wanted is not None:
             reference = names[wanted.body]
@@ -210,6 +244,8 @@ def document(state: State, rows: Iterable[Row]) -> dict[str, Any]:
                 "required": True,
                 "content": {"application/json": {"schema": reference}},
             }
+        elif operation.form:
+            entry["requestBody"] = {"required": True, "content": form_content(operation.form)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headway", "version": headway.__version__},
@@ -223,6 +259,14 @@ def document(state: State, rows: Iterable[Row]) -> dict[str, Any]:
         },
         "security": [{"bearer": []}, {"x-api-key": []}, {}],
     }
+
+
+def form_content(names: tuple[str, ...]) -> dict[str, Any]:
+    """A multipart form whose first field is a file."""
+    fields: dict[str, Any] = {name: {"type": "string"} for name in names}
+    fields[names[0]]["format"] = "binary"
+    schema = {"type": "object", "required": list(names), "properties": fields}
+    return {"multipart/form-data": {"schema": schema}}
 
 
 def describe(path: str, operation: Operation) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import uvicorn
 
 from headway.core.errors import PortInUseError, UsageError
 from headway.server.app import make_app
+from headway.server.batches import open_runner
 from headway.server.connection import Crowd
 from headway.server.doors import is_loopback
 from headway.server.models import State
@@ -84,8 +85,9 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
     crowd = Crowd(allowed_connections(state.options.max_connections))
+    runner = open_runner(state)
     config = uvicorn.Config(
-        make_app(state),
+        make_app(state, runner),
         http=crowd.protocol,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         lifespan="off",
@@ -107,6 +109,7 @@ async def serve(
     ]
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
+        await runner.start()
         await asyncio.gather(*(model.client.start() for model in state.rows))
         settled = asyncio.create_task(all_settled(state))
         ending = asyncio.create_task(server.asked_to_end.wait())
@@ -119,6 +122,7 @@ async def serve(
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
         notifier.stopping()
+        await runner.stop()
         await asyncio.gather(
             *(model.client.drain(state.options.drain_timeout) for model in state.rows)
         )
@@ -126,6 +130,7 @@ async def serve(
         server.should_exit = True
         for watcher in watchers:
             watcher.cancel()
+        await runner.stop()
         await asyncio.gather(*(model.client.stop() for model in state.rows))
         await serving
 

@@ -1,6 +1,7 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
+from headway.core.options.clients import BatchOptions, LaunchOptions, PullOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
@@ -14,12 +15,15 @@ from headway.core.options.tables import (
 )
 
 __all__ = [
+    "BatchOptions",
     "BenchOptions",
     "Bytes",
     "DoctorOptions",
     "EngineOptions",
     "EvalOptions",
     "LogOptions",
+    "LaunchOptions",
+    "PullOptions",
     "SamplingOptions",
     "Seconds",
     "ServerOptions",

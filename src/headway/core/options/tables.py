@@ -109,6 +109,23 @@ class ServerOptions:
         "Memory for stored responses, the least recently used go first; 0 stores none.",
         low=0,
     )
+    data_dir: str = option(
+        "",
+        "Folder of uploaded files and batches; by default headway in the user's state folder.",
+    )
+    max_file: Bytes = option(Bytes(200_000_000), "Largest uploaded file.", low=1)
+    file_quota: Bytes = option(
+        Bytes(10_000_000_000), "Most bytes that the files of one key may take.", low=1
+    )
+    batch_concurrency: int | None = option(
+        None,
+        "Lines of batches that run at once while nobody else asks; else one.",
+        low=1,
+        high=4096,
+    )
+    batch_price: float = option(
+        0.5, "What a token of a batch costs, as a share of another's.", low=0, high=10
+    )
     engine_timeout: Seconds = option(
         Seconds(3.0), "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
     )

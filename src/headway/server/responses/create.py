@@ -5,12 +5,13 @@ is answered at once, as a stream, or in the background, and kept unless `store` 
 """
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Send
 
-from headway.core.errors import RequestError, ServerFaultError
+from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.server import body as bodies
 from headway.server import generation as generations
 from headway.server.errors import json_response
@@ -31,6 +32,9 @@ from headway.server.responses.store import Entry
 from headway.server.translate import Chat, unsupported
 
 PREFIX = "resp_"
+MAX_BACKGROUND = 256
+
+log = logging.getLogger(__name__)
 
 
 def prepare(
@@ -183,13 +187,19 @@ async def respond(
     if not dialect.background:
         await generations.respond(state, generation, dialect, receive, send)
         return
+    tasks = state.responses.tasks
+    if len(tasks) >= MAX_BACKGROUND:
+        raise EngineDownError(f"{MAX_BACKGROUND} responses run in the background already.")
     task = asyncio.create_task(in_background(generation, dialect))
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
     response = json_response(dialect.queued(task))
     await generations.send_response(response, send, generation.headers)
 
 
 async def in_background(generation: Generation, dialect: ResponsesDialect) -> None:
     """Generate with nobody waiting; however it ends, the stored response says how."""
+    generation.caller.meter.num_running += 1
     try:
         await generations.run_alone(generation, dialect)
     except asyncio.CancelledError:
@@ -198,5 +208,7 @@ async def in_background(generation: Generation, dialect: ResponsesDialect) -> No
     except RequestError as error:
         dialect.failure(error)
     except Exception:
+        log.exception("response %s failed", generation.request_id)
         dialect.failure(ServerFaultError())
-        raise
+    finally:
+        generation.caller.meter.leave()

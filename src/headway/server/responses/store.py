@@ -47,6 +47,8 @@ class ResponseStore:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.num_bytes = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        """What is generated in the background, stored or already forgotten."""
         self._entries: OrderedDict[str, Entry] = OrderedDict()
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from headway.core.errors import RequestError
 from headway.server import body as bodies
 from headway.server.errors import json_response
 from headway.server.models import State
+from headway.server.principal import owner_of
 from headway.server.responses.create import count_tokens
 from headway.server.responses.schema import LATER, NO_OPS, InputBody, check_include
 from headway.server.responses.store import Entry
@@ -19,15 +20,9 @@ COUNT = bodies.Accepts(InputBody, NO_OPS, LATER)
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100
 
 
-def owner(request: Request) -> str:
-    """The name of the key that asks."""
-    name: str = request.scope["caller"].principal.name
-    return name
-
-
 def asked_entry(state: State, request: Request) -> Entry:
     """The stored response that the path names; RequestError 404 without one."""
-    return state.responses.get(request.path_params["response_id"], owner(request))
+    return state.responses.get(request.path_params["response_id"], owner_of(request.scope))
 
 
 async def retrieve(state: State, request: Request) -> Response:
@@ -46,7 +41,7 @@ async def retrieve(state: State, request: Request) -> Response:
 async def delete(state: State, request: Request) -> Response:
     """DELETE /v1/responses/{response_id}: it is forgotten, and ended if it still runs."""
     response_id = request.path_params["response_id"]
-    state.responses.delete(response_id, owner(request))
+    state.responses.delete(response_id, owner_of(request.scope))
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -125,4 +120,6 @@ async def input_tokens(state: State, request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens a prompt has."""
     data = await bodies.read_body(request.receive, state.options.max_body)
     body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
-    return json_response(await asyncio.to_thread(count_tokens, state, body, owner(request)))
+    return json_response(
+        await asyncio.to_thread(count_tokens, state, body, owner_of(request.scope))
+    )

@@ -1,0 +1,219 @@
+"""`headway ls` and `headway pull`: models on this machine, and from the Hugging Face hub to it.
+
+What is pulled lies in the hub's own cache, so other programs share it, a download that broke off
+goes on, and `headway serve ORG/NAME` finds it. Only weights as safetensors, tokenizers and JSON are
+fetched: nothing that could be code.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.core.errors import HeadwayError, ModelError, UsageError
+from headway.core.model_spec import read_model_spec
+from headway.core.options import PullOptions
+from headway.core.resolve import gib
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "README.md"]
+UNWANTED = ["original/*", "consolidated*", "onnx/*", "openvino/*", "*.bin", "*.pth"]
+NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+REVISION = re.compile(r"[\w./-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A model on this machine; `why_not` says why it cannot be served."""
+
+    name: str
+    folder: Path
+    architecture: str = "?"
+    num_parameters: int = 0
+    context: int = 0
+    num_bytes: int = 0
+    why_not: str = ""
+
+
+def cache_folder() -> Path:
+    """The hub's cache: HF_HUB_CACHE, or hub below HF_HOME, or ~/.cache/huggingface/hub."""
+    given = os.environ.get("HF_HUB_CACHE")
+    if given:
+        return Path(given)
+    home = os.environ.get("HF_HOME")
+    if home:
+        return Path(home) / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "huggingface" / "hub"
+
+
+def cached_snapshot(name: str, revision: str = "main") -> Path | None:
+    """The folder of ORG/NAME in the hub's cache, complete enough to have a config."""
+    if not NAME.fullmatch(name) or not REVISION.fullmatch(revision):
+        return None
+    repository = cache_folder() / f"models--{name.replace('/', '--')}"
+    reference = repository / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    folder = repository / "snapshots" / commit
+    return folder if (folder / "config.json").is_file() else None
+
+
+def models_here() -> Iterator[Found]:
+    """The embedded models, then the hub's cache by name."""
+    embedded = Path(str(files("headway") / "embedded"))
+    for config in sorted(embedded.glob("*/config.json")):
+        yield look_at(config.parent.name, config.parent)
+    cache = cache_folder()
+    for repository in sorted(cache.glob("models--*--*")) if cache.is_dir() else []:
+        name = repository.name.removeprefix("models--").replace("--", "/", 1)
+        folder = cached_snapshot(name)
+        if folder is not None:
+            yield look_at(name, folder)
+
+
+def look_at(name: str, folder: Path) -> Found:
+    """What a folder holds."""
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    try:
+        spec = read_model_spec(folder)
+    except ModelError as error:
+        return Found(name=name, folder=folder, num_bytes=num_bytes, why_not=error.cause)
+    return Found(
+        name=name,
+        folder=folder,
+        architecture=spec.architecture,
+        num_parameters=spec.num_parameters,
+        context=spec.max_len,
+        num_bytes=num_bytes,
+        why_not="" if num_bytes else "It has no weights; pull it again.",
+    )
+
+
+def ls(call: "Call") -> int:
+    """Print the models on this machine, those whose name has the word."""
+    if len(call.positionals) > 1:
+        raise UsageError("ls takes one word.", "headway ls WORD")
+    word = call.positionals[0].lower() if call.positionals else ""
+    found = [model for model in models_here() if word in model.name.lower()]
+    width = max((len(model.name) for model in found), default=0)
+    for model in found:
+        if model.why_not:
+            print(f"{model.name:<{width}}  cannot be served: {model.why_not}")
+            continue
+        print(
+            f"{model.name:<{width}}  {model.architecture:<24} "
+            f"{short(model.num_parameters):>7} parameters  {gib(model.num_bytes):>10}  "
+            f"context {model.context}"
+        )
+    if not found:
+        print(f"No model has {word!r} in its name.", file=sys.stderr)
+    return 0
+
+
+def short(count: int) -> str:
+    """1234567 → 1.2M."""
+    for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= limit:
+            return f"{count / limit:.1f}{unit}"
+    return str(count)
+
+
+def pull(call: "Call") -> int:
+    """Fetch a model into the hub's cache and say how to serve it."""
+    if len(call.positionals) != 1 or not NAME.fullmatch(call.positionals[0]):
+        raise UsageError("pull takes ORG/NAME.", "headway pull Qwen/Qwen3-0.6B")
+    (name,) = call.positionals
+    options: PullOptions = call.options[PullOptions]
+    if not REVISION.fullmatch(options.revision):
+        raise UsageError(
+            f"--revision {options.revision[:80]} is no branch, tag or commit.", "Leave it out."
+        )
+    folder = fetch(name, options)
+    model = look_at(name, folder)
+    if model.why_not:
+        raise ModelError(f"{name} was fetched but cannot be served.", model.why_not)
+    print(f"{folder}")
+    print(
+        f"{name}: {model.architecture}, {short(model.num_parameters)} parameters, "
+        f"{gib(model.num_bytes)}. Serve it: headway serve {name}"
+    )
+    return 0
+
+
+def fetch(name: str, options: PullOptions) -> Path:
+    """The complete snapshot; HeadwayError with a way out where the hub does not give it.
+
+    The configuration comes first: a model that cannot be served costs no gigabytes.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    token = options.hub_token or None
+    cache = cache_folder()
+    try:
+        config = hf_hub_download(
+            name, "config.json", revision=options.revision, token=token, cache_dir=cache
+        )
+        read_model_spec(Path(config).parent)
+        return Path(
+            snapshot_download(
+                name,
+                revision=options.revision,
+                token=token,
+                cache_dir=cache,
+                allow_patterns=WANTED,
+                ignore_patterns=UNWANTED,
+            )
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        told = answer_behind(error)
+        raise (refusal(name, options, told) if told else unreachable()) from error
+    except OSError as error:
+        raise HeadwayError(
+            f"{name} could not be stored: {error.strerror or error}.",
+            f"Free space below {cache}, or set HF_HOME; what was fetched is kept.",
+        ) from error
+
+
+def answer_behind(error: BaseException | None) -> int | None:
+    """The status that the hub answered with, None when it answered nothing."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if response is not None:
+            return int(response.status_code)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def hub_address() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def unreachable() -> HeadwayError:
+    return HeadwayError(
+        f"{hub_address()} cannot be reached.",
+        "Check the network, set HF_ENDPOINT to a mirror, or copy a model folder here and serve it.",
+    )
+
+
+def refusal(name: str, options: PullOptions, status: int) -> HeadwayError:
+    """What the hub answered instead of the model."""
+    if status in (401, 403):
+        return HeadwayError(
+            f"{hub_address()} has no {name} for you: it may want a licence accepted and a token.",
+            "Give --hub-token or HF_TOKEN, and check the name.",
+        )
+    if status == 404:
+        return HeadwayError(
+            f"{hub_address()} has no {name} at {options.revision} with a config.json.",
+            "Check the name and --revision.",
+        )
+    return HeadwayError(f"{hub_address()} answered {status}.", "Try again later.")

@@ -1,0 +1,195 @@
+"""The lines of a batch: checked before anything runs, each fault with its line's number.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", …}}
+
+Given a file it reads one line at a time, at most `--max-body` bytes of it. What a line's body asks
+is checked by its endpoint when it runs: a bad temperature fails that line alone, a line that is no
+request fails the batch.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from headway.core.errors import RequestError
+
+MAX_LINES = 50_000
+MAX_CUSTOM_ID = 512
+MAX_FAULTS = 1000
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""What the lines of a batch may ask; the rest of what OpenAI's batches ask is not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of a batch, and where its bytes lie in the file; `number` counts from 1."""
+
+    number: int
+    custom_id: str
+    start: int
+    size: int
+    tries: int = 0
+
+
+class Fault(msgspec.Struct, kw_only=True):
+    """Why a line is no request; as OpenAI's `errors.data`."""
+
+    code: str
+    line: int | None = None
+    message: str
+    param: str | None = None
+
+
+@dataclass(slots=True)
+class Checked:
+    """All lines of a file, or what is wrong with it."""
+
+    lines: list[Line] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    num_faults: int = 0
+    model: str | None = None
+
+    def wrong(self, line: int | None, code: str, message: str, param: str | None = None) -> None:
+        """Note a fault; only the first thousand are kept."""
+        self.num_faults += 1
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append(Fault(code=code, line=line, message=message, param=param))
+
+
+class Head(msgspec.Struct):
+    """What a line's body says of itself."""
+
+    model: str
+
+
+class Entry(msgspec.Struct):
+    """A line, its body as it stands."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+decode_entry = msgspec.json.Decoder(Entry).decode
+decode_head = msgspec.json.Decoder(Head).decode
+
+
+def check_file(
+    path: Path,
+    *,
+    endpoints: Collection[str],
+    models: Collection[str],
+    max_line_bytes: int,
+    max_lines: int = MAX_LINES,
+) -> Checked:
+    """Every line's place, or the faults; raises OSError."""
+    checked = Checked()
+    seen: dict[str, int] = {}
+    with path.open("rb") as file:
+        for number, start, data in numbered(file, max_line_bytes):
+            if len(checked.lines) == max_lines:
+                checked.wrong(number, "too_many_lines", f"A batch has at most {max_lines} lines.")
+                break
+            line = check_line(checked, data, number, start, endpoints, models, max_line_bytes)
+            if line is None:
+                continue
+            first = seen.setdefault(line.custom_id, number)
+            if first != number:
+                checked.wrong(
+                    number,
+                    "duplicate_custom_id",
+                    f"Line {first} has the same custom_id.",
+                    "custom_id",
+                )
+            checked.lines.append(line)
+    if not checked.lines and not checked.faults:
+        checked.wrong(None, "empty_file", "The file has no lines.")
+    return checked
+
+
+def numbered(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, int, bytes]]:
+    """(number, offset, bytes) of each line that is not blank, cut after `limit_bytes` + 1."""
+    number = start = 0
+    while data := file.readline(limit_bytes + 1):
+        number += 1
+        size = len(data)
+        part = data
+        while len(part) > limit_bytes and not part.endswith(b"\n"):  # skip the rest of a long line
+            part = file.readline(limit_bytes + 1)
+            size += len(part)
+        if data.strip():
+            yield number, start, data
+        start += size
+
+
+def check_line(
+    checked: Checked,
+    data: bytes,
+    number: int,
+    start: int,
+    endpoints: Collection[str],
+    models: Collection[str],
+    max_line_bytes: int,
+) -> Line | None:
+    """The line, or None after its fault was noted."""
+    if len(data) > max_line_bytes:
+        checked.wrong(number, "line_too_long", f"The line has more than {max_line_bytes} bytes.")
+        return None
+    try:
+        entry = decode_entry(data)
+        head = decode_head(entry.body)
+    except msgspec.ValidationError as error:
+        checked.wrong(number, "invalid_request", f"{str(error)[:200]}.")
+        return None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        checked.wrong(number, "invalid_json_line", f"The line is not JSON: {str(error)[:200]}.")
+        return None
+    for code, message, param in faults_of(entry, head, checked.model, endpoints, models):
+        checked.wrong(number, code, message, param)
+        return None
+    checked.model = head.model
+    return Line(number, entry.custom_id, start, len(data))
+
+
+def faults_of(
+    entry: Entry,
+    head: Head,
+    model: str | None,
+    endpoints: Collection[str],
+    models: Collection[str],
+) -> Iterator[tuple[str, str, str]]:
+    """(code, message, param) of what a well-formed line must not say."""
+    if not 0 < len(entry.custom_id) <= MAX_CUSTOM_ID:
+        message = f"custom_id must have 1 to {MAX_CUSTOM_ID} characters."
+        yield "invalid_custom_id", message, "custom_id"
+    if entry.method != "POST":
+        yield "invalid_method", f"method is {entry.method[:20]!r}; it must be POST.", "method"
+    if entry.url not in endpoints:
+        wanted = " or ".join(sorted(endpoints))
+        yield "invalid_url", f"url is {entry.url[:80]!r}; it must be {wanted}.", "url"
+    if head.model not in models:
+        there = ", ".join(models)
+        message = f"The model {head.model[:80]!r} does not exist; there is {there}."
+        yield "model_not_found", message, "body.model"
+    if model not in (None, head.model):
+        message = f"The model {head.model[:80]!r} is not that of the lines before, {model!r}."
+        yield "mismatched_model", message, "body.model"
+
+
+def read_body(path: Path, line: Line) -> tuple[str, bytes]:
+    """(url, body) of a checked line; RequestError when the file is no longer the one checked."""
+    with path.open("rb") as file:
+        file.seek(line.start)
+        data = file.read(line.size)
+    changed = RequestError("The line has changed since it was checked.", code="file_changed")
+    try:
+        entry = decode_entry(data)
+    except msgspec.DecodeError:
+        raise changed from None
+    if entry.custom_id != line.custom_id:
+        raise changed
+    return entry.url, bytes(entry.body)

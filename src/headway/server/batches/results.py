@@ -1,0 +1,71 @@
+"""The lines of output and error files, in OpenAI's form, from what an endpoint answered.
+
+{"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, …}, "error": null}
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from headway.server.files.store import new_id
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one answer or of many; chat's names and the Responses API's."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Answered(msgspec.Struct):
+    """What a batch needs to know of an answer."""
+
+    usage: Usage | None = None
+
+
+decode_usage = msgspec.json.Decoder(Answered).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One line's end: what is written, whether it failed, and the tokens it took."""
+
+    line: bytes
+    failed: bool
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+def answered(custom_id: str, status: int, request_id: str, body: bytes) -> Result:
+    """The result of a line that an endpoint answered, with an answer or an error."""
+    content = {
+        "id": new_id("batch_req_"),
+        "custom_id": custom_id,
+        "response": {
+            "status_code": status,
+            "request_id": request_id,
+            "body": msgspec.Raw(body),
+        },
+        "error": None,
+    }
+    usage = (decode_usage(body).usage if status == 200 else None) or Usage()
+    return Result(
+        line=msgspec.json.encode(content),
+        failed=status != 200,
+        input_tokens=usage.prompt_tokens or usage.input_tokens,
+        output_tokens=usage.completion_tokens or usage.output_tokens,
+    )
+
+
+def unanswered(custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that never ran to its end."""
+    return msgspec.json.encode(
+        {
+            "id": new_id("batch_req_"),
+            "custom_id": custom_id,
+            "response": None,
+            "error": {"code": code, "message": message},
+        }
+    )

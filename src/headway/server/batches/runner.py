@@ -1,0 +1,325 @@
+"""Runs batches: one task a batch that lives its life, one dispatcher that starts lines in turn.
+
+Given the stores and the endpoints it goes on where the last server stopped. It promises that each
+line's answer is written once, that owners take turns, and that what is our fault (an engine that is
+restarting, a full disk) makes a batch wait, not fail. A line that was running when the engine died
+runs again alone, once: if the engine dies again it was this line.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
+from starlette.types import ASGIApp
+
+from headway.core.errors import RequestError, ServerFaultError, StorageError
+from headway.core.principal import Principal
+from headway.server.batches.call import Answer, batch_body, call
+from headway.server.batches.lane import Lane
+from headway.server.batches.lines import Checked, Line, check_file, read_body
+from headway.server.batches.results import answered
+from headway.server.batches.store import Batch, Batches
+from headway.server.database import told
+from headway.server.errors import error_body
+from headway.server.models import State
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+FETCHED_LINES = 256
+MOST_TRIES = 2
+WAIT_S = 0.5
+READY_WAIT_S = 0.1
+DISK_WAIT_S = 2.0
+SHARE_OF_ENGINE = 4
+SWEEP_S = 60.0
+AGAIN = (429, 503)
+"""Answers that say: later. The line waits and asks again."""
+ENGINE_DIED = "engine_died"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A batch in progress: the lines that wait, and the tasks of those that run."""
+
+    batch: Batch
+    waiting: deque[Line] = field(default_factory=deque)
+    alone: deque[Line] = field(default_factory=deque)
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+    fetched: int = 0
+    exhausted: bool = False
+    stopped: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def has_lines(self) -> bool:
+        return not self.stopped and bool(self.waiting or self.alone or not self.exhausted)
+
+    def check_over(self) -> None:
+        """Tell when nothing runs and nothing will."""
+        if not self.running and not self.has_lines:
+            self.over.set()
+
+    def stop(self) -> None:
+        """Start no more lines and drop those that run; they have no answer."""
+        self.stopped = True
+        for task in self.running:
+            task.cancel()
+        self.check_over()
+
+
+class Runner:
+    """All unfinished batches of one data folder."""
+
+    def __init__(self, state: State, batches: Batches) -> None:
+        self.state = state
+        self.batches = batches
+        self.files = batches.files
+        self.endpoints: dict[str, ASGIApp] = {}
+        self.lane = Lane(1)
+        self._jobs: dict[str, Job] = {}
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._disk_told = False
+        self._turn = ""
+
+    # ── life ────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Go on with what an earlier server left; called once, before the first request."""
+        self._tasks = [asyncio.create_task(self._dispatch()), asyncio.create_task(self._sweep())]
+        if not self.batches.database.exists:
+            return
+        try:
+            unfinished = await self.batches.unfinished()
+        except StorageError as error:
+            log.error("files and batches are not served: %s", error)
+            return
+        for batch_id in unfinished:
+            self.take(batch_id)
+
+    async def stop(self) -> None:
+        """Drop what runs, to be gone on with by the next server, and close the database."""
+        tasks = [*self._tasks, *self._lives.values()]
+        for task in tasks:
+            task.cancel()
+        for job in self._jobs.values():
+            job.stop()
+        lines = [task for job in self._jobs.values() for task in job.running]
+        await asyncio.gather(*tasks, *lines, return_exceptions=True)
+        self._tasks.clear()
+        await self.batches.database.close()
+
+    def take(self, batch_id: str) -> None:
+        """Live the life of an unfinished batch."""
+        task = asyncio.create_task(self._live(batch_id))
+        self._lives[batch_id] = task
+        task.add_done_callback(lambda _: self._lives.pop(batch_id, None))
+
+    def cancel(self, batch_id: str) -> None:
+        """The batch is cancelling: its lines end now."""
+        job = self._jobs.get(batch_id)
+        if job is not None:
+            job.stop()
+
+    async def _sweep(self) -> None:
+        """Delete files past their time."""
+        while True:
+            if self.batches.database.exists:
+                try:
+                    await self.files.remove_expired()
+                except StorageError as error:
+                    log.warning("expired files stay for now: %s", error)
+            await asyncio.sleep(SWEEP_S)
+
+    # ── one batch ───────────────────────────────────────────────────────────────────────────
+
+    async def _live(self, batch_id: str) -> None:
+        """The life of a batch: validate, run the lines, write the files."""
+        try:
+            batch = await self._patiently(lambda: self.batches.get(batch_id))
+            if batch.status == "validating":
+                batch = await self._validate(batch)
+            if batch.status == "in_progress":
+                batch = await self._run_lines(batch)
+            if batch.status in ("finalizing", "cancelling"):
+                batch = await self._patiently(lambda: self.batches.finalize(batch_id))
+            log.info("batch %s is %s", batch_id, batch.status)
+        except Exception:
+            log.exception("batch %s stopped; the next start goes on with it", batch_id)
+
+    async def _validate(self, batch: Batch) -> Batch:
+        path = self.files.path(batch.input_file_id)
+
+        def check() -> Checked:
+            with told():
+                return check_file(
+                    path,
+                    endpoints=(batch.endpoint,),
+                    models=tuple(self.state.models),
+                    max_line_bytes=self.state.options.max_body,
+                )
+
+        async def work() -> Batch:
+            checked = await asyncio.to_thread(check)
+            return await self.batches.begin(batch.id, checked)
+
+        return await self._patiently(work)
+
+    async def _run_lines(self, batch: Batch) -> Batch:
+        job = self._jobs[batch.id] = Job(batch)
+        self._woken.set()
+        expired = False
+        try:
+            left_s = max(0.0, batch.expires_at - self.files.clock.wall_s())
+            await asyncio.wait_for(job.over.wait(), left_s)
+        except TimeoutError:
+            expired = True
+            job.stop()
+            await job.over.wait()
+        finally:
+            self._jobs.pop(batch.id, None)
+        return await self._patiently(lambda: self.batches.close_lines(batch.id, expired=expired))
+
+    async def _patiently(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """`work`, again and again while the disk is full."""
+        while True:
+            try:
+                result = await work()
+            except StorageError as error:
+                if not self._disk_told:
+                    log.error("batches wait: %s", error)
+                self._disk_told = True
+                await asyncio.sleep(DISK_WAIT_S)
+            else:
+                if self._disk_told:
+                    log.warning("batches go on")
+                self._disk_told = False
+                return result
+
+    # ── lines ───────────────────────────────────────────────────────────────────────────────
+
+    async def _dispatch(self) -> None:
+        """Start lines, the owners in turn, as long as there is a place for another."""
+        while True:
+            job = self._next_job()
+            if job is None:
+                self._woken.clear()
+                await self._woken.wait()
+                continue
+            try:
+                await self._start_line(job)
+            except Exception:
+                log.exception("no line of batch %s could be started", job.batch.id)
+                await asyncio.sleep(WAIT_S)
+
+    async def _start_line(self, job: Job) -> None:
+        """Start the job's next line when there is a place; a line tried before runs alone."""
+        self.lane.limit = self._limit(job)
+        await self.lane.enter()
+        task = None
+        try:
+            line = await self._next_line(job)
+            if line is not None:
+                await self.lane.empty(but=1 if line.tries else self.lane.busy)
+                task = asyncio.create_task(self._answer(job, line))
+                job.running.add(task)
+        finally:
+            if task is None:
+                self.lane.leave()
+                job.check_over()
+        if task is not None and line is not None and line.tries:
+            await asyncio.wait({task})
+
+    def _limit(self, job: Job) -> int:
+        """How many lines run at once: as told, or a share of what the engine runs at once."""
+        told_limit = self.state.options.batch_concurrency
+        info = self.state.models[job.batch.model or ""].client.info
+        return told_limit or max(1, (info.max_num_seqs if info else 1) // SHARE_OF_ENGINE)
+
+    def _next_job(self) -> Job | None:
+        """The oldest batch with lines of the owner whose turn it is."""
+        first: dict[str, Job] = {}
+        for job in self._jobs.values():
+            if job.has_lines and job.batch.model in self.state.models:
+                first.setdefault(job.batch.principal.name, job)
+        if not first:
+            return None
+        owners = sorted(first)
+        self._turn = next((name for name in owners if name > self._turn), owners[0])
+        return first[self._turn]
+
+    async def _next_line(self, job: Job) -> Line | None:
+        """A line of the job, or None when there is none after all."""
+        if not job.waiting and not job.exhausted:
+            lines = await self._patiently(
+                lambda: self.batches.waiting(job.batch.id, job.fetched, FETCHED_LINES)
+            )
+            job.exhausted = len(lines) < FETCHED_LINES
+            job.fetched = lines[-1].number if lines else job.fetched
+            job.waiting.extend(line for line in lines if not line.tries)
+            job.alone.extend(line for line in lines if line.tries)
+        if job.stopped:
+            return None
+        if job.waiting:
+            return job.waiting.popleft()
+        return job.alone.popleft() if job.alone else None
+
+    async def _answer(self, job: Job, line: Line) -> None:
+        """Ask until there is an answer to keep, and keep it; or leave the line for later, alone."""
+        batch_id = job.batch.id
+        try:
+            answer = await self._ask_patiently(job.batch, line)
+            if answer.code == ENGINE_DIED:
+                await self._patiently(lambda: self.batches.tried(batch_id, line.number))
+                if line.tries + 1 < MOST_TRIES:
+                    job.alone.append(replace(line, tries=line.tries + 1))
+                    return
+                answer = refused(ServerFaultError("The engine died of this line, twice."))
+            result = answered(line.custom_id, answer.status, answer.request_id, answer.body)
+            await self._patiently(lambda: self.batches.finish_line(batch_id, line.number, result))
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            job.running.discard(task)
+            self.lane.leave()
+            job.check_over()
+            self._woken.set()
+
+    async def _ask_patiently(self, batch: Batch, line: Line) -> Answer:
+        """The line's answer, however often it is told to come later."""
+        client = self.state.models[batch.model or ""].client
+        while True:
+            while not client.ready:
+                await asyncio.sleep(READY_WAIT_S)
+            answer = await self._ask(batch, line)
+            if answer.status not in AGAIN or answer.code == ENGINE_DIED:
+                return answer
+            await asyncio.sleep(WAIT_S)
+
+    async def _ask(self, batch: Batch, line: Line) -> Answer:
+        try:
+            path = self.files.path(batch.input_file_id)
+            url, body = await asyncio.to_thread(read_body, path, line)
+            body = batch_body(body, batch.price.service_class)
+        except RequestError as error:
+            return refused(error)
+        except OSError as error:
+            log.error("the input of batch %s cannot be read: %s", batch.id, error)
+            return refused(ServerFaultError("The line can no longer be read."))
+        return await call(self.endpoints[url], url, body, as_batch(batch))
+
+
+def as_batch(batch: Batch) -> Principal:
+    """The owner, in the class of batches."""
+    return msgspec.structs.replace(batch.principal, service_class=batch.price.service_class)
+
+
+def refused(error: RequestError) -> Answer:
+    """A line that never reached an endpoint, or must not again."""
+    return Answer(status=error.status, body=msgspec.json.encode(error_body(error)), request_id="")

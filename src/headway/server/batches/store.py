@@ -1,0 +1,395 @@
+"""Records of batches and their lines in the database; each change is one transaction.
+
+    validating ─► in_progress ─► finalizing ─► completed
+        │             ├─► cancelling ─► cancelled
+        ▼             └─► (24 h) ─► expired
+      failed
+
+A line's answer is written once, together with the counts; what has an answer is never asked again.
+Once the output files are written the lines are deleted.
+"""
+
+import hashlib
+import os
+import sqlite3
+from typing import Any, Literal
+
+import msgspec
+
+from headway.core.errors import RequestError
+from headway.core.principal import Principal
+from headway.server.batches.lines import Checked, Fault, Line
+from headway.server.batches.results import Result, unanswered
+from headway.server.files.store import File, Files, insert, no_such
+
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+UNFINISHED = ("validating", "in_progress", "cancelling", "finalizing")
+REASONS = {
+    "expired": ("batch_expired", "The batch's 24 hours were over before this line ran."),
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this line ran."),
+}
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """`request_counts`."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Details(msgspec.Struct, kw_only=True):
+    """Parts of a number of tokens that we do not count apart in a batch."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, kw_only=True):
+    """See `Details`."""
+
+    reasoning_tokens: int = 0
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    """`usage`, the sum of all lines."""
+
+    input_tokens: int = 0
+    input_tokens_details: Details = msgspec.field(default_factory=Details)
+    output_tokens: int = 0
+    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
+    total_tokens: int = 0
+
+
+class Price(msgspec.Struct, kw_only=True):
+    """What the tokens are charged as: a share of an interactive token's price, by class.
+
+    The class is also the one that the lines' requests run in.
+    """
+
+    service_class: str = "batch"
+    share: float = 0.5
+
+
+class Errors(msgspec.Struct, kw_only=True):
+    """`errors`: why validation failed."""
+
+    object: str = "list"
+    data: list[Fault]
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """OpenAI's batch object, with `price`; `principal` and the files' lifetime are not shown."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    model: str | None = None
+    errors: Errors | None = None
+    input_file_id: str
+    completion_window: str = "24h"
+    status: Status = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = msgspec.field(default_factory=Counts)
+    usage: Tokens = msgspec.field(default_factory=Tokens)
+    metadata: dict[str, str] | None = None
+    price: Price = msgspec.field(default_factory=Price)
+    principal: Principal = Principal()
+    output_lifetime_s: int | None = None
+
+    def public(self) -> dict[str, Any]:
+        """As a client sees it."""
+        hidden = ("principal", "output_lifetime_s")
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in hidden}
+
+    def move(self, status: Status, now_s: int) -> None:
+        """Enter `status` and note the time: `move("completed", 5)` sets completed_at."""
+        self.status = status
+        if getattr(self, f"{status}_at") is None:
+            setattr(self, f"{status}_at", now_s)
+
+
+encode = msgspec.json.encode
+decode = msgspec.json.Decoder(Batch).decode
+
+
+class Batches:
+    """The batches of one data folder."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self.database = files.database
+
+    @property
+    def now_s(self) -> int:
+        return self.files.now_s
+
+    async def add(self, batch: Batch, most_unfinished: int) -> None:
+        """Keep a new batch; RequestError 429 when its owner has too many unfinished."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            marks = ", ".join("?" * len(UNFINISHED))
+            query = f"SELECT count(*) FROM batches WHERE owner = ? AND status IN ({marks})"
+            (count,) = connection.execute(query, (batch.principal.name, *UNFINISHED)).fetchone()
+            if count >= most_unfinished:
+                raise RequestError(
+                    f"{count} of your batches are unfinished; at most {most_unfinished} may be.",
+                    code="batch_limit_exceeded",
+                    status=429,
+                    retry_after_s=60,
+                )
+            connection.execute(
+                "INSERT INTO batches (id, owner, status, created_at, input_file, record) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    *(batch.id, batch.principal.name, batch.status, batch.created_at),
+                    *(batch.input_file_id, encode(batch)),
+                ),
+            )
+
+        await self.database.run(work)
+
+    async def get(self, batch_id: str, owner: str | None = None) -> Batch:
+        """The record; RequestError 404 where it is not there or another owner's."""
+
+        def work(connection: sqlite3.Connection) -> bytes | None:
+            query = "SELECT record FROM batches WHERE id = ? AND owner = coalesce(?, owner)"
+            row = connection.execute(query, (batch_id, owner)).fetchone()
+            return row[0] if row else None
+
+        record = await self.database.run(work) if self.database.exists else None
+        if record is None:
+            raise no_such("batch", batch_id)
+        return decode(record)
+
+    async def page(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+        """At most `limit` batches behind `after`, newest first, and whether there are more."""
+
+        def work(connection: sqlite3.Connection) -> list[tuple[bytes]]:
+            place = "(SELECT created_at, id FROM batches WHERE id = ?)"
+            return connection.execute(
+                "SELECT record FROM batches WHERE owner = ?"
+                + (f" AND (created_at, id) < {place}" if after else "")
+                + " ORDER BY created_at DESC, id DESC LIMIT ?",
+                (owner, *([after] if after else []), limit + 1),
+            ).fetchall()
+
+        if after is not None:
+            await self.get(after, owner)
+        rows = await self.database.run(work) if self.database.exists else []
+        return [decode(record) for (record,) in rows[:limit]], len(rows) > limit
+
+    async def unfinished(self) -> list[str]:
+        """Ids of what a restart goes on with, the oldest first."""
+
+        def work(connection: sqlite3.Connection) -> list[str]:
+            marks = ", ".join("?" * len(UNFINISHED))
+            query = f"SELECT id FROM batches WHERE status IN ({marks}) ORDER BY created_at, id"
+            return [name for (name,) in connection.execute(query, UNFINISHED)]
+
+        return await self.database.run(work)
+
+    async def cancel(self, batch_id: str, owner: str) -> Batch:
+        """Begin to cancel; what is finished already stays so. RequestError 400 when it is over."""
+
+        def work(connection: sqlite3.Connection) -> Batch:
+            batch = load(connection, batch_id)
+            if batch.status in ("validating", "in_progress"):
+                batch.move("cancelling", self.now_s)
+                save(connection, batch)
+            elif batch.status not in ("cancelling", "cancelled"):
+                raise RequestError(
+                    f"The batch is {batch.status}; only one that is validating or in progress can "
+                    "be cancelled.",
+                    param="batch_id",
+                    code="batch_not_cancellable",
+                )
+            return batch
+
+        await self.get(batch_id, owner)
+        return await self.database.run(work)
+
+    async def begin(self, batch_id: str, checked: Checked) -> Batch:
+        """The end of validation: keep the lines, or fail; a cancelled batch stays as it is."""
+
+        def work(connection: sqlite3.Connection) -> Batch:
+            batch = load(connection, batch_id)
+            if batch.status != "validating":
+                return batch
+            batch.request_counts.total = len(checked.lines)
+            if checked.num_faults:
+                batch.request_counts = Counts()
+                batch.errors = Errors(data=checked.faults)
+                batch.move("failed", self.now_s)
+            else:
+                batch.model = checked.model
+                batch.move("in_progress", self.now_s)
+                rows = ((batch_id, n.number, n.custom_id, n.start, n.size) for n in checked.lines)
+                connection.executemany(
+                    "INSERT INTO lines (batch, number, custom_id, start, size) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    rows,
+                )
+            save(connection, batch)
+            return batch
+
+        return await self.database.run(work)
+
+    async def waiting(self, batch_id: str, after: int, limit: int) -> list[Line]:
+        """The next lines without an answer behind line number `after`."""
+
+        def work(connection: sqlite3.Connection) -> list[Line]:
+            rows = connection.execute(
+                "SELECT number, custom_id, start, size, tries FROM lines "
+                "WHERE batch = ? AND number > ? AND answer IS NULL ORDER BY number LIMIT ?",
+                (batch_id, after, limit),
+            )
+            return [Line(*row) for row in rows]
+
+        return await self.database.run(work)
+
+    async def tried(self, batch_id: str, number: int) -> None:
+        """The engine died while this line ran."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            query = "UPDATE lines SET tries = tries + 1 WHERE batch = ? AND number = ?"
+            connection.execute(query, (batch_id, number))
+
+        await self.database.run(work)
+
+    async def finish_line(self, batch_id: str, number: int, result: Result) -> None:
+        """Write a line's answer, once, and count it."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            changed = connection.execute(
+                "UPDATE lines SET failed = ?, answer = ? "
+                "WHERE batch = ? AND number = ? AND answer IS NULL",
+                (int(result.failed), result.line, batch_id, number),
+            ).rowcount
+            if changed:
+                batch = load(connection, batch_id)
+                count(batch, result)
+                save(connection, batch)
+
+        await self.database.run(work)
+
+    async def close_lines(self, batch_id: str, *, expired: bool) -> Batch:
+        """No more lines will run: on to finalizing; a batch that is being cancelled stays so."""
+
+        def work(connection: sqlite3.Connection) -> Batch:
+            batch = load(connection, batch_id)
+            if batch.status == "in_progress":
+                if expired:
+                    batch.move("expired", self.now_s)
+                batch.move("finalizing", self.now_s)
+                save(connection, batch)
+            return batch
+
+        return await self.database.run(work)
+
+    async def finalize(self, batch_id: str) -> Batch:
+        """Write the output files, then the last status; a kill between is made good by a repeat."""
+
+        def work(connection: sqlite3.Connection) -> Batch:
+            batch = load(connection, batch_id)
+            if batch.status not in ("cancelling", "finalizing"):
+                return batch
+            end = last_status(batch)
+            batch.output_file_id = self._write(connection, batch, "output", end)
+            batch.error_file_id = self._write(connection, batch, "error", end)
+            batch.move(end, self.now_s)
+            connection.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
+            save(connection, batch)
+            return batch
+
+        return await self.database.run(work)
+
+    def _write(
+        self, connection: sqlite3.Connection, batch: Batch, kind: str, end: Status
+    ) -> str | None:
+        """One output file of a batch, under an id that is always the same; None when empty."""
+        file_id = "file-" + hashlib.sha256(f"{batch.id}/{kind}".encode()).hexdigest()[:32]
+        part = self.files.path(file_id + ".part")
+        size = 0
+        try:
+            with part.open("wb") as target:
+                for line in result_lines(connection, batch.id, kind, end):
+                    size += target.write(line + b"\n")
+                target.flush()
+                os.fsync(target.fileno())
+            if not size:
+                return None
+            os.replace(part, self.files.path(file_id))
+        finally:
+            part.unlink(missing_ok=True)
+        now_s, lifetime_s = self.now_s, batch.output_lifetime_s
+        file = File(
+            id=file_id,
+            bytes=size,
+            created_at=now_s,
+            expires_at=None if lifetime_s is None else now_s + lifetime_s,
+            filename=f"{batch.id}_{kind}.jsonl",
+            purpose="batch_output",
+        )
+        insert(connection, file, batch.principal.name)
+        return file_id
+
+
+def result_lines(connection: sqlite3.Connection, batch_id: str, kind: str, end: Status) -> Any:
+    """The lines of the output file, or of the error file with what never ran."""
+    query = "SELECT answer FROM lines WHERE batch = ? AND failed = ? ORDER BY number"
+    for (answer,) in connection.execute(query, (batch_id, int(kind == "error"))):
+        yield answer
+    if kind == "error" and end in REASONS:
+        query = "SELECT custom_id FROM lines WHERE batch = ? AND answer IS NULL ORDER BY number"
+        for (custom_id,) in connection.execute(query, (batch_id,)):
+            yield unanswered(custom_id, *REASONS[end])
+
+
+def last_status(batch: Batch) -> Status:
+    """Where a batch that is being finalized goes."""
+    if batch.cancelling_at is not None:
+        return "cancelled"
+    return "expired" if batch.expired_at is not None else "completed"
+
+
+def count(batch: Batch, result: Result) -> None:
+    """Add one line's end to the batch's sums."""
+    counts, usage = batch.request_counts, batch.usage
+    counts.failed += result.failed
+    counts.completed += not result.failed
+    usage.input_tokens += result.input_tokens
+    usage.output_tokens += result.output_tokens
+    usage.total_tokens += result.input_tokens + result.output_tokens
+
+
+def load(connection: sqlite3.Connection, batch_id: str) -> Batch:
+    (record,) = connection.execute(
+        "SELECT record FROM batches WHERE id = ?", (batch_id,)
+    ).fetchone()
+    return decode(record)
+
+
+def save(connection: sqlite3.Connection, batch: Batch) -> None:
+    connection.execute(
+        "UPDATE batches SET status = ?, record = ? WHERE id = ?",
+        (batch.status, encode(batch), batch.id),
+    )

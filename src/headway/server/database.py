@@ -1,0 +1,190 @@
+"""The data folder: an SQLite database, a folder of files, and the lock that makes them ours.
+
+    DIR/lock          held while a server lives; the kernel drops it with the process
+    DIR/headway.db    records of files and batches, and the lines of unfinished batches
+    DIR/files/ID      what was uploaded or written, by the id we gave it
+    DIR/files/*.part  uploads under way; what a kill left of them is removed at the next start
+
+Given a folder it is opened when something is first kept there, or at the start when there is
+something to go on with. All statements run in one thread, each call one transaction: after a
+SIGKILL at any moment a call has happened or has not. Raises StorageError.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from headway.core.errors import EngineDownError, StorageError
+
+Result = TypeVar("Result")
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER
+) STRICT;
+CREATE INDEX IF NOT EXISTS files_of_owner ON files (owner, created_at, id);
+CREATE TABLE IF NOT EXISTS batches (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    status TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    input_file TEXT NOT NULL,
+    record BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS batches_of_owner ON batches (owner, created_at, id);
+CREATE TABLE IF NOT EXISTS lines (
+    batch TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    custom_id TEXT NOT NULL,
+    start INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER,
+    answer BLOB,
+    UNIQUE (batch, number)
+) STRICT;
+"""
+
+
+def default_folder() -> Path:
+    """$XDG_STATE_HOME/headway, usually ~/.local/state/headway; here where there is no home."""
+    base = os.environ.get("XDG_STATE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "state") / "headway"
+    except RuntimeError:
+        return Path(".headway")
+
+
+class Database:
+    """The data folder; `files` is where bytes lie."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = folder / "files"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._connection: sqlite3.Connection | None = None
+        self._lock: int | None = None
+        self._closed = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether an earlier server kept something here."""
+        return (self.folder / "headway.db").exists()
+
+    async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """`work` in the database's thread, as one transaction; raises StorageError."""
+        if self._closed:
+            raise EngineDownError("The server is shutting down.", code="shutting_down")
+
+        def transaction() -> Result:
+            with told():
+                connection = self._opened()
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
+
+    def _opened(self) -> sqlite3.Connection:
+        """The connection, made at the first call."""
+        if self._connection is None:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.files.mkdir(mode=0o700, exist_ok=True)
+            if self._lock is None:
+                self._lock = take_lock(self.folder)
+            connection = sqlite3.connect(
+                self.folder / "headway.db", isolation_level=None, check_same_thread=False
+            )
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.executescript(SCHEMA)
+                self._sweep(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _sweep(self, connection: sqlite3.Connection) -> None:
+        """Remove bytes without a record: uploads and deletions that a kill cut short."""
+        known = {name for (name,) in connection.execute("SELECT id FROM files")}
+        for path in self.files.iterdir():
+            if path.name not in known:
+                path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Close and unlock; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+
+        def close() -> None:
+            if self._connection is not None:
+                self._connection.close()
+            if self._lock is not None:
+                os.close(self._lock)
+            self._connection = self._lock = None
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, close)
+        self._thread.shutdown(wait=False)
+
+
+def take_lock(folder: Path) -> int:
+    """The descriptor that holds the folder's lock; StorageError 503 when a server has it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise StorageError(
+            "Another server keeps files and batches in the same data folder; "
+            "start one of them with another --data-dir.",
+            code="storage_in_use",
+            status=503,
+        ) from None
+    return descriptor
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """What the disk and SQLite refuse, as a StorageError without the folder's name in it."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (
+            sqlite3.SQLITE_FULL,
+            sqlite3.SQLITE_IOERR,
+        ):
+            raise full() from error
+        raise StorageError(
+            f"The database of files and batches cannot be used: {error}.",
+            code="storage_unusable",
+            status=503,
+        ) from error
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise full() from error
+        raise StorageError(
+            f"The data folder cannot be used: {error.strerror}.",
+            code="storage_unusable",
+            status=503,
+        ) from error
+
+
+def full() -> StorageError:
+    """The disk has no space left."""
+    return StorageError("The disk of files and batches is full; free space or delete files.")

@@ -1,0 +1,175 @@
+"""Records of files and their bytes: made, listed, found and deleted, each by its owner alone.
+
+Ids are ours, so no path is made of what a client sends. A file is there when its record is: bytes
+are complete before the record is written, and the record goes before the bytes.
+"""
+
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.core.clock import Clock
+from headway.core.errors import RequestError
+from headway.server.database import Database
+
+NEVER = 2**62
+
+
+class File(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """OpenAI's file object."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: str = "processed"
+
+    def public(self) -> dict[str, Any]:
+        """As a client sees it: every field, also those at their default."""
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
+
+COLUMNS = "id, purpose, filename, bytes, created_at, expires_at"
+
+
+def of_row(row: tuple[Any, ...]) -> File:
+    return File(**dict(zip(COLUMNS.split(", "), row)))
+
+
+def new_id(prefix: str) -> str:
+    """file-… or batch_…: 128 random bits, made by us."""
+    return prefix + secrets.token_hex(16)
+
+
+class Files:
+    """The files of one data folder."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.database = database
+        self.clock = clock
+
+    @property
+    def now_s(self) -> int:
+        return int(self.clock.wall_s())
+
+    def path(self, file_id: str) -> Path:
+        """Where the bytes of a file of ours lie."""
+        return self.database.files / file_id
+
+    async def used_bytes(self, owner: str) -> int:
+        """What the owner's files take."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            query = "SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?"
+            return int(connection.execute(query, (owner,)).fetchone()[0])
+
+        return await self.database.run(work)
+
+    async def add(self, file: File, owner: str, part: Path) -> None:
+        """Keep the complete upload `part` as `file`."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            os.replace(part, self.path(file.id))
+            insert(connection, file, owner)
+
+        await self.database.run(work)
+
+    async def get(self, file_id: str, owner: str) -> File:
+        """The record; RequestError 404 where it is not there or another's."""
+
+        def work(connection: sqlite3.Connection) -> tuple[Any, ...] | None:
+            query = f"SELECT {COLUMNS} FROM files WHERE id = ? AND owner = ?"
+            found: tuple[Any, ...] | None = connection.execute(query, (file_id, owner)).fetchone()
+            return found
+
+        row = await self.database.run(work) if self.database.exists else None
+        if row is None or (row[-1] or NEVER) <= self.now_s:
+            raise no_such("file", file_id)
+        return of_row(row)
+
+    async def page(
+        self, owner: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
+    ) -> tuple[list[File], bool]:
+        """At most `limit` records behind `after`, and whether there are more."""
+        sign, order = ("<", "DESC") if newest_first else (">", "ASC")
+
+        def work(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            place = "(SELECT created_at, id FROM files WHERE id = ? AND owner = ?)"
+            return connection.execute(
+                f"SELECT {COLUMNS} FROM files WHERE owner = ? AND coalesce(expires_at, ?) > ?"
+                + (" AND purpose = ?" if purpose else "")
+                + (f" AND (created_at, id) {sign} {place}" if after else "")
+                + f" ORDER BY created_at {order}, id {order} LIMIT ?",
+                (
+                    *(owner, NEVER, self.now_s),
+                    *([purpose] if purpose else []),
+                    *([after, owner] if after else []),
+                    limit + 1,
+                ),
+            ).fetchall()
+
+        if after is not None:
+            await self.get(after, owner)
+        rows = await self.database.run(work) if self.database.exists else []
+        return [of_row(row) for row in rows[:limit]], len(rows) > limit
+
+    async def delete(self, file_id: str, owner: str) -> None:
+        """Remove record and bytes; refused while a batch reads it."""
+        await self.get(file_id, owner)
+
+        def work(connection: sqlite3.Connection) -> None:
+            query = (
+                "SELECT count(*) FROM batches WHERE owner = ? AND "
+                "status IN ('validating', 'in_progress', 'cancelling', 'finalizing') "
+                "AND input_file = ?"
+            )
+            if connection.execute(query, (owner, file_id)).fetchone()[0]:
+                raise RequestError(
+                    "A batch reads this file; cancel the batch or wait for its end.",
+                    param="file_id",
+                    code="file_in_use",
+                )
+            connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+        await self.database.run(work)
+        self.path(file_id).unlink(missing_ok=True)
+
+    async def remove_expired(self) -> None:
+        """Delete what is past its `expires_at`."""
+
+        def work(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute(
+                "DELETE FROM files WHERE expires_at <= ? RETURNING id", (self.now_s,)
+            ).fetchall()
+            return [name for (name,) in rows]
+
+        for file_id in await self.database.run(work):
+            self.path(file_id).unlink(missing_ok=True)
+
+
+def insert(connection: sqlite3.Connection, file: File, owner: str) -> None:
+    """Write the record, within a transaction of the caller's."""
+    connection.execute(
+        f"INSERT OR REPLACE INTO files (owner, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(owner, file.id, file.purpose, file.filename),
+            *(file.bytes, file.created_at, file.expires_at),
+        ),
+    )
+
+
+def no_such(kind: str, name: str) -> RequestError:
+    """404: it is not there, or it is somebody else's, which we do not tell apart."""
+    return RequestError(
+        f"There is no {kind} {name[:80]!r}.",
+        param=f"{kind}_id",
+        code=f"{kind}_not_found",
+        status=404,
+    )

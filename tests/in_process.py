@@ -1,0 +1,106 @@
+"""The server's application in a thread of this process, over an engine without a model.
+
+Everything is real but the executor, which answers with a hash of the tokens it reads: HTTP, limits,
+the tokenizer and chat template of the embedded model, scheduler, SQLite, files. It starts in a
+fraction of a second and needs no torch.
+"""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from fakes import FakeExecutor
+from headway.cli.common import model_folder
+from headway.core.model_spec import read_model_spec
+from headway.core.options import ServerOptions
+from headway.core.resolve import Settings
+from headway.engine.engine import Engine
+from headway.engine.local import LocalClient
+from headway.engine.text import Tokenizer
+from headway.server.app import make_app
+from headway.server.batches import open_runner
+from headway.server.batches.runner import Runner
+from headway.server.models import ServedModel, State
+from headway.server.run import bind
+from headway.telemetry.live import Telemetry
+
+BLOCK, NUM_BLOCKS = 16, 513
+
+
+def fake_engine(vocab_size: int, *, max_num_seqs: int = 16) -> Engine:
+    """An engine over 8,192 tokens of nothing."""
+    settings = Settings(
+        device="fake",
+        dtype="float32",
+        load_format="dummy",
+        attention_backend="none",
+        max_model_len=512,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=256,
+        block_size=BLOCK,
+        num_blocks=(NUM_BLOCKS,),
+        windows=(0,),
+        threads=1,
+        seed=0,
+    )
+    executor = FakeExecutor(BLOCK, (NUM_BLOCKS,), vocab_size)
+    return Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=())
+
+
+def fake_state(**options: Any) -> State:
+    """The state of a server of one model, called tiny."""
+    folder = model_folder(None)
+    tokenizer = Tokenizer(folder)
+    telemetry = Telemetry(["tiny"], read_model_spec(folder))
+    client = LocalClient(
+        fake_engine(tokenizer.vocab_size), tokenizer=tokenizer, on_record=telemetry.on_step
+    )
+    telemetry.on_ready(client.info)
+    model = ServedModel(names=["tiny"], client=client, tokenizer=tokenizer, telemetry=telemetry)
+    return State(models={"tiny": model}, options=ServerOptions(**options))
+
+
+class InProcess:
+    """A server in a thread; `url` is where it listens."""
+
+    def __init__(self, data: Path, **options: Any) -> None:
+        self.state = fake_state(data_dir=str(data), **options)
+        self.data = data
+        self.runner: Runner = open_runner(self.state)
+        self._socket = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._ready, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        self._ready.wait(60)
+
+    async def _serve(self) -> None:
+        client = self.state.rows[0].client
+        config = uvicorn.Config(
+            make_app(self.state, self.runner),
+            http="h11",
+            lifespan="off",
+            log_config=None,
+            ws="none",
+            timeout_graceful_shutdown=2,
+        )
+        server = uvicorn.Server(config)
+        await client.start()
+        await self.runner.start()
+        serving = asyncio.create_task(server._serve([self._socket]))
+        self._ready.set()
+        while not self._end.is_set():
+            await asyncio.sleep(0.02)
+        await self.runner.stop()
+        server.should_exit = True
+        await client.stop()
+        await serving
+
+    def close(self) -> None:
+        """Stop the server, its batches where they are."""
+        self._end.set()
+        self._thread.join(60)
+        self._socket.close()

@@ -1,0 +1,473 @@
+"""The parts of files and batches: forms however they are split, lines, lanes, faults of disk and
+engine, owners in turn, a stop at any line."""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import json
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+
+from headway.core.errors import RequestError, StorageError
+from headway.core.principal import Principal
+from headway.server.batches import open_runner
+from headway.server.batches.lane import Lane
+from headway.server.batches.lines import check_file, read_body
+from headway.server.batches.runner import Runner
+from headway.server.batches.store import Batch
+from headway.server.files.multipart import Begun, Multipart, Piece
+from headway.server.files.routes import plain_name
+from headway.server.files.store import File, new_id
+from in_process import fake_state
+
+PATH = "/v1/completions"
+
+
+# ── forms ───────────────────────────────────────────────────────────────────────────────────
+
+
+def form(boundary: str, parts: list[tuple[str, str | None, bytes]]) -> bytes:
+    data = b""
+    for name, filename, content in parts:
+        more = "" if filename is None else f'; filename="{filename}"'
+        head = f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"{more}\r\n\r\n'
+        data += head.encode() + content + b"\r\n"
+    return data + f"--{boundary}--\r\n".encode()
+
+
+def read_all(data: bytes, cuts: list[int], boundary: str) -> list[Any]:
+    """[(name, filename, content), …] however the body is cut."""
+    reader = Multipart(f'multipart/form-data; boundary="{boundary}"')
+    found: list[Any] = []
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(places):
+        for event in reader.feed(data[start:end]):
+            if isinstance(event, Begun):
+                found.append([event.name, event.filename, b""])
+            else:
+                assert isinstance(event, Piece)
+                found[-1][2] += event.data
+    assert reader.finished
+    return [tuple(part) for part in found]
+
+
+near_delimiters = st.lists(
+    st.sampled_from([b"\r", b"\n", b"-", b"--", b"\r\n--", b"\r\n--B", b"B", b"x", b"\0"])
+).map(b"".join)
+
+
+@given(st.lists(near_delimiters, max_size=4), st.lists(st.integers(0, 2**16), max_size=30))
+def test_a_form_is_the_same_however_it_is_split(contents: list[bytes], cuts: list[int]):
+    contents = [content for content in contents if b"\r\n--B" not in b"\r\n" + content]
+    parts = [(f"p{i}", "f" if i % 2 else None, content) for i, content in enumerate(contents)]
+    data = form("B", parts)
+    assert read_all(data, cuts, "B") == parts
+    assert read_all(data, list(range(len(data))), "B") == parts
+
+
+def test_a_name_is_a_word():
+    names = {
+        "../../etc/passwd": "passwd",
+        "C:\\x\\y.txt": "y.txt",
+        "a\r\nb\x00\x1b.jsonl": "ab.jsonl",
+        "": "upload",
+        "/": "upload",
+        "ü" * 999: "ü" * 255,
+    }
+    assert {name: plain_name(name) for name in names} == names
+
+
+# ── lines ───────────────────────────────────────────────────────────────────────────────────
+
+
+def entry(name: str, **body: Any) -> dict[str, Any]:
+    return {
+        "custom_id": name,
+        "method": "POST",
+        "url": PATH,
+        "body": {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 3, **body},
+    }
+
+
+def jsonl(*entries: Any) -> bytes:
+    return b"".join(json.dumps(content).encode() + b"\n" for content in entries)
+
+
+def checked(path: Path, **limits: Any) -> Any:
+    given = {"endpoints": [PATH], "models": ["tiny", "other"], "max_line_bytes": 1000}
+    return check_file(path, **(given | limits))
+
+
+def test_lines_are_read_back_from_their_places(tmp_path: Path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"\n \n" + jsonl(entry("ü"), entry("b")) + b"\r\n" + jsonl(entry("c"))[:-1])
+    found = checked(path)
+    assert [(line.number, line.custom_id) for line in found.lines] == [(3, "ü"), (4, "b"), (6, "c")]
+    assert found.model == "tiny" and not found.faults
+    for line in found.lines:
+        assert read_body(path, line) == (PATH, json.dumps(entry("")["body"]).encode())
+    path.write_bytes(path.read_bytes().replace(b'"b"', b'"x"'))
+    with pytest.raises(RequestError, match="has changed"):
+        read_body(path, found.lines[1])
+
+
+def test_long_lines_and_too_many_are_faults(tmp_path: Path):
+    path = tmp_path / "lines"
+    long = entry("long", prompt="x" * 5000)
+    path.write_bytes(jsonl(entry("a"), long, entry("b"), entry("c", model="other"), entry("d")))
+    found = checked(path, max_lines=3)
+    told = [(fault.line, fault.code) for fault in found.faults]
+    assert told == [(2, "line_too_long"), (4, "mismatched_model")]
+    path.write_bytes(jsonl(*(entry(f"{i}") for i in range(5))))
+    told = [(fault.line, fault.code) for fault in checked(path, max_lines=3).faults]
+    assert told == [(4, "too_many_lines")]
+
+
+def test_faults_are_counted_beyond_those_kept(tmp_path: Path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"{\n" * 1500)
+    found = checked(path)
+    assert (found.num_faults, len(found.faults)) == (1500, 1000)
+
+
+# ── the lane ────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_others_go_first_and_a_batch_never_starves():
+    lane = Lane(3)
+    for _ in range(3):
+        await lane.enter()
+    assert not lane.free
+    lane.others = 1
+    lane.leave()
+    lane.leave()
+    assert lane.busy == 1 and not lane.free
+    lane.leave()
+    assert lane.free
+    await lane.enter()
+    waiting = asyncio.create_task(lane.enter())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    lane.others = 0
+    lane.tell()
+    await waiting
+    assert lane.busy == 2
+
+
+# ── the runner, over endpoints that misbehave ───────────────────────────────────────────────
+
+
+class Endpoint:
+    """Answers with the line's own name; `rule` says what happens first."""
+
+    def __init__(self, rule: Callable[[str], None] = lambda name: None) -> None:
+        self.rule = rule
+        self.asked: Counter[str] = Counter()
+        self.running = self.most = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["method"] == "POST" and scope["principal"].service_class == "batch"
+        body = msgspec.json.decode((await receive())["body"])
+        assert body["service_class"] == "batch"
+        name = body["user"]
+        self.asked[name] += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0.001)
+            self.rule(name)
+        finally:
+            self.running -= 1
+        answer = {"echo": name, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": msgspec.json.encode(answer)})
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, endpoint: Endpoint, **options: Any) -> AsyncIterator[Runner]:
+    """A runner on the folder; what is unfinished there goes on."""
+    runner = open_runner(fake_state(data_dir=str(folder), **options))
+    runner.endpoints = {PATH: endpoint}
+    await runner.start()
+    try:
+        yield runner
+    finally:
+        await runner.stop()
+
+
+async def begin(runner: Runner, names: list[str], owner: str = "me", **fields: Any) -> str:
+    """A batch of these lines, as its creation would leave it."""
+    await runner.batches.unfinished()  # opens the folder
+    file = File(
+        id=new_id("file-"), bytes=1, created_at=runner.files.now_s, filename="x", purpose="batch"
+    )
+    part = runner.files.path(file.id + ".part")
+    part.write_bytes(jsonl(*(entry(name, user=name) for name in names)))
+    await runner.files.add(file, owner, part)
+    now_s = runner.files.now_s
+    batch = Batch(
+        id=new_id("batch_"),
+        endpoint=PATH,
+        input_file_id=file.id,
+        created_at=now_s,
+        principal=Principal(name=owner),
+        **{"expires_at": now_s + 3600, **fields},
+    )
+    await runner.batches.add(batch, 100)
+    runner.take(batch.id)
+    return batch.id
+
+
+async def over(runner: Runner, batch_id: str) -> Batch:
+    async with asyncio.timeout(60):
+        while True:
+            batch = await runner.batches.get(batch_id)
+            if batch.status in ("completed", "failed", "expired", "cancelled"):
+                return batch
+            await asyncio.sleep(0.01)
+
+
+def written(runner: Runner, file_id: str | None) -> dict[str, Any]:
+    """custom_id → line of an output file; every id once."""
+    if file_id is None:
+        return {}
+    lines = [json.loads(text) for text in runner.files.path(file_id).read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def names_of(count: int, prefix: str = "") -> list[str]:
+    return [f"{prefix}{i}" for i in range(count)]
+
+
+async def test_a_batch_stopped_at_any_line_goes_on_where_it_was(tmp_path: Path):
+    endpoint, chance, stops = Endpoint(), random.Random(5), 0
+    async with running(tmp_path / "d", endpoint) as runner:
+        batch_id = await begin(runner, names_of(700))
+    while True:
+        async with running(tmp_path / "d", endpoint) as runner:
+            with contextlib.suppress(TimeoutError):
+                batch = await asyncio.wait_for(over(runner, batch_id), 0.02 + chance.random() / 5)
+                break
+        stops += 1
+    assert stops >= 2
+    assert batch.status == "completed" and batch.request_counts.completed == 700
+    assert batch.usage.total_tokens == 700 * 5
+    found = written(runner, batch.output_file_id)
+    assert found.keys() == set(names_of(700))
+    assert all(line["response"]["body"]["echo"] == name for name, line in found.items())
+    again = sum(endpoint.asked.values()) - 700
+    assert again <= stops * 8, "only what was running when it stopped is asked again"
+    with contextlib.closing(sqlite3.connect(tmp_path / "d" / "headway.db")) as database:
+        assert database.execute("SELECT count(*) FROM lines").fetchone() == (0,)
+
+
+async def test_lines_run_at_once_as_many_as_told(tmp_path: Path):
+    endpoint = Endpoint()
+    async with running(tmp_path / "d", endpoint, batch_concurrency=5) as runner:
+        await over(runner, await begin(runner, names_of(60)))
+        assert endpoint.most == 5
+        endpoint.most = 0
+        runner.lane.others = 1
+        await over(runner, await begin(runner, names_of(20)))
+        assert endpoint.most == 1
+
+
+async def test_owners_take_turns(tmp_path: Path):
+    order: list[str] = []
+    endpoint = Endpoint(order.append)
+    async with running(tmp_path / "d", endpoint, batch_concurrency=1) as runner:
+        runner.lane.others = 1
+        long = await begin(runner, names_of(300, "long"), owner="a")
+        short = await begin(runner, names_of(10, "short"), owner="b")
+        await over(runner, short)
+        await over(runner, long)
+    last = max(i for i, name in enumerate(order) if name.startswith("short"))
+    assert last < 200, "the short batch did not wait for the long one"
+
+
+def died(name: str) -> None:
+    raise RequestError("The engine stopped.", code="engine_died", status=503)
+
+
+async def test_a_line_that_kills_the_engine_fails_alone(tmp_path: Path):
+    """The lines beside it die with it once; then each runs alone, and only one dies again."""
+    together: set[str] = set()
+
+    def rule(name: str) -> None:
+        if name == "3" or (endpoint.running > 1 and not together):
+            together.add(name)
+            died(name)
+
+    endpoint = Endpoint(rule)
+    async with running(tmp_path / "d", endpoint, batch_concurrency=4) as runner:
+        batch = await over(runner, await begin(runner, names_of(12)))
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (11, 1)
+        (line,) = written(runner, batch.error_file_id).values()
+    assert line["custom_id"] == "3" and line["response"]["status_code"] == 500
+    assert endpoint.asked["3"] == 2
+
+
+async def test_a_busy_server_makes_a_line_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("headway.server.batches.runner.WAIT_S", 0.01)
+    refusals = iter([("not_ready", 503), ("rate_limit_exceeded", 429), ("overloaded", 503)])
+
+    def rule(name: str) -> None:
+        for code, status in refusals:
+            raise RequestError("Later.", code=code, status=status)
+
+    async with running(tmp_path / "d", Endpoint(rule)) as runner:
+        batch = await over(runner, await begin(runner, ["a"]))
+        assert batch.request_counts.completed == 1
+
+
+async def test_our_own_fault_is_a_failed_line(tmp_path: Path):
+    def rule(name: str) -> None:
+        raise KeyError("secret")
+
+    async with running(tmp_path / "d", Endpoint(rule)) as runner:
+        batch = await over(runner, await begin(runner, ["a"]))
+        text = json.dumps(written(runner, batch.error_file_id))
+        assert '"status_code": 500' in text and "secret" not in text
+
+
+async def test_a_batch_expires_with_what_it_has(tmp_path: Path):
+    endpoint = Endpoint()
+    async with running(tmp_path / "d", endpoint) as runner:
+        runner.lane.others = 1
+        soon = runner.files.now_s + 1
+        batch = await over(runner, await begin(runner, names_of(3000), expires_at=soon))
+        assert batch.status == "expired" and batch.expired_at and batch.finalizing_at
+        output = written(runner, batch.output_file_id)
+        errors = written(runner, batch.error_file_id)
+    assert output and errors and len(output) + len(errors) == 3000
+    assert {line["error"]["code"] for line in errors.values()} == {"batch_expired"}
+
+
+async def test_a_batch_of_another_model_waits(tmp_path: Path):
+    endpoint = Endpoint()
+    async with running(tmp_path / "d", endpoint) as runner:
+        runner.lane.others = 1
+        batch_id = await begin(runner, names_of(500))
+        while not endpoint.asked:
+            await asyncio.sleep(0.01)
+    asked = endpoint.asked.total()
+    runner = open_runner(fake_state(data_dir=str(tmp_path / "d")))
+    runner.state.models = {"another": runner.state.models["tiny"]}
+    runner.endpoints = {PATH: endpoint}
+    await runner.start()
+    await asyncio.sleep(0.1)
+    assert (await runner.batches.get(batch_id)).status == "in_progress"
+    await runner.stop()
+    assert endpoint.asked.total() == asked
+    async with running(tmp_path / "d", endpoint) as runner:
+        assert (await over(runner, batch_id)).request_counts.completed == 500
+
+
+# ── the disk ────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_full_disk_makes_batches_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """SQLite's own limit of pages: the statements fail as they do on a full disk."""
+    monkeypatch.setattr("headway.server.batches.runner.DISK_WAIT_S", 0.05)
+
+    def pages(runner: Runner, count: int) -> Any:
+        connection = runner.batches.database._connection
+        assert connection is not None
+        return runner.batches.database.run(
+            lambda c: c.execute(f"PRAGMA max_page_count = {count}").fetchone()
+        )
+
+    endpoint = Endpoint()
+    async with running(tmp_path / "d", endpoint) as runner:
+        runner.lane.others = 1
+        batch_id = await begin(runner, names_of(400))
+        while not endpoint.asked:
+            await asyncio.sleep(0.01)
+        await pages(runner, 1)  # not below what is used
+        while not runner._disk_told:
+            await asyncio.sleep(0.01)
+        with pytest.raises(StorageError) as caught:
+            await begin(runner, names_of(400), owner="x" * 4000)
+        assert caught.value.status == 507 and caught.value.code == "storage_full"
+        assert str(tmp_path) not in str(caught.value)
+        assert (await runner.batches.get(batch_id)).status == "in_progress"
+        await pages(runner, 2**30)
+        batch = await over(runner, batch_id)
+        assert batch.request_counts.completed == 400
+        assert written(runner, batch.output_file_id).keys() == set(names_of(400))
+    assert endpoint.asked.total() == 400, "a result waits for the disk, it is not asked again"
+
+
+async def test_output_files_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("headway.server.batches.runner.DISK_WAIT_S", 0.01)
+    calls = iter(range(3))
+
+    def fsync(descriptor: int) -> None:
+        for _ in calls:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("headway.server.batches.store.os.fsync", fsync)
+    async with running(tmp_path / "d", Endpoint()) as runner:
+        batch = await over(runner, await begin(runner, names_of(5)))
+        assert batch.status == "completed"
+        on_disk = {path.name for path in runner.batches.database.files.iterdir()}
+        assert on_disk == {batch.input_file_id, batch.output_file_id}
+
+
+async def test_a_second_server_is_told_and_what_was_cut_is_swept(tmp_path: Path):
+    async with running(tmp_path / "d", Endpoint()) as first:
+        batch = await over(first, await begin(first, ["a"]))
+        async with running(tmp_path / "d", Endpoint()) as second:
+            with pytest.raises(StorageError) as caught:
+                await second.batches.get(batch.id)
+            assert caught.value.code == "storage_in_use" and caught.value.status == 503
+        for name in ("file-orphan", "file-1.part"):
+            (tmp_path / "d" / "files" / name).write_bytes(b"x")
+    async with running(tmp_path / "d", Endpoint()) as runner:
+        assert await runner.batches.get(batch.id) == batch
+        left = {path.name for path in (tmp_path / "d" / "files").iterdir()}
+        assert left == {batch.input_file_id, batch.output_file_id}
+    assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_broken_database_is_told(tmp_path: Path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "headway.db").write_bytes(b"not a database" * 100)
+    async with running(tmp_path / "d", Endpoint()) as runner:
+        with pytest.raises(StorageError) as caught:
+            await runner.batches.get("batch_1")
+        assert caught.value.code == "storage_unusable"
+
+
+async def test_nothing_is_made_before_something_is_kept(tmp_path: Path):
+    async with running(tmp_path / "d", Endpoint()) as runner:
+        with pytest.raises(RequestError, match="There is no batch"):
+            await runner.batches.get("batch_1")
+        assert await runner.files.page(
+            "me", purpose=None, after=None, limit=5, newest_first=True
+        ) == ([], False)
+    assert not (tmp_path / "d").exists()
+
+
+async def test_expired_files_go(tmp_path: Path):
+    async with running(tmp_path / "d", Endpoint()) as runner:
+        batch = await over(runner, await begin(runner, ["a"], output_lifetime_s=-1))
+        name = batch.output_file_id or ""
+        assert runner.files.path(name).exists()
+        with pytest.raises(RequestError):
+            await runner.files.get(name, "me")
+        await runner.files.remove_expired()
+        assert not runner.files.path(name).exists()

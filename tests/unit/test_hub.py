@@ -1,0 +1,195 @@
+"""`headway ls` and `pull` against a small hub on loopback, through the real hub client."""
+
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.cli.common import model_folder, model_name
+from headway.cli.hub import cached_snapshot, short
+from headway.cli.main import main
+
+COMMIT = "1" * 40
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 384,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float32",
+}
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Repositories as {name: {file: bytes}}; `asked` are the paths that were fetched."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Pages)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.asked: list[str] = []
+        self.status = 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    """The three pages of the hub that a download asks for."""
+
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if self.server.status:
+            return self.answer(self.server.status, b"{}")
+        parts = path.strip("/").split("/")
+        if parts[:2] == ["api", "models"]:
+            files = self.server.repositories.get("/".join(parts[2:4]))
+            return self.answer(404, b"{}") if files is None else self.tell(parts, files)
+        files = self.server.repositories.get("/".join(parts[:2]), {})
+        data = files.get("/".join(parts[4:]))
+        if data is None:
+            return self.answer(404, b"", {"x-error-code": "EntryNotFound"})
+        if self.command == "GET":
+            self.server.asked.append("/".join(parts[4:]))
+        return self.answer(200, data)
+
+    def tell(self, parts: list[str], files: dict[str, bytes]) -> None:
+        name = "/".join(parts[2:4])
+        if "tree" in parts:
+            rows = [
+                {"type": "file", "path": n, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
+                for n, d in files.items()
+            ]
+            return self.answer(200, json.dumps(rows).encode())
+        siblings = [{"rfilename": n, "size": len(d)} for n, d in files.items()]
+        card = {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "private": False}
+        return self.answer(200, json.dumps(card).encode())
+
+    def answer(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        more = {"x-repo-commit": COMMIT, "etag": f'"{hashlib.sha1(data).hexdigest()}"'}
+        for key, value in {**more, **(headers or {})}.items():
+            self.send_header(key, value)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The hub, and a cache of the test's own. The client reads its address once, at import."""
+    from huggingface_hub import constants
+
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        server.url + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def files_of(config: dict) -> dict[str, bytes]:
+    return {
+        "config.json": json.dumps(config).encode(),
+        "model.safetensors": b"\x08\0\0\0\0\0\0\0{}      ",
+        "tokenizer.json": b"{}",
+        "pytorch_model.bin": b"never",
+        "modeling_x.py": b"never",
+        "original/consolidated.00.safetensors": b"never",
+        "README.md": b"# hello",
+    }
+
+
+def test_a_model_is_pulled_listed_and_found_by_its_name(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+):
+    hub.repositories["some/model"] = files_of(CONFIG)
+    assert main(["pull", "some/model"]) == 0
+    told = capsys.readouterr().out
+    assert "headway serve some/model" in told and "LlamaForCausalLM" in told
+    assert set(hub.asked) == {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert hub.asked[0] == "config.json", "what cannot be served costs no gigabytes"
+    folder = cached_snapshot("some/model")
+    assert folder is not None and model_folder("some/model") == folder
+    assert model_name(folder) == "some/model"
+    assert main(["ls"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(model_name(model_folder(None))) for line in listed)
+    assert any("some/model" in line and "context 512" in line for line in listed)
+    assert main(["ls", "SOME"]) == 0 and "some/model" in capsys.readouterr().out
+    assert main(["ls", "nothing"]) == 0 and "No model" in capsys.readouterr().err
+    hub.asked.clear()
+    assert main(["pull", "some/model"]) == 0 and hub.asked == []
+
+
+def test_a_model_we_cannot_serve_is_not_fetched(hub: Hub, capsys: pytest.CaptureFixture[str]):
+    hub.repositories["some/model"] = files_of({**CONFIG, "architectures": ["MambaForCausalLM"]})
+    assert main(["pull", "some/model"]) == 3
+    assert "Mamba" in capsys.readouterr().err and hub.asked == ["config.json"]
+    assert main(["ls", "some"]) == 0 and "cannot be served" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "Check the name"), (401, "--hub-token"), (403, "--hub-token")]
+)
+def test_a_refusal_says_what_to_do(
+    hub: Hub, status: int, words: str, capsys: pytest.CaptureFixture[str]
+):
+    hub.status = status
+    assert main(["pull", "some/model"]) == 1
+    told = capsys.readouterr()
+    assert words in told.err and told.out == "" and len(told.err.splitlines()) == 2
+
+
+def test_without_a_network_it_says_so(hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch):
+    from huggingface_hub import constants
+
+    nowhere = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        nowhere + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setenv("HF_ENDPOINT", nowhere)
+    assert main(["pull", "some/model"]) == 1
+    told = capsys.readouterr().err
+    assert f"{nowhere} cannot be reached" in told and "HF_ENDPOINT" in told
+
+
+@pytest.mark.parametrize("name", ["", "model", "../../etc", "a/b/c", "a/..%2f", "a b/c"])
+def test_a_name_is_two_words(name: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["pull", name]) == 2 and "ORG/NAME" in capsys.readouterr().err
+    assert cached_snapshot(name) is None
+
+
+def test_numbers_are_short():
+    told = [short(n) for n in (5, 1500, 2_600_000, 7_000_000_000)]
+    assert told == ["5", "1.5K", "2.6M", "7.0B"]
