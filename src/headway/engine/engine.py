@@ -22,7 +22,7 @@ from headway.engine.batching import Lobby
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
-from headway.engine.halves import Halves, new_sequence
+from headway.engine.halves import Halves
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
