@@ -23,6 +23,7 @@ from headway.engine.text import Tokenizer
 from headway.server.app import make_app
 from headway.server.batches import open_runner
 from headway.server.batches.runner import Runner
+from headway.server.keys import Keyring
 from headway.server.models import ServedModel, State
 from headway.server.run import bind
 from headway.telemetry.live import Telemetry
@@ -60,7 +61,8 @@ def fake_state(**options: Any) -> State:
     )
     telemetry.on_ready(client.info)
     model = ServedModel(names=["tiny"], client=client, tokenizer=tokenizer, telemetry=telemetry)
-    return State(models={"tiny": model}, options=ServerOptions(**options))
+    given = ServerOptions(**options)
+    return State(models={"tiny": model}, options=given, keyring=Keyring(flags=given.api_key))
 
 
 class InProcess:

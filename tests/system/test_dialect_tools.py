@@ -1,6 +1,7 @@
 """Tools and reasoning in the other two dialects, of a model that follows a script (scripted.py)."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +11,17 @@ import pytest
 from scripted import ScriptedServer, scripted
 from test_tools import CITY, HERMES, NOON, ROME
 
+from headway.core.errors import EngineDownError
+from headway.core.request import Request, SequenceUpdate
+from headway.engine.stream import Stream
+
 FUNCTIONS: Any = [
     {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False},
     {"type": "function", "name": "get_time", "parameters": None, "strict": False},
 ]
 TOOLS: Any = [
     {"name": "get_weather", "input_schema": CITY},
-    {"name": "get_time", "input_schema": {"type": "object"}},
+    {"name": "get_time", "input_schema": {"type": "object", "properties": {}}},
 ]
 THOUGHT = "<think>\nWhere?\n</think>\n\n"
 QUESTION: Any = [{"role": "user", "content": "How is Rome?"}]
@@ -128,9 +133,11 @@ def test_an_answer_cut_within_a_call_is_incomplete(
     server: ScriptedServer, client: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
     server.says(ROME, ROME)
-    cut = respond(client, max_output_tokens=30)
+    within = len(server.client.tokenizer.encode(ROME)) - 20
+    cut = respond(client, max_output_tokens=within)
     assert cut.status == "incomplete" and cut.output[-1].status == "incomplete"
-    made = message(claude, max_tokens=30)
+    assert cut.output[-1].type == "function_call"
+    made = message(claude, max_tokens=within)
     assert made.stop_reason == "max_tokens"
     assert made.content[-1].type == "tool_use" and "_malformed" in made.content[-1].input
 
@@ -194,3 +201,64 @@ def test_errors_of_tools_name_the_clients_own_fields(
         with pytest.raises(anthropic.BadRequestError) as refused:
             message(claude, tools=tools)
         assert name in str(refused.value)
+
+
+# ── when the engine dies under a stream ─────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def dying(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
+    """The model says two tokens and is gone."""
+
+    async def play(stream: Stream, request: Request, *_: Any) -> None:
+        for token in (40, 41):
+            stream.put(SequenceUpdate(request.request_id, 0, [token]))
+        stream.fail(EngineDownError("The engine died.", code="engine_died"))
+
+    server.says("")
+    monkeypatch.setattr(server.client, "_play", play)
+    return server
+
+
+def test_a_response_that_fails_says_so_and_is_kept(
+    dying: ScriptedServer, client: openai.OpenAI
+) -> None:
+    events: list[Any] = []
+    with pytest.raises(openai.APIError, match="engine died"):
+        events.extend(respond(client, stream=True))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:2] == ["created", "in_progress"]
+    assert kinds[-2:] == ["content_part.done", "output_item.done"]
+    kept = client.responses.retrieve(events[0].response.id)
+    assert kept.status == "failed" and kept.error is not None
+    assert "engine died" in kept.error.message and kept.output[-1].status == "incomplete"  # type: ignore
+
+
+def test_a_background_response_that_fails_says_so(
+    dying: ScriptedServer, client: openai.OpenAI
+) -> None:
+    queued = respond(client, background=True)
+    deadline = time.monotonic() + 60
+    while (found := client.responses.retrieve(queued.id)).status == "queued":
+        assert time.monotonic() < deadline
+    assert found.status == "failed" and found.error is not None
+
+
+def test_a_message_that_fails_says_so(dying: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    events: list[Any] = []
+    with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
+        events.extend(message(claude, stream=True))
+    assert events[0].type == "message_start" and events[-1].type == "content_block_delta"
+
+
+def test_an_answer_that_fails_whole_is_an_http_error(
+    dying: ScriptedServer, client: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        respond(client)
+    assert (caught.value.status_code, caught.value.code) == (503, "engine_died")
+    dying.says("")
+    with pytest.raises(anthropic.InternalServerError) as refused:
+        message(claude)
+    body: Any = refused.value.body
+    assert (refused.value.status_code, body["error"]["type"]) == (503, "overloaded_error")

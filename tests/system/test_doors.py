@@ -24,6 +24,7 @@ ROUTES = [
     *(("GET", path) for path in sorted(page.PATHS)),
     ("GET", "/nowhere"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
 ]
 TRICKS = [
     "//v1/models",
@@ -101,7 +102,12 @@ def ask(
 
 
 def error_of(content: bytes) -> dict[str, Any]:
-    error: dict[str, Any] = msgspec.json.decode(content)["error"]
+    body = msgspec.json.decode(content)
+    error: dict[str, Any] = body["error"]
+    if "request_id" in body:  # below /v1/messages
+        assert set(body) == {"type", "error", "request_id"}
+        assert set(error) == {"message", "type"} and error["type"] == "authentication_error"
+        return {**error, "code": "invalid_api_key"}
     assert set(error) == {"message", "type", "param", "code"}
     return error
 
@@ -142,7 +148,8 @@ def test_with_a_key_every_route_answers(careful: LiveServer, headers: dict[str, 
     for method, path in ROUTES:
         status, _, content = ask(careful, method, path, headers, b"{}")
         assert status not in (401, 403) and status < 500, path
-        assert (status == 404) == (path in ("/nowhere", "/v1/responses")), (path, content)
+        nothing = status == 404 and msgspec.json.decode(content)["error"]["code"] == "unknown_url"
+        assert nothing == (path == "/nowhere"), (path, content)
 
 
 @pytest.mark.parametrize("path", TRICKS)
@@ -202,6 +209,21 @@ def test_strict_refuses_unknown_fields_by_name(careful: LiveServer) -> None:
         body = msgspec.json.encode({**good, **fields})
         status, headers, _ = ask(careful, "POST", "/v1/completions", RIGHT["bearer"], body)
         assert status == 200 and "x-headway-ignored-fields" not in headers
+
+
+def test_a_stored_response_is_there_for_its_own_key_alone(careful: LiveServer) -> None:
+    mine, others = RIGHT["bearer"], RIGHT["x-api-key"]
+    asked = {"model": "careful", "input": "hi", "max_output_tokens": 1}
+    path = "/v1/responses"
+    made = msgspec.json.decode(ask(careful, "POST", path, mine, msgspec.json.encode(asked))[2])
+    on = msgspec.json.encode({**asked, "previous_response_id": made["id"]})
+    for headers, found, gone_on in ((others, 404, 400), (mine, 200, 200)):
+        for method, end in (("GET", ""), ("GET", "/input_items")):
+            got = ask(careful, method, f"{path}/{made['id']}{end}", headers)[0]
+            assert got == found
+        assert ask(careful, "POST", path, headers, on)[0] == gone_on
+    for headers, status in ((others, 404), (mine, 200), (mine, 404)):
+        assert ask(careful, "DELETE", f"{path}/{made['id']}", headers)[0] == status
 
 
 def test_the_body_limit_is_the_one_given(careful: LiveServer) -> None:

@@ -314,7 +314,7 @@ def test_stop_reasons_of_a_message(clients: Clients) -> None:
     assert reason(logit_bias={"2": 100}).stop_reason == "end_turn"
     met = reason(max_tokens=40, stop_sequences=["never there", " "])
     assert (met.stop_reason, met.stop_sequence) == ("stop_sequence", " ")
-    cut = reason(max_tokens=100_000, ignore_eos=True)
+    cut = reason(max_tokens=10_000, ignore_eos=True)
     assert cut.stop_reason == "model_context_window_exceeded"
 
 
@@ -336,7 +336,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"messages": []}, anthropic.BadRequestError, "messages is empty"),
     ({"messages": [{"role": "user"}]}, anthropic.BadRequestError, "messages[0].content"),
     ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens is 0"),
-    ({"max_tokens": "many"}, anthropic.BadRequestError, "max_tokens: expected an integer"),
+    ({"top_k": "many"}, anthropic.BadRequestError, "top_k: expected an integer"),
     ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences must hold"),
     ({"system": [{"type": "image"}]}, anthropic.BadRequestError, "system[0].type"),
     (
@@ -355,7 +355,7 @@ def test_errors_of_messages_are_the_clients_own(
 ) -> None:
     asked = {"model": "tiny", "messages": USER, "max_tokens": 4, **fields}
     with pytest.raises(kind) as caught:
-        clients.anthropic.messages.create(**asked)
+        surface.call(clients.anthropic.messages.create, asked)
     body: Any = caught.value.body
     assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
     assert set(body["error"]) == {"type", "message"} and text in body["error"]["message"]
@@ -404,6 +404,41 @@ def test_unknown_tools_are_skipped_and_named(clients: Clients) -> None:
     )
     assert raw.headers["x-headway-ignored-tools"] == "web_search"
     assert [tool.type for tool in raw.parse().tools] == ["function"]
+
+
+ROME = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def test_a_forced_call_is_made_in_every_dialect(clients: Clients) -> None:
+    """Random weights and a grammar: what is called is what was asked for."""
+    asked = {"model": "tiny", "messages": USER, "max_tokens": 150, "temperature": 0}
+    function = {"name": "get_weather", "parameters": ROME}
+    chosen: Any = {"type": "function", "function": {"name": "get_weather"}}
+    chat: Any = surface.call(
+        clients.openai.chat.completions.create,
+        {**asked, "tools": [{"type": "function", "function": function}], "tool_choice": chosen},
+    )
+    response: Any = clients.openai.responses.create(
+        model="tiny",
+        input=USER,
+        temperature=0,
+        tools=[{"type": "function", "strict": True, **function}],
+        tool_choice={"type": "function", "name": "get_weather"},
+    )
+    tools = [{"name": "get_weather", "input_schema": ROME}]
+    choice = {"type": "tool", "name": "get_weather"}
+    message: Any = surface.call(
+        clients.anthropic.messages.create, {**asked, "tools": tools, "tool_choice": choice}
+    )
+    assert message.stop_reason == "tool_use" and message.content[-1].input == {"city": "Rome"}
+    assert json.loads(response.output[-1].arguments) == {"city": "Rome"}
+    (call,) = chat.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
 
 
 def test_completions_take_no_tools(told: LiveServer) -> None:

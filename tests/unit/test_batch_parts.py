@@ -169,15 +169,21 @@ async def test_others_go_first_and_a_batch_never_starves():
 
 
 class Endpoint:
-    """Answers with the line's own name; `rule` says what happens first."""
+    """Answers with the line's own name; `rule` says what happens first.
 
-    def __init__(self, rule: Callable[[str], None] = lambda name: None) -> None:
+    After `stuck_after` answers it gives none any more.
+    """
+
+    def __init__(
+        self, rule: Callable[[str], None] = lambda name: None, stuck_after: int = 10**9
+    ) -> None:
         self.rule = rule
+        self.stuck_after = stuck_after
         self.asked: Counter[str] = Counter()
         self.running = self.most = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["method"] == "POST" and scope["principal"].service_class == "batch"
+        assert scope["method"] == "POST" and scope["caller"].principal.service_class == "batch"
         body = msgspec.json.decode((await receive())["body"])
         assert body["service_class"] == "batch"
         name = body["user"]
@@ -185,7 +191,7 @@ class Endpoint:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001 if self.asked.total() <= self.stuck_after else 600)
             self.rule(name)
         finally:
             self.running -= 1
@@ -344,15 +350,16 @@ async def test_our_own_fault_is_a_failed_line(tmp_path: Path):
 
 
 async def test_a_batch_expires_with_what_it_has(tmp_path: Path):
-    endpoint = Endpoint()
+    """Some lines are answered, the others never end: they are told apart in the files."""
+    endpoint = Endpoint(stuck_after=5)
     async with running(tmp_path / "d", endpoint) as runner:
-        runner.lane.others = 1
-        soon = runner.files.now_s + 1
-        batch = await over(runner, await begin(runner, names_of(3000), expires_at=soon))
+        soon = runner.files.now_s + 2
+        batch = await over(runner, await begin(runner, names_of(30), expires_at=soon))
         assert batch.status == "expired" and batch.expired_at and batch.finalizing_at
         output = written(runner, batch.output_file_id)
         errors = written(runner, batch.error_file_id)
-    assert output and errors and len(output) + len(errors) == 3000
+    assert len(output) <= 5 and output.keys() | errors.keys() == set(names_of(30))
+    assert output.keys().isdisjoint(errors) and endpoint.running == 0
     assert {line["error"]["code"] for line in errors.values()} == {"batch_expired"}
 
 
@@ -425,6 +432,28 @@ async def test_output_files_wait_for_the_disk(tmp_path: Path, monkeypatch: pytes
         assert batch.status == "completed"
         on_disk = {path.name for path in runner.batches.database.files.iterdir()}
         assert on_disk == {batch.input_file_id, batch.output_file_id}
+
+
+async def test_files_written_but_not_recorded_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a kill between the output file and its record leaves."""
+
+    def killed(*_: Any) -> None:
+        raise RuntimeError("as if killed")
+
+    endpoint = Endpoint()
+    with monkeypatch.context() as patch:
+        patch.setattr("headway.server.batches.store.insert", killed)
+        async with running(tmp_path / "d", endpoint) as runner:
+            batch_id = await begin(runner, names_of(9))
+            while (await runner.batches.get(batch_id)).status != "finalizing" or runner._lives:
+                await asyncio.sleep(0.01)
+    async with running(tmp_path / "d", endpoint) as runner:
+        batch = await over(runner, batch_id)
+        assert written(runner, batch.output_file_id).keys() == set(names_of(9))
+        assert batch.request_counts.completed == 9
+    assert endpoint.asked.total() == 9
 
 
 async def test_a_second_server_is_told_and_what_was_cut_is_swept(tmp_path: Path):

@@ -97,7 +97,7 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     from headway.assemble import assemble
     from headway.engine.local import LocalClient
     from headway.engine.text import Tokenizer
-    from headway.server.models import ServedModel, State, sampling_defaults
+    from headway.server.models import ServedModel, State, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
 
     tokenizer = None
@@ -110,12 +110,15 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     client = LocalClient(assembled.engine, tokenizer=tokenizer, on_record=telemetry.on_step)
     telemetry.on_ready(client.info)
     generation = folder / "generation_config.json"
+    format, thought = answer_marks(tokenizer, ServerOptions().tool_call_parser)
     model = ServedModel(
         names=names,
         client=client,
         tokenizer=tokenizer,
         telemetry=telemetry,
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
+        format=format,
+        thought=thought,
     )
     return State(models=dict.fromkeys(names, model), options=ServerOptions())
 

@@ -7,7 +7,10 @@ fetched: nothing that could be code.
 
 import os
 import re
+import ssl
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "README.md"]
 UNWANTED = ["original/*", "consolidated*", "onnx/*", "openvino/*", "*.bin", "*.pth"]
+REACH_S = 5.0
 NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 REVISION = re.compile(r"[\w./-]{1,200}")
 
@@ -156,6 +160,7 @@ def fetch(name: str, options: PullOptions) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    check_reachable()
     token = options.hub_token or None
     cache = cache_folder()
     try:
@@ -181,6 +186,18 @@ def fetch(name: str, options: PullOptions) -> Path:
             f"{name} could not be stored: {error.strerror or error}.",
             f"Free space below {cache}, or set HF_HOME; what was fetched is kept.",
         ) from error
+
+
+def check_reachable() -> None:
+    """Ask the hub for nothing: its client would try for half a minute before it gives up."""
+    request = urllib.request.Request(hub_address(), method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=REACH_S).close()
+    except urllib.error.HTTPError as error:
+        error.close()  # it answered
+    except OSError as error:
+        if not isinstance(getattr(error, "reason", None), ssl.SSLError):
+            raise unreachable() from error
 
 
 def answer_behind(error: BaseException | None) -> int | None:

@@ -11,6 +11,7 @@ update per sequence, whatever happens in a step.
 
 import logging
 from collections.abc import Sequence as TypingSequence
+from functools import partial
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError

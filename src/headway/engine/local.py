@@ -55,7 +55,16 @@ class LocalClient:
         return len(self._streams)
 
     async def start(self) -> None:
-        """Step from now on."""
+        """Step from now on; a grammar that is ready wakes the stepper from its own thread."""
+        grammars = self.engine.grammars
+        if grammars is not None:
+            loop = asyncio.get_running_loop()
+
+            def wake() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._arrived.set)
+
+            grammars.on_news = wake
         self._stepper = asyncio.create_task(self._step())
 
     async def settled(self) -> None:
@@ -81,6 +90,10 @@ class LocalClient:
                 stream = self._streams.get(update.request_id)
                 if stream is not None:
                     stream.put(update)
+            for request_id, error in engine.take_refusals():
+                stream = self._streams.pop(request_id, None)
+                if stream is not None:
+                    stream.fail(error)
             self.on_record(record)
             await asyncio.sleep(0)
 

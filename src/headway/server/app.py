@@ -58,7 +58,7 @@ Number = TypeVar("Number", int, float)
 
 def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     """The whole ASGI application; with a `runner` files and batches too, run through it."""
-    endpoints: dict[str, ASGIApp] = {row.path: Generate(state, row) for row in GENERATIONS}
+    endpoints = generating_endpoints(state)
     routes = [
         *batch_routes(runner, endpoints),
         *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
@@ -133,6 +133,11 @@ GENERATIONS = (
         prefix="msg_",
     ),
 )
+
+
+def generating_endpoints(state: State) -> dict[str, ASGIApp]:
+    """Path → endpoint of all that generates."""
+    return {row.path: Generate(state, row) for row in GENERATIONS}
 
 
 def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[Route]:

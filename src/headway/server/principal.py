@@ -7,12 +7,13 @@ one owner.
 from starlette.types import Scope
 
 from headway.core.principal import Principal
+from headway.server.keys import Caller
 
 
 def principal_of(scope: Scope) -> Principal:
     """The caller that the doors know."""
-    found = scope.get("principal") or getattr(scope.get("caller"), "principal", None)
-    return found if isinstance(found, Principal) else Principal()
+    caller: Caller | None = scope.get("caller")
+    return caller.principal if caller else Principal()
 
 
 def owner_of(scope: Scope) -> str:

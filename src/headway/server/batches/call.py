@@ -7,7 +7,7 @@ the endpoint grows into. Nothing goes over a socket; cancelling the call frees i
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.principal import Principal
 from headway.server.errors import error_body
+from headway.server.keys import anybody
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def request_scope(path: str, request_id: str, principal: Principal) -> dict[str,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
         "request_id": request_id,
-        "principal": principal,
+        "caller": replace(anybody(), principal=principal, admin=False),
     }
 
 
