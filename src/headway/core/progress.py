@@ -6,14 +6,15 @@ begun and nothing else is printed.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
 def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with an estimate of the time left; call with (bytes done, bytes in all)."""
     if not sys.stderr.isatty():
-        print(f"{label} …", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk behind stderr
+            print(f"{label} …", file=sys.stderr, flush=True)
         yield lambda done, total: None
         return
     from rich.console import Console  # late: start-up prints within 300 ms
