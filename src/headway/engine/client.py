@@ -37,7 +37,7 @@ LOADING_TIMEOUT_S = 120.0
 WATCH_INTERVAL_S = 0.25
 MAX_FAILED_STARTS = 5
 FIRST_REQUEST_ID = 1
-RESUME_WITHIN_S = 60.0
+RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
 HANGS = 10
 """A step hangs when it takes this many times longer than any before, and --step-timeout."""
