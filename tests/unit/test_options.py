@@ -10,6 +10,7 @@ from headway.core.errors import UsageError
 from headway.core.options import (
     Bytes,
     EngineOptions,
+    LogOptions,
     SamplingOptions,
     Seconds,
     ServerOptions,
@@ -20,11 +21,11 @@ from headway.core.options import (
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.read import fields_of
 
-TABLES = [EngineOptions, ServerOptions, SamplingOptions]
+TABLES = [EngineOptions, ServerOptions, LogOptions, SamplingOptions]
 FIELDS = [(table, field) for table in TABLES for field in dataclasses.fields(table)]
 
 
-def read(*arguments, environment=None, tables=(EngineOptions, ServerOptions)):
+def read(*arguments, environment=None, tables=(EngineOptions, ServerOptions, LogOptions)):
     """All options of `tables` in one namespace."""
     chosen, positionals, sources = read_options(tables, arguments, environment or {})
     merged = {}
@@ -71,6 +72,7 @@ def test_defaults_when_nothing_is_said(tmp_path):
     assert values == {
         **{f.name: getattr(EngineOptions(), f.name) for f in dataclasses.fields(EngineOptions)},
         **{f.name: getattr(ServerOptions(), f.name) for f in dataclasses.fields(ServerOptions)},
+        **{f.name: getattr(LogOptions(), f.name) for f in dataclasses.fields(LogOptions)},
         "seed": 0,
     }
     empty = tmp_path / "empty.yaml"
@@ -313,7 +315,7 @@ def test_arguments_make_the_same_options_again(table, data):
 
 
 def test_defaults_need_no_arguments():
-    assert [to_arguments(table()) for table in TABLES] == [[], [], []]
+    assert [to_arguments(table()) for table in TABLES] == [[]] * len(TABLES)
     assert to_arguments(EngineOptions(kv_memory=Bytes(-40))) == ["--kv-memory=40%"]
 
 
