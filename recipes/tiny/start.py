@@ -101,7 +101,7 @@ def look_near(model: "Llama", shape: "Shape", own: Tensor, noted: Tensor) -> Non
 def find_again(model: "Llama", shape: "Shape", layer: int, own: Tensor, noted: Tensor) -> None:
     """Head 0 compares a token with the notes of those before, and says the token it finds there."""
     attention, D = model.layers[layer].self_attn, shape.head_dim
-    half = NUM_MATCHED // 2
+    half = min(NUM_MATCHED // 2, D // 4)
     slow = torch.cat([torch.arange(D // 2 - half, D // 2), torch.arange(D - half, D)])
     slow = slow[: len(own)]
     attention.q_proj.weight[:D] *= 0.1

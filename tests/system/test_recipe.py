@@ -95,7 +95,7 @@ def test_the_draft_has_five_to_ten_times_fewer_flops() -> None:
 
 def random_corpora(out: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    for name in ("books", "chats", "val"):
+    for name in (*train.SOURCES, "val"):
         arrays = {
             "tokens": torch.randint(TINY.vocab_size, (60_000,), generator=generator).short(),
             "weights": torch.ones(60_000, dtype=torch.float16),
