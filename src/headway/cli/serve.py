@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, model_name, print_settings
+from headway.cli.common import discard_unwritten, model_folder, model_name, print_settings
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
@@ -66,6 +66,7 @@ def serve(call: "Call") -> int:
                     print(greeting(state, options, port), flush=True)
 
             run.run(run.serve(state, listener, on_ready, notifier))
+    discard_unwritten()
     return 0
 
 
