@@ -149,7 +149,7 @@ class Runner:
                 batch = await self._run_lines(batch)
             if batch.status in ("finalizing", "cancelling"):
                 batch = await self._patiently(lambda: self.batches.finalize(batch_id))
-            log.info("batch %s is %s", batch_id, batch.status)
+            log.debug("batch %s is %s", batch_id, batch.status)
         except Exception:
             log.exception("batch %s stopped; the next start goes on with it", batch_id)
 
