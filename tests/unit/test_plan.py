@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core import plan, request
+from headway.core.grammar import KINDS, Grammar
 from headway.core.plan import Advance, NewSequence, StepPlan, sampled_in
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 
@@ -24,6 +25,9 @@ STRUCTS = sorted(
 )
 
 small = st.integers(1, 128)
+grammars = st.builds(
+    Grammar, kind=st.sampled_from(KINDS), text=st.text(max_size=8), param=st.text(max_size=8)
+)
 samplings = st.builds(
     SamplingParams,
     n=small,
@@ -74,6 +78,8 @@ def structs(struct: type) -> st.SearchStrategy:
     """Instances of `struct` with every field drawn."""
     if struct is SamplingParams:
         return samplings
+    if struct is Grammar:
+        return grammars
     hints = typing.get_type_hints(struct)
     return st.builds(struct, **{name: values_of(hints[name]) for name in struct.__struct_fields__})
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from headway.core.clock import VirtualClock
 from headway.core.request import SequenceUpdate
 from headway.engine.answer import Delta
-from headway.server.generation import DONE, send_chunks
+from headway.server.generation import DONE, PING, send_chunks
 from unit.telemetry_cases import begin, telemetry
 
 STEPS = [("Once", 1), ("", 1), ("", 1), (" upon é", 1), ("", 2), (" end", 1)]
@@ -37,8 +37,11 @@ class Plain:
     def chunk(self, choice: int, delta: Delta) -> bytes:
         return delta.text.encode()
 
-    def usage_chunk(self) -> bytes:
-        return b"usage "
+    def ending(self) -> bytes:
+        return b"usage " + DONE
+
+    def ping(self) -> bytes:
+        return PING
 
 
 async def test_text_that_is_held_back_counts_when_it_leaves():
@@ -46,8 +49,9 @@ async def test_text_that_is_held_back_counts_when_it_leaves():
     model = telemetry(clock)
     timeline = begin(model, "a")
     generation = SimpleNamespace(
-        sampling=SimpleNamespace(n=1), model=SimpleNamespace(telemetry=model), headers=[],
-        num_generated=0, num_cached=0, include_usage=False, wants_timings=True,
+        sampling=SimpleNamespace(n=1, grammar=None),
+        model=SimpleNamespace(telemetry=model), headers=[],
+        num_generated=0, num_cached=0, has_calls=lambda choice: False,
     )  # fmt: skip
     sent = []
 

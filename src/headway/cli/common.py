@@ -1,7 +1,5 @@
 """What several verbs need: the model's folder and its name, its options, the dry run."""
 
-import os
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -57,12 +55,3 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
         if field.name in sources:
             value = getattr(options, field.name)
             print(f"{field.name:<22} {value!s:<14} from the {sources[field.name]}")
-
-
-def discard_unwritten() -> None:
-    """Let what stdout and stderr cannot write go; Python would end with status 120 over it."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from headway.cli.common import discard_unwritten
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import (
     BatchOptions,
@@ -151,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        discard_unwritten()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import discard_unwritten, model_folder, model_name, print_settings
+from headway.cli.common import model_folder, model_name, print_settings
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
@@ -191,3 +191,12 @@ def greeting(state: "State", options: ServerOptions, port: int) -> str:
         f"  try      curl {url}/v1/{path}{header} -H 'content-type: application/json' "
         f'-d \'{{"model":"{model.names[0]}",{field}}}\''
     )
+
+
+def discard_unwritten() -> None:
+    """Let what stdout and stderr cannot write go; Python would end with status 120 over it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
