@@ -36,6 +36,13 @@ HOSTILE = {
 }
 
 
+QUICK = ("a loop in a loop", "a class", "a global", "a regular refusal")
+"""One of each kind in the suite; the others take seconds of memory each, under `hardening`."""
+CASES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.hardening) for name in HOSTILE
+]
+
+
 @pytest.fixture
 def harmless() -> Iterator[Renderer]:
     renderer = Renderer(ChatTemplate(HARMLESS, {"bos_token": "<s>"}), limit_s=60)
@@ -68,7 +75,7 @@ def test_what_cannot_be_sent_is_refused(harmless: Renderer):
     assert harmless.render(MESSAGES).startswith("user: hi")
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", CASES)
 def test_template_bombs_cost_their_request_alone(name: str):
     """Compiling is harmless, rendering ends in time, and the next request is served again."""
     bomb = "{% if messages[0].content == 'bomb' %}" + HOSTILE[name] + "{% endif %}ok"
