@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.core.errors import RequestError
+from headway.core.errors import RequestError, TokenizerError
 from headway.engine.text.rendering import Renderer
 from headway.engine.text.template import ChatTemplate
 
@@ -34,13 +34,6 @@ HOSTILE = {
     "a global": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "a regular refusal": "{{ raise_exception('no') }}",
 }
-
-
-QUICK = ("a loop in a loop", "a class", "a global", "a regular refusal")
-"""One of each kind in the suite; the others take seconds of memory each, under `hardening`."""
-CASES = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.hardening) for name in HOSTILE
-]
 
 
 @pytest.fixture
@@ -75,7 +68,7 @@ def test_what_cannot_be_sent_is_refused(harmless: Renderer):
     assert harmless.render(MESSAGES).startswith("user: hi")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_template_bombs_cost_their_request_alone(name: str):
     """Compiling is harmless, rendering ends in time, and the next request is served again."""
     bomb = "{% if messages[0].content == 'bomb' %}" + HOSTILE[name] + "{% endif %}ok"
@@ -89,3 +82,11 @@ def test_template_bombs_cost_their_request_alone(name: str):
         assert renderer.render(MESSAGES) == "ok"
     finally:
         renderer.close()
+
+
+def test_a_switch_that_computes_is_refused_where_it_compiles():
+    with pytest.raises(TokenizerError, match="autoescape takes a constant"):
+        ChatTemplate("{% autoescape 'a' * 2000000000 %}{% endautoescape %}", {})
+    assert ChatTemplate(
+        "{% autoescape true %}{{ bos_token }}{% endautoescape %}", {"bos_token": "&"}
+    )

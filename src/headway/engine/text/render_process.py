@@ -38,9 +38,9 @@ def main() -> None:
     """Serve renderings until the server closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, special_tokens = json.loads(sys.stdin.readline())
-    template = ChatTemplate(source, special_tokens)
     if sys.platform == "linux":
         limit_memory()
+    template = ChatTemplate(source, special_tokens)
     print("true", flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(template, line)), flush=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.core.errors import RequestError, TokenizerError
@@ -24,15 +26,35 @@ class TemplateRefusedError(Exception):
     """A template called raise_exception."""
 
 
+class Unfolded(CodeGenerator):
+    """Compiles without computing: {{ "a" * 10**10 }} would be built here, where it compiles."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_EvalContextModifier(  # noqa: N802  (the name that Jinja calls)
+        self, node: nodes.EvalContextModifier, frame: Frame
+    ) -> None:
+        if not all(isinstance(option.value, nodes.Const) for option in node.options):
+            self.fail("autoescape takes a constant", node.lineno)
+        super().visit_EvalContextModifier(node, frame)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    code_generator_class = Unfolded
+
+
 class ChatTemplate:
     """A compiled template and the special tokens it may name."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[jinja2.ext.loopcontrols],
-            optimized=False,  # else {{ "a" * 10**10 }} is computed here, where it compiles
+            optimized=False,
         )
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = refuse
