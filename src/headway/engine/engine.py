@@ -11,19 +11,19 @@ update per sequence, whatever happens in a step.
 
 import logging
 from collections.abc import Sequence as TypingSequence
-from functools import partial
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
-from headway.core.plan import Advance, Executor, StepPlan, StepResult, run
+from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
+from headway.engine.admission import check
 from headway.engine.batching import Lobby
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
-from headway.engine.halves import Halves
+from headway.engine.halves import NOBODY, prove_runtime, run_in_halves
 from headway.engine.kv import KVCache
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
 Told = TypingSequence[list[int] | None]
-WARM_UP_TOKENS, WARM_UP_REQUEST_ID = 32, 0
+WARM_UP_TOKENS = 32
 
 
 class Engine:
@@ -105,7 +105,9 @@ class Engine:
         `told` resumes one that another engine had begun: by index the tokens its sequences have
         had, None for a sequence that is over. They go on as if they had been preempted.
         """
-        self._check(request)
+        if request.request_id in self._requests:
+            raise RequestError("This request id is in use.", param="request_id")
+        check(request, self.settings.max_model_len, self.vocab_size, self.eos_token_ids)
         sampling = request.sampling
         limit = self.settings.max_model_len
         if sampling.max_tokens is not None:
@@ -119,7 +121,7 @@ class Engine:
             if known is None:
                 continue
             sequence = Sequence(
-                self._next_sequence_id,
+                self._take_sequence_id(),
                 request,
                 index,
                 num_groups=len(self.kv.pools),
@@ -129,7 +131,6 @@ class Engine:
             )
             sequence.resume(known)
             sequences.append(sequence)
-            self._next_sequence_id += 1
         if not sequences:
             return
         compiled = None
@@ -142,6 +143,10 @@ class Engine:
             self._enqueue(sequences, compiled)
         else:
             self._untold = True
+
+    def _take_sequence_id(self) -> int:
+        self._next_sequence_id += 1
+        return self._next_sequence_id - 1
 
     def _compiler(self, grammar: Grammar) -> Grammars:
         if self.grammars is None:
@@ -196,38 +201,6 @@ class Engine:
         self._untold = True
         self._refusals.append((request_id, error))
 
-    def _check(self, request: Request) -> None:
-        """The engine's own check, behind the server's: nothing here may kill a step."""
-        length = len(request.prompt_token_ids)
-        if request.request_id in self._requests:
-            raise RequestError("This request id is in use.", param="request_id")
-        if length == 0:
-            raise RequestError("The prompt is empty.", param="prompt", code="empty_array")
-        if length >= self.settings.max_model_len:
-            raise RequestError(
-                f"The prompt has {length} tokens; the context is {self.settings.max_model_len} "
-                "with the answer.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self.vocab_size:
-            raise RequestError(
-                f"The prompt holds a token id outside 0 … {self.vocab_size - 1}.",
-                param="prompt",
-                code="invalid_value",
-            )
-        sampling = request.sampling
-        sampling.check_vocabulary(self.vocab_size)
-        ends = self.eos_token_ids | set(sampling.stop_token_ids)
-        if sampling.min_tokens and ends.issuperset(
-            sampling.allowed_token_ids or range(self.vocab_size)
-        ):
-            raise RequestError(
-                "Every token that is allowed is an end token, which min_tokens forbids.",
-                param="min_tokens",
-                code="invalid_value",
-            )
-
     def _seed(self, request: Request) -> int:
         """The request's own seed, or one that no other request of this engine has."""
         if request.sampling.seed is not None:
@@ -272,11 +245,14 @@ class Engine:
         try:
             result, masks = self._run(plan)
         except Exception:
-            result = self._run_in_halves(plan)
+            log.exception(
+                "step %d failed; its %d rows run in halves", plan.step, len(plan.advanced)
+            )
+            result = run_in_halves(plan, self.scheduler, lambda plan: self._run(plan)[0])
         collected_s = self.clock.now_s()
         updates = self._fail(result) + self.scheduler.update(plan, result)
         if result.failed and not result.samples:
-            self._test_runtime()
+            prove_runtime(self.executor, self.scheduler, self._take_sequence_id())
         for update in updates:
             if update.finish_reason is not None:
                 self._leave_by(update)
@@ -315,65 +291,6 @@ class Engine:
             late = masks.finish()
         self.executor.sample(plan.step, late)
         return self.executor.collect(), masks
-
-    def _run_in_halves(self, plan: StepPlan) -> StepResult:
-        """Called while the step's exception is handled: find the rows that raise by themselves.
-
-        A row that copies a block is put back into the queue instead, for what it copied from may
-        be another's by now; it comes again without a copy.
-        """
-        log.exception("step %d failed; its %d rows run in halves", plan.step, len(plan.advanced))
-        copying = {copy.sequence_id for copy in plan.copies}
-        for sequence in [s for s in self.scheduler.running if s.sequence_id in copying]:
-            self.scheduler.preempt(sequence)
-        rows = [row for row in plan.advanced if row.sequence_id not in copying]
-        stale = [*plan.finished, *self.scheduler.take_released()]
-        halves = Halves(
-            run=lambda plan: self._run(plan)[0],
-            next_step=self.scheduler.next_step,
-            find=self.scheduler.by_id,
-            result=StepResult(plan.step, []),
-            stale=[*stale, *(row.sequence_id for row in rows)],
-        )
-        halves.search(rows)
-        if not halves.num_attempts:
-            self.scheduler.release(stale)
-        order = {row.sequence_id: number for number, row in enumerate(plan.advanced)}
-        halves.result.samples.sort(key=lambda sample: order[sample.sequence_id])
-        return halves.result
-
-    def _test_runtime(self) -> None:
-        """Nobody got a token: compute one of nobody's, to know the runtime from its guests.
-
-        Raises when that fails twice: then this engine is at its end, and its process with it.
-        """
-        sampling = SamplingParams(temperature=0, max_tokens=1)
-        nobody = Sequence(
-            self._next_sequence_id,
-            Request(WARM_UP_REQUEST_ID, [0], sampling),
-            0,
-            num_groups=len(self.kv.pools),
-            stop_ids=frozenset(),
-            max_len=2,
-            seed=0,
-        )
-        self._next_sequence_id += 1
-        room = self.kv.extend(nobody, 1)
-        if room is None:
-            return
-        row = Advance(nobody.sequence_id, 0, [0], room[0], True)
-        trial = Halves(
-            run=partial(run, self.executor),
-            next_step=self.scheduler.next_step,
-            find=lambda _: nobody,
-            result=StepResult(0, []),
-            stale=self.scheduler.take_released(),
-        )
-        trial.search([row])
-        self.kv.release(nobody)
-        self.scheduler.release([nobody.sequence_id])
-        if trial.result.failed:
-            raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")
 
     def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
         """(prompt tokens scheduled for the first time, those of them that were cached).
@@ -456,7 +373,7 @@ class Engine:
         """Run one short request, so that the first user does not pay for first allocations."""
         length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
         sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-        self.add(Request(WARM_UP_REQUEST_ID, [0] * max(length - 1, 1), sampling))
+        self.add(Request(NOBODY, [0] * max(length - 1, 1), sampling))
         self.flush()
         while self.has_work:
             self.step()

@@ -12,26 +12,17 @@ so those that are not at fault get the tokens they would have had.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
-from headway.core.plan import Advance, NewSequence, StepPlan, StepResult
+from headway.core.plan import Advance, Executor, StepPlan, StepResult, run
+from headway.core.request import Request, SamplingParams
+from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 
-
-def new_sequence(sequence: Sequence) -> NewSequence:
-    """What the runtime is told of a sequence it does not know."""
-    sampling = sequence.request.sampling
-    return NewSequence(
-        sequence.sequence_id,
-        sequence.index,
-        list(sequence.tokens),
-        sequence.num_prompt,
-        sampling,
-        sequence.seed,
-        sorted(sequence.stop_ids) if sampling.min_tokens else [],
-        sequence.request.adapter,
-    )
+NOBODY = 0
+"""The request id of the engine's own trials."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +58,7 @@ class Halves:
             sequence = self.find(row.sequence_id)
             assert sequence is not None
             tables = [list(table) for table in sequence.block_tables]
-            plan.new.append(new_sequence(sequence))
+            plan.new.append(sequence.introduction())
             plan.advanced.append(msgspec.structs.replace(row, new_blocks=tables))
         self.stale = [row.sequence_id for row in rows]
         self.num_attempts += 1
@@ -80,3 +71,63 @@ class Halves:
         self.result.prompt_logprobs += part.prompt_logprobs
         self.result.failed |= part.failed
         return None
+
+
+def run_in_halves(
+    plan: StepPlan, scheduler: Scheduler, run: Callable[[StepPlan], StepResult]
+) -> StepResult:
+    """The result of a step that raised, without the rows that raise by themselves: those `failed`.
+
+    A row that copies a block is put back into the queue instead, for what it copied from may be
+    another's by now; it comes again without a copy.
+    """
+    copying = {copy.sequence_id for copy in plan.copies}
+    for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
+        scheduler.preempt(sequence)
+    rows = [row for row in plan.advanced if row.sequence_id not in copying]
+    stale = [*plan.finished, *scheduler.take_released()]
+    halves = Halves(
+        run=run,
+        next_step=scheduler.next_step,
+        find=scheduler.by_id,
+        result=StepResult(plan.step, []),
+        stale=[*stale, *(row.sequence_id for row in rows)],
+    )
+    halves.search(rows)
+    if not halves.num_attempts:
+        scheduler.release(stale)
+    order = {row.sequence_id: number for number, row in enumerate(plan.advanced)}
+    halves.result.samples.sort(key=lambda sample: order[sample.sequence_id])
+    return halves.result
+
+
+def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) -> None:
+    """Nobody got a token: compute one of nobody's, to know the runtime from its guests.
+
+    Raises RuntimeError when that fails twice: then the engine is at its end, and its process.
+    """
+    request = Request(NOBODY, [0], SamplingParams(temperature=0, max_tokens=1))
+    nobody = Sequence(
+        sequence_id,
+        request,
+        0,
+        num_groups=len(scheduler.kv.pools),
+        stop_ids=frozenset(),
+        max_len=2,
+        seed=0,
+    )
+    room = scheduler.kv.extend(nobody, 1)
+    if room is None:
+        return
+    trial = Halves(
+        run=partial(run, executor),
+        next_step=scheduler.next_step,
+        find=lambda _: nobody,
+        result=StepResult(0, []),
+        stale=scheduler.take_released(),
+    )
+    trial.search([Advance(sequence_id, 0, [0], room[0], True)])
+    scheduler.kv.release(nobody)
+    scheduler.release([sequence_id])
+    if trial.result.failed:
+        raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")

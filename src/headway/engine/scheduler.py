@@ -18,7 +18,6 @@ from collections import deque
 from headway.core.plan import Advance, StepPlan, StepResult
 from headway.core.request import SequenceUpdate, TokenLogprobs
 from headway.engine.batching import Lobby
-from headway.engine.halves import new_sequence
 from headway.engine.kv import KVCache
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, Sequence
 
@@ -167,7 +166,7 @@ class Scheduler:
         """Tell the runtime of a sequence it does not know."""
         sequence.known_to_runtime = True
         self._by_id[sequence.sequence_id] = sequence
-        plan.new.append(new_sequence(sequence))
+        plan.new.append(sequence.introduction())
 
     def _preempt_youngest(self) -> Sequence:
         """Send the youngest running sequence back to the head of the queue."""

@@ -7,6 +7,7 @@
 A prompt chunk, a decode step, a fork and a resumed sequence differ only in these two numbers.
 """
 
+from headway.core.plan import NewSequence
 from headway.core.request import Request, TokenLogprobs
 from headway.engine.grammar.state import GrammarState
 
@@ -113,6 +114,20 @@ class Sequence:
     def hides(self, token_id: int) -> bool:
         """Whether `token_id`, which ended the sequence, is a sign of the end and not text."""
         return token_id in self.stop_ids or (self.grammar is not None and self.grammar.ended)
+
+    def introduction(self) -> NewSequence:
+        """What the runtime is told of a sequence it does not know."""
+        sampling = self.request.sampling
+        return NewSequence(
+            self.sequence_id,
+            self.index,
+            list(self.tokens),
+            self.num_prompt,
+            sampling,
+            self.seed,
+            sorted(self.stop_ids) if sampling.min_tokens else [],
+            self.request.adapter,
+        )
 
     def check_integrity(self) -> None:
         """Assert what holds for a sequence between steps."""

@@ -1,0 +1,34 @@
+"""The engine's own check of a request, behind the server's: nothing it lets in may kill a step."""
+
+from headway.core.errors import RequestError
+from headway.core.request import Request
+
+
+def check(
+    request: Request, max_model_len: int, vocab_size: int, eos_token_ids: frozenset[int]
+) -> None:
+    """Raise a RequestError that names the field when `request` can never run on this model."""
+    length = len(request.prompt_token_ids)
+    if length == 0:
+        raise RequestError("The prompt is empty.", param="prompt", code="empty_array")
+    if length >= max_model_len:
+        raise RequestError(
+            f"The prompt has {length} tokens; the context is {max_model_len} with the answer.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= vocab_size:
+        raise RequestError(
+            f"The prompt holds a token id outside 0 … {vocab_size - 1}.",
+            param="prompt",
+            code="invalid_value",
+        )
+    sampling = request.sampling
+    sampling.check_vocabulary(vocab_size)
+    ends = eos_token_ids | set(sampling.stop_token_ids)
+    if sampling.min_tokens and ends.issuperset(sampling.allowed_token_ids or range(vocab_size)):
+        raise RequestError(
+            "Every token that is allowed is an end token, which min_tokens forbids.",
+            param="min_tokens",
+            code="invalid_value",
+        )
