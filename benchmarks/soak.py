@@ -3,9 +3,9 @@
     python benchmarks/soak.py FOLDER --seconds 7200
 
 starts a server for FOLDER and sends 20 requests a second: short, long, streamed, whole, n > 1,
-log-probabilities, some refused, some whose clients leave. Once a second it reads resident memory
-and open descriptors of the server and its children. The report has the slope of the memory after a
-warm-up (least squares), the descriptors, the statuses and whatever went wrong.
+log-probabilities, grammars, some refused, some whose clients leave. Once a second it reads resident
+memory and open descriptors of the server and its children. The report has the slope of the memory
+after a warm-up (least squares), the descriptors, the statuses and whatever went wrong.
 """
 
 import argparse
@@ -68,6 +68,9 @@ def body_of(source: random.Random, model: str) -> tuple[str, dict[str, Any], flo
         body["model"] = "nobody"
     elif kind < 0.36:
         return "/tokenize", {"prompt": body["prompt"]}, None
+    elif kind < 0.42:
+        pattern = f"[a-zA-Z ,]{{1,{source.randrange(1, 400)}}}\\."
+        body["structured_outputs"] = {"regex": pattern}
     leaves_s = source.random() * 0.3 if source.random() < 0.05 else None
     return "/v1/completions", body, leaves_s
 

@@ -8,6 +8,7 @@ import msgspec
 from headway.core.errors import UsageError
 from headway.measure.latency import latency
 from headway.measure.report import Report
+from headway.measure.saved import read_saved
 
 COLUMNS = (
     *("id", "service_class", "conversation", "turn", "scheduled_s", "sent_s", "ended_s"),
@@ -23,19 +24,7 @@ def write_json(report: Report, path: str) -> None:
 
 def read_json(path: str) -> Report:
     """A report that `write_json` wrote; UsageError names what is wrong with the file."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
-    try:
-        report = msgspec.json.decode(data, type=Report)
-    except msgspec.DecodeError as error:
-        raise UsageError(
-            f"{path} is no report of headway bench: {error}.", "Write one with --json."
-        ) from error
-    if report.format != "headway-bench":
-        raise UsageError(f"{path} is a {report.format}, no report of headway bench.")
-    return report
+    return read_saved(path, Report, "bench")
 
 
 def write_csv(report: Report, path: str) -> None:

@@ -4,14 +4,12 @@ It is given what the suites found. It promises every item, so that a later run c
 this one without asking the model again.
 """
 
-from pathlib import Path
-
 import msgspec
 
-from headway.core.errors import UsageError
 from headway.measure.evals.pairs import Comparison
 from headway.measure.evals.skills import SkillsReport
 from headway.measure.evals.texts import DivergenceReport, TextReport
+from headway.measure.saved import read_saved
 
 FORMAT = "headway-eval"
 
@@ -34,16 +32,4 @@ class Report(msgspec.Struct, kw_only=True):
 
 def read_report(path: str) -> Report:
     """A report that --json wrote; UsageError names what is wrong with the file."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
-    try:
-        report = msgspec.json.decode(data, type=Report)
-    except msgspec.DecodeError as error:
-        raise UsageError(
-            f"{path} is no report of headway eval: {error}.", "Write one with --json."
-        ) from error
-    if report.format != FORMAT:
-        raise UsageError(f"{path} is a {report.format}, no report of headway eval.")
-    return report
+    return read_saved(path, Report, "eval")

@@ -1,0 +1,34 @@
+"""A report that `--json` wrote, read again."""
+
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from headway.core.errors import UsageError
+
+
+class Saved(Protocol):
+    """A report says which command made it: headway-bench, headway-eval."""
+
+    format: str
+
+
+Report = TypeVar("Report", bound=Saved)
+
+
+def read_saved(path: str, kind: type[Report], command: str) -> Report:
+    """The `kind` in a file of `headway COMMAND`; UsageError names what is wrong with the file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
+    try:
+        report = msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{path} is no report of headway {command}: {error}.", "Write one with --json."
+        ) from error
+    if report.format != f"headway-{command}":
+        raise UsageError(f"{path} is a {report.format}, no report of headway {command}.")
+    return report
