@@ -15,19 +15,21 @@ import openai
 import pytest
 import surface
 from live_server import LiveServer
-from surface import (
-    ALL,
+from surface import ALL, ROWS, Row
+from surface_clients import (
+    ADAPTERS,
     CHAT,
     ENDPOINTS,
     LENGTH,
     MESSAGES,
     RESPONSES,
-    ROWS,
     TEXT,
     USER,
+    Ask,
     Clients,
-    Row,
+    call,
 )
+from surface_proofs import TOOLS
 from tiny_model import write_tiny_model
 
 from headway.server.app import GENERATIONS
@@ -61,7 +63,7 @@ def clients(told: LiveServer) -> Iterator[Clients]:
 
 
 @pytest.fixture(scope="module")
-def asks(clients: Clients) -> dict[tuple[str, bool], surface.Ask]:
+def asks(clients: Clients) -> dict[tuple[str, bool], Ask]:
     """How to ask each endpoint, whole and streamed; the plain answers are kept."""
     return {(path, s): clients.ask(path, s) for path in ENDPOINTS for s in (False, True)}
 
@@ -71,15 +73,13 @@ def asks(clients: Clients) -> dict[tuple[str, bool], surface.Ask]:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("row", "path"), CASES, ids=lambda x: x if isinstance(x, str) else x.name)
-def test_field(
-    asks: dict[tuple[str, bool], surface.Ask], row: Row, path: str, streamed: bool
-) -> None:
+def test_field(asks: dict[tuple[str, bool], Ask], row: Row, path: str, streamed: bool) -> None:
     if streamed and row.whole:
         pytest.skip("is not streamed")
     row.proof(asks[path, streamed])
 
 
-def test_whole_and_streamed_say_the_same(asks: dict[tuple[str, bool], surface.Ask]) -> None:
+def test_whole_and_streamed_say_the_same(asks: dict[tuple[str, bool], Ask]) -> None:
     for path in ENDPOINTS:
         whole, streamed = asks[path, False](), asks[path, True]()
         assert whole.texts == streamed.texts
@@ -88,7 +88,7 @@ def test_whole_and_streamed_say_the_same(asks: dict[tuple[str, bool], surface.As
         assert whole.num_answer == LENGTH
 
 
-def test_three_dialects_say_the_same(asks: dict[tuple[str, bool], surface.Ask]) -> None:
+def test_three_dialects_say_the_same(asks: dict[tuple[str, bool], Ask]) -> None:
     texts = [asks[path, False]().texts for path in (CHAT, RESPONSES, MESSAGES)]
     assert texts[0] == texts[1] == texts[2]
 
@@ -105,7 +105,7 @@ def test_every_field_has_a_row() -> None:
 
 def test_every_field_that_is_not_honoured_yet_is_refused_by_name(told: LiveServer) -> None:
     for row in GENERATIONS:
-        base = surface.ADAPTERS[row.path][2]
+        base = ADAPTERS[row.path][2]
         for name in row.accepts.later:
             status, content = told.post(row.path, {**base, name: {"a": 1}})
             assert status == 400 and f"The field {name} " in content["error"]["message"]
@@ -296,7 +296,7 @@ def test_events_of_a_message_come_in_order(clients: Clients) -> None:
 async def test_events_have_their_names_and_no_ids(told: LiveServer) -> None:
     async with aiohttp.ClientSession(told.url) as http:
         for path in (RESPONSES, MESSAGES):
-            body = {**surface.ADAPTERS[path][2], "stream": True}
+            body = {**ADAPTERS[path][2], "stream": True}
             async with http.post(path, json=body) as answer:
                 assert answer.content_type == "text/event-stream"
                 text = (await answer.read()).decode()
@@ -308,7 +308,7 @@ async def test_events_have_their_names_and_no_ids(told: LiveServer) -> None:
 def test_stop_reasons_of_a_message(clients: Clients) -> None:
     def reason(**extra: Any) -> Any:
         fields = {"model": "tiny", "messages": USER, "max_tokens": 8, **extra}
-        return surface.call(clients.anthropic.messages.create, {"temperature": 0, **fields})
+        return call(clients.anthropic.messages.create, {"temperature": 0, **fields})
 
     assert reason().stop_reason == "max_tokens"
     assert reason(logit_bias={"2": 100}).stop_reason == "end_turn"
@@ -355,7 +355,7 @@ def test_errors_of_messages_are_the_clients_own(
 ) -> None:
     asked = {"model": "tiny", "messages": USER, "max_tokens": 4, **fields}
     with pytest.raises(kind) as caught:
-        surface.call(clients.anthropic.messages.create, asked)
+        call(clients.anthropic.messages.create, asked)
     body: Any = caught.value.body
     assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
     assert set(body["error"]) == {"type", "message"} and text in body["error"]["message"]
@@ -393,14 +393,14 @@ def test_errors_of_responses_name_the_field(
     clients: Clients, fields: dict[str, Any], code: str, param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        surface.call(clients.openai.responses.create, {**INPUT, **fields})
+        call(clients.openai.responses.create, {**INPUT, **fields})
     assert code in (caught.value.code or "")
     assert caught.value.param is not None and param in caught.value.param
 
 
 def test_unknown_tools_are_skipped_and_named(clients: Clients) -> None:
     raw = clients.openai.responses.with_raw_response.create(
-        **INPUT, tools=[{"type": "web_search"}, *surface.TOOLS[RESPONSES]]
+        **INPUT, tools=[{"type": "web_search"}, *TOOLS[RESPONSES]]
     )
     assert raw.headers["x-headway-ignored-tools"] == "web_search"
     assert [tool.type for tool in raw.parse().tools] == ["function"]
@@ -419,7 +419,7 @@ def test_a_forced_call_is_made_in_every_dialect(clients: Clients) -> None:
     asked = {"model": "tiny", "messages": USER, "max_tokens": 150, "temperature": 0}
     function = {"name": "get_weather", "parameters": ROME}
     chosen: Any = {"type": "function", "function": {"name": "get_weather"}}
-    chat: Any = surface.call(
+    chat: Any = call(
         clients.openai.chat.completions.create,
         {**asked, "tools": [{"type": "function", "function": function}], "tool_choice": chosen},
     )
@@ -432,15 +432,15 @@ def test_a_forced_call_is_made_in_every_dialect(clients: Clients) -> None:
     )
     tools = [{"name": "get_weather", "input_schema": ROME}]
     choice = {"type": "tool", "name": "get_weather"}
-    message: Any = surface.call(
+    message: Any = call(
         clients.anthropic.messages.create, {**asked, "tools": tools, "tool_choice": choice}
     )
     assert message.stop_reason == "tool_use" and message.content[-1].input == {"city": "Rome"}
     assert json.loads(response.output[-1].arguments) == {"city": "Rome"}
-    (call,) = chat.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    (made,) = chat.choices[0].message.tool_calls
+    assert json.loads(made.function.arguments) == {"city": "Rome"}
 
 
 def test_completions_take_no_tools(told: LiveServer) -> None:
-    status, content = told.post(TEXT, {**surface.ADAPTERS[TEXT][2], "tools": []})
+    status, content = told.post(TEXT, {**ADAPTERS[TEXT][2], "tools": []})
     assert (status, content["error"]["param"]) == (400, "tools")
