@@ -53,6 +53,7 @@ class ScriptedClient:
             vocab_size=tokenizer.vocab_size,
             num_blocks=64,
             block_size=16,
+            group_blocks=[64],
             description=Description(device="script"),
         )
 

@@ -16,6 +16,8 @@ import pytest
 import pytest_asyncio
 from browser import PATIENCE_MS, OpenPage, Visit, chromium, visits
 from live_server import NO_TORCH, LiveServer
+from scripted import scripted
+from test_tools import HERMES
 
 import headway
 from headway.server.page import FILES, PATHS
@@ -166,6 +168,23 @@ async def test_a_chat_is_typed_and_answered(embedded: LiveServer, visit: OpenPag
     await one.wait_text('[data-figure="usd-total"]', r"\$0\.")
     await one.page.click("#chat-clear")
     assert await one.page.locator(".turn").count() == 0
+
+
+async def test_reasoning_is_shown_apart_from_the_answer(tmp_path: Path, visit: OpenPage) -> None:
+    with scripted(tmp_path / "hermes", HERMES) as server:
+        one = await visit(server.url)
+        await one.wait_text("#status-text", "^ready$")
+        server.says("<think>\nTwo <b>and</b> three.\n</think>\n\nFive.", "Six.")
+        await ask(one, "What is 2 + 3?")
+        await one.wait_text(answer_of(1) + " .after", DONE)
+        assert await one.text(answer_of(1) + " .said") == "Five."
+        assert await one.page.locator(answer_of(1) + " .thinking").is_hidden()
+        await one.page.click(answer_of(1) + " .thought summary")
+        assert await one.text(answer_of(1) + " .thinking") == "Two <b>and</b> three."
+        await ask(one, "And 3 + 3?")
+        await one.wait_text(answer_of(2) + " .after", DONE)
+        assert await one.text(answer_of(2) + " .said") == "Six."
+        assert await one.page.locator(answer_of(2) + " .thought").count() == 0
 
 
 async def test_a_model_without_a_template_continues_text(

@@ -16,6 +16,7 @@ const WAYS = {
     note: "Answers stream from this server, beside whatever else it does.",
     body: (turns) => ({ messages: turns }),
     piece: (choice) => choice.delta?.content ?? "",
+    thought: (choice) => choice.delta?.reasoning_content ?? "",
   },
   text: {
     path: "v1/completions",
@@ -24,6 +25,7 @@ const WAYS = {
     note: "This model has no chat template: it continues the text you give it.",
     body: (turns) => ({ prompt: turns[turns.length - 1].content, max_tokens: COMPLETION_TOKENS }),
     piece: (choice) => choice.text ?? "",
+    thought: () => "",
   },
 };
 
@@ -136,7 +138,18 @@ export class Chat {
     );
     this.log.append(node);
     this.scroll(true);
-    return { node, text, after };
+    return { node, said, text, after, thought: null };
+  }
+
+  /** Where a model that thinks first is heard thinking: open until it answers. */
+  think(turn) {
+    const text = document.createTextNode("");
+    const body = make("div", { class: "thinking" });
+    body.append(text);
+    const node = make("details", { class: "thought" }, make("summary", {}, "Reasoning"), body);
+    node.open = true;
+    turn.said.before(node);
+    turn.thought = { node, text };
   }
 
   async answer(turn) {
@@ -173,10 +186,12 @@ export class Chat {
     };
     for await (const event of stream(this.way.path, body, signal)) {
       if (event.usage) watch.numTokens = event.usage.completion_tokens;
-      const piece = event.choices?.length ? this.way.piece(event.choices[0]) : "";
-      if (!piece) continue;
+      if (!event.choices?.length) continue;
+      const piece = this.way.piece(event.choices[0]);
+      const thought = this.way.thought(event.choices[0]);
+      if (!piece && !thought) continue;
       watch.arrived();
-      this.show(turn, piece);
+      this.show(turn, piece, thought);
     }
   }
 
@@ -190,16 +205,22 @@ export class Chat {
   }
 
   /** Pieces are gathered and written once a frame, however fast they come. */
-  show(turn, piece) {
+  show(turn, piece, thought) {
     if (!turn.pending) requestAnimationFrame(() => this.flush(turn));
-    turn.pending = (turn.pending ?? "") + piece;
+    turn.pending ??= { piece: "", thought: "" };
+    turn.pending.piece += piece;
+    turn.pending.thought += thought;
   }
 
   flush(turn) {
     if (!turn.pending) return;
     const atEnd = this.atEnd();
-    turn.text.appendData(turn.pending);
-    turn.pending = "";
+    const { piece, thought } = turn.pending;
+    turn.pending = null;
+    if (thought && !turn.thought) this.think(turn);
+    turn.thought?.text.appendData(thought);
+    if (piece && turn.thought && !turn.text.data) turn.thought.node.open = false;
+    turn.text.appendData(piece);
     if (atEnd) this.scroll(true);
   }
 
