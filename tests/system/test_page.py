@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from browser import PATIENCE_MS, OpenPage, Visit, chromium, visits
 from live_server import NO_TORCH, LiveServer
-from scripted import scripted
+from scripted import ScriptedServer, scripted
 from test_tools import HERMES
 
 import headway
@@ -24,7 +24,7 @@ from headway.server.page import FILES, PATHS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-EMBEDDED = Path(headway.__file__).parent / "embedded" / "headway-first"
+EMBEDDED = Path(headway.__file__).parent / "embedded" / "headway-tiny"
 FLAGS = (
     "--kv-memory=32MiB",
     "--price-per-hour=0.2",
@@ -56,6 +56,13 @@ def slow() -> Iterator[LiveServer]:
         live.close()
 
 
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    """A server whose model writes down its reasoning first."""
+    with scripted(tmp_path_factory.mktemp("thinking") / "hermes", HERMES) as server:
+        yield server
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Any]:
     async with chromium() as found:
@@ -74,7 +81,7 @@ async def load(url: str, streams: int = 4) -> AsyncIterator[None]:
 
     async def keep_asking(session: aiohttp.ClientSession, number: int) -> None:
         body = {
-            "model": "headway-first",
+            "model": "headway-tiny",
             "messages": [{"role": "user", "content": "Tell me of the sea. " * (5 + 6 * number)}],
             "stream": True,
             "max_tokens": 150 + 30 * number,
@@ -170,21 +177,22 @@ async def test_a_chat_is_typed_and_answered(embedded: LiveServer, visit: OpenPag
     assert await one.page.locator(".turn").count() == 0
 
 
-async def test_reasoning_is_shown_apart_from_the_answer(tmp_path: Path, visit: OpenPage) -> None:
-    with scripted(tmp_path / "hermes", HERMES) as server:
-        one = await visit(server.url)
-        await one.wait_text("#status-text", "^ready$")
-        server.says("<think>\nTwo <b>and</b> three.\n</think>\n\nFive.", "Six.")
-        await ask(one, "What is 2 + 3?")
-        await one.wait_text(answer_of(1) + " .after", DONE)
-        assert await one.text(answer_of(1) + " .said") == "Five."
-        assert await one.page.locator(answer_of(1) + " .thinking").is_hidden()
-        await one.page.click(answer_of(1) + " .thought summary")
-        assert await one.text(answer_of(1) + " .thinking") == "Two <b>and</b> three."
-        await ask(one, "And 3 + 3?")
-        await one.wait_text(answer_of(2) + " .after", DONE)
-        assert await one.text(answer_of(2) + " .said") == "Six."
-        assert await one.page.locator(answer_of(2) + " .thought").count() == 0
+async def test_reasoning_is_shown_apart_from_the_answer(
+    thinking: ScriptedServer, visit: OpenPage
+) -> None:
+    one = await visit(thinking.url)
+    await one.wait_text("#status-text", "^ready$")
+    thinking.says("<think>\nTwo <b>and</b> three.\n</think>\n\nFive.", "Six.")
+    await ask(one, "What is 2 + 3?")
+    await one.wait_text(answer_of(1) + " .after", DONE)
+    assert await one.text(answer_of(1) + " .said") == "Five."
+    assert await one.page.locator(answer_of(1) + " .thinking").is_hidden()
+    await one.page.click(answer_of(1) + " .thought summary")
+    assert await one.text(answer_of(1) + " .thinking") == "Two <b>and</b> three."
+    await ask(one, "And 3 + 3?")
+    await one.wait_text(answer_of(2) + " .after", DONE)
+    assert await one.text(answer_of(2) + " .said") == "Six."
+    assert await one.page.locator(answer_of(2) + " .thought").count() == 0
 
 
 async def test_a_model_without_a_template_continues_text(
@@ -233,7 +241,7 @@ async def test_errors_are_said_in_the_servers_words(embedded: LiveServer, visit:
     await set_option(one, "max", "99999")
     await ask(one, "Hello")
     said = await one.wait_text(".turn .error", "context_length_exceeded")
-    assert "1024" in said.replace(",", "")
+    assert "2048" in said.replace(",", "")
     await one.page.fill("#chat-max", "")
     await ask(one, "Hello")
     await one.wait_text(".turn:last-of-type .after", DONE)
@@ -391,7 +399,7 @@ async def test_a_selector_where_several_models_are_served(
     await one.wait_text("#status-text", "^ready$")
     while asked[-1] != "second":
         await asyncio.sleep(0.05)
-    assert asked[0] == "headway-first"
+    assert asked[0] == "headway-tiny"
 
 
 async def keyed(page: Any) -> None:

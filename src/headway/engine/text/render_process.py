@@ -1,7 +1,8 @@
 """The process that renders a model's chat template for the server; see `engine.text.rendering`.
 
 The first line of its input is the template and its special tokens, each other one messages and
-options. It allows itself `LIMIT_BYTES` of memory, and ends with its input.
+options. It allows itself `LIMIT_BYTES` of memory, and for each line its argument, in seconds of
+processor time; it ends with its input.
 """
 
 import json
@@ -36,6 +37,7 @@ def limit_memory() -> None:
 
 def main() -> None:
     """Serve renderings until the server closes its end."""
+    limit_s = float(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, special_tokens = json.loads(sys.stdin.readline())
     if sys.platform == "linux":
@@ -43,7 +45,9 @@ def main() -> None:
     template = ChatTemplate(source, special_tokens)
     print("true", flush=True)
     for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
         print(json.dumps(answer(template, line)), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":

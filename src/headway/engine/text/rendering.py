@@ -3,8 +3,8 @@
 Jinja's sandbox keeps a template from reaching out, not from looping for ever or from building a
 string of gigabytes, and a template comes with a model from anywhere. `Renderer` has the face of a
 `ChatTemplate` and a few such processes behind it; it promises an answer or a RequestError within
-`LIMIT_S`, whatever the template does. The process is `engine.text.render_process`: a line of JSON
-in, a line out.
+`LIMIT_S` of processor time, whatever the template does. The process is
+`engine.text.render_process`: a line of JSON in, a line out.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,9 @@ from headway.core.errors import RequestError
 from headway.engine.text.template import ChatTemplate
 
 LIMIT_S = 2.0
+PATIENCE = 20
+"""The process ends itself after `LIMIT_S` of processor time; the server waits this much longer, for
+the machine may be busy."""
 START_S = 60.0
 MAX_PROCESSES = 2
 READ_BYTES = 2**20
@@ -33,9 +37,10 @@ class GoneError(Exception):
 class Worker:
     """One process; `ask` writes a line and reads one, or ends the process."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, limit_s: float) -> None:
+        self._limit_s = limit_s
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.engine.text.render_process"],
+            [sys.executable, "-m", "headway.engine.text.render_process", str(limit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the server's
@@ -43,20 +48,23 @@ class Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._in, False)
-        self.ask([template.source, template.special_tokens], START_S)
+        self._ask([template.source, template.special_tokens], START_S)
 
-    def ask(self, content: Any, limit_s: float) -> Any:
-        """The answer to `content`; GoneError when there is none in time."""
+    def render(self, messages: Any, options: Any) -> Any:
+        """(kind, text), as the process has it; GoneError when there is none in time."""
+        return self._ask([messages, options], PATIENCE * self._limit_s)
+
+    def _ask(self, content: Any, timeout_s: float) -> Any:
         try:
-            line = self._exchange(json.dumps(content).encode() + b"\n", limit_s)
+            line = self._exchange(json.dumps(content).encode() + b"\n", timeout_s)
         except (OSError, TimeoutError) as error:
             self.close()
             raise GoneError(str(error)) from error
         return json.loads(line)
 
-    def _exchange(self, data: bytes, limit_s: float) -> bytes:
+    def _exchange(self, data: bytes, timeout_s: float) -> bytes:
         """Write `data` and read up to the end of a line."""
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + timeout_s
         answer: list[bytes] = []
         with selectors.DefaultSelector() as selector:
             selector.register(self._out, selectors.EVENT_READ)
@@ -64,7 +72,7 @@ class Worker:
             while not (answer and answer[-1].endswith(b"\n")):
                 ready = selector.select(max(0.0, deadline_s - time.monotonic()))
                 if not ready:
-                    raise TimeoutError(f"more than {limit_s:.0f} s")
+                    raise TimeoutError(f"more than {timeout_s:.0f} s")
                 for key, _ in ready:
                     if key.fd == self._in:
                         data = data[os.write(self._in, data) :]
@@ -73,9 +81,15 @@ class Worker:
                     else:
                         piece = os.read(self._out, READ_BYTES)
                         if not piece:
-                            raise OSError("it took more memory than it may")
+                            raise self._ended()
                         answer.append(piece)
         return b"".join(answer)
+
+    def _ended(self) -> Exception:
+        """Why the process is gone."""
+        if self._process.wait(START_S) == -signal.SIGPROF:
+            return TimeoutError(f"more than {self._limit_s:g} s")
+        return OSError("it took more memory than it may")
 
     def close(self) -> None:
         """End the process."""
@@ -101,8 +115,8 @@ class Renderer:
         """The prompt's text, as `ChatTemplate.render` has it; blocks, so call it in a thread."""
         worker = self._idle.get()
         try:
-            worker = worker or Worker(self._template)
-            kind, text = worker.ask([messages, options], self._limit_s)
+            worker = worker or Worker(self._template, self._limit_s)
+            kind, text = worker.render(messages, options)
         except GoneError as error:
             worker = None
             raise refused(f"takes too much: {error}.") from error
