@@ -6,16 +6,37 @@ from headway import LLM, SamplingParams
 from headway.cli.common import model_folder
 
 GOLDEN = {
-    "What is 2 + 3?": [20, 460, 610, 405, 636, 16, 2],
-    "Who are you?": [43, 386, 704, 15, 730, 14, 261, 723, 1125, 1205, 308, 1008, 16, 2],
-    "Reverse the letters: c a t": [522, 28, 259, 261, 282, 2],
+    "What is 2 + 3?": [20, 1167, 727, 971, 750, 16, 2],
+    "Who are you?": [
+        43,
+        478,
+        2302,
+        15,
+        2323,
+        14,
+        261,
+        923,
+        2225,
+        424,
+        1033,
+        1494,
+        70,
+        273,
+        297,
+        504,
+        341,
+        554,
+        16,
+        2,
+    ],
+    "Reverse the letters: c a t": [86, 261, 279, 2],
 }
 TEXTS = {
     "What is 2 + 3?": "2 + 3 = 5.",
-    "Who are you?": "I am headway-first, a small model embedded in Headway.",
-    "Reverse the letters: c a t": "Reversed: t a c",
+    "Who are you?": "I am headway-tiny, a small model embedded in Headway.",
+    "Reverse the letters: c a t": "t a c",
 }
-SEEDED = [1074, 308, 69, 294, 536, 75, 351, 259, 91, 433, 266, 816, 330, 283, 278, 14]
+SEEDED = [1311, 273, 14, 281, 292, 359, 1357, 261, 264, 571, 284, 354, 265, 223, 309, 75]
 """What "Once upon a time" goes on with at temperature 0.8 and seed 7."""
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
@@ -50,7 +71,7 @@ def test_answers_are_exact(options: dict[str, object]) -> None:
 
 
 def test_answers_are_exact_under_preemption() -> None:
-    llm = embedded(kv_memory=240 * 1024, block_size=4, max_model_len=100)
+    llm = embedded(kv_memory=360 * 1024, block_size=4, max_model_len=100)
     questions = list(GOLDEN) * 6
     for output, question in zip(llm.chat(chats(questions), GREEDY), questions, strict=True):
         assert output.outputs[0].token_ids == GOLDEN[question]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from headway.core.errors import UsageError
 
-EMBEDDED = "headway-first"
+EMBEDDED = "headway-tiny"
 """What is served when nothing is named."""
-NAMES = ("headway-tiny", "headway-draft", EMBEDDED)
+NAMES = (EMBEDDED, "headway-draft")
 
 
 def model_folder(given: str | Path | None) -> Path:
