@@ -274,7 +274,7 @@ def describe(path: str, operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {"type": "object", "required": list(operation.answers)}
     content = {operation.media: {"schema": answer if operation.answers else {}}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"description": "server-sent events"}}
     error = REFERENCE.format(name="AnthropicError" if speaks_anthropic(path) else "Error")
     fault = {"application/json": {"schema": {"$ref": error}}}
     return {
