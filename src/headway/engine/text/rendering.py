@@ -35,7 +35,7 @@ class GoneError(Exception):
 
 
 class Worker:
-    """One process; `ask` writes a line and reads one, or ends the process."""
+    """One process; `render` writes a line and reads one, or ends the process."""
 
     def __init__(self, template: ChatTemplate, limit_s: float) -> None:
         self._limit_s = limit_s
