@@ -148,14 +148,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", help="model folder; the embedded model by default")
     parser.add_argument("--schemas", type=Path, default=SCHEMAS / "schemas_dev_300.jsonl")
-    parser.add_argument("--tokenizer", default="", help="folder of another tokenizer, first mask")
+    parser.add_argument("--tokenizer", default="", help="folder of another tokenizer")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     folder = model_folder(given.folder)
-    options = EngineOptions(device=given.device, max_num_seqs=given.streams)
+    options = EngineOptions(
+        device=given.device, max_num_seqs=given.streams, tokenizer=given.tokenizer or None
+    )
     if given.schemas.exists():
         lines = given.schemas.read_text(encoding="utf-8").splitlines()
         schemas = [json.loads(line)["data"]["schema"] for line in lines]

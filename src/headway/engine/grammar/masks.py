@@ -68,13 +68,15 @@ class MaskMaker:
             self._executor.unsafe_compute_mask_ptr(
                 pairs, words.ctypes.data, words.shape[1] * words.itemsize, len(later)
             )
-            for row, (sequence_id, state, matcher) in enumerate(later):
+            for (sequence_id, state, matcher), row, any_allowed in zip(
+                later, words, words.any(axis=1).tolist(), strict=True
+            ):
                 if matcher.is_error():
                     state.fail()
-                elif not words[row].any():
+                elif not any_allowed:
                     state.error = "no token of this model can follow"
                 else:
-                    masks[sequence_id] = words[row].tobytes()
+                    masks[sequence_id] = row.tobytes()
         return Late(masks), self._clock.now_s() - started_s
 
     def close(self) -> None:

@@ -5,7 +5,9 @@
     0                 1 or more          yes: a batch never starves
     1 or more         1 or more          no: those already running end, none follows
 
-Until the engine itself knows classes of service this is what keeps interactive requests first.
+A request counts for a second longer than it runs, so that a batch does not fill every pause of a
+conversation. Until the engine itself knows classes of service this is what keeps interactive
+requests first.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import asyncio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 BESIDE_OTHERS = 1
+REMEMBERED_S = 1.0
 
 
 class Lane:
@@ -52,6 +55,11 @@ class Lane:
         """One of the counts has gone down."""
         self._changed.set()
 
+    def forget(self) -> None:
+        """One of the others was long enough ago."""
+        self.others -= 1
+        self.tell()
+
     def beside(self, app: ASGIApp) -> ASGIApp:
         """`app`, its requests counted as others while they run."""
         return Beside(self, app)
@@ -69,5 +77,4 @@ class Beside:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._lane.others -= 1
-            self._lane.tell()
+            asyncio.get_running_loop().call_later(REMEMBERED_S, self._lane.forget)
