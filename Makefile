@@ -4,9 +4,10 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+NATIVE := $(wildcard native/*)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: serve install test lint format check hardening screenshots surface lock reference-models clean \
+.PHONY: serve install test lint format check hardening sanitize screenshots surface lock reference-models clean \
 	tiny-tokenizer tiny-data tiny-train tiny-distill tiny-export tiny-evaluate tiny-card
 
 serve: install
@@ -31,6 +32,19 @@ check: test lint
 hardening: .venv/.installed-dev
 	$(BIN)/python -m pytest -m hardening --timeout 3600
 	$(BIN)/python benchmarks/engine_overhead.py
+
+# The native kernels' own tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+SANITIZED := build/sanitized
+sanitize: .venv/.installed-dev
+	rm -rf $(SANITIZED) && mkdir -p build && cp -r src $(SANITIZED)
+	$(PIP_INSTALL) cmake ninja
+	$(BIN)/cmake -S native -B build/sanitize -G Ninja -DHEADWAY_SANITIZE=ON \
+		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DHEADWAY_OUTPUT=$(abspath $(SANITIZED))/headway/runtime/native
+	$(BIN)/cmake --build build/sanitize
+	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		$(BIN)/python -m pytest tests/parity/test_native_*.py
 
 # The live page's pictures in docs/images; wants chromium.
 screenshots: .venv/.installed-dev
@@ -77,13 +91,13 @@ tiny-card: .venv/.installed-dev
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/.installed: .venv/bin/python pyproject.toml requirements.lock
+.venv/.installed: .venv/bin/python pyproject.toml requirements.lock $(NATIVE)
 	$(PIP_INSTALL) --editable .
 	@touch $@
 
-.venv/.installed-dev: .venv/bin/python pyproject.toml requirements.lock
+.venv/.installed-dev: .venv/bin/python pyproject.toml requirements.lock $(NATIVE)
 	$(PIP_INSTALL) --editable ".[dev]"
 	@touch .venv/.installed $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build src/headway/runtime/native/*.so

@@ -1,0 +1,40 @@
+"""Compiles the native kernels when the package is built or installed, also in place with `-e`.
+
+Without a C++ compiler the package is still whole: torch computes, and `headway doctor` says why.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+OUTPUT = Path("src/headway/runtime/native")
+
+
+class NativeBuildHook(BuildHookInterface):
+    """Runs CMake on native/ and adds the module to the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """`version` is "standard" or "editable"."""
+        root = Path(self.root)
+        build = root / "build" / "native"
+        configure = ["cmake", "-S", str(root / "native"), "-B", str(build), "-G", "Ninja"]
+        configure += ["--fresh", f"-DPython_EXECUTABLE={sys.executable}"]
+        for stale in (root / OUTPUT).glob("_native*.so"):
+            stale.unlink()
+        try:
+            self._run(configure)
+            self._run(["cmake", "--build", str(build)])
+        except (OSError, subprocess.CalledProcessError) as error:
+            told = error.output[-2000:] if isinstance(error, subprocess.CalledProcessError) else ""
+            self.app.display_warning(f"The native kernels were not compiled: {error}\n{told}")
+            return
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def _run(self, command: list[str]) -> None:
+        subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )

@@ -1,0 +1,30 @@
+// All operations for one instruction set. Compiled once for each, with HEADWAY_TABLE the name of
+// its table; see table.h.
+#include "elementwise.inl"
+#include "attention.inl"
+#include "linear.inl"
+#include "sampling.inl"
+#include "quantized.inl"
+
+namespace headway {
+
+const Table HEADWAY_TABLE = {
+    .name = HEADWAY_NAME,
+    .lanes = lanes,
+    .pack_linear = pack_linear,
+    .linear = linear,
+    .norm = norm,
+    .rope = rope,
+    .gated = gated,
+    .read_words = read_words,
+    .sampling_bytes = sampling_bytes,
+    .sample = sample,
+    .logprobs = logprobs,
+    .pack_quantized = pack_quantized,
+    .quantize_rows = quantize_rows,
+    .quantized = quantized,
+    .write_kv = write_kv,
+    .attention = attention,
+};
+
+}  // namespace headway

@@ -1,0 +1,80 @@
+// Writing keys and values into paged memory; the layout is KVMemory's in table.h.
+//
+// K keeps a block's tokens side by side, channel after channel, V a token's channels: D = 4, blocks
+// of 4, the second token of a block is written at
+//
+//     K  . k0 . .   . k1 . .   . k2 . .   . k3 . .        V  . . . .   v0 v1 v2 v3   . . . .   . . . .
+//
+// so that scores of several tokens and outputs of several channels are vectors as they lie.
+#include <algorithm>
+#include <limits>
+
+#include "pool.h"
+#include "simd.h"
+
+namespace headway {
+namespace {
+
+template <class Number>
+void copy_row(const Number* from, Number* to, int64_t count, int64_t step) {
+    for (int64_t i = 0; i < count; ++i) to[i * step] = from[i];
+}
+
+// x ≈ scale · int8 with scale = max|x| / 127. A row that is not finite gets a scale that is not
+// a number, so that it shows in whatever reads it.
+inline float quantize_row(const void* from, int64_t at, Type type, int8_t* to, int64_t count,
+                          int64_t step) {
+    float largest = 0;
+    bool finite = true;
+    for (int64_t i = 0; i < count; ++i) {
+        const float size = std::fabs(number_at(from, at + i, type));
+        finite = finite && size <= std::numeric_limits<float>::max();
+        largest = std::max(largest, size);
+    }
+    constexpr float halves = 12582912.0f;  // 1.5 · 2^23: a sum with it has no fraction
+    if (largest <= 1e-30f) largest = 0;  // whose inverse would not be finite
+    const float inverse = finite && largest > 0 ? 127.0f / largest : 0.0f;
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = finite ? number_at(from, at + i, type) * inverse : 0.0f;
+        to[i * step] = static_cast<int8_t>(value + halves - halves);
+    }
+    return finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+}
+
+// One token's row of one head to `to`, whose numbers are `step` apart.
+inline void write_row(const void* from, int64_t at, Type type, void* to, int64_t place,
+                      const KVMemory& memory, int64_t step, float* scale) {
+    const int64_t count = memory.head_dim;
+    if (memory.type == Type::i8)
+        *scale = quantize_row(from, at, type, static_cast<int8_t*>(to) + place, count, step);
+    else if (memory.type == Type::f32)
+        copy_row(static_cast<const float*>(from) + at, static_cast<float*>(to) + place, count,
+                 step);
+    else
+        copy_row(static_cast<const uint16_t*>(from) + at, static_cast<uint16_t*>(to) + place,
+                 count, step);
+}
+
+void write_kv(Pool& pool, const WriteKV& job) {
+    constexpr int64_t each = 16;
+    const KVMemory& to = job.to;
+    pool.run((job.tokens + each - 1) / each, [&](int64_t chunk, int) {
+        const int64_t end = std::min(job.tokens, (chunk + 1) * each);
+        for (int64_t token = chunk * each; token < end; ++token) {
+            const int64_t block = job.slots[token] / to.block_size;
+            const int64_t offset = job.slots[token] % to.block_size;
+            for (int64_t head = 0; head < to.kv_heads; ++head) {
+                const int64_t at = block * to.kv_heads + head;
+                const int64_t scale = at * to.block_size + offset;
+                const int64_t base = at * to.block_size * to.head_dim;
+                write_row(job.k, token * job.k_step + head * to.head_dim, job.type, to.k,
+                          base + offset, to, to.block_size, to.k_scale ? to.k_scale + scale : nullptr);
+                write_row(job.v, token * job.v_step + head * to.head_dim, job.type, to.v,
+                          base + offset * to.head_dim, to, 1, to.v_scale ? to.v_scale + scale : nullptr);
+            }
+        }
+    });
+}
+
+}  // namespace
+}  // namespace headway

@@ -1,0 +1,180 @@
+// Linear layers on 16- and 32-bit weights.
+//
+// Weights are packed in panels of 2 · lanes outputs, [O / panel][I][panel], so that one step along
+// the inputs is one or two vector loads. In bf16 a panel's step is `lanes` words, output j in the
+// low half of word j and output j + lanes in the high half: a shift and a mask widen both.
+//
+// Every output is one chain of fused multiply-adds over its inputs, first to last, whatever the
+// rows beside it: results do not depend on the batch. Rows are computed several at a time and
+// panels several at a time, so that enough chains run at once to hide their latency:
+//
+//     rows at once     1   2   3   4 … 6        (registers: rows · panels · 2 sums, 16 in all)
+//     panels at once   4   3   2   1
+#include <algorithm>
+
+#include "pool.h"
+#include "simd.h"
+
+namespace headway {
+namespace {
+
+constexpr int panel_width = 2 * lanes;
+constexpr int64_t chunk_bytes = 256 * 1024, ahead_bytes = 4096;
+#if defined(__AVX512F__)
+constexpr int most_sums = 12, most_rows = 12, most_panels = 6;
+#else
+constexpr int most_sums = 6, most_rows = 6, most_panels = 4;
+#endif
+
+template <Type type>
+constexpr int64_t step_bytes() { return panel_width * (type == Type::f32 ? 4 : 2); }
+
+template <Type type>
+inline void widen(const char* at, Floats& low, Floats& high) {
+    if constexpr (type == Type::bf16) {
+        const Words words = load<Words>(at);
+        low = bits_of<Floats>(words << 16);
+        high = bits_of<Floats>(words & 0xFFFF0000u);
+    } else {
+        low = floats_at(at, 0, type);
+        high = floats_at(at, lanes, type);
+    }
+}
+
+template <Type type>
+void pack(Pool& pool, const void* weight, void* packed, int64_t outputs, int64_t inputs) {
+    const int64_t panels = (outputs + panel_width - 1) / panel_width;
+    pool.run(panels, [&](int64_t panel, int) {
+        char* to = static_cast<char*>(packed) + panel * inputs * step_bytes<type>();
+        for (int64_t input = 0; input < inputs; ++input, to += step_bytes<type>()) {
+            for (int lane = 0; lane < panel_width; ++lane) {
+                const int64_t output = panel * panel_width + lane;
+                const int64_t index = output * inputs + input;
+                const bool inside = output < outputs;
+                if constexpr (type == Type::f32) {
+                    const float value = inside ? static_cast<const float*>(weight)[index] : 0;
+                    std::memcpy(to + 4 * lane, &value, 4);
+                } else {
+                    const uint16_t value =
+                        inside ? static_cast<const uint16_t*>(weight)[index] : uint16_t{0};
+                    const int place = type == Type::bf16
+                        ? (lane < lanes ? 2 * lane : 2 * (lane - lanes) + 1) : lane;
+                    std::memcpy(to + 2 * place, &value, 2);
+                }
+            }
+        }
+    });
+}
+
+// `rows` rows of x times `panels` panels.
+template <Type type, int rows, int panels>
+void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
+    const int64_t inputs = job.inputs;
+    Floats sums[rows][panels][2] = {};
+    const char* at[panels];
+    for (int p = 0; p < panels; ++p)
+        at[p] = static_cast<const char*>(job.packed) + (panel + p) * inputs * step_bytes<type>();
+    const float* from = x + row * inputs;
+    for (int64_t input = 0; input < inputs; ++input) {
+        const int64_t offset = input * step_bytes<type>();
+#pragma GCC unroll 8
+        for (int p = 0; p < panels; ++p) {
+            Floats low, high;
+            prefetch(at[p] + offset + ahead_bytes);
+            widen<type>(at[p] + offset, low, high);
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; ++r) {
+                const float value = from[r * inputs + input];
+                sums[r][p][0] += low * value;
+                sums[r][p][1] += high * value;
+            }
+        }
+    }
+    for (int p = 0; p < panels; ++p) {
+        const int64_t output = (panel + p) * panel_width;
+        const int64_t width = std::min<int64_t>(panel_width, job.outputs - output);
+        for (int r = 0; r < rows; ++r) {
+            const int64_t index = (row + r) * job.outputs + output;
+            if (width == panel_width) {
+                for (int half = 0; half < 2; ++half) {
+                    Floats sum = sums[r][p][half];
+                    if (job.bias) sum += floats_at(job.bias, output + half * lanes, job.type);
+                    put_floats(job.y, index + half * lanes, sum, job.type);
+                }
+                continue;
+            }
+            for (int64_t lane = 0; lane < width; ++lane) {
+                float sum = sums[r][p][lane / lanes][lane % lanes];
+                if (job.bias) sum += number_at(job.bias, output + lane, job.type);
+                put_number(job.y, index + lane, sum, job.type);
+            }
+        }
+    }
+}
+
+template <Type type, int rows>
+void strip(const Linear& job, const float* x, int64_t row, int64_t first, int64_t last) {
+    constexpr int together = std::max(1, std::min(most_panels, most_sums / rows));
+    int64_t panel = first;
+    for (; panel + together <= last; panel += together) tile<type, rows, together>(job, x, row, panel);
+    for (; panel < last; ++panel) tile<type, rows, 1>(job, x, row, panel);
+}
+
+// The rows in tiles of like height: 16 rows of at most 6 are 6 + 5 + 5.
+template <Type type, int rows = most_rows>
+void by_height(const Linear& job, const float* x, int64_t row, int height, int64_t first,
+               int64_t last) {
+    if constexpr (rows > 0) {
+        if (height == rows) strip<type, rows>(job, x, row, first, last);
+        else by_height<type, rows - 1>(job, x, row, height, first, last);
+    }
+}
+
+template <Type type>
+void multiply(Pool& pool, const Linear& job, const float* x) {
+    const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
+    const int64_t bytes = job.inputs * step_bytes<type>();
+    const int64_t share = (panels + 4 * pool.threads() - 1) / (4 * pool.threads());
+    const int64_t each = std::max<int64_t>(1, std::min(share, chunk_bytes / bytes));
+    const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
+    pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {
+        const int64_t first = chunk * each, last = std::min(panels, first + each);
+        if (tiles == 1) {
+            by_height<type>(job, x, 0, static_cast<int>(job.tokens), first, last);
+            return;
+        }
+        for (int64_t panel = first; panel < last; ++panel)
+            for (int64_t n = 0; n < tiles; ++n) {
+                const int64_t row = job.tokens * n / tiles, end = job.tokens * (n + 1) / tiles;
+                by_height<type>(job, x, row, static_cast<int>(end - row), panel, panel + 1);
+            }
+    });
+}
+
+void pack_linear(Pool& pool, const void* weight, void* packed, int64_t outputs, int64_t inputs,
+                 Type type) {
+    if (type == Type::f32) pack<Type::f32>(pool, weight, packed, outputs, inputs);
+    else if (type == Type::bf16) pack<Type::bf16>(pool, weight, packed, outputs, inputs);
+    else pack<Type::f16>(pool, weight, packed, outputs, inputs);
+}
+
+void linear(Pool& pool, const Linear& job) {
+    const float* x = static_cast<const float*>(job.x);
+    if (job.type != Type::f32) {
+        const int64_t block = std::max<int64_t>(1, 16384 / job.inputs);
+        pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
+            const int64_t end = std::min(job.tokens, (chunk + 1) * block) * job.inputs;
+            int64_t at = chunk * block * job.inputs;
+            for (; at + lanes <= end; at += lanes)
+                store(job.scratch + at, floats_at(job.x, at, job.type));
+            for (; at < end; ++at) job.scratch[at] = number_at(job.x, at, job.type);
+        });
+        x = job.scratch;
+    }
+    if (job.weight_type == Type::f32) multiply<Type::f32>(pool, job, x);
+    else if (job.weight_type == Type::bf16) multiply<Type::bf16>(pool, job, x);
+    else multiply<Type::f16>(pool, job, x);
+}
+
+}  // namespace
+}  // namespace headway

@@ -1,0 +1,230 @@
+// The Python module: a `Kernels` object is a table of functions and a pool of threads.
+//
+// Addresses are integers, as torch's data_ptr gives them; nothing here knows torch. The caller
+// keeps the memory alive and of the size that each operation names, and calls from one thread.
+#include "binding.h"
+#include "pool.h"
+#include "table.h"
+
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace headway;
+using Address = uintptr_t;
+
+std::vector<const Table*> runnable() {
+    std::vector<const Table*> found;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                          __builtin_cpu_supports("f16c");
+    if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vnni"))
+        found.push_back(&avx512_table);
+    if (has_avx2) found.push_back(&avx2_table);
+#endif
+    found.push_back(&portable_table);
+    return found;
+}
+
+const Table& table_named(const std::string& name) {
+    for (const Table* table : runnable())
+        if (name == table->name) return *table;
+    throw std::invalid_argument("this CPU does not run the kernels for " + name);
+}
+
+template <class T = void>
+T* at(Address address) { return reinterpret_cast<T*>(address); }
+
+class Kernels {
+public:
+    Kernels(const std::string& isa, int threads) : table_(table_named(isa)), pool_(threads) {}
+
+    int64_t lanes() { return table_.lanes; }
+
+    void pack_linear(Address weight, Address packed, int64_t outputs, int64_t inputs, int type) {
+        table_.pack_linear(pool_, at(weight), at(packed), outputs, inputs, Type(type));
+    }
+
+    void linear(Address x, Address packed, Address bias, Address y, Address scratch,
+                int64_t tokens, int64_t inputs, int64_t outputs, int type, int weight_type) {
+        table_.linear(pool_, {at(x), at(packed), at(bias), at(y), at<float>(scratch), tokens,
+                              inputs, outputs, Type(type), Type(weight_type)});
+    }
+
+    void norm(Address x, Address added, Address sum, Address weight, Address y, int64_t rows,
+              int64_t width, int64_t inner, int64_t outer_stride, int64_t inner_stride, float eps,
+              float offset, int type) {
+        table_.norm(pool_, {at(x), at(added), at(sum), at(weight), at(y), rows, width, inner,
+                            outer_stride, inner_stride, eps, offset, Type(type)});
+    }
+
+    void rope(Address x, Address y, Address cosines, Address sines, int64_t tokens, int64_t heads,
+              int64_t size, int64_t half, int64_t x_token_stride, int64_t x_head_stride,
+              int64_t y_token_stride, int64_t y_head_stride, int type) {
+        table_.rope(pool_, {at(x), at(y), at<float>(cosines), at<float>(sines), tokens, heads,
+                            size, half, x_token_stride, x_head_stride, y_token_stride,
+                            y_head_stride, Type(type)});
+    }
+
+    void gated(Address x, Address y, int64_t tokens, int64_t inner, int type, int activation) {
+        table_.gated(pool_, {at(x), at(y), tokens, inner, Type(type), Activation(activation)});
+    }
+
+    uint64_t read_words(Address base, int64_t bytes) {
+        return table_.read_words(pool_, at(base), bytes);
+    }
+
+    int64_t sampling_bytes(int64_t vocabulary) {
+        return table_.sampling_bytes(vocabulary) * pool_.threads();
+    }
+
+    void sample(Address draws, int64_t rows, int64_t vocabulary, int64_t allowed_bytes,
+                Address scratch, Address tokens) {
+        table_.sample(pool_, at<Draw>(draws), rows, vocabulary, allowed_bytes, at(scratch),
+                      at<int64_t>(tokens));
+    }
+
+    void logprobs(Address logits, int64_t rows, int64_t vocabulary, Address tokens, int64_t count,
+                  Address scratch, Address values, Address ranks, Address top_tokens) {
+        table_.logprobs(pool_, at<float>(logits), rows, vocabulary, at<int64_t>(tokens), count,
+                        at(scratch), at<float>(values), at<int64_t>(ranks),
+                        at<int64_t>(top_tokens));
+    }
+
+    void pack_quantized(Address weight, Address scales, Address packed, int64_t outputs,
+                        int64_t inputs, int64_t group) {
+        table_.pack_quantized(pool_, at<int8_t>(weight), at<uint16_t>(scales), at(packed), outputs,
+                              inputs, group);
+    }
+
+    void quantize_rows(Address x, Address q, Address scales, Address starts, int64_t tokens,
+                       int64_t inputs, int64_t group, int type) {
+        table_.quantize_rows(pool_, {at(x), at<int8_t>(q), at<float>(scales), at<int32_t>(starts),
+                                     tokens, inputs, group, Type(type)});
+    }
+
+    void quantized(Address q, Address scales, Address starts, Address packed,
+                   Address weight_scales, Address bias, Address y, int64_t tokens, int64_t inputs,
+                   int64_t outputs, int64_t group, int type) {
+        table_.quantized(pool_, {at<int8_t>(q), at<float>(scales), at<int32_t>(starts), at(packed),
+                                 at<float>(weight_scales), at(bias), at(y), tokens, inputs, outputs,
+                                 group, Type(type)});
+    }
+
+    void write_kv(Address k, Address v, int64_t k_step, int64_t v_step, Address slots,
+                  int64_t tokens, int type, Address to_k, Address to_v, Address k_scale,
+                  Address v_scale, int64_t kv_heads, int64_t head_dim, int64_t block_size,
+                  int kv_type) {
+        table_.write_kv(pool_, {at(k), at(v), k_step, v_step, at<int64_t>(slots), tokens,
+                                Type(type), {at(to_k), at(to_v), at<float>(k_scale),
+                                             at<float>(v_scale), kv_heads, head_dim, block_size,
+                                             Type(kv_type)}});
+    }
+
+    void attention(Address q, Address out, int64_t q_step, Address tables, Address query_lens,
+                   Address context_lens, int64_t sequences, int64_t width, int64_t heads,
+                   int64_t window, float scale, float softcap, int type, Address k, Address v,
+                   Address k_scale, Address v_scale, int64_t kv_heads, int64_t head_dim,
+                   int64_t block_size, int kv_type) {
+        table_.attention(pool_, {at(q), at(out), q_step, at<int64_t>(tables),
+                                 at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
+                                 width, heads, window, scale, softcap, Type(type),
+                                 {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
+                                  head_dim, block_size, Type(kv_type)}});
+    }
+
+private:
+    const Table& table_;
+    Pool pool_;
+};
+
+// ── the class and the module ────────────────────────────────────────────────────────────────
+
+PyMethodDef methods[] = {
+    method<&Kernels::lanes>("lanes"),
+    method<&Kernels::pack_linear>("pack_linear"),
+    method<&Kernels::linear>("linear"),
+    method<&Kernels::norm>("norm"),
+    method<&Kernels::rope>("rope"),
+    method<&Kernels::gated>("gated"),
+    method<&Kernels::read_words>("read_words"),
+    method<&Kernels::sampling_bytes>("sampling_bytes"),
+    method<&Kernels::sample>("sample"),
+    method<&Kernels::logprobs>("logprobs"),
+    method<&Kernels::pack_quantized>("pack_quantized"),
+    method<&Kernels::quantize_rows>("quantize_rows"),
+    method<&Kernels::quantized>("quantized"),
+    method<&Kernels::write_kv>("write_kv"),
+    method<&Kernels::attention>("attention"),
+    {},
+};
+
+PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    const char* isa;
+    int threads;
+    if (!PyArg_ParseTuple(arguments, "si", &isa, &threads)) return nullptr;
+    auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    PyObject* self = allocate(type, 0);
+    if (self == nullptr) return nullptr;
+    try {
+        reinterpret_cast<Instance<Kernels>*>(self)->owner = new Kernels(isa, threads);
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+        Py_DECREF(self);
+        return nullptr;
+    }
+    return self;
+}
+
+void destroy(PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    delete reinterpret_cast<Instance<Kernels>*>(self)->owner;
+    reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    {Py_tp_methods, methods},
+    {0, nullptr},
+};
+PyType_Spec spec = {"headway.runtime.native._native.Kernels", sizeof(Instance<Kernels>), 0,
+                    Py_TPFLAGS_DEFAULT, slots};
+
+PyObject* instruction_sets(PyObject*, PyObject*) {
+    PyObject* names = PyList_New(0);
+    for (const Table* table : runnable()) {
+        PyObject* name = PyUnicode_FromString(table->name);
+        PyList_Append(names, name);
+        Py_DECREF(name);
+    }
+    return names;
+}
+
+PyMethodDef functions[] = {
+    {"instruction_sets", instruction_sets, METH_NOARGS,
+     "Names of the instruction sets this CPU runs, best first."},
+    {},
+};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native",
+                          "Kernels on raw memory; headway.runtime.native is their face.", -1,
+                          functions, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+    PyObject* module = PyModule_Create(&definition);
+    PyObject* type = PyType_FromSpec(&spec);
+    if (module != nullptr && type != nullptr && PyModule_AddObjectRef(module, "Kernels", type) == 0)
+        return module;
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    return nullptr;
+}

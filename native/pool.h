@@ -1,0 +1,55 @@
+// Threads that claim chunks of one job at a time.
+//
+// The caller works too and waits only for chunks that somebody claimed, never for a thread that has
+// not arrived: with a busy neighbour on the machine the rest of the team does its share. A worker
+// without a job spins for a moment, then sleeps.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace headway {
+
+class Pool {
+public:
+    explicit Pool(int threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+    // Calls work(chunk, thread) for chunk = 0 … chunks - 1, each once, in any order; returns when
+    // all have ended. `thread` is below `threads()`. One caller at a time.
+    template <class Work>
+    void run(int64_t chunks, const Work& work) {
+        run_erased(chunks, [](const void* it, int64_t chunk, int thread) {
+            (*static_cast<const Work*>(it))(chunk, thread);
+        }, &work);
+    }
+
+private:
+    using Function = void (*)(const void*, int64_t, int);
+
+    void run_erased(int64_t chunks, Function function, const void* work);
+    bool claim(uint64_t& ticket);
+    void serve(int thread);
+    void work_on(uint64_t ticket, int thread);
+
+    // epoch (24 bits) | chunks (20 bits) | next chunk (20 bits): whoever moves it has a chunk of
+    // that epoch, and the job cannot change before that chunk is done.
+    std::atomic<uint64_t> ticket_{0};
+    std::atomic<int64_t> left_{0};
+    Function function_ = nullptr;
+    const void* work_ = nullptr;
+    std::vector<std::thread> workers_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::atomic<int> sleeping_{0};
+    std::atomic<bool> ended_{false}, failed_{false};
+};
+
+}  // namespace headway

@@ -1,0 +1,184 @@
+// Vectors of one instruction set, through the compiler's own vector types: `Floats` has `lanes`
+// of them, 16 with AVX-512 and 8 elsewhere. Included by the sources that are compiled once for each
+// instruction set; everything is in an unnamed namespace, or the linker would keep one copy of an
+// inline function for all of them.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "table.h"
+
+namespace headway {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int lanes = 16;
+#else
+constexpr int lanes = 8;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * lanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * lanes)));
+
+template <class V, class T>
+inline V load(const T* at) {
+    V v;
+    std::memcpy(&v, at, sizeof v);
+    return v;
+}
+
+template <class V, class T>
+inline void store(T* at, V v) { std::memcpy(at, &v, sizeof v); }
+
+template <class To, class From>
+inline To bits_of(From from) {
+    static_assert(sizeof(To) == sizeof(From), "bits_of keeps every bit");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+inline Floats all(float value) { return value - Floats{}; }
+
+inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
+
+// ── single numbers in 16 bits ───────────────────────────────────────────────────────────────
+
+inline float of_bf16(uint16_t value) { return bits_of<float>(uint32_t{value} << 16); }
+
+// Rounds to nearest, ties to even; a NaN stays one.
+inline uint16_t to_bf16(float value) {
+    const uint32_t bits = bits_of<uint32_t>(value);
+    if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
+    return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+inline float of_f16(uint16_t value) {
+#if defined(__F16C__)
+    return _cvtsh_ss(value);
+#else
+    const uint32_t sign = uint32_t{value & 0x8000u} << 16, rest = value & 0x7FFFu;
+    if (rest >= 0x7C00) return bits_of<float>(sign | 0x7F800000u | (rest & 0x3FFu) << 13);
+    const float magnitude = bits_of<float>(rest << 13) * bits_of<float>(uint32_t{0x77800000u});
+    return bits_of<float>(sign | bits_of<uint32_t>(magnitude));
+#endif
+}
+
+inline uint16_t to_f16(float value) {
+#if defined(__F16C__)
+    return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#else
+    const uint32_t bits = bits_of<uint32_t>(value), sign = bits >> 16 & 0x8000u;
+    const uint32_t rest = bits & 0x7FFFFFFFu;
+    if (rest > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);
+    if (rest >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);
+    if (rest < 0x38800000u) {  // subnormal: adding 0.5 lets the hardware round at the last bit
+        const float shifted = bits_of<float>(rest) + 0.5f;
+        return static_cast<uint16_t>(sign | (bits_of<uint32_t>(shifted) - 0x3F000000u));
+    }
+    return static_cast<uint16_t>(sign | (rest - 0x38000000u + 0xFFFu + (rest >> 13 & 1)) >> 13);
+#endif
+}
+
+inline float number_at(const void* base, int64_t index, Type type) {
+    if (type == Type::f32) return static_cast<const float*>(base)[index];
+    if (type == Type::i8) return static_cast<const int8_t*>(base)[index];
+    const uint16_t value = static_cast<const uint16_t*>(base)[index];
+    return type == Type::bf16 ? of_bf16(value) : of_f16(value);
+}
+
+inline void put_number(void* base, int64_t index, float value, Type type) {
+    if (type == Type::f32) static_cast<float*>(base)[index] = value;
+    else static_cast<uint16_t*>(base)[index] = type == Type::bf16 ? to_bf16(value) : to_f16(value);
+}
+
+inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
+
+// ── whole vectors ───────────────────────────────────────────────────────────────────────────
+
+typedef uint16_t Halves __attribute__((vector_size(2 * lanes)));
+
+inline Words words_of(Halves halves) {
+#if defined(__AVX512F__)
+    return bits_of<Words>(_mm512_cvtepu16_epi32(bits_of<__m256i>(halves)));
+#elif defined(__AVX2__)
+    return bits_of<Words>(_mm256_cvtepu16_epi32(bits_of<__m128i>(halves)));
+#else
+    return __builtin_convertvector(halves, Words);
+#endif
+}
+
+inline Floats of_int8(const int8_t* at) {
+#if defined(__AVX512F__)
+    return bits_of<Floats>(_mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)))));
+#elif defined(__AVX2__)
+    return bits_of<Floats>(_mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)))));
+#else
+    Floats found;
+    for (int lane = 0; lane < lanes; ++lane) found[lane] = at[lane];
+    return found;
+#endif
+}
+
+inline Floats floats_at(const void* base, int64_t index, Type type) {
+    if (type == Type::f32) return load<Floats>(static_cast<const float*>(base) + index);
+    if (type == Type::i8) return of_int8(static_cast<const int8_t*>(base) + index);
+    const Halves halves = load<Halves>(static_cast<const uint16_t*>(base) + index);
+    if (type == Type::bf16) return bits_of<Floats>(words_of(halves) << 16);
+#if defined(__AVX512F__)
+    return bits_of<Floats>(_mm512_cvtph_ps(bits_of<__m256i>(halves)));
+#elif defined(__F16C__)
+    return bits_of<Floats>(_mm256_cvtph_ps(bits_of<__m128i>(halves)));
+#else
+    Floats found;
+    for (int lane = 0; lane < lanes; ++lane) found[lane] = of_f16(halves[lane]);
+    return found;
+#endif
+}
+
+// The high half of each word is the number in bf16. A NaN stays one: it is not rounded, and any that
+// comes from arithmetic has its quiet bit in that half.
+inline Words round_to_bf16(Floats values) {
+    const Words bits = bits_of<Words>(values);
+    return bits + ((0x7FFF + (bits >> 16 & 1)) & bits_of<Words>(values == values));
+}
+
+// Words below 65,536 in half the room.
+inline Halves low_halves(Words words) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i packed = _mm256_packus_epi32(bits_of<__m256i>(words), bits_of<__m256i>(words));
+    return bits_of<Halves>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#else
+    return __builtin_convertvector(words, Halves);
+#endif
+}
+
+inline void put_floats(void* base, int64_t index, Floats values, Type type) {
+    if (type == Type::f32) {
+        store(static_cast<float*>(base) + index, values);
+        return;
+    }
+    uint16_t* at = static_cast<uint16_t*>(base) + index;
+    if (type == Type::bf16) {
+        store(at, low_halves(round_to_bf16(values) >> 16));
+        return;
+    }
+#if defined(__AVX512F__)
+    store(at, _mm512_cvtps_ph(bits_of<__m512>(values), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    store(at, _mm256_cvtps_ph(bits_of<__m256>(values), _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int lane = 0; lane < lanes; ++lane) at[lane] = to_f16(values[lane]);
+#endif
+}
+
+}  // namespace
+}  // namespace headway

@@ -1,0 +1,161 @@
+// One table of functions for each instruction set; the module picks one at load.
+//
+// Tensors are raw pointers, row-major unless a layout is named. Letters as in the Python code:
+// T tokens, I inputs, O outputs, N query heads, G KV heads, D head size.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace headway {
+
+class Pool;
+
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
+
+// y[T][O] = x[T][I] · weight[O][I]ᵀ + bias[O]; x, bias and y are of `type`, the weight is packed
+// by `pack_linear` from `weight_type`. `scratch` holds T · I floats.
+struct Linear {
+    const void* x;
+    const void* packed;
+    const void* bias;  // or null
+    void* y;
+    float* scratch;
+    int64_t tokens, inputs, outputs;
+    Type type, weight_type;
+};
+
+// y[r][W] = x[r] / sqrt(mean(x[r]²) + eps) · weight, or · (offset + weight) where there is an offset.
+// Row r of x begins at r / inner · outer_stride + r % inner · inner_stride; y is dense. With `added`,
+// as dense, x + added is first rounded and put into `sum`, which may be x where x is dense.
+struct Norm {
+    const void* x;
+    const void* added;  // or null
+    void* sum;
+    const void* weight;
+    void* y;
+    int64_t rows, width, inner, outer_stride, inner_stride;
+    float eps, offset;
+    Type type;
+};
+
+// Rotates the pairs (x[i], x[i + half]) of each head, by token; the other dims are copied. Strides
+// are in numbers; y may be x.
+struct Rope {
+    const void* x;
+    void* y;
+    const float* cosines;  // [T][half]
+    const float* sines;
+    int64_t tokens, heads, size, half;
+    int64_t x_token_stride, x_head_stride, y_token_stride, y_head_stride;
+    Type type;
+};
+
+enum class Activation : int { silu = 0, gelu_tanh = 1 };
+
+// y[T][inner] = activation(x[T][0 … inner]) · x[T][inner … 2 · inner]
+struct Gated {
+    const void* x;
+    void* y;
+    int64_t tokens, inner;
+    Type type;
+    Activation activation;
+};
+
+// What one row is sampled with. Draws are named by seed, index and position; see sampling.inl.
+struct Draw {
+    const float* logits;
+    const uint8_t* allowed;  // one bit a token, or null: every token
+    uint64_t seed, index, position;
+    float temperature;  // 0: the likeliest
+    float log_min_p;    // -inf: none
+    float top_p;        // 1: none
+    int32_t top_k;      // 0: none
+};
+
+// Rows of x[T][I] as bytes: x = q · scale. Rows of q are padded with zeros to a multiple of 4, or of
+// the group of int4 weights; `starts` holds what the sums begin with, one for each row, or for each
+// block of a row (a group, half of one of 128): see quantized.inl.
+struct Rows {
+    const void* x;
+    int8_t* q;
+    float* scales;
+    int32_t* starts;
+    int64_t tokens, inputs, group;  // group 0: for int8 weights
+    Type type;
+};
+
+// y[T][O] = (q · scale) · weightᵀ + bias. The weight is packed by `pack_quantized` from numbers of
+// -127 … 127, with fp32 `weight_scales` padded to whole panels, or for groups from -7 … 7 with
+// fp16 scales among them. At most 2^17 inputs.
+struct Quantized {
+    const int8_t* q;
+    const float* scales;
+    const int32_t* starts;
+    const void* packed;
+    const float* weight_scales;  // or null, with groups
+    const void* bias;            // or null
+    void* y;
+    int64_t tokens, inputs, outputs, group;
+    Type type;
+};
+
+// A layer's KV memory: K is (blocks, G, D, block_size), V (blocks, G, block_size, D), and with int8
+// numbers each has a scale for every token and head, (blocks, G, block_size).
+struct KVMemory {
+    void *k, *v;
+    float *k_scale, *v_scale;
+    int64_t kv_heads, head_dim, block_size;
+    Type type;
+};
+
+// Puts k[T][G][D] and v[T][G][D], whose rows are `k_step` and `v_step` numbers apart, into slots[T].
+struct WriteKV {
+    const void *k, *v;
+    int64_t k_step, v_step;
+    const int64_t* slots;
+    int64_t tokens;
+    Type type;
+    KVMemory to;
+};
+
+// out[T][N][D] = attention of q[T][N][D], rows `q_step` numbers apart: the tokens of S sequences one
+// after the other, of each the last query_lens[s] of its context_lens[s], in the blocks that row s
+// of tables[S][width] names. `window` and `softcap` are 0 for none.
+struct Attention {
+    const void* q;
+    void* out;
+    int64_t q_step;
+    const int64_t *tables, *query_lens, *context_lens;
+    int64_t sequences, width, heads, window;
+    float scale, softcap;
+    Type type;
+    KVMemory kv;
+};
+
+struct Table {
+    const char* name;
+    int lanes;  // floats of one vector
+    void (*pack_linear)(Pool&, const void* weight, void* packed, int64_t outputs, int64_t inputs,
+                        Type weight_type);
+    void (*linear)(Pool&, const Linear&);
+    void (*norm)(Pool&, const Norm&);
+    void (*rope)(Pool&, const Rope&);
+    void (*gated)(Pool&, const Gated&);
+    uint64_t (*read_words)(Pool&, const void*, int64_t bytes);
+    int64_t (*sampling_bytes)(int64_t vocabulary);
+    void (*sample)(Pool&, const Draw*, int64_t rows, int64_t vocabulary, int64_t allowed_bytes,
+                   void* scratch, int64_t* tokens);
+    void (*logprobs)(Pool&, const float* logits, int64_t rows, int64_t vocabulary,
+                     const int64_t* tokens, int64_t count, void* scratch, float* values,
+                     int64_t* ranks, int64_t* top_tokens);
+    void (*pack_quantized)(Pool&, const int8_t* weight, const uint16_t* scales, void* packed,
+                           int64_t outputs, int64_t inputs, int64_t group);
+    void (*quantize_rows)(Pool&, const Rows&);
+    void (*quantized)(Pool&, const Quantized&);
+    void (*write_kv)(Pool&, const WriteKV&);
+    void (*attention)(Pool&, const Attention&);
+};
+
+extern const Table portable_table, avx2_table, avx512_table;
+
+}  // namespace headway
