@@ -42,7 +42,10 @@ def plan_settings(
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
     """Everything that is decided before weights are read: what `--dry-run` prints."""
     spec = read_model_spec(folder)
-    machine = probe_machine(None if options.device == "cpu" else probe_cuda(options.device))
+    from headway.runtime.native.available import best_instruction_set
+
+    accelerator = None if options.device == "cpu" else probe_cuda(options.device)
+    machine = probe_machine(accelerator, best_instruction_set())
     settings, reasons = resolve(options, machine, spec)
     return spec, settings, reasons, machine
 
@@ -64,24 +67,27 @@ class Examined:
 def examine_machine(folder: Path, options: EngineOptions, budget_s: float) -> Examined:
     """Choose kernels and measure ceilings for `budget_s`, without reading weights."""
     spec, settings, reasons, machine = plan_settings(folder, options)
+    from headway.runtime.attention import choose_attention
     from headway.runtime.kernels import choose_kernels
     from headway.runtime.peaks import measure_peaks
     from headway.runtime.probe import Probe, use_threads
 
-    use_threads(settings.threads)
     kernels = choose_kernels(settings, machine)
+    use_threads(settings, kernels)
     probe = Probe(kernels, settings, machine, [])
+    peaks: dict[str, float] = {}
     if budget_s:
         probe.run(budget_s / 2)
+        peaks = measure_peaks(settings.device, budget_s / 2, kernels.library)
     return Examined(
         spec=spec,
         settings=settings,
         reasons=reasons,
         machine=machine,
         processor=processor_name(),
-        kernels={**kernels.reasons, "attention": (settings.attention_backend, "as resolved")},
+        kernels={**kernels.reasons, "attention": choose_attention(settings, kernels.library)[1]},
         ceilings=probe.ceilings,
-        flops_per_s=measure_peaks(settings.device, budget_s / 2) if budget_s else {},
+        flops_per_s=peaks,
     )
 
 

@@ -14,7 +14,6 @@ from headway.advise.show import plain
 from headway.advise.words import duration, plural, rate
 from headway.assemble import examine_machine
 from headway.core.machine import MULTIPLY_FLAGS
-from headway.core.model_spec import DTYPE_BYTES
 from headway.core.options import EngineOptions
 from headway.core.resolve import gib
 
@@ -60,6 +59,8 @@ class Examination(msgspec.Struct, kw_only=True):
     kernel_flops_per_s: float | None
     kernel_dtype: str
     flops_per_s: dict[str, float]
+    native: str
+    native_why: str
     kernels: list[Why]
     model: str
     architecture: str
@@ -98,6 +99,8 @@ def examine(
         kernel_flops_per_s=flops,
         kernel_dtype=ceilings.flops_dtype,
         flops_per_s=found.flops_per_s,
+        native=machine.native,
+        native_why=machine.native_why,
         kernels=[Why(name=n, value=c, why=w) for n, (c, w) in sorted(found.kernels.items())],
         model=folder.name,
         architecture=spec.architecture,
@@ -107,7 +110,7 @@ def examine(
                 kind=group.kind,
                 window=group.window,
                 num_layers=len(group.layers),
-                bytes_per_token=group.bytes_per_token(DTYPE_BYTES[dtype]),
+                bytes_per_token=group.bytes_per_token(found.settings.kv_dtype),
             )
             for group in spec.kv_groups
         ],
@@ -118,16 +121,19 @@ def examine(
     )
 
 
-def show_machine(found: Examination, console: Console) -> None:
-    """One screen: verdict, machine, kernels, plan."""
-    console.print(f"[bold]{verdict(found)}[/]", highlight=False)
-    console.print()
+def show_machine(found: Examination, console: Console, alone: bool = False) -> None:
+    """One screen: verdict, machine, kernels, plan; `alone`, machine and kernels."""
+    if not alone:
+        console.print(f"[bold]{verdict(found)}[/]", highlight=False)
+        console.print()
     machine = plain("machine", " ", " ")
     for row in machine_rows(found):
         machine.add_row(*row)
     console.print(machine, highlight=False)
     console.print()
-    for title, rows in (("kernels", found.kernels), ("plan", found.plan)):
+    for title, rows in (("kernels", found.kernels), ("plan", [] if alone else found.plan)):
+        if not rows:
+            continue
         table = plain(title, " ", "why")
         for each in rows:
             table.add_row(each.name, each.value, f"[dim]{each.why}[/]")
@@ -168,7 +174,8 @@ def machine_rows(found: Examination) -> list[tuple[str, str, str]]:
     sheet = found.datasheet
     if found.gpu:
         rows.append(("GPU", found.gpu, gib(found.gpu_bytes or 0)))
-    rows.append(("measured with", plural(found.num_threads, "thread"), "as the plan below has it"))
+    rows.append(("native kernels", found.native or "none", found.native_why))
+    rows.append(("measured with", plural(found.num_threads, "thread"), ""))
     if found.bandwidth_bytes_per_s:
         paper = paper_text(sheet.bandwidth_gb_per_s, 1e9, "B/s") if sheet else ""
         rows.append(("read", rate(found.bandwidth_bytes_per_s, "B/s"), paper))

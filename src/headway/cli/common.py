@@ -4,7 +4,6 @@ from dataclasses import fields
 from pathlib import Path
 
 from headway.core import embedded
-from headway.core.model_spec import DTYPE_BYTES
 from headway.core.options import EngineOptions, to_arguments
 from headway.core.resolve import gib
 
@@ -48,7 +47,7 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
     for reason in reasons:
         print(f"{reason.name:<22} {reason.value:<14} {reason.why}")
     for group, kv in enumerate(spec.kv_groups):
-        size = kv.bytes_per_token(DTYPE_BYTES[settings.dtype])
+        size = kv.bytes_per_token(settings.kv_dtype)
         kind = f"window of {kv.window} tokens" if kv.window else "full"
         print(f"kv_group {group:<13} {f'{len(kv.layers)} layers':<14} {kind}, {gib(size)} a token")
     for field in fields(options):

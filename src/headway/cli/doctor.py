@@ -1,6 +1,7 @@
 """`headway doctor`: this machine, a live server or a bench report."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from headway.cli.common import model_folder
 from headway.core.errors import UsageError
+from headway.core.machine import num_cores
 from headway.core.options import DoctorOptions, EngineOptions
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ def doctor(call: "Call") -> int:
     options: DoctorOptions = call.options[DoctorOptions]
     what = call.positionals[0] if call.positionals else None
     console = Console(width=None if sys.stdout.isatty() else 160)
+    if options.machine and what is not None and not model_folder(what).is_dir():
+        raise UsageError(f"--machine is this machine, not {what}.", "headway doctor --machine")
     reading = read(what, options)
     if reading is None:
         return examine(what, call.options[EngineOptions], options, console)
@@ -84,6 +88,8 @@ def examine(
     """The machine and the plan of a model on it."""
     from headway.advise import examine as examination
 
+    if options.machine and engine.threads is None:
+        engine = replace(engine, threads=num_cores())
     found = examination.examine(
         model_folder(what),
         engine,
@@ -93,5 +99,5 @@ def examine(
     if options.json:
         print(msgspec.json.encode(found).decode())
     else:
-        examination.show_machine(found, console)
+        examination.show_machine(found, console, alone=options.machine)
     return 0

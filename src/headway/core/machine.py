@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+NOT_LOOKED_FOR = "native kernels were not looked for"
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 MULTIPLY_FLAGS = {
     "bfloat16": {"avx512_bf16", "amx_bf16"},
@@ -27,13 +28,19 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Cores we may use, bytes of RAM in all and free, CPU flags such as `avx2`, `avx512_bf16`."""
+    """Cores we may use, bytes of RAM in all and free, CPU flags such as `avx2`, `avx512_bf16`.
+
+    `native` is the instruction set that the native kernels run with here; "" without them, and
+    `native_why` says why.
+    """
 
     num_cores: int
     total_bytes: int
     free_bytes: int
     cpu_flags: frozenset[str] = frozenset()
     accelerator: Accelerator | None = None
+    native: str = ""
+    native_why: str = NOT_LOOKED_FOR
 
     def multiplies(self, dtype: str) -> bool:
         """Whether the CPU multiplies this type itself: bf16 needs AVX-512 bf16 or AMX."""
@@ -41,8 +48,10 @@ class Machine:
         return needed is None or bool(self.cpu_flags & needed)
 
 
-def probe_machine(accelerator: Accelerator | None = None) -> Machine:
-    """Read this machine now."""
+def probe_machine(
+    accelerator: Accelerator | None = None, native: tuple[str, str] = ("", NOT_LOOKED_FOR)
+) -> Machine:
+    """Read this machine now; `native` is the native kernels' instruction set, and why."""
     total, free = memory()
     return Machine(
         num_cores=num_cores(),
@@ -50,6 +59,8 @@ def probe_machine(accelerator: Accelerator | None = None) -> Machine:
         free_bytes=free,
         cpu_flags=cpu_flags(),
         accelerator=accelerator,
+        native=native[0],
+        native_why=native[1],
     )
 
 

@@ -180,12 +180,14 @@ class Ceilings(msgspec.Struct, kw_only=True):
 class Description(msgspec.Struct):
     """What the machine and its kernels are, for the doctor and the start-up lines.
 
-    `kernels` maps an operation to (the chosen kernel, why); `name` is the processor's.
+    `kernels` maps an operation to (the chosen kernel, why); `name` is the processor's. A weight
+    that a step reads has `bytes_per_weight` in the mean; 0: those of the type.
     """
 
     device: str
     kernels: dict[str, tuple[str, str]] = {}
     weight_bytes: int = 0
+    bytes_per_weight: float = 0.0
     kv_bytes: int = 0
     name: str = ""
     ceilings: Ceilings = msgspec.field(default_factory=Ceilings)

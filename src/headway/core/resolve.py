@@ -12,6 +12,7 @@ from headway.core.errors import CapacityError, UsageError
 from headway.core.machine import Machine
 from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import Bytes, EngineOptions
+from headway.core.quantization import GROUPS, Quantization, planned_bytes
 
 DEFAULT_KV_SHARE = 0.4
 DEFAULT_ATTENTION = "sdpa"
@@ -38,6 +39,9 @@ class Settings:
     windows: tuple[int, ...]
     threads: int
     seed: int
+    kv_dtype: str = "auto"
+    kernels: str = "torch"
+    quantization: Quantization = Quantization()
     pack_weights: bool = False
     batching: str = "continuous"
     batch_window_s: float = 0.05
@@ -90,16 +94,24 @@ def resolve(
     threads, why = choose_threads(options, machine, model, dtype)
     decide("threads", threads, why)
 
-    backend, why = options.attention_backend, "given"
-    if backend == "auto":
-        backend, why = DEFAULT_ATTENTION, f"the faster one on {device}"
+    kernels, why = choose_kernels(options, machine, device)
+    decide("kernels", kernels, why)
+    backend, why = choose_attention(options, kernels, device)
     decide("attention_backend", backend, why)
-
-    pack_weights, weights, why = plan_weights(machine, model, device, dtype)
+    kv_dtype, why = choose_kv_dtype(options, backend, dtype)
+    decide("kv_dtype", kv_dtype, why)
+    quantization, why = choose_quantization(options, device, kernels)
+    decide("quantization", quantization, why)
+    if quantization.format != "none":
+        pack_weights, why = False, "they are rounded"
+        weights, weights_why = plan_rounded(machine, model, dtype, quantization)
+    else:
+        pack_weights, weights, why = plan_weights(machine, model, device, dtype, kernels)
+        weights_why = f"{model.num_parameters:,} parameters of {dtype}"
     decide("pack_weights", "yes" if pack_weights else "no", why)
-    decide("weights", gib(weights), f"{model.num_parameters:,} parameters of {dtype}")
+    decide("weights", gib(weights), weights_why)
     num_blocks, max_model_len = plan_memory(
-        options, machine, model, device, dtype, weights, max_num_seqs, batched, decide
+        options, machine, model, device, kv_dtype, weights, max_num_seqs, batched, decide
     )
     settings = Settings(
         device=device,
@@ -114,6 +126,9 @@ def resolve(
         windows=tuple(group.window for group in model.kv_groups),
         threads=threads,
         seed=options.seed,
+        kv_dtype=kv_dtype,
+        kernels=kernels,
+        quantization=quantization,
         pack_weights=pack_weights,
         batching=options.batching,
         batch_window_s=options.batch_window,
@@ -168,17 +183,100 @@ def choose_dtype(options: EngineOptions, model: ModelSpec) -> tuple[str, str]:
     return options.dtype, "given"
 
 
+def choose_kernels(options: EngineOptions, machine: Machine, device: str) -> tuple[str, str]:
+    """native on a CPU where they load, unless the user says torch."""
+    if options.kernels == "native" and device != "cpu":
+        raise UsageError(
+            f"--kernels native: they are a CPU's, not {device}'s.",
+            "Use --device cpu, or --kernels auto.",
+        )
+    if device != "cpu":
+        return "torch", f"the native kernels are a CPU's, not {device}'s"
+    if options.kernels == "native" and not machine.native:
+        raise UsageError(
+            f"--kernels native: {machine.native_why}.", "Use --kernels auto, or install again."
+        )
+    if options.kernels != "auto":
+        return options.kernels, "given"
+    return "native" if machine.native else "torch", machine.native_why
+
+
+def choose_quantization(
+    options: EngineOptions, device: str, kernels: str
+) -> tuple[Quantization, str]:
+    """What is asked for, where it is there: on a CPU, in groups of 32, 64 or 128."""
+    if options.quantization_group not in GROUPS:
+        raise UsageError(
+            f"--quantization-group {options.quantization_group} is not one of {GROUPS}.",
+            "Take 64, or 32 for a little more quality and 128 for a little less memory.",
+        )
+    if options.quantization != "none" and device != "cpu":
+        raise UsageError(
+            f"--quantization {options.quantization} is not there on {device} yet.",
+            "Use --device cpu, or leave it out.",
+        )
+    why = "given" if options.quantization != "none" else "the checkpoint's weights as they are"
+    packed = kernels == "native" or options.quantization != "int4"
+    return Quantization(options.quantization, options.quantization_group, packed), why
+
+
+def plan_rounded(
+    machine: Machine, model: ModelSpec, dtype: str, quantization: Quantization
+) -> tuple[int, str]:
+    """(bytes of the weights once they are rounded, why); CapacityError where loading takes more."""
+    plain = model.weight_bytes(dtype)
+    if plain > machine.free_bytes:
+        raise CapacityError(
+            f"Weights are rounded after loading: {gib(plain)} of {dtype} on the way; "
+            f"{gib(machine.free_bytes)} are free.",
+            "Serve a smaller model, or free memory.",
+        )
+    why = f"{model.num_parameters:,} parameters, {quantization}; {gib(plain)} of {dtype} on the way"
+    return planned_bytes(quantization, model, dtype), why
+
+
+def choose_attention(options: EngineOptions, kernels: str, device: str) -> tuple[str, str]:
+    """native where the kernels are, else torch's."""
+    if options.attention_backend == "native" and kernels != "native":
+        raise UsageError(
+            "--attention-backend native: the native kernels are not used here.",
+            "Use --attention-backend auto, and --dry-run to see why under kernels.",
+        )
+    if options.attention_backend != "auto":
+        return options.attention_backend, "given"
+    if kernels == "native":
+        return "native", "it comes with the native kernels"
+    return DEFAULT_ATTENTION, f"the faster one on {device}"
+
+
+def choose_kv_dtype(options: EngineOptions, backend: str, dtype: str) -> tuple[str, str]:
+    """The type of the model unless the user names another."""
+    if options.kv_cache_dtype == "auto":
+        return dtype, "the type of the model"
+    if backend != "native":
+        raise UsageError(
+            f"--kv-cache-dtype {options.kv_cache_dtype}: {backend} attention reads no such KV.",
+            "Use --attention-backend native (on a CPU), or --kv-cache-dtype auto.",
+        )
+    return options.kv_cache_dtype, "given"
+
+
 def plan_weights(
-    machine: Machine, model: ModelSpec, device: str, dtype: str
+    machine: Machine, model: ModelSpec, device: str, dtype: str, kernels: str
 ) -> tuple[bool, int, str]:
     """(whether to pack the linear layers in fp32, bytes of all weights then, why).
 
-    Packing pays on a CPU for fp32, and for types the CPU does not multiply itself; those stay
-    beside it, for one or two rows: Qwen2.5-0.5B in bf16 takes 0.92 GiB plain and 2.8 GiB so.
+    Native kernels pack every type as it is; a head tied to the embedding is packed beside it.
+    Without them packing pays on a CPU for fp32, and for types the CPU does not multiply itself;
+    those stay beside it, for one or two rows: Qwen2.5-0.5B in bf16 takes 0.92 GiB plain, 1.2 GiB
+    in native kernels, 2.8 GiB so.
     """
     plain = model.weight_bytes(dtype)
     if device != "cpu":
         return False, plain, f"{device} multiplies them as they are"
+    if kernels == "native":
+        head = model.embedding_parameters * DTYPE_BYTES[dtype] if model.tied else 0
+        return False, plain + head, f"the native kernels read {dtype} as it is"
     if dtype != "float32" and machine.multiplies(dtype):
         return False, plain, f"this CPU multiplies {dtype} itself"
     linear = model.num_parameters - (0 if model.tied else model.embedding_parameters)
@@ -194,7 +292,7 @@ def plan_memory(
     machine: Machine,
     model: ModelSpec,
     device: str,
-    dtype: str,
+    kv_dtype: str,
     weights: int,
     max_num_seqs: int,
     max_chunk: int,
@@ -203,7 +301,7 @@ def plan_memory(
     """(KV blocks by group, longest context): the memory plan, told through `decide`."""
     size, wanted_len = options.block_size, options.max_model_len or model.max_len
     groups = model.kv_groups
-    block_bytes = [group.bytes_per_token(DTYPE_BYTES[dtype]) * size for group in groups]
+    block_bytes = [group.bytes_per_token(kv_dtype) * size for group in groups]
     budget, why = kv_budget(options, machine, weights, device)
     decide("kv_memory", gib(budget), why)
     if options.max_model_len and options.max_model_len > model.max_len:
@@ -236,7 +334,7 @@ def plan_memory(
     for index, (group, count) in enumerate(zip(groups, counts, strict=True)):
         sees = f"a window of {group.window} tokens" if group.window else "full attention"
         where = f" in {len(group.layers)} layers of {sees}" if len(groups) > 1 else ""
-        token_kib = group.bytes_per_token(DTYPE_BYTES[dtype]) / 1024
+        token_kib = group.bytes_per_token(kv_dtype) / 1024
         decide(
             f"kv_blocks_{index}" if len(groups) > 1 else "kv_blocks",
             count,

@@ -68,6 +68,7 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     block_size: int
     description: Description
     dtype: str = ""
+    kv_dtype: str = ""
     max_num_batched_tokens: int = 0
     group_blocks: list[int] = []
 

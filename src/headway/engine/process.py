@@ -132,6 +132,7 @@ def introduction(engine: Engine) -> messages.Ready:
         block_size=settings.block_size,
         description=engine.executor.describe(),
         dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         group_blocks=[count - 1 for count in settings.num_blocks],
     )

@@ -23,8 +23,9 @@ from headway.core.plan import (
     StepResult,
     StepTimings,
 )
+from headway.core.quantization import bytes_per_weight
 from headway.core.resolve import Settings
-from headway.runtime.attention import BACKENDS, allocate_kv
+from headway.runtime.attention import allocate_kv, choose_attention
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, Mirror
 from headway.runtime.checkpoint import Progress, fill_randomly, load_weights
@@ -32,9 +33,11 @@ from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
-from headway.runtime.probe import Probe
+from headway.runtime.native.linear import PackedWeight
+from headway.runtime.native.sampling import NativeSampling
+from headway.runtime.probe import Probe, use_threads
 from headway.runtime.rope import RopeTable
-from headway.runtime.sampler import NO_TOKEN, Sampler, token_logprobs
+from headway.runtime.sampler import NO_TOKEN, Sampler
 
 PROMPT_LOGPROB_ROWS = 64
 
@@ -50,15 +53,16 @@ class TorchExecutor:
         machine: Machine,
         progress: Progress | None = None,
     ) -> None:
-        torch.set_num_threads(settings.threads)
         self.spec, self.settings = spec, settings
         self.device = settings.device
         self.kernels = choose_kernels(settings, machine)
+        use_threads(settings, self.kernels)
         dtype = getattr(torch, settings.dtype)
+        attention, self._attention = choose_attention(settings, self.kernels.library)
         build = Build(
             spec=spec,
             kernels=self.kernels,
-            attention=BACKENDS[settings.attention_backend](),
+            attention=attention,
             dtype=dtype,
             device=self.device,
         )
@@ -67,16 +71,24 @@ class TorchExecutor:
             fill_randomly(self.model, settings.seed)
         else:
             load_weights(self.model, spec, folder, progress)
-        self.linears = [m for m in self.model.modules() if isinstance(m, Linear | ExpertLinear)]
-        for linear in self.linears:
-            linear.prepare()
+        self.linears = []
+        for name, module in self.model.named_modules():
+            if isinstance(module, Linear | ExpertLinear):
+                module.kernel = self.kernels.linear_for(name)
+                module.prepare()
+                self.linears.append(module)
         try:
             self.ropes = [
                 RopeTable(rope, spec.head_dim, settings.max_model_len, self.device)
                 for rope in spec.ropes
             ]
             self.kv = allocate_kv(
-                spec.kv_groups, settings.num_blocks, settings.block_size, dtype, self.device
+                spec.kv_groups,
+                settings.num_blocks,
+                settings.block_size,
+                torch.int8 if settings.kv_dtype == "int8" else dtype,
+                self.device,
+                attention.kv_layer,
             )
         except RuntimeError as error:  # torch's out-of-memory is one
             raise CapacityError(
@@ -90,8 +102,10 @@ class TorchExecutor:
             block_size=settings.block_size,
             device=self.device,
         )
-        self.sampler = Sampler()
+        library = self.kernels.library
+        self.sampler = Sampler(None if library is None else NativeSampling(library))
         weights = [parameter.detach() for parameter in self.model.parameters()]
+        weights += [m.prepared.panels for m in self.linears if isinstance(m.prepared, PackedWeight)]
         self._probe = Probe(self.kernels, settings, machine, weights)
         self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
@@ -171,9 +185,7 @@ class TorchExecutor:
         if not bool(bad_T.any()):
             return {}
         for layer in self.kv:
-            slots = batch.slots_GT[layer.group][bad_T]
-            layer.k.view(-1, *layer.k.shape[2:])[slots] = 0
-            layer.v.view(-1, *layer.v.shape[2:])[slots] = 0
+            layer.wipe(batch.slots_GT[layer.group][bad_T])
         failed = {}
         for row, part in zip(plan.advanced, bad_T.split(batch.query_lens), strict=True):
             if bool(part.any()):
@@ -194,7 +206,7 @@ class TorchExecutor:
                 for at in range(0, length, PROMPT_LOGPROB_ROWS):
                     rows = hidden_TH[begin + at : begin + min(length, at + PROMPT_LOGPROB_ROWS)]
                     chosen = following[at : at + PROMPT_LOGPROB_ROWS]
-                    entries += token_logprobs(self.model.logits(rows), chosen, count)
+                    entries += self.sampler.logprobs(self.model.logits(rows), chosen, count)
                 found.append(PromptLogprobs(advance.sequence_id, advance.start + 1, entries))
             begin += len(advance.token_ids)
         return found
@@ -223,14 +235,15 @@ class TorchExecutor:
 
     def describe(self) -> Description:
         """The device, the kernels and the bytes held."""
-        kernels = dict(self.kernels.reasons)
-        kernels["attention"] = (self.settings.attention_backend, "as resolved")
+        settings, kernels = self.settings, dict(self.kernels.reasons)
+        kernels["attention"] = self._attention
         weights = sum(p.nbytes for p in self.model.parameters())
         return Description(
             device=self.device,
             kernels=kernels,
             weight_bytes=weights + sum(m.prepared_bytes for m in self.linears),
-            kv_bytes=sum(layer.k.nbytes + layer.v.nbytes for layer in self.kv),
+            bytes_per_weight=bytes_per_weight(settings.quantization, self.spec, settings.dtype),
+            kv_bytes=sum(part.nbytes for layer in self.kv for part in layer.parts),
             name=self._probe.name,
             ceilings=self._probe.ceilings,
         )

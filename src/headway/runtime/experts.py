@@ -8,11 +8,13 @@ depends on who else was in the batch. Experts that nobody visits are not read.
 T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from headway.runtime.kernels import reference
-from headway.runtime.layers import Build, Linear, Step
+from headway.runtime.layers import Build, Linear, Step, num_bytes
 
 
 class ExpertLinear(nn.Module):
@@ -22,7 +24,7 @@ class ExpertLinear(nn.Module):
         super().__init__()
         self.weight: nn.Parameter | None = build.weight(count, outputs, inputs)
         self.kernel = build.kernels.linear
-        self.prepared: list[Tensor] = []
+        self.prepared: list[Any] = []
         self.packed = False
 
     def prepare(self) -> None:
@@ -39,7 +41,7 @@ class ExpertLinear(nn.Module):
         """Bytes of the prepared weights beside the plain ones."""
         if not self.packed:
             return 0
-        return sum(int(w.numel() * w.element_size()) for w in self.prepared)
+        return sum(num_bytes(weight) for weight in self.prepared)
 
     def forward(self, x_TH: Tensor, expert: int) -> Tensor:
         if x_TH.shape[0] <= self.kernel.few_rows:

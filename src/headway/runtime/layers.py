@@ -4,6 +4,7 @@ T tokens, H hidden size, N query heads, G KV heads, D head size.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class Linear(nn.Module):
         self.weight = build.weight(outputs, inputs)
         self.bias = build.weight(outputs) if bias else None
         self.kernel = build.kernels.linear
-        self.prepared: Tensor | None = None
+        self.prepared: Any = None
 
     def prepare(self) -> None:
         """Bring the weight into the kernel's form; one that is not read any more is let go."""
@@ -63,17 +64,22 @@ class Linear(nn.Module):
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of the prepared weight beside the plain one; a packed tensor cannot say them."""
+        """Bytes of the prepared weight beside the plain one."""
         assert self.prepared is not None
-        if self.prepared is self.weight:
-            return 0
-        return int(self.prepared.numel() * self.prepared.element_size())
+        return 0 if self.prepared is self.weight else num_bytes(self.prepared)
 
     def forward(self, x_TH: Tensor) -> Tensor:
         if x_TH.shape[0] <= self.kernel.few_rows:
             return reference.linear(x_TH, self.weight, self.bias)
         assert self.prepared is not None
         return self.kernel(x_TH, self.prepared, self.bias)
+
+
+def num_bytes(prepared: Any) -> int:
+    """Bytes of a prepared weight; one that torch packed cannot say them."""
+    if isinstance(prepared, Tensor):
+        return int(prepared.numel() * prepared.element_size())
+    return int(prepared.nbytes)
 
 
 class RMSNorm(nn.Module):

@@ -1,39 +1,75 @@
 """The dense products this machine does per second, by type: what the doctor prints of it.
 
-One square product a type, timed as a linear layer does it; a type that torch cannot multiply here
-is left out. On one core of a Zen 3: fp32 41, bf16 9 GFLOP/s.
+One square product a type, timed as a linear layer does it: by the native kernels where they are,
+else by torch; a type that cannot be multiplied here is left out. On one core of a Zen 3 in torch:
+fp32 41, bf16 9 GFLOP/s.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.functional import linear
 
 from headway.core.clock import SystemClock
+from headway.runtime.native.library import NativeLibrary
+from headway.runtime.native.linear import NativeLinear
+from headway.runtime.native.quantized import NativeQuantizedLinear
 
 CPU_SIZES, CUDA_SIZES = (256, 1024), (2048, 8192)
 """A small product first: where a type is slow the large one would not end within the budget."""
 RUNS = 3
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-Product = Callable[[Tensor, Tensor], Tensor]
-TYPES: dict[str, tuple[torch.dtype, Product]] = {
-    "float32": (torch.float32, linear),
-    "bfloat16": (torch.bfloat16, linear),
-    "float16": (torch.float16, linear),
-    "int8": (torch.int8, lambda x, w: torch._int_mm(x, w.t())),
-}
-"""Type → how torch multiplies it."""
+Product = Callable[[], object]
+Products = dict[str, Callable[[int], Product]]
+"""Type → how to make a product of two squares of a size, ready to be timed."""
+
+
+def torch_products(device: str) -> Products:
+    """As torch multiplies each type."""
+
+    def floats(dtype: torch.dtype) -> Callable[[int], Product]:
+        def make(size: int) -> Product:
+            x = torch.ones((size, size), dtype=dtype, device=device)
+            return lambda: linear(x, x)
+
+        return make
+
+    def int8(size: int) -> Product:
+        x = torch.ones((size, size), dtype=torch.int8, device=device)
+        return lambda: torch._int_mm(x, x.t())
+
+    return {name: floats(dtype) for name, dtype in FLOATS.items()} | {"int8": int8}
+
+
+def native_products(library: NativeLibrary) -> Products:
+    """As the kernels multiply each type of weights; int8 rounds its other operand on the way."""
+
+    def weights(kernel: Any, dtype: torch.dtype) -> Callable[[int], Product]:
+        def make(size: int) -> Product:
+            x = torch.ones((size, size), dtype=dtype)
+            packed = kernel.prepare(x)
+            return lambda: kernel(x, packed, None)
+
+        return make
+
+    plain, rounded = NativeLinear(library), NativeQuantizedLinear(library, 0)
+    found = {name: weights(plain, dtype) for name, dtype in FLOATS.items()}
+    return found | {"int8": weights(rounded, torch.float32)}
 
 
 @torch.inference_mode()
-def measure_peaks(device: str, budget_s: float) -> dict[str, float]:
+def measure_peaks(
+    device: str, budget_s: float, library: NativeLibrary | None = None
+) -> dict[str, float]:
     """FLOP/s (int8: operations/s) by type, the best of a few runs within the budget."""
     sizes = CUDA_SIZES if device == "cuda" else CPU_SIZES
+    products = torch_products(device) if library is None else native_products(library)
     found = {}
-    for name, (dtype, product) in TYPES.items():
+    for name, make in products.items():
         try:
-            rates = rate_by_size(device, dtype, product, sizes, budget_s / len(TYPES))
+            rates = rate_by_size(device, make, sizes, budget_s / len(products))
         except RuntimeError:  # torch has no such product here
             continue
         found[name] = max(rates)
@@ -41,7 +77,7 @@ def measure_peaks(device: str, budget_s: float) -> dict[str, float]:
 
 
 def rate_by_size(
-    device: str, dtype: torch.dtype, product: Product, sizes: tuple[int, ...], budget_s: float
+    device: str, make: Callable[[int], Product], sizes: tuple[int, ...], budget_s: float
 ) -> list[float]:
     """The best rate of each size that fits into the budget; the first always runs."""
     clock = SystemClock()
@@ -51,11 +87,11 @@ def rate_by_size(
         expected_s = 2 * size**3 / rates[-1] if rates else 0.0
         if clock.now_s() - started_s + expected_s > budget_s and rates:
             break
-        x = torch.ones((size, size), dtype=dtype, device=device)
+        product = make(size)
         best_s = float("inf")
         for _ in range(RUNS):
             before_s = clock.now_s()
-            product(x, x)
+            product()
             if device == "cuda":
                 torch.cuda.synchronize()
             best_s = min(best_s, clock.now_s() - before_s)

@@ -3,7 +3,8 @@
 Given the kernels and the weights they read, `run` measures both for a while and keeps the best ever
 seen, because a small machine's bandwidth wanders by a factor of two within a minute. It reads the
 model's own weights where they are larger than the caches, so that an idle moment's probe allocates
-nothing. On two cores of a Zen 3: 21 GB/s, 80 GFLOP/s in fp32.
+nothing. Native kernels read and multiply for it where they run, else torch. On two cores of a
+Zen 3: 21 GB/s, 80 GFLOP/s in fp32.
 """
 
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from headway.core.resolve import Settings
 from headway.runtime.datasheet import datasheet
 from headway.runtime.kernels import Kernels
 
-ONE_THREAD_SIZE, CPU_SIZE, CUDA_SIZE = 512, 1024, 8192
+QUICK_SIZE, CPU_SIZE, CUDA_SIZE = 512, 1024, 8192
+"""Of one square product: a busy machine leaves 3 ms of native kernels alone at times, 30 rarely."""
 CACHES_READ = 2.5
 MIN_READ_BYTES, CUDA_READ_BYTES, MAX_BUFFER_BYTES = 64 * 2**20, 2**30, 512 * 2**20
 ENOUGH_RUNS, IMPROVEMENT = 5, 0.99
-KERNEL_TYPES = dict.fromkeys(("onednn-packed", "onednn", "upcast"), "float32")
+KERNEL_TYPES = dict.fromkeys(("onednn-packed", "onednn", "upcast", "native"), "float32")
 """The type a linear kernel multiplies in, where it is not that of the weights."""
 
 
@@ -35,6 +37,10 @@ class Probe:
         cuda = machine.accelerator if settings.device == "cuda" else None
         chosen = kernels.reasons.get("linear", ("", ""))[0]
         dtype = KERNEL_TYPES.get(chosen, settings.dtype)
+        self._linear, self._operand = kernels.linear, dtype
+        if kernels.quantized:
+            dtype = "int8"
+            self._linear = kernels.quantized[settings.quantization.format]
         self.name = cuda.name if cuda else processor_name()
         bandwidth, flops = datasheet(self.name, dtype)
         self.ceilings = Ceilings(
@@ -43,8 +49,9 @@ class Probe:
             datasheet_flops_per_s=flops,
             cache_bytes=cuda_cache_bytes() if cuda else last_level_cache_bytes(),
         )
-        self._kernels, self._device = kernels, settings.device
-        self._size = CUDA_SIZE if cuda else ONE_THREAD_SIZE if settings.threads == 1 else CPU_SIZE
+        self._device, self._library = settings.device, kernels.library
+        quick = settings.threads == 1 or kernels.library is not None
+        self._size = CUDA_SIZE if cuda else QUICK_SIZE if quick else CPU_SIZE
         enough = max(int(CACHES_READ * self.ceilings.cache_bytes), MIN_READ_BYTES)
         self._read_bytes = CUDA_READ_BYTES if cuda else enough
         self._words = as_words(weights, self._read_bytes)
@@ -59,11 +66,11 @@ class Probe:
         works = self._products()
         num_bytes = sum(tensor.nbytes for tensor in self._words)
         if self._words:
-            works.append(("bandwidth_bytes_per_s", num_bytes, self._read))
+            works.append(("bandwidth_bytes_per_s", num_bytes, lambda: self._read(self._words)))
         elif budget_s and not self.ceilings.bandwidth_bytes_per_s:
             num_words = min(self._read_bytes, MAX_BUFFER_BYTES) // 4
             buffer = torch.ones(num_words, device=self._device)
-            works.append(("bandwidth_bytes_per_s", buffer.nbytes, buffer.sum))
+            works.append(("bandwidth_bytes_per_s", buffer.nbytes, lambda: self._read([buffer])))
         if not budget_s:
             works = [works[self.ceilings.num_probes % len(works)]]
         for name, amount, work in works:
@@ -71,19 +78,24 @@ class Probe:
             setattr(self.ceilings, name, max(getattr(self.ceilings, name), rate))
         self.ceilings.num_probes += 1
 
-    def _read(self) -> None:
-        for words in self._words:
-            words.sum()
+    def _read(self, tensors: list[Tensor]) -> None:
+        for words in tensors:
+            if self._library is None:
+                words.sum()
+            else:
+                self._library.calls.read_words(words.data_ptr(), words.nbytes)
 
     def _products(self) -> list[tuple[str, int, Callable[[], object]]]:
-        """The product as the kernel does it, and as torch does; the operands are kept."""
-        linear = self._kernels.linear
+        """The product as the kernel does it and, without native ones, as torch; operands stay."""
+        linear = self._linear
         if self._operands is None:
-            dtype = getattr(torch, self.ceilings.flops_dtype)
+            dtype = getattr(torch, self._operand)
             x = torch.full((self._size, self._size), 0.5, dtype=dtype, device=self._device)
             self._operands = x, linear.prepare(x)
         x, weight = self._operands
-        works: list[Callable[[], object]] = [lambda: linear(x, weight, None), lambda: x @ x]
+        works: list[Callable[[], object]] = [lambda: linear(x, weight, None)]
+        if self._library is None and isinstance(weight, Tensor):
+            works.append(lambda: x @ x)
         return [("flops_per_s", 2 * self._size**3, work) for work in works]
 
     def _best_s(self, work: Callable[[], object], budget_s: float) -> float:
@@ -102,9 +114,12 @@ class Probe:
         return best_s
 
 
-def use_threads(count: int) -> None:
-    """Compute with this many threads, as the executor does."""
-    torch.set_num_threads(count)
+def use_threads(settings: Settings, kernels: Kernels) -> None:
+    """torch computes in the calling thread beside native kernels, which bring their own threads.
+
+    Two pools that spin on the same cores make both 3 to 12 times slower.
+    """
+    torch.set_num_threads(settings.threads if kernels.library is None else 1)
 
 
 def as_words(weights: list[Tensor], enough_bytes: int) -> list[Tensor]:

@@ -4,6 +4,7 @@ The order is vLLM's: allowed tokens, logit bias, min_tokens, penalties; then gre
 likeliest, the others are divided by the temperature and cut by min_p, top_k and top_p. What is
 kept is decided by a threshold on the value, and the draw walks the tokens in the order of their
 ids, so a row's token depends on its own logits, parameters and draw, never on its neighbours.
+`NativeSampling` chooses the same tokens from fp32 logits on a CPU, where it is there.
 
 R rows, V vocabulary.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from headway.core.plan import Late
 from headway.core.request import TokenLogprobs
 from headway.runtime.batch import MirrorSequence
+from headway.runtime.native.sampling import DRAW, NativeSampling
 from headway.runtime.philox import uniforms
 
 NEVER = float("-inf")
@@ -37,6 +39,7 @@ class RowParameters:
     top_p: Tensor | None
     edited: list[int]
     with_logprobs: bool
+    draws_R: np.ndarray
 
 
 def row_parameters(sequences: list[MirrorSequence], device: torch.device) -> RowParameters:
@@ -59,7 +62,21 @@ def row_parameters(sequences: list[MirrorSequence], device: torch.device) -> Row
         top_p=column("top_p", 1.0),
         edited=[row for row, p in enumerate(params) if edits_logits(p)],
         with_logprobs=any(p.logprobs is not None for p in params),
+        draws_R=native_draws(sequences),
     )
+
+
+def native_draws(sequences: list[MirrorSequence]) -> np.ndarray:
+    """The same parameters as the native kernels read them; logits and positions are the step's."""
+    draws_R = np.zeros(len(sequences), DRAW)
+    params = [sequence.new.sampling for sequence in sequences]
+    draws_R["seed"] = np.array([sequence.new.seed for sequence in sequences], np.uint64)
+    draws_R["index"] = [sequence.new.index for sequence in sequences]
+    draws_R["temperature"] = [0.0 if p.greedy else p.temperature for p in params]
+    draws_R["log_min_p"] = torch.tensor([float(p.min_p) for p in params]).log().numpy()
+    draws_R["top_p"] = [p.top_p for p in params]
+    draws_R["top_k"] = [p.top_k for p in params]
+    return draws_R
 
 
 def edits_logits(params: object) -> bool:
@@ -77,8 +94,9 @@ def edits_logits(params: object) -> bool:
 class Sampler:
     """Samples one token a row; keeps the parameter tensors while the rows stay the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, native: NativeSampling | None = None) -> None:
         self._rows: RowParameters | None = None
+        self._native = native
 
     def sample(
         self, logits_RV: Tensor, sequences: list[MirrorSequence], late: Late
@@ -88,27 +106,82 @@ class Sampler:
         if self._rows is None or self._rows.sequence_ids != ids:
             self._rows = row_parameters(sequences, logits_RV.device)
         rows = self._rows
-        raw_RV = logits_RV
-        if rows.edited or late.masks:
-            logits_RV = logits_RV.clone()
-            apply_masks(logits_RV, ids, late)
-            for row in rows.edited:
-                edit_row(logits_RV[row], sequences[row])
-        chosen_R = logits_RV.argmax(-1)
-        if rows.drawn:
-            everybody = len(rows.drawn) == len(sequences)
-            drawn_RV = logits_RV if everybody else logits_RV[rows.drawn]
-            chosen_R[rows.drawn] = draw(drawn_RV, rows, [sequences[r] for r in rows.drawn])
-        if logits_RV is not raw_RV:
-            chosen_R.masked_fill_(logits_RV.amax(-1) == NEVER, NO_TOKEN)
-        token_ids = chosen_R.tolist()
+        token_ids = None
+        if self._native is not None and self._native.takes(logits_RV):
+            token_ids = choose_natively(self._native, logits_RV, rows, sequences, late)
+        if token_ids is None:
+            token_ids = choose(logits_RV, rows, sequences, late)
         logprobs: list[list[TokenLogprobs] | None] = [None] * len(sequences)
         if rows.with_logprobs:
             for row, sequence in enumerate(sequences):
                 count = sequence.new.sampling.logprobs
                 if count is not None and token_ids[row] != NO_TOKEN:
-                    logprobs[row] = token_logprobs(raw_RV[row, None], [token_ids[row]], count)
+                    logprobs[row] = self.logprobs(logits_RV[row, None], [token_ids[row]], count)
         return token_ids, logprobs
+
+    def logprobs(self, logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
+        """Log-probability, rank and `count` likeliest alternatives of one token a row."""
+        count = min(count, logits_RV.shape[1])
+        found = None
+        if self._native is not None and self._native.takes(logits_RV):
+            found = self._native.logprobs(logits_RV, token_ids, count)
+        if found is None:
+            return token_logprobs(logits_RV, token_ids, count)
+        values, ranks, tops = (array.tolist() for array in found)
+        return [
+            TokenLogprobs(token_id, own[0], rank, top, own[1:])
+            for token_id, own, rank, top in zip(token_ids, values, ranks, tops, strict=True)
+        ]
+
+
+def choose(
+    logits_RV: Tensor, rows: RowParameters, sequences: list[MirrorSequence], late: Late
+) -> list[int]:
+    """A token a row, the logits as they were: the definition."""
+    raw_RV = logits_RV
+    if rows.edited or late.masks:
+        logits_RV = logits_RV.clone()
+        apply_masks(logits_RV, rows.sequence_ids, late)
+        for row in rows.edited:
+            edit_row(logits_RV[row], sequences[row])
+    chosen_R = logits_RV.argmax(-1)
+    if rows.drawn:
+        everybody = len(rows.drawn) == len(sequences)
+        drawn_RV = logits_RV if everybody else logits_RV[rows.drawn]
+        chosen_R[rows.drawn] = draw(drawn_RV, rows, [sequences[r] for r in rows.drawn])
+    if logits_RV is not raw_RV:
+        chosen_R.masked_fill_(logits_RV.amax(-1) == NEVER, NO_TOKEN)
+    chosen: list[int] = chosen_R.tolist()
+    return chosen
+
+
+def choose_natively(
+    native: NativeSampling,
+    logits_RV: Tensor,
+    rows: RowParameters,
+    sequences: list[MirrorSequence],
+    late: Late,
+) -> list[int] | None:
+    """What `choose` chooses; None where a row is left to it.
+
+    Masks are read beside the logits, so only rows with other edits are copied: what a mask forbids
+    is -inf before an edit or after it.
+    """
+    vocabulary, draws_R = logits_RV.shape[1], rows.draws_R
+    draws_R["position"] = [len(sequence.generated) for sequence in sequences]
+    starts_R = np.arange(len(sequences), dtype=np.uint64) * np.uint64(4 * vocabulary)
+    draws_R["logits"] = starts_R + np.uint64(logits_RV.data_ptr())
+    edited = [logits_RV[row].clone() for row in rows.edited]
+    for row, logits_V in zip(rows.edited, edited, strict=True):
+        edit_row(logits_V, sequences[row])
+        draws_R["logits"][row] = logits_V.data_ptr()
+    masked = [row for row, each in enumerate(rows.sequence_ids) if each in late.masks]
+    packed = np.frombuffer(b"".join([late.masks[rows.sequence_ids[r]] for r in masked]), np.uint8)
+    mask_bytes = packed.nbytes // max(1, len(masked))
+    draws_R["allowed"] = 0
+    for place, row in enumerate(masked):
+        draws_R["allowed"][row] = packed.ctypes.data + place * mask_bytes
+    return native.sample(draws_R, vocabulary, mask_bytes)
 
 
 def apply_masks(logits_RV: Tensor, ids: tuple[int, ...], late: Late) -> None:
@@ -211,10 +284,10 @@ def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
     row with top_p 1 has no floor, whatever its neighbours ask for.
     """
     whole_R1 = top_p_R1 >= 1
-    total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
+    total_R1 = torch.logsumexp(logits_RV.double(), -1, keepdim=True)
     for count in (min(LIKELY_TOKENS, logits_RV.shape[1]), logits_RV.shape[1]):
         top_RK = logits_RV.topk(count, -1).values
-        mass_RK = (top_RK - total_R1).exp().cumsum(-1)
+        mass_RK = (top_RK.double() - total_R1).exp().cumsum(-1)
         enough_R1 = whole_R1 | (mass_RK[:, -1:] >= top_p_R1)
         if bool(enough_R1.all()) or count == logits_RV.shape[1]:
             break

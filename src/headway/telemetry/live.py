@@ -55,6 +55,7 @@ class Introduction(Protocol):
     block_size: int
     group_blocks: list[int]
     dtype: str
+    kv_dtype: str
     description: Description
 
 
@@ -105,7 +106,12 @@ class Telemetry:
     def on_ready(self, ready: Introduction) -> None:
         """The engine takes requests, for the first time or again."""
         self.ready = ready
-        self.work = Work(self.spec, ready.dtype or self.spec.dtype)
+        self.work = Work(
+            self.spec,
+            ready.dtype or self.spec.dtype,
+            kv_dtype=ready.kv_dtype,
+            bytes_per_weight=ready.description.bytes_per_weight,
+        )
         self.roof.take(ready.description.ceilings)
         self.roof.judge_residence(self.work.weight_bytes)
 

@@ -2,7 +2,6 @@
 
 from itertools import islice
 
-from headway.core.model_spec import DTYPE_BYTES
 from headway.core.plan import Description
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
@@ -64,7 +63,7 @@ def model_facts(telemetry: Telemetry) -> ModelFacts:
         vocab_size=spec.vocab_size,
         weight_bytes=spec.weight_bytes(dtype),
         step_weight_bytes=telemetry.work.weight_bytes,
-        kv_bytes_per_token=spec.kv_bytes_per_token(dtype),
+        kv_bytes_per_token=spec.kv_bytes_per_token(telemetry.work.kv_dtype),
         flops_per_token=spec.flops(1),
     )
 
@@ -104,7 +103,7 @@ def this_moment(telemetry: Telemetry, now_s: float) -> Now:
 
 def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
     """The KV groups with their blocks."""
-    groups, size = telemetry.spec.kv_groups, DTYPE_BYTES[telemetry.work.dtype]
+    groups, kv_dtype = telemetry.spec.kv_groups, telemetry.work.kv_dtype
     nothing = [0] * len(groups)
     used = telemetry.last.group_blocks_used if telemetry.last else nothing
     total = telemetry.ready.group_blocks if telemetry.ready else nothing
@@ -113,7 +112,7 @@ def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
             kind=group.kind,
             window=group.window,
             num_layers=len(group.layers),
-            bytes_per_token=group.bytes_per_token(size),
+            bytes_per_token=group.bytes_per_token(kv_dtype),
             blocks_used=in_use,
             blocks_total=blocks,
         )

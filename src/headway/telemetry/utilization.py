@@ -19,14 +19,20 @@ MIN_RAISE_S = 0.5
 
 
 class Work:
-    """What steps of one model must read and compute, in the type it runs with."""
+    """What steps of one model must read and compute, in the type it runs with.
 
-    def __init__(self, spec: ModelSpec, dtype: str) -> None:
-        self.spec, self.dtype = spec, dtype
-        self.kv_bytes = [group.bytes_per_token(DTYPE_BYTES[dtype]) for group in spec.kv_groups]
-        self.weight_bytes = spec.step_weight_bytes(dtype)
-        self._dense_bytes = spec.step_weight_bytes(dtype, experts_read=0)
-        self._expert_bytes = spec.expert_parameters * DTYPE_BYTES[dtype]
+    `bytes_per_weight` is that of rounded weights, 0: that of the type; `kv_dtype` "" is the type.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, dtype: str, kv_dtype: str = "", bytes_per_weight: float = 0.0
+    ) -> None:
+        self.spec, self.dtype, self.kv_dtype = spec, dtype, kv_dtype or dtype
+        self.kv_bytes = [group.bytes_per_token(self.kv_dtype) for group in spec.kv_groups]
+        share = (bytes_per_weight or DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
+        self.weight_bytes = round(spec.step_weight_bytes(dtype) * share)
+        self._dense_bytes = round(spec.step_weight_bytes(dtype, experts_read=0) * share)
+        self._expert_bytes = round(spec.expert_parameters * DTYPE_BYTES[dtype] * share)
 
     def num_bytes(self, steps: StepSums) -> float:
         """Weights once a step, experts as often as they were hit, and the KV that was read."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+INT8_SCALE_BYTES = 4
+"""Each head of a token in an int8 KV cache has a scale, in fp32."""
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 
@@ -72,9 +74,13 @@ class KVGroupSpec:
     def kind(self) -> Literal["full", "window"]:
         return "window" if self.window else "full"
 
-    def bytes_per_token(self, dtype_bytes: int) -> int:
-        """2 (K and V) · layers · kv_heads · head_dim · bytes."""
-        return 2 * len(self.layers) * self.num_kv_heads * self.head_dim * dtype_bytes
+    def bytes_per_token(self, kv_dtype: str) -> int:
+        """2 (K and V) · layers · kv_heads · bytes of a head: 64 of bfloat16 are 128, of int8 68."""
+        if kv_dtype == "int8":
+            head = self.head_dim + INT8_SCALE_BYTES
+        else:
+            head = self.head_dim * DTYPE_BYTES[kv_dtype]
+        return 2 * len(self.layers) * self.num_kv_heads * head
 
     def seen(self, context: int) -> int:
         """Tokens of a context that the next token reads here: all, or the window."""
@@ -232,7 +238,6 @@ class ModelSpec:
             for window in windows
         )
 
-    def kv_bytes_per_token(self, dtype: str | None = None) -> int:
+    def kv_bytes_per_token(self, kv_dtype: str | None = None) -> int:
         """KV bytes one token takes over all groups, while all of them hold it."""
-        size = DTYPE_BYTES[dtype or self.dtype]
-        return sum(group.bytes_per_token(size) for group in self.kv_groups)
+        return sum(group.bytes_per_token(kv_dtype or self.dtype) for group in self.kv_groups)

@@ -18,6 +18,11 @@ class DoctorOptions:
         common=True,
     )
     json: bool = option(False, "Print one JSON object instead of tables.", common=True)
+    machine: bool = option(
+        False,
+        "The machine and its kernels alone, measured on all cores, without the plan for a model.",
+        common=True,
+    )
     model: str = option("", "URL: which model, where several are served.")
     api_key: str = option("", "Key to send.", secret=True)
     price_per_hour: float | None = option(

@@ -7,6 +7,7 @@
 from dataclasses import dataclass
 
 from headway.core.options.field import Bytes, Seconds, option
+from headway.core.quantization import FORMATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,27 @@ class EngineOptions:
     )
     attention_backend: str = option(
         "auto",
-        "Attention: reference (plain torch, slow) or sdpa.",
-        choices=("auto", "reference", "sdpa"),
+        "Attention: native (a CPU's, compiled at install), sdpa (torch's) or reference (slow).",
+        choices=("auto", "native", "sdpa", "reference"),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of keys and values in memory: the model's, or int8 (native attention only).",
+        choices=("auto", "int8"),
+    )
+    kernels: str = option(
+        "auto",
+        "On a CPU: native (compiled at install) or torch; auto is native where it loads.",
+        choices=("auto", "native", "torch"),
+    )
+    quantization: str = option(
+        "none",
+        "Round the weights of linear layers while loading; int4 keeps the head in int8.",
+        choices=FORMATS,
+        common=True,
+    )
+    quantization_group: int = option(
+        64, "Inputs that share a scale in int4: 32, 64 or 128.", low=32, high=128
     )
     threads: int | None = option(None, "CPU threads the model computes with.", low=1, high=1024)
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", low=0)

@@ -68,8 +68,9 @@ class MaskMaker:
             self._executor.unsafe_compute_mask_ptr(
                 pairs, words.ctypes.data, words.shape[1] * words.itemsize, len(later)
             )
+            possible: list[bool] = words.any(axis=1).tolist()  # type: ignore[assignment]
             for (sequence_id, state, matcher), row, any_allowed in zip(
-                later, words, words.any(axis=1).tolist(), strict=True
+                later, words, possible, strict=True
             ):
                 if matcher.is_error():
                     state.fail()

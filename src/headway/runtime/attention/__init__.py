@@ -1,13 +1,46 @@
 """Attention over paged KV: one backend a file, chosen by the name a user types."""
 
+from headway.core.errors import UsageError
+from headway.core.resolve import Settings
 from headway.runtime.attention.cache import KVLayer, allocate_kv
+from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionBackend, AttentionRule
 from headway.runtime.attention.reference import ReferenceAttention
 from headway.runtime.attention.sdpa import SdpaAttention
+from headway.runtime.native.library import NativeLibrary
+
+
+def choose_attention(
+    settings: Settings, library: NativeLibrary | None
+) -> tuple[AttentionBackend, tuple[str, str]]:
+    """(the backend, (its name, why)): the one resolved, or torch's where no library loaded."""
+    name = settings.attention_backend
+    if name != "native":
+        return BACKENDS[name](), (name, "as resolved")
+    if library is not None:
+        return NativeAttention(library), (name, f"compiled for {library.instruction_set}")
+    if settings.kv_dtype == "int8":
+        raise UsageError(
+            "--kv-cache-dtype int8: the native kernels gave a wrong product on this CPU.",
+            "Use --kv-cache-dtype auto.",
+        )
+    return SdpaAttention(), (SdpaAttention.name, "the native kernels did not load")
+
 
 BACKENDS: dict[str, type[AttentionBackend]] = {
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
 }
 
-__all__ = ["BACKENDS", "AttentionBackend", "AttentionRule", "KVLayer", "allocate_kv"]
+"""Those of torch, on any device; the native one needs its library."""
+
+__all__ = [
+    "BACKENDS",
+    "AttentionBackend",
+    "AttentionRule",
+    "KVLayer",
+    "NativeAttention",
+    "NativeKVLayer",
+    "allocate_kv",
+    "choose_attention",
+]

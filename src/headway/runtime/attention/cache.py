@@ -1,6 +1,7 @@
 """The KV memory itself: per layer, K and V of every slot of its group's blocks."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,16 +12,47 @@ from headway.core.plan import BlockCopy
 
 @dataclass(slots=True)
 class KVLayer:
-    """K and V of one layer, each (blocks, block_size, G, D), and the index of its KV group."""
+    """K and V of one layer, each (blocks, block_size, G, D), and the index of its KV group.
+
+    A backend may bring its own, with blocks laid out otherwise; block ids always come first.
+    """
 
     k: Tensor
     v: Tensor
     group: int
 
+    @classmethod
+    def zeros(
+        cls,
+        shape: tuple[int, int, int, int],
+        group: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> Self:
+        """Memory of `shape` (blocks, block_size, G, D)."""
+        k, v = torch.zeros(2, *shape, dtype=dtype, device=device)
+        return cls(k, v, group)
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return int(self.k.shape[1])
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All its tensors, blocks first."""
+        return [self.k, self.v]
+
     def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
         """Put this step's keys and values into their slots."""
         self.k.view(-1, *self.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
         self.v.view(-1, *self.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
+
+    def wipe(self, slots_T: Tensor) -> None:
+        """Make these slots zeros again."""
+        blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
+        self.k[blocks, offsets] = 0
+        self.v[blocks, offsets] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of consecutive blocks, (…, B · block_size, G, D) for block ids (…, B)."""
@@ -35,14 +67,14 @@ def allocate_kv(
     block_size: int,
     dtype: torch.dtype,
     device: str,
+    kind: type[KVLayer] = KVLayer,
 ) -> list[KVLayer]:
     """KV memory for all layers, by layer index; block 0 starts as zeros, as all do."""
     layers: dict[int, KVLayer] = {}
     for index, (group, count) in enumerate(zip(groups, num_blocks, strict=True)):
         shape = (count, block_size, group.num_kv_heads, group.head_dim)
         for layer in group.layers:
-            k = torch.zeros(shape, dtype=dtype, device=device)
-            layers[layer] = KVLayer(k, torch.zeros_like(k), index)
+            layers[layer] = kind.zeros(shape, index, dtype, device)
     return [layers[layer] for layer in sorted(layers)]
 
 
@@ -53,5 +85,5 @@ def copy_blocks(layers: list[KVLayer], copies: list[BlockCopy]) -> None:
         targets = [copy.target for copy in copies if copy.group == group]
         for layer in layers:
             if layer.group == group:
-                layer.k[targets] = layer.k[sources]
-                layer.v[targets] = layer.v[sources]
+                for part in layer.parts:
+                    part[targets] = part[sources]

@@ -34,7 +34,10 @@ class AttentionRule:
 
 
 class AttentionBackend(Protocol):
-    """T tokens, N query heads, G KV heads, D head size."""
+    """T tokens, N query heads, G KV heads, D head size. `kv_layer` is the memory it reads."""
+
+    name: str
+    kv_layer: type[KVLayer]
 
     def attend(
         self,

@@ -12,6 +12,7 @@ class ReferenceAttention:
     """Scores, mask, softmax, sum; nothing fused, nothing batched."""
 
     name = "reference"
+    kv_layer: type[KVLayer] = KVLayer
 
     def attend(
         self,
@@ -24,7 +25,7 @@ class ReferenceAttention:
     ) -> Tensor:
         layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
         tables = batch.block_tables_GSB[layer.group]
-        block_size = layer.k.shape[1]
+        block_size = layer.block_size
         out = torch.empty_like(q_TND)
         begin = 0
         for row, (length, context) in enumerate(

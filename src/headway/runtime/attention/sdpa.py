@@ -31,6 +31,7 @@ class SdpaAttention:
     """Flash attention of torch; see the module."""
 
     name = "sdpa"
+    kv_layer: type[KVLayer] = KVLayer
 
     def attend(
         self,
@@ -65,7 +66,7 @@ def decode_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Deco
 
 def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[DecodeView]:
     """Worked example, blocks of 4, window 6: a context of 13 sees 7 … 12, in its blocks 1 … 3."""
-    block_size = layer.k.shape[1]
+    block_size = layer.block_size
     tables_SB = batch.block_tables_GSB[layer.group]
     device = tables_SB.device
     contexts = batch.context_lens[: batch.num_decodes]

@@ -8,10 +8,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headway.runtime.rounding import RoundedWeight, round_rows
+
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias, (T, O)."""
     return functional.linear(x_TH, weight_OH, bias_O)
+
+
+EXACT_INPUTS = 1024
+"""Products of bytes that fp32 adds up exactly: 1024 · 127 · 127 is below 2^24."""
+
+
+def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias on rounded numbers, (T, O): sums of a group are exact, groups in order."""
+    rows_TH, scales_T = round_rows(x_TH)
+    levels_OH, scales_OG = weight.levels_OH, weight.scales_OG
+    total_TO = torch.zeros(len(x_TH), len(levels_OH), dtype=torch.float64, device=x_TH.device)
+    size = weight.group or EXACT_INPUTS
+    parts = zip(rows_TH.split(size, 1), levels_OH.split(size, 1), strict=True)
+    for index, (rows, levels) in enumerate(parts):
+        scale_O = scales_OG[:, index if weight.group else 0].double()
+        total_TO += functional.linear(rows.float(), levels.float()).double() * scale_O
+    out_TO = (total_TO * scales_T[:, None]).float()
+    return (out_TO if bias_O is None else out_TO + bias_O.float()).to(x_TH.dtype)
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) -> Tensor:

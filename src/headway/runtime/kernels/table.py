@@ -1,21 +1,31 @@
 """Which version of each operation runs here, and why. Adding a kernel is adding a row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from headway.core.machine import Machine
+from headway.core.quantization import Quantization
 from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
+from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
+from headway.runtime.native.layers import NativeLayers
+from headway.runtime.native.library import NativeLibrary
+from headway.runtime.native.linear import NativeLinear
+from headway.runtime.native.load import load
+from headway.runtime.native.quantized import NativeQuantizedLinear
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 GATED = {"silu": reference.silu_mul, "gelu_tanh": reference.gelu_tanh_mul}
 """The middle of a gated MLP, by its activation."""
+LAYERS = ("rms_norm", "gated", "rope")
+"""What lies between the products of a layer."""
 
 
 class LinearKernel(Protocol):
@@ -26,12 +36,12 @@ class LinearKernel(Protocol):
 
     few_rows: int
 
-    def prepare(self, weight_OH: Tensor) -> Tensor:
-        """The weight as the product reads it."""
+    def prepare(self, weight_OH: Tensor) -> Any:
+        """The weight as the product reads it: a tensor, or something with `nbytes`."""
         ...
 
-    def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-        """x · weightᵀ + bias, (T, O), in the type of x."""
+    def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None, /) -> Tensor:
+        """x · weightᵀ + bias, (T, O), in the type of x; `weight` as prepared."""
         ...
 
 
@@ -52,26 +62,78 @@ class PlainLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The chosen functions; `reasons` maps an operation to (name, why)."""
+    """The chosen functions; `reasons` maps an operation to (name, why).
+
+    `linear` multiplies weights in the type of the model, `quantized` those of each other format.
+    """
 
     linear: LinearKernel
+    quantization: Quantization = Quantization()
+    quantized: dict[str, LinearKernel] = field(default_factory=dict)
+    library: NativeLibrary | None = None
     rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = reference.rms_norm
     gated: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: dict(GATED))
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = reference.rope
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
+    def linear_for(self, module: str) -> LinearKernel:
+        """The kernel of one linear layer: `layers.0.mlp.down`, `head`."""
+        return self.quantized.get(self.quantization.format_of(module), self.linear)
+
 
 def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     """The kernels for this device, weight type and CPU."""
     torch_why = "torch's own is the fastest there is here"
-    reasons = dict.fromkeys(("rms_norm", "gated", "rope"), ("torch", torch_why))
-    linear, reasons["linear"] = choose_linear(settings, machine)
-    return Kernels(linear=linear, reasons=reasons)
+    reasons = dict.fromkeys((*LAYERS, "sampling"), ("torch", torch_why))
+    library, why = None, ""
+    if settings.kernels == "native":
+        torch.set_num_threads(1)  # as beside native kernels; without them the caller sets more
+        library, why = load(settings.threads)
+    linear, reasons["linear"] = choose_linear(settings, machine, library)
+    if settings.kernels == "native" and library is None:
+        reasons["linear"] = (reasons["linear"][0], why)
+    quantized: dict[str, LinearKernel] = {}
+    if settings.quantization.format != "none":
+        quantized, reasons["quantized"] = choose_quantized(settings, library, why)
+    kernels = Kernels(
+        linear=linear,
+        quantization=settings.quantization,
+        quantized=quantized,
+        library=library,
+        reasons=reasons,
+    )
+    if library is None:
+        return kernels
+    layers, name = NativeLayers(library), library.instruction_set
+    reasons |= dict.fromkeys(LAYERS, ("native", f"{name}, one pass each"))
+    reasons["sampling"] = ("native", f"{name}, no sort; the same tokens as torch")
+    return replace(kernels, rms_norm=layers.rms_norm, gated=layers.gated, rope=layers.rope)
 
 
-def choose_linear(settings: Settings, machine: Machine) -> tuple[LinearKernel, tuple[str, str]]:
+def choose_quantized(
+    settings: Settings, library: NativeLibrary | None, why: str
+) -> tuple[dict[str, LinearKernel], tuple[str, str]]:
+    """(the kernel of each format, (their name, why))."""
+    groups = {"int8": 0, "int4": settings.quantization.group}
+    if library is not None:
+        native: dict[str, LinearKernel] = {
+            name: NativeQuantizedLinear(library, group) for name, group in groups.items()
+        }
+        return native, ("native", f"{library.instruction_set}, {settings.quantization}")
+    rounded: dict[str, LinearKernel] = {
+        name: RoundedLinear(group) for name, group in groups.items()
+    }
+    slow = "plain torch, which saves memory and no time"
+    return rounded, ("torch", f"{slow}: {why}" if why else slow)
+
+
+def choose_linear(
+    settings: Settings, machine: Machine, library: NativeLibrary | None = None
+) -> tuple[LinearKernel, tuple[str, str]]:
     """(the kernel, (its name, why))."""
     dtype = settings.dtype
+    if library is not None:
+        return NativeLinear(library), ("native", f"{library.instruction_set}, {dtype} as it is")
     if settings.device != "cpu":
         return PlainLinear(reference.linear), ("torch", "torch's own is the fastest there is here")
     if settings.pack_weights and onednn.available():

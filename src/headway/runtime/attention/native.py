@@ -1,0 +1,133 @@
+"""Paged attention in native code: one pass over K and V for all rows of a KV head's group.
+
+Chunks and decodes are one job. A row's result is the same to the bit whatever chunk, batch or
+thread it is computed in; see native/attention.inl.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.protocol import AttentionRule
+from headway.runtime.batch import Batch
+from headway.runtime.native.library import TYPES, NativeLibrary, address
+
+KV_TYPES = {**TYPES, torch.int8: 3}
+SPARE = 64
+"""Numbers behind the last V: a vector may begin in its last channels."""
+
+
+@dataclass(slots=True)
+class NativeKVLayer(KVLayer):
+    """K (blocks, G, D, block_size), V (blocks, G, block_size, D); see native/kv.inl.
+
+    int8 numbers have a scale for each token and head: (blocks, G, block_size), empty otherwise.
+    """
+
+    k_scale: Tensor
+    v_scale: Tensor
+    numbers: tuple[int, ...] = field(init=False)
+    """What the native calls are told of it."""
+
+    def __post_init__(self) -> None:
+        _, kv_heads, head_dim, block_size = self.k.shape
+        addresses = [address(part) for part in (self.k, self.v, self.k_scale, self.v_scale)]
+        self.numbers = (*addresses, kv_heads, head_dim, block_size, KV_TYPES[self.k.dtype])
+
+    @classmethod
+    def zeros(
+        cls, shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, device: str
+    ) -> Self:
+        blocks, block_size, kv_heads, head_dim = shape
+        k = torch.zeros(blocks, kv_heads, head_dim, block_size, dtype=dtype)
+        v = torch.zeros(k.numel() + SPARE, dtype=dtype)[: k.numel()]
+        scales = (blocks, kv_heads, block_size) if dtype == torch.int8 else (0,)
+        k_scale, v_scale = torch.zeros(2, *scales)
+        return cls(k, v.view(blocks, kv_heads, block_size, head_dim), group, k_scale, v_scale)
+
+    @property
+    def block_size(self) -> int:
+        return int(self.k.shape[3])
+
+    @property
+    def parts(self) -> list[Tensor]:
+        scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
+        return [self.k, self.v, *scales]
+
+    def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
+        raise NotImplementedError("the native backend writes, with its library")
+
+    def wipe(self, slots_T: Tensor) -> None:
+        blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
+        self.k[blocks, :, :, offsets] = 0
+        for part in self.parts[1:]:
+            part[blocks, :, offsets] = 0
+
+    def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
+        """In fp32 where the memory is int8; for comparisons, the kernels read it in place."""
+        k = self.k[blocks_B].movedim(-1, -3)
+        v = self.v[blocks_B].movedim(-2, -3)
+        if self.k_scale.numel():
+            k = k * self.k_scale[blocks_B].movedim(-1, -2)[..., None]
+            v = v * self.v_scale[blocks_B].movedim(-1, -2)[..., None]
+        return k.flatten(-4, -3), v.flatten(-4, -3)
+
+
+class NativeAttention:
+    """One call writes, one attends. The output is valid until the next call."""
+
+    name = "native"
+    kv_layer: type[KVLayer] = NativeKVLayer
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._out = torch.empty(0)
+
+    def attend(
+        self,
+        q_TND: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        layer: KVLayer,
+        batch: Batch,
+        rule: AttentionRule,
+    ) -> Tensor:
+        assert isinstance(layer, NativeKVLayer)
+        self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
+        q = rows(q_TND)
+        if self._out.numel() < q.numel() or self._out.dtype != q.dtype:
+            self._out = torch.empty(q.numel(), dtype=q.dtype)
+        out_TND = self._out[: q.numel()].view(q.shape)
+        tables_SB = batch.block_tables_GSB[layer.group]
+        self._library.calls.attention(
+            *(address(q), address(out_TND), q.stride(0)),
+            *(address(tables_SB), *(address(lens) for lens in lens_of(batch, layer.group))),
+            *(*tables_SB.shape, q.shape[1], rule.window, rule.scale, rule.softcap),
+            *(TYPES[q.dtype], *layer.numbers),
+        )
+        return out_TND
+
+    def write(self, k_TGD: Tensor, v_TGD: Tensor, layer: NativeKVLayer, slots_T: Tensor) -> None:
+        """Put this step's keys and values into their slots, in the memory's own type."""
+        k, v = rows(k_TGD), rows(v_TGD)
+        self._library.calls.write_kv(
+            *(address(k), address(v), k.stride(0), v.stride(0)),
+            *(address(slots_T), len(slots_T), TYPES[k.dtype], *layer.numbers),
+        )
+
+
+def lens_of(batch: Batch, group: int) -> tuple[Tensor, Tensor]:
+    """Query and context lengths as tensors, made by a group's first layer."""
+    if group not in batch.views:
+        batch.views[group] = torch.tensor(batch.query_lens), torch.tensor(batch.context_lens)
+    found: tuple[Tensor, Tensor] = batch.views[group]
+    return found
+
+
+def rows(x_TND: Tensor) -> Tensor:
+    """`x_TND` such that each token's numbers are side by side; a slice of a wider row is."""
+    side_by_side = x_TND.stride()[1:] == (x_TND.shape[2], 1)
+    return x_TND if side_by_side else x_TND.contiguous()

@@ -1,0 +1,14 @@
+"""Which native kernels run on this machine, found out without torch."""
+
+
+def best_instruction_set() -> tuple[str, str]:
+    """(its name, why), or ("", why there is none): avx512, avx2 or portable.
+
+    The module may be missing (no compiler at install) or may not load (another machine's build).
+    """
+    try:
+        from headway.runtime.native import _native
+    except ImportError as error:
+        return "", f"the native kernels are not there ({str(error)[:200]})"
+    name = _native.instruction_sets()[0]
+    return name, f"compiled for {name}, the best that this CPU runs"

@@ -1,0 +1,77 @@
+"""What native kernels must get right before they are used: each operation once, on small inputs.
+
+An instruction set that no machine of ours has is compiled all the same; where it computes wrongly
+the next one is taken, or torch.
+"""
+
+import torch
+
+from headway.core.quantization import GROUPS
+from headway.runtime.attention.native import NativeAttention, NativeKVLayer
+from headway.runtime.attention.protocol import AttentionRule
+from headway.runtime.attention.reference import attend_one
+from headway.runtime.batch import Batch
+from headway.runtime.native.layers import layers_are_right
+from headway.runtime.native.library import TYPES, NativeLibrary
+from headway.runtime.native.linear import NativeLinear
+from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.runtime.native.sampling import sampling_is_right
+from headway.runtime.rounding import round_rows, round_weight
+
+
+def is_right(library: NativeLibrary) -> bool:
+    """Whether every operation's results are those of torch."""
+    checks = (multiplies_right, multiplies_rounded_right, attends_right)
+    return all(check(library) for check in (*checks, layers_are_right, sampling_is_right))
+
+
+def multiplies_right(library: NativeLibrary) -> bool:
+    """Whether a small product comes out as torch has it."""
+    draw = torch.Generator().manual_seed(0)
+    kernel = NativeLinear(library)
+    for dtype in TYPES:
+        x, weight = (torch.randn(size, 33, generator=draw).to(dtype) for size in (7, 45))
+        found = kernel(x, kernel.prepare(weight), None).float()
+        if not torch.allclose(found, x.float() @ weight.float().T, rtol=2e-2, atol=2e-1):
+            return False
+    return True
+
+
+def multiplies_rounded_right(library: NativeLibrary) -> bool:
+    """The same on int8 and int4 weights: torch multiplies the rounded numbers."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, 3 * 128, generator=draw) for size in (7, 45))
+    levels, scales = round_rows(x)
+    for group in (0, *GROUPS):
+        kernel, rounded = NativeQuantizedLinear(library, group), round_weight(weight, group)
+        each = rounded.scales_OG.repeat_interleave(group or weight.shape[1], 1)
+        expected = levels * scales[:, None] @ (rounded.levels_OH * each).T
+        found = kernel(x, kernel.pack(rounded), None)
+        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-3):
+            return False
+    return True
+
+
+def attends_right(library: NativeLibrary) -> bool:
+    """Whether a small causal attention does, in each type of KV: 41 tokens, 6 heads on 2."""
+    draw, rule = torch.Generator().manual_seed(0), AttentionRule(scale=0.3, softcap=5.0)
+    slots, blocks = torch.arange(16, 57), torch.arange(1, 4)
+    for dtype, kv_dtype in [*zip(TYPES, TYPES, strict=True), (torch.bfloat16, torch.int8)]:
+        q, k, v = (torch.randn(41, heads, 20, generator=draw).to(dtype) for heads in (6, 2, 2))
+        layer = NativeKVLayer.zeros((4, 16, 2, 20), 0, kv_dtype, "cpu")
+        batch = Batch(
+            token_ids_T=slots,
+            positions_T=slots - 16,
+            slots_GT=[slots],
+            block_tables_GSB=[blocks[None]],
+            query_lens=[41],
+            context_lens=[41],
+            num_decodes=0,
+            sampled_rows=[],
+            sampled_sequences=[],
+        )
+        found = NativeAttention(library).attend(q, k, v, layer, batch, rule).float()
+        expected = attend_one(q.float(), k.float(), v.float(), rule)
+        if not torch.allclose(found, expected, rtol=5e-2, atol=5e-2):
+            return False
+    return True

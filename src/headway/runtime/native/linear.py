@@ -1,0 +1,67 @@
+"""Linear layers in the type of the checkpoint: 16-bit weights stay 16 bits wide, and are packed.
+
+An AVX2 core widens bf16 as it reads, so that a product moves half the bytes of an fp32 one and
+multiplies as fast; see native/linear.inl.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.runtime.native.library import TYPES, NativeLibrary, address
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight (outputs, inputs) in the panels of one instruction set."""
+
+    panels: Tensor
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.panels.nbytes)
+
+
+class NativeLinear:
+    """x · weightᵀ + bias on packed weights, sums in fp32."""
+
+    few_rows = 0
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._scratch = torch.empty(0)
+
+    def prepare(self, weight_OH: Tensor) -> PackedWeight:
+        """The weight in panels; as many bytes, outputs rounded up to whole panels."""
+        weight = weight_OH.detach().contiguous()
+        outputs, inputs = weight.shape
+        width = 2 * self._library.lanes
+        panels = torch.empty(-(-outputs // width) * width, inputs, dtype=weight.dtype)
+        self._library.calls.pack_linear(
+            address(weight), address(panels), outputs, inputs, TYPES[weight.dtype]
+        )
+        return PackedWeight(panels, outputs, inputs, weight.dtype)
+
+    def __call__(self, x_TH: Tensor, weight: PackedWeight, bias_O: Tensor | None) -> Tensor:
+        """(T, O) in the type of x; a bias has that type too."""
+        x = x_TH.contiguous()
+        out_TO = torch.empty(x.shape[0], weight.outputs, dtype=x.dtype)
+        if x.dtype != torch.float32 and self._scratch.numel() < x.numel():
+            self._scratch = torch.empty(x.numel())
+        self._library.calls.linear(
+            address(x),
+            address(weight.panels),
+            address(bias_O),
+            address(out_TO),
+            address(self._scratch),
+            x.shape[0],
+            weight.inputs,
+            weight.outputs,
+            TYPES[x.dtype],
+            TYPES[weight.dtype],
+        )
+        return out_TO

@@ -1,0 +1,139 @@
+"""Linear layers on int8 and int4 weights, activations rounded to int8: see native/quantized.inl.
+
+Rounding the activations is a call of its own, so that an operation before it may do that on its
+way.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.rounding import RoundedWeight, round_weight
+
+INT8_STEP, LONGEST_BLOCK = 4, 64
+MOST_INPUTS = 1 << 17
+"""Beyond it a sum of products of bytes could leave 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLevels:
+    """A rounded weight in the panels of one instruction set; int8's scales stand beside."""
+
+    panels: Tensor
+    scales: Tensor | None
+    outputs: int
+    inputs: int
+    group: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedRows:
+    """Rows in int8, padded with zeros; a scale for each, and what their sums begin with.
+
+    All three are flat, and may be longer than the rows that were asked for.
+    """
+
+    levels: Tensor
+    scales: Tensor
+    starts: Tensor
+
+    @staticmethod
+    def of(tokens: int, padded: int, blocks: int) -> "RoundedRows":
+        """Room for so many rows of `padded` numbers and `blocks` sums."""
+        return RoundedRows(
+            torch.empty(tokens * padded, dtype=torch.int8),
+            torch.empty(tokens),
+            torch.empty(tokens * blocks, dtype=torch.int32),
+        )
+
+
+class NativeQuantizedLinear:
+    """x · weightᵀ + bias on rounded weights; `group` 0 is int8, else int4 in such groups."""
+
+    few_rows = 0
+
+    def __init__(self, library: NativeLibrary, group: int) -> None:
+        self._library = library
+        self._rows = RoundedRows.of(0, 0, 0)
+        self.group = group
+
+    def prepare(self, weight_OH: Tensor) -> PackedLevels:
+        """The weight, rounded and in panels."""
+        return self.pack(round_weight(weight_OH, self.group))
+
+    def pack(self, weight: RoundedWeight) -> PackedLevels:
+        """Rounded weights in panels."""
+        outputs, inputs = weight.levels_OH.shape
+        assert inputs <= MOST_INPUTS and weight.group == self.group
+        width = 2 * self._library.lanes
+        panels = -(-outputs // width)
+        if self.group:
+            groups = weight.scales_OG.shape[1]
+            panel_bytes = groups * width * (2 + self.group // 2)
+            scales, halves = None, weight.scales_OG.half()
+        else:
+            panel_bytes = self._padded(inputs) * width
+            scales, halves = torch.zeros(panels * width), None
+            scales[:outputs] = weight.scales_OG[:, 0]
+        packed = torch.empty(panels * panel_bytes, dtype=torch.uint8)
+        levels = weight.levels_OH.contiguous()
+        self._library.calls.pack_quantized(
+            address(levels),
+            address(halves),
+            address(packed),
+            outputs,
+            inputs,
+            self.group,
+        )
+        return PackedLevels(packed, scales, outputs, inputs, self.group)
+
+    def _padded(self, inputs: int) -> int:
+        """Bytes of a row of `inputs` numbers."""
+        unit = self.group or INT8_STEP
+        return -(-inputs // unit) * unit
+
+    def round_rows(self, x: Tensor) -> RoundedRows:
+        """Each row of x, contiguous, as levels of -127 … 127 and a scale; until the next call."""
+        tokens, inputs = x.shape
+        padded = self._padded(inputs)
+        blocks = padded // min(self.group, LONGEST_BLOCK) if self.group else 1
+        rows = self._rows
+        if rows.levels.numel() < tokens * padded or rows.scales.numel() < tokens:
+            rows = self._rows = RoundedRows.of(tokens, padded, blocks)
+        self._library.calls.quantize_rows(
+            address(x),
+            address(rows.levels),
+            address(rows.scales),
+            address(rows.starts),
+            tokens,
+            inputs,
+            self.group,
+            TYPES[x.dtype],
+        )
+        return rows
+
+    def __call__(self, x_TH: Tensor, weight: PackedLevels, bias_O: Tensor | None) -> Tensor:
+        """(T, O) in the type of x; a bias has that type too."""
+        rows = self.round_rows(x_TH.contiguous())
+        out_TO = torch.empty(x_TH.shape[0], weight.outputs, dtype=x_TH.dtype)
+        self._library.calls.quantized(
+            address(rows.levels),
+            address(rows.scales),
+            address(rows.starts),
+            address(weight.panels),
+            address(weight.scales),
+            address(bias_O),
+            address(out_TO),
+            x_TH.shape[0],
+            weight.inputs,
+            weight.outputs,
+            self.group,
+            TYPES[x_TH.dtype],
+        )
+        return out_TO

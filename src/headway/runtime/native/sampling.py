@@ -1,0 +1,98 @@
+"""Sampling in native code: masks, filters, draws and log-probabilities, row by row, unsorted.
+
+Same numbers of philox, same floors, masses in double: the tokens are those of `sampler.py` in
+torch, which stays the definition and takes the batches that are not settled here, those with a
+logit that is no number, say.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.runtime.native.library import NativeLibrary
+
+DRAW = np.dtype(
+    [
+        *(("logits", "u8"), ("allowed", "u8")),
+        *(("seed", "u8"), ("index", "u8"), ("position", "u8")),
+        *(("temperature", "f4"), ("log_min_p", "f4"), ("top_p", "f4"), ("top_k", "i4")),
+    ]
+)
+"""`Draw` of native/table.h: what one row is sampled with."""
+UNSETTLED = -1
+
+
+class NativeSampling:
+    """The calls, and the memory they work in."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._calls = library.calls
+        self._scratch = np.empty(0, np.uint8)
+
+    def takes(self, logits_RV: Tensor) -> bool:
+        """Whether these are logits as the kernels read them."""
+        on_cpu = logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32
+        return bool(on_cpu and logits_RV.is_contiguous() and logits_RV.shape[1] > 0)
+
+    def sample(self, draws_R: np.ndarray, vocabulary: int, mask_bytes: int) -> list[int] | None:
+        """A token a row, or None where one is for the reference."""
+        tokens_R = np.empty(len(draws_R), np.int64)
+        self._calls.sample(
+            draws_R.ctypes.data,
+            len(draws_R),
+            vocabulary,
+            mask_bytes,
+            self._room(vocabulary),
+            tokens_R.ctypes.data,
+        )
+        tokens: list[int] = tokens_R.tolist()
+        return None if UNSETTLED in tokens else tokens
+
+    def logprobs(
+        self, logits_RV: Tensor, token_ids: list[int], count: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """(log-probabilities of token and alternatives, (R, 1 + count), ranks, alternatives)."""
+        rows, vocabulary = logits_RV.shape
+        tokens_R = np.array(token_ids, np.int64)
+        values = np.empty((rows, 1 + count), np.float32)
+        ranks_R, top_tokens = np.empty(rows, np.int64), np.empty((rows, count), np.int64)
+        self._calls.logprobs(
+            logits_RV.data_ptr(),
+            rows,
+            vocabulary,
+            tokens_R.ctypes.data,
+            count,
+            self._room(vocabulary),
+            values.ctypes.data,
+            ranks_R.ctypes.data,
+            top_tokens.ctypes.data,
+        )
+        return None if (ranks_R == 0).any() else (values, ranks_R, top_tokens)
+
+    def _room(self, vocabulary: int) -> int:
+        """Address of enough scratch for all threads, 8 bytes aligned."""
+        needed = self._calls.sampling_bytes(vocabulary)
+        if self._scratch.nbytes < needed:
+            self._scratch = np.empty(needed, np.uint8)
+        return int(self._scratch.ctypes.data)
+
+
+def sampling_is_right(library: NativeLibrary) -> bool:
+    """Whether likeliest tokens, draws among the two likeliest and log-softmax come out."""
+    draw = torch.Generator().manual_seed(2)
+    native = NativeSampling(library)
+    logits_RV = torch.randn(3, 333, generator=draw) * 3
+    tops = logits_RV.topk(2)
+    draws_R = np.zeros(3, DRAW)
+    draws_R["logits"] = [row.data_ptr() for row in logits_RV]
+    draws_R["log_min_p"], draws_R["top_p"], draws_R["top_k"] = -np.inf, 1, 2
+    if native.sample(draws_R, 333, 0) != tops.indices[:, 0].tolist():
+        return False
+    draws_R["temperature"] = 0.8
+    drawn = native.sample(draws_R, 333, 0)
+    if drawn is None or not (tops.indices == torch.tensor(drawn)[:, None]).any(-1).all():
+        return False
+    found = native.logprobs(logits_RV, [0, 1, 2], 2)
+    values = logits_RV.log_softmax(-1)
+    wanted = torch.cat((values[:, :3].diag()[:, None], values.topk(2).values), 1)
+    return found is not None and np.allclose(found[0], wanted.numpy(), rtol=1e-4, atol=1e-4)
