@@ -21,10 +21,17 @@ from headway.core.machine import probe_machine
 from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.options import EngineOptions
 from headway.core.resolve import gib, resolve
-from headway.runtime.attention import BACKENDS, KVLayer
+from headway.runtime.attention import (
+    BACKENDS,
+    AttentionBackend,
+    AttentionRule,
+    KVLayer,
+    choose_attention,
+)
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Attention, Build
+from headway.runtime.native.available import best_instruction_set
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,12 +64,14 @@ class Bench:
     def __init__(self, config: dict[str, Any], backend: str) -> None:
         self.spec: ModelSpec = spec_from_config({**SHAPE, **config}, {})
         options = EngineOptions(device="cpu", threads=1, attention_backend=backend)
-        machine = probe_machine(None)
+        machine = probe_machine(None, best_instruction_set())
         settings, _ = resolve(options, machine, self.spec)
+        kernels = choose_kernels(settings, machine)
+        self.attention, _ = choose_attention(settings, kernels.library)
         build = Build(
             spec=self.spec,
-            kernels=choose_kernels(settings, machine),
-            attention=BACKENDS[backend](),
+            kernels=kernels,
+            attention=self.attention,
             dtype=torch.float32,
             device="cpu",
         )
@@ -71,7 +80,7 @@ class Bench:
     def bytes_read(self, context: int, batch: int) -> int:
         """K and V that a step must read in one layer."""
         (group,) = self.spec.kv_groups
-        return batch * group.seen(context) * group.bytes_per_token(4)
+        return batch * group.seen(context) * group.bytes_per_token("float32")
 
     def step_s(self, context: int, batch: int, repeats: int) -> float:
         """Median seconds of one layer's attention in a decode step."""
@@ -93,7 +102,7 @@ class Bench:
         blocks = 1 + batch * context // BLOCK_SIZE
         shape = (blocks, BLOCK_SIZE, self.spec.num_kv_heads, self.spec.head_dim)
         return [
-            KVLayer(torch.ones(shape), torch.ones(shape), 0) for _ in range(max(count, STEP_LAYERS))
+            filled(self.attention, shape, torch.float32) for _ in range(max(count, STEP_LAYERS))
         ]
 
     def _rows(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,22 +111,69 @@ class Bench:
         return q, k, v
 
     def _step(self, context: int, batch: int) -> Batch:
-        """One new token for each of `batch` sequences of `context` tokens, in scattered blocks."""
-        per_sequence = context // BLOCK_SIZE
-        generator = torch.Generator().manual_seed(0)
-        tables = 1 + torch.randperm(batch * per_sequence, generator=generator)
-        tables = tables.view(batch, per_sequence)
-        return Batch(
-            token_ids_T=torch.zeros(batch, dtype=torch.long),
-            positions_T=torch.full((batch,), context - 1),
-            slots_GT=[tables[:, -1] * BLOCK_SIZE + BLOCK_SIZE - 1],
-            block_tables_GSB=[tables],
-            query_lens=[1] * batch,
-            context_lens=[context] * batch,
-            num_decodes=batch,
-            sampled_rows=[],
-            sampled_sequences=[],
-        )
+        """One new token for each of `batch` sequences of `context` tokens."""
+        return step_of(batch, 1, context)
+
+
+def step_of(batch: int, length: int, context: int) -> Batch:
+    """`length` new tokens for each of `batch` sequences of `context`, in scattered blocks."""
+    per_sequence = context // BLOCK_SIZE
+    generator = torch.Generator().manual_seed(0)
+    tables = 1 + torch.randperm(batch * per_sequence, generator=generator)
+    tables = tables.view(batch, per_sequence)
+    at = torch.arange(context - length, context)
+    slots = (tables[:, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE).flatten()
+    return Batch(
+        token_ids_T=slots,
+        positions_T=slots,
+        slots_GT=[slots],
+        block_tables_GSB=[tables],
+        query_lens=[length] * batch,
+        context_lens=[context] * batch,
+        num_decodes=batch if length == 1 else 0,
+        sampled_rows=[],
+        sampled_sequences=[],
+    )
+
+
+def filled(
+    backend: AttentionBackend, shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> KVLayer:
+    """A layer's memory with a number everywhere, so that every page is there."""
+    layer = backend.kv_layer.zeros(shape, 0, dtype, "cpu")
+    for part in layer.parts:
+        part.fill_(1)
+    return layer
+
+
+def print_qwen(backend: AttentionBackend, repeats: int) -> None:
+    """Qwen2.5-0.5B's attention in bf16: N = 14, G = 2, D = 64; best of many, one thread."""
+    heads, kv_heads, head_dim = 14, 2, 64
+    rule = AttentionRule(scale=head_dim**-0.5)
+    print("\n| bf16, N 14, G 2, D 64 | KV | ms | GB/s of KV | GFLOP/s |")
+    print("| --- | --- | --- | --- | --- |")
+    steps = {"decode, 8 × 4096": (8, 1, 4096), "prefill 1024": (1, 1024, 1024)}
+    for name, (batch, length, context) in steps.items():
+        shape = (1 + batch * context // BLOCK_SIZE, BLOCK_SIZE, kv_heads, head_dim)
+        for kv_dtype in (torch.bfloat16, torch.int8)[: 2 if backend.name == "native" else 1]:
+            layers = [filled(backend, shape, kv_dtype) for _ in range(4)]
+            step = step_of(batch, length, context)
+            q, k, v = (
+                torch.randn(batch * length, n, head_dim).bfloat16()
+                for n in (heads, kv_heads, kv_heads)
+            )
+            times = []
+            for repeat in range(repeats + 1):
+                started = time.process_time()
+                backend.attend(q, k, v, layers[repeat % 4], step, rule)
+                times.append(time.process_time() - started)
+            best = min(times[1:])
+            num_bytes = sum(part.nbytes for part in layers[0].parts)
+            pairs = batch * sum(range(context - length + 1, context + 1))
+            rate = 4 * head_dim * heads * pairs / best / 1e9
+            kind = str(kv_dtype).removeprefix("torch.")
+            gb_s = num_bytes / best / 1e9
+            print(f"| {name} | {kind} | {best * 1e3:.2f} | {gb_s:.1f} | {rate:.0f} |")
 
 
 def bandwidth_bytes_per_s() -> float:
@@ -147,7 +203,8 @@ def measure(
 def main() -> None:
     """Print KV bytes by variant, then one table for each batch."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="sdpa", choices=sorted(BACKENDS))
+    parser.add_argument("--backend", default="native", choices=["native", *sorted(BACKENDS)])
+    parser.add_argument("--only-qwen", action="store_true", help="one shape, decode and prefill")
     parser.add_argument("--repeats", type=int, default=15)
     chosen = parser.parse_args()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the engine does
@@ -155,6 +212,9 @@ def main() -> None:
     with torch.inference_mode():
         benches = {name: Bench(config, chosen.backend) for name, config in VARIANTS.items()}
         print(f"One thread, {bandwidth_bytes_per_s() / 1e9:.1f} GB/s\n")
+        print_qwen(next(iter(benches.values())).attention, chosen.repeats)
+        if chosen.only_qwen:
+            return
         print_bytes(benches)
         for batch in BATCHES:
             print_times(batch, measure(benches, batch, chosen.repeats))

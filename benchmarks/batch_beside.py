@@ -216,12 +216,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--lines", type=int, default=5000)
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
+    parser.add_argument("--only-turns", action="store_true", help="no batch that is killed")
     parser.add_argument("--flags", default="", help="more flags of the server")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as data:
         server = Server(given.folder, data, given.flags.split())
         print(json.dumps(asyncio.run(compare(server, given))), flush=True)
-        print(json.dumps(asyncio.run(survive(server, given))))
+        if not given.only_turns:
+            print(json.dumps(asyncio.run(survive(server, given))))
 
 
 if __name__ == "__main__":

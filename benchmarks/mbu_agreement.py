@@ -26,7 +26,7 @@ from pathlib import Path
 
 import offline
 from headway import LLM
-from headway.core.model_spec import DTYPE_BYTES, ModelSpec
+from headway.core.model_spec import ModelSpec
 
 PROMPT, TOKENS, PAUSE_S = 128, 48, 11.0
 """After the pause the 10 s window of /stats holds the next round alone."""
@@ -74,10 +74,7 @@ async def streams(port: int, body: bytes, count: int) -> list[list[float]]:
 
 def bytes_a_step(spec: ModelSpec, dtype: str, rows: int, context: float) -> float:
     """The weights once, and the KV of every row."""
-    kv = sum(
-        group.bytes_per_token(DTYPE_BYTES[dtype]) * group.seen(round(context))
-        for group in spec.kv_groups
-    )
+    kv = sum(group.bytes_per_token(dtype) * group.seen(round(context)) for group in spec.kv_groups)
     return spec.step_weight_bytes(dtype) + rows * kv
 
 

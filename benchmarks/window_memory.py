@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 from headway.assemble import assemble
-from headway.core.model_spec import DTYPE_BYTES
 from headway.core.options import Bytes, EngineOptions
 from headway.core.request import Request, SamplingParams
 
@@ -46,8 +45,10 @@ def measure(window: int | None) -> list[tuple[int, int]]:
         )
         assembled = assemble(Path(folder), options)
     engine, groups = assembled.engine, assembled.spec.kv_groups
-    size = assembled.settings.block_size * DTYPE_BYTES[assembled.settings.dtype]
-    block_bytes = [group.bytes_per_token(1) * size for group in groups]
+    settings = assembled.settings
+    block_bytes = [
+        group.bytes_per_token(settings.kv_dtype) * settings.block_size for group in groups
+    ]
     found = []
     for number, length in enumerate(LENGTHS, 1):
         sampling = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)

@@ -78,9 +78,11 @@ def accepted(asked: Sequence[Example], reply: str) -> int:
     return sum(each.accepts(reply) for each in asked)
 
 
-def judge(name: str, folder: Path, reference: FolderModel, task: Task) -> Quality:
-    """Everything that is asked of one folder."""
-    model = FolderModel(folder, name=name, kv_memory=MEMORY)
+def judge(
+    name: str, folder: Path, reference: FolderModel, task: Task, **options: object
+) -> Quality:
+    """Everything that is asked of one folder; keyword arguments are the engine's options."""
+    model = FolderModel(folder, name=name, kv_memory=MEMORY, **options)
     right = []
     if task.questions:
         report = ask(model, questions=task.questions, seed=TEST_SEED)

@@ -58,6 +58,7 @@ def chats(questions: list[str]) -> list[list[dict[str, str]]]:
         {"max_num_batched_tokens": 7, "max_num_seqs": 4},
         {"max_num_batched_tokens": 64, "max_num_seqs": 16, "block_size": 1},
         {"attention_backend": "reference"},
+        {"attention_backend": "sdpa"},
     ],
     ids=str,
 )

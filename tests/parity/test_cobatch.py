@@ -32,6 +32,7 @@ ENGINES = [
     {"num_blocks": 70, "block_size": 1, "max_num_seqs": 16, "max_num_batched_tokens": 64},
     {"num_blocks": 6, "block_size": 16, "max_num_seqs": 6, "attention_backend": "reference"},
     {"num_blocks": 17, "block_size": 5, "max_num_seqs": 2, "max_num_batched_tokens": 2},
+    {"num_blocks": 9, "block_size": 8, "max_num_seqs": 5, "attention_backend": "sdpa"},
 ]
 
 

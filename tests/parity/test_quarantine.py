@@ -37,7 +37,7 @@ def step_all(engine: Engine) -> list[SequenceUpdate]:
     return updates
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("backend", ["native", "sdpa", "reference"])
 def test_an_overflow_fails_its_request_and_no_other(folder: Path, backend: str) -> None:
     requests = {i: greedy(i, prompt, 8) for i, prompt in PROMPTS.items()}
     clean = finish(poisoned(folder, backend), [requests[1]])

@@ -144,6 +144,11 @@ SETTINGS = {
     "chunks-of-1": {"max_num_batched_tokens": 1, "max_num_seqs": 1},
     "chunks-of-7": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
     "chunks-of-64-blocks-of-1": {"max_num_batched_tokens": 64, "block_size": 1},
+    "sdpa-chunks-of-7": {
+        "attention_backend": "sdpa",
+        "max_num_batched_tokens": 7,
+        "max_num_seqs": 3,
+    },
     "reference": {"attention_backend": "reference"},
     "reference-chunks-of-7-blocks-of-1": {
         "attention_backend": "reference",
@@ -211,7 +216,7 @@ def check_greedy(
 
 
 @pytest.mark.parametrize("model", MODELS, indirect=True)
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "native"])
 def test_logits_of_every_position_are_those_of_transformers(model, backend: str):
     """Full rows, within 1e-4, for prompts of 1, 5, 17 and 200 tokens."""
     reference, folder = model

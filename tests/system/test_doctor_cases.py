@@ -200,6 +200,20 @@ def test_the_machine_and_a_models_plan(tiny_model: Path) -> None:
     assert "not measured" in shown.stdout and "kv_blocks" in shown.stdout
 
 
+def test_the_machine_alone() -> None:
+    """Every measured row, the kernels with their reasons, no verdict and no plan; on all cores."""
+    shown = headway("doctor", "--machine", "--probe-seconds=0.4").stdout
+    names = ("processor", "instruction sets", "native kernels", "measured with", "read")
+    for name in (*names, "multiply float32", "multiply bfloat16", "multiply, as we do"):
+        assert f"\n{name} " in shown, shown
+    for name in ("attention", "gated", "linear", "rms_norm", "rope", "sampling"):
+        assert f"\n{name} " in shown, shown
+    assert "kv_blocks" not in shown and "a token takes" not in shown
+    found = json.loads(headway("doctor", "--machine", "--probe-seconds=0", "--json").stdout)
+    assert found["num_threads"] == found["num_cores"]
+    assert found["native_why"] and found["flops_per_s"] == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -207,6 +221,7 @@ def test_the_machine_and_a_models_plan(tiny_model: Path) -> None:
         (("http://127.0.0.1:9",), "cannot be reached"),
         (("missing.json",), "missing.json"),
         (("a", "b"), "doctor takes one thing"),
+        (("--machine", "http://127.0.0.1:9"), "--machine is this machine"),
         ((".", "--seconds=0"), "--seconds"),
     ],
 )

@@ -36,6 +36,7 @@ class Ready:
     block_size: int = 16
     group_blocks: list[int] = field(default_factory=lambda: [100])
     dtype: str = "float32"
+    kv_dtype: str = "float32"
 
 
 def llama(**more: Any) -> ModelSpec:

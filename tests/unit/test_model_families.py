@@ -26,8 +26,8 @@ def test_interleaved_models_have_two_groups():
     window, full = published("Gemma-3-1B").kv_groups
     assert (window.kind, window.window, len(window.layers)) == ("window", 512, 22)
     assert (full.kind, full.window, full.layers) == ("full", 0, (5, 11, 17, 23))
-    assert window.bytes_per_token(2) == 22 * 1024
-    assert full.bytes_per_token(2) == 4 * 1024
+    assert window.bytes_per_token("bfloat16") == 22 * 1024
+    assert full.bytes_per_token("bfloat16") == 4 * 1024
     assert (window.seen(100), window.seen(10_000), full.seen(10_000)) == (100, 512, 10_000)
     window, full = published("Gemma-2-2B").kv_groups
     assert (window.window, window.layers, full.layers) == (

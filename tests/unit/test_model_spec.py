@@ -85,7 +85,7 @@ def test_biases():
 def test_one_kv_group_of_all_layers():
     (group,) = spec().kv_groups
     assert group == KVGroupSpec(layers=(0, 1, 2, 3, 4), num_kv_heads=4, head_dim=8)
-    assert group.bytes_per_token(4) == 2 * 5 * 4 * 8 * 4
+    assert group.bytes_per_token("float32") == 2 * 5 * 4 * 8 * 4
 
 
 def test_defaults():

@@ -10,6 +10,7 @@ from headway.core.errors import CapacityError, UsageError
 from headway.core.machine import Accelerator, Machine
 from headway.core.model_spec import spec_from_config
 from headway.core.options import Bytes, EngineOptions
+from headway.core.quantization import Quantization, planned_bytes
 from headway.core.resolve import Settings, gib, resolve, share_blocks
 
 GIB = 2**30
@@ -67,6 +68,7 @@ def test_worked_example():
         dtype="bfloat16",
         load_format="auto",
         attention_backend="sdpa",
+        kv_dtype="bfloat16",
         max_model_len=32768,
         max_num_seqs=64,
         max_num_batched_tokens=512,
@@ -102,6 +104,42 @@ def test_weights_are_packed_where_the_cpu_does_not_multiply_them():
     assert settings.pack_weights
 
 
+def test_rounded_weights_are_planned_in_bytes():
+    """Qwen2.5-0.5B: embeddings in bf16, the head in int8, and 358 million weights in between."""
+    embeddings, head = 151_936 * 896 * 2, 151_936 * (896 + 4)
+    planned = {
+        (options := Quantization(*given)): planned_bytes(options, model(), "bfloat16")
+        for given in [("int8", 64), ("int4", 32), ("int4", 64), ("int4", 128)]
+    }
+    for quantization, found in planned.items():
+        each = {"int8": 1, "int4": 0.5 + 2 / quantization.group}[quantization.format]
+        assert found == pytest.approx(embeddings + head + 357.9e6 * each, rel=2e-3)
+        settings, why = decide(
+            dataclasses.replace(machine(), native="avx2"),
+            quantization=quantization.format,
+            quantization_group=quantization.group,
+        )
+        assert settings.quantization == quantization
+        assert why["weights"].startswith(gib(found)) and "942 MiB of bfloat16" in why["weights"]
+        assert not settings.pack_weights
+
+
+def test_quantization_is_refused_where_it_is_not_there():
+    with pytest.raises(UsageError, match="not one of"):
+        decide(quantization="int4", quantization_group=48)
+    with pytest.raises(UsageError, match="cuda"):
+        decide(machine(gpu_free=70 * GIB), quantization="int8")
+
+
+def test_routers_stay_plain_and_heads_have_eight_bits():
+    int4 = Quantization("int4", 64)
+    formats = [
+        int4.format_of(name) for name in ("layers.0.mlp.router", "head", "layers.3.mlp.down")
+    ]
+    assert formats == ["none", "int8", "int4"]
+    assert Quantization().format_of("head") == "none"
+
+
 def test_every_setting_has_its_reason():
     """All that is not an option as it stands: a new setting needs a reason or a row here."""
     settings, why = decide()
@@ -135,6 +173,32 @@ def test_given_values_are_taken_as_given():
         *("dtype", "device", "attention_backend"),
     ):
         assert why[name].endswith(": given"), name
+
+
+def test_attention_is_native_where_the_kernels_are():
+    """auto follows the kernels; asking for what cannot be is an error with the fix."""
+    native = dataclasses.replace(machine(), native="avx2", native_why="compiled for avx2")
+    settings, _ = resolve(EngineOptions(), native, model())
+    assert (settings.attention_backend, settings.kv_dtype) == ("native", "bfloat16")
+    settings, _ = resolve(EngineOptions(kernels="torch"), native, model())
+    assert settings.attention_backend == "sdpa"
+    settings, _ = resolve(EngineOptions(), machine(), model())
+    assert settings.attention_backend == "sdpa"
+    with pytest.raises(UsageError, match="attention-backend") as refused:
+        resolve(EngineOptions(attention_backend="native"), machine(), model())
+    assert "--attention-backend auto" in str(refused.value.fix)
+
+
+def test_int8_kv_holds_more_tokens():
+    """24 layers of 2 heads: K and V of 64 + 4 bytes each, 6,528 bytes a token instead of 12,288."""
+    native = dataclasses.replace(machine(), native="avx2", native_why="compiled for avx2")
+    options = EngineOptions(kv_cache_dtype="int8", kv_memory=Bytes(GIB))
+    settings, _ = resolve(options, native, model())
+    assert settings.kv_dtype == "int8"
+    assert settings.num_blocks == (GIB // (16 * 6528),)
+    with pytest.raises(UsageError, match="kv-cache-dtype") as refused:
+        resolve(dataclasses.replace(options, attention_backend="sdpa"), native, model())
+    assert "--attention-backend native" in str(refused.value.fix)
 
 
 def test_no_more_blocks_than_all_contexts_need():
@@ -317,7 +381,7 @@ def test_window_layers_leave_their_memory_to_the_full_ones():
     gemma = spec_from_config(GEMMA, {})
     assert [(len(g.layers), g.window) for g in gemma.kv_groups] == [(22, 512), (4, 0)]
     settings, why = decide(spec=gemma, kv_memory=Bytes(3 * GIB))
-    window_block, full_block = (16 * g.bytes_per_token(2) for g in gemma.kv_groups)
+    window_block, full_block = (16 * g.bytes_per_token("bfloat16") for g in gemma.kv_groups)
     window, full = settings.num_blocks
     assert settings.windows == (512, 0)
     assert window - 1 == 64 * (512 // 16 + 1) + 512 // 16  # 64 windows and one step's chunks
@@ -365,3 +429,22 @@ def test_a_model_of_windows_alone_has_no_longest_context():
 )
 def test_share_blocks(useful, block_bytes, expected):
     assert share_blocks(1000, useful, block_bytes) == expected
+
+
+def test_rounding_wants_room_for_the_weights_as_they_come():
+    with pytest.raises(CapacityError, match="rounded after loading"):
+        decide(machine(WEIGHTS - 1), quantization="int8")
+
+
+def test_without_native_kernels_int4_takes_a_byte_each():
+    native = dataclasses.replace(machine(), native="avx2")
+    packed, _ = decide(native, quantization="int4")
+    plain, _ = decide(native, quantization="int4", kernels="torch")
+    sizes = [planned_bytes(s.quantization, model(), "bfloat16") for s in (packed, plain)]
+    assert (packed.kernels, plain.kernels) == ("native", "torch")
+    assert sizes[1] > sizes[0] + WEIGHTS // 10
+
+
+def test_native_kernels_are_not_a_gpus():
+    with pytest.raises(UsageError, match="a CPU's, not cuda's"):
+        decide(machine(gpu_free=80 * GIB), kernels="native")

@@ -111,7 +111,7 @@ def test_a_window_group_reads_its_window():
     spec = llama(
         architectures=["Gemma3ForCausalLM"], sliding_window=50, layer_types=kinds, head_dim=16
     )
-    groups = {group.window: group.bytes_per_token(4) for group in spec.kv_groups}
+    groups = {group.window: group.bytes_per_token("float32") for group in spec.kv_groups}
     order = [group.window for group in spec.kv_groups]
     read = [{50: 50, 0: 400}[window] for window in order]
     found = StepSums.over(2)

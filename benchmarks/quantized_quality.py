@@ -1,0 +1,92 @@
+"""What rounded weights cost in quality: `python benchmarks/quantized_quality.py [FOLDER]`.
+
+The embedded model (or that of FOLDER) is served in its own type, in int8 and in int4 by groups, and
+judged against itself in fp32 on the same windows of text and the same held-out questions. A
+difference is to the row of its own type, with its 95% interval and p: within the interval of zero
+is noise.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from headway.cli.common import model_folder  # noqa: E402
+from headway.core.quantization import GROUPS  # noqa: E402
+from headway.measure.evals.text import TEXTS, read_text  # noqa: E402
+from headway.whole_model import FolderModel  # noqa: E402
+from sensitivity import (  # noqa: E402
+    MEMORY,
+    Difference,
+    Quality,
+    Task,
+    fewer_right,
+    judge,
+    more_bits,
+    more_divergence,
+)
+
+DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
+ROWS: dict[str, dict[str, object]] = {
+    "int8": {"quantization": "int8"},
+    **{
+        f"int4, groups of {group}": {"quantization": "int4", "quantization_group": group}
+        for group in GROUPS
+    },
+}
+
+
+def shown(each: Difference, digits: int) -> str:
+    """+0.0123 (+0.0100 … +0.0150, p 0.0001)."""
+    low, high, mean = (f"{x:+.{digits}f}" for x in (each.low, each.high, each.mean))
+    return f"{mean} ({low} … {high}, p {each.p:.2g})"
+
+
+def row(quality: Quality, plain: Quality) -> str:
+    """One row of the table."""
+    divergence = quality.divergence
+    cells = [f"{divergence.kl:.5f}", f"{divergence.agreement:.1%}"]
+    cells.append(f"{quality.text.bits_per_byte:.4f}")
+    cells.append(f"{quality.accuracy:.1%}" if quality.right else "–")
+    if quality is not plain:
+        cells[0] += f"; {shown(more_divergence(plain, quality), 5)}"
+        cells[2] += f"; {shown(more_bits(plain, quality), 4)}"
+        if quality.right:
+            cells[3] += f"; {shown(fewer_right(plain, quality), 3)}"
+    return f"| {quality.name} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Judge and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default=None)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder that holds eval/ and text/")
+    parser.add_argument("--text", choices=TEXTS, default="books")
+    parser.add_argument("--windows", type=int, default=100, help="of the text, evenly spread")
+    parser.add_argument("--questions", type=int, default=10, help="of each skill and level")
+    chosen = parser.parse_args()
+
+    folder = model_folder(chosen.folder)
+    reference = FolderModel(folder, name="fp32", kv_memory=MEMORY, dtype="float32")
+    has_chat = reference.tokenizer.template is not None
+    task = Task(
+        text=read_text(chosen.data, chosen.text),
+        windows=chosen.windows,
+        questions=chosen.questions if has_chat else 0,
+    )
+    print(f"{folder.name}: {task.windows} windows of {chosen.text}, ", end="")
+    print(f"{task.questions} questions of each skill and level\n")
+    print("| weights | KL from fp32, nats a token | top-1 | bits per byte | skills |")
+    print("| --- | --- | --- | --- | --- |")
+    plain = judge("bf16", folder, reference, task, dtype="bfloat16")
+    print(row(plain, plain), flush=True)
+    for name, options in ROWS.items():
+        quality = judge(name, folder, reference, task, dtype="bfloat16", **options)
+        print(row(quality, plain), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Native int8 and int4 layers compute what the definition says, row by row, whoever is beside."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.core.quantization import GROUPS
+from headway.runtime.kernels.quantized import RoundedLinear
+from headway.runtime.native.library import NativeLibrary
+from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
+from parity.native_sets import each_instruction_set, loaded
+
+ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}
+"""Sums apart by fp32's rounding may be rounded to neighbours in 16 bits."""
+FORMATS = [0, *GROUPS]
+each_format = pytest.mark.parametrize("group", FORMATS, ids=lambda g: f"int4-{g}" if g else "int8")
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    return loaded(*request.param)
+
+
+def operands(rows: int, inputs: int, outputs: int, dtype: torch.dtype, bias: bool, seed: int = 0):
+    """x, weight and bias whose products are of size one."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, inputs, generator=draw).to(dtype)
+    weight = (torch.randn(outputs, inputs, generator=draw) / inputs**0.5).to(dtype)
+    return x, weight, torch.randn(outputs, generator=draw).to(dtype) if bias else None
+
+
+@each_instruction_set
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    inputs=st.integers(1, 300),
+    outputs=st.integers(1, 150),
+    group=st.sampled_from(FORMATS),
+    dtype=st.sampled_from(list(ROUNDING)),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_native_equals_the_definition(library, rows, inputs, outputs, group, dtype, bias, seed):
+    x, weight, bias_O = operands(rows, inputs, outputs, dtype, bias, seed)
+    plain, native = RoundedLinear(group), NativeQuantizedLinear(library, group)
+    expected = plain(x, plain.prepare(weight), bias_O)
+    found = native(x, native.prepare(weight), bias_O)
+    assert found.dtype == dtype and found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=ROUNDING[dtype], atol=2**-18)
+
+
+@each_instruction_set
+@each_format
+def test_the_largest_levels_do_not_overflow(library, group):
+    """Every product 127 · ±127 or 127 · ±7, over inputs of a large layer: sums are still exact."""
+    inputs, most = 20_001, 7 if group else 127
+    signs = torch.ones(3, inputs)
+    signs[1, ::2], signs[2, 1::3] = -1, -1
+    levels = (signs * most).to(torch.int8)
+    count = -(-inputs // group) if group else 1
+    native = NativeQuantizedLinear(library, group)
+    packed = native.pack(RoundedWeight(levels, torch.ones(3, count), group))
+    x = torch.cat([signs, -signs]) * 127
+    exact = (x.double() @ levels.double().T).float()
+    torch.testing.assert_close(native(x, packed, None), exact, rtol=1e-6, atol=0)
+
+
+@each_instruction_set
+@each_format
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+def test_a_row_does_not_depend_on_the_rows_beside_it(library, group, dtype):
+    """Bit for bit, at each height of a tile, in several tiles, with one thread or three."""
+    x, weight, bias = operands(67, 261, 100, dtype, True)
+    native = NativeQuantizedLinear(library, group)
+    packed = native.prepare(weight)
+    whole = native(x, packed, bias)
+    for rows in (*range(1, 20), 31, 66):
+        assert torch.equal(native(x[:rows], packed, bias), whole[:rows])
+        assert torch.equal(native(x[-rows:], packed, bias), whole[-rows:])
+    alone = NativeQuantizedLinear(loaded(library.instruction_set, 1), group)
+    assert torch.equal(alone(x, packed, bias), whole)
+
+
+def extremes(dtype: torch.dtype) -> torch.Tensor:
+    """Rows that are hard to round: an outlier, nothing, the tiny, the huge, ties, not finite."""
+    x = torch.randn(12, 75, generator=torch.Generator().manual_seed(3)).to(dtype)
+    x[0, 17] = 6e4
+    x[1] = 0
+    x[2] *= 1e-7
+    x[3] = torch.finfo(dtype).max
+    x[4] = torch.arange(75).to(dtype) - 37
+    x[4, 0] = 63.5
+    x[5, 3], x[6, 74], x[7, 0] = float("nan"), float("inf"), float("-inf")
+    x[8, :2] = torch.tensor([float("inf"), float("nan")])
+    x[9] = torch.finfo(dtype).smallest_normal
+    return x
+
+
+@each_instruction_set
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+def test_rows_are_rounded_as_defined(library, dtype):
+    """Bit for bit, and padded with zeros."""
+    x = extremes(dtype)
+    levels, scales = round_rows(x)
+    for group in FORMATS:
+        found = NativeQuantizedLinear(library, group).round_rows(x)
+        rows = found.levels.view(len(x), -1)
+        assert torch.equal(rows[:, :75], levels)
+        assert not rows[:, 75:].any()
+        torch.testing.assert_close(found.scales, scales, rtol=0, atol=0, equal_nan=True)
+
+
+@each_instruction_set
+@each_format
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+def test_what_is_not_finite_stays_in_its_row(library, group, dtype):
+    x = extremes(dtype)
+    _, weight, _ = operands(1, 75, 30, dtype, False)
+    plain, native = RoundedLinear(group), NativeQuantizedLinear(library, group)
+    found = native(x, native.prepare(weight), None)
+    assert not found[5:9].isfinite().any()
+    finite = torch.tensor([0, 1, 2, 4, 9, 10, 11])
+    assert found[finite].isfinite().all()
+    assert torch.equal(found[finite], native(x[finite], native.prepare(weight), None))
+    expected = plain(x[finite], plain.prepare(weight), None)
+    torch.testing.assert_close(found[finite], expected, rtol=ROUNDING[dtype], atol=2**-18)
+
+
+@each_format
+def test_weights_are_off_by_half_a_level_at_most(group):
+    for seed in range(5):
+        weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(seed))
+        rounded = round_weight(weight, group)
+        step = rounded.scales_OG.repeat_interleave(group or 300, 1)[:, :300]
+        off = (rounded.levels_OH * step - weight).abs() / step
+        assert off.max() < (0.51 if group else 0.5001)
+
+
+@each_instruction_set
+def test_a_weight_that_is_not_finite_shows(library):
+    weight = torch.ones(3, 64)
+    weight[1, 5] = float("inf")
+    for group in FORMATS:
+        for kernel in (NativeQuantizedLinear(library, group), RoundedLinear(group)):
+            out = kernel(torch.ones(2, 64), kernel.prepare(weight), None)
+            assert not out[:, 1].isfinite().any()
+            assert out[:, [0, 2]].isfinite().all()

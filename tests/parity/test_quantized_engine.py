@@ -1,0 +1,117 @@
+"""Engines on int8 and int4 weights: close to the plain model, the same whoever runs beside."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from drive import engine_for
+from headway.core.plan import Advance, NewSequence, StepPlan
+from headway.core.quantization import Quantization, planned_bytes
+from headway.core.request import SamplingParams
+from headway.engine.engine import Engine
+from headway.runtime.executor import TorchExecutor
+from headway.runtime.experts import ExpertLinear
+from headway.runtime.layers import Linear
+from parity import test_cobatch as cobatch
+from parity.tiny import prompts, save, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAMILIES = ["qwen2", "qwen3moe", "gemma2"]
+"""Biases, experts, a tied head."""
+FORMATS = [("int8", 64), ("int4", 32), ("int4", 128)]
+LARGEST_KL = {"int8": 1e-2, "int4": 0.2}
+KERNELS = ["auto", "torch"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tiny_model(request.param), tmp_path_factory.mktemp(request.param))
+
+
+def distributions(folder: Path, **options: object) -> Tensor:
+    """Log-probabilities after each token of three prompts."""
+    executor = engine_for(folder, **options).executor
+    assert isinstance(executor, TorchExecutor)
+    new = [
+        NewSequence(i, 0, prompt, len(prompt), SamplingParams(), 0)
+        for i, prompt in enumerate(prompts([40, 7, 20]))
+    ]
+    blocks = [[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(3)]
+    advanced = [Advance(i, 0, one.token_ids, [blocks[i]], True) for i, one in enumerate(new)]
+    executor.submit(StepPlan(0, new, advanced, []))
+    return torch.cat([torch.from_numpy(each) for each in executor.distributions()])
+
+
+def divergence(expected: Tensor, found: Tensor) -> float:
+    return float((expected.exp() * (expected - found)).sum(-1).mean())
+
+
+@pytest.mark.parametrize(("quantization", "group"), FORMATS)
+def test_rounded_models_are_close(folder: Path, quantization: str, group: int):
+    """To the plain model, and native to plain torch; a level may fall to the other side."""
+    options = {"quantization": quantization, "quantization_group": group}
+    plain = distributions(folder)
+    ours, torchs = (distributions(folder, kernels=kernels, **options) for kernels in KERNELS)
+    assert 0 < divergence(plain, torchs) < LARGEST_KL[quantization]
+    assert abs(divergence(torchs, ours)) < 1e-4
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_layers_have_their_format_and_let_go(folder: Path, quantization: str, kernels: str):
+    """The head is int8, a router stays plain, and the bytes are those that were planned."""
+    engine = engine_for(folder, quantization=quantization, kernels=kernels)
+    executor = engine.executor
+    assert isinstance(executor, TorchExecutor)
+    wanted = Quantization(quantization, 64)
+    for name, module in executor.model.named_modules():
+        if isinstance(module, Linear | ExpertLinear):
+            group = getattr(module.kernel, "group", None)
+            assert group == {"none": None, "int8": 0, "int4": 64}[wanted.format_of(name)], name
+            assert group is None or module.weight is None
+    description = executor.describe()
+    planned = planned_bytes(wanted, executor.spec, executor.settings.dtype)
+    assert planned * 0.9 < description.weight_bytes < planned * 2.5  # panels of 16 of 24 outputs
+    assert quantization in description.kernels["quantized"][1] or kernels == "torch"
+
+
+def test_without_the_native_kernels_it_says_so(folder: Path, monkeypatch):
+    from headway.runtime.kernels import table
+
+    monkeypatch.setattr(table, "load", lambda threads: (None, "no compiler"))
+    engine = engine_for(folder, quantization="int8")
+    name, why = engine.executor.describe().kernels["quantized"]
+    assert (name, "no time" in why) == ("torch", True)
+
+
+QUANTIZED = [{"quantization": "int8"}, {"quantization": "int4", "quantization_group": 32}]
+
+
+@pytest.fixture(scope="module", params=QUANTIZED, ids=lambda options: options["quantization"])
+def mixed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Engine, list[Engine]]:
+    """An engine for one request at a time, and some with little room."""
+    shape = {"vocab_size": cobatch.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny_model("llama", **shape, max_position_embeddings=cobatch.MAX_LEN)
+    folder = save(model, tmp_path_factory.mktemp("mixed"))
+    cobatch.write_letters(folder)
+    # rounded activations turn the last bit of another backend's attention into a step of 1/127
+    rooms = [{**options, "attention_backend": "auto"} for options in cobatch.ENGINES]
+    engines = [engine_for(folder, **room, **request.param) for room in rooms]
+    return engine_for(folder, **cobatch.ALONE, **request.param), engines
+
+
+def test_tokens_do_not_depend_on_what_runs_beside_them(mixed):
+    for number in range(10):
+        cobatch.check_mix(number, *mixed)
+
+
+@pytest.mark.hardening
+def test_tokens_do_not_depend_on_what_runs_beside_them_at_length(mixed):
+    for number in range(60, 260):
+        cobatch.check_mix(number, *mixed)
