@@ -34,6 +34,7 @@ from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
 from headway.runtime.native.linear import PackedWeight
+from headway.runtime.native.quantized import PackedLevels
 from headway.runtime.native.sampling import NativeSampling
 from headway.runtime.probe import Probe, use_threads
 from headway.runtime.rope import RopeTable
@@ -105,7 +106,8 @@ class TorchExecutor:
         library = self.kernels.library
         self.sampler = Sampler(None if library is None else NativeSampling(library))
         weights = [parameter.detach() for parameter in self.model.parameters()]
-        weights += [m.prepared.panels for m in self.linears if isinstance(m.prepared, PackedWeight)]
+        packed = [m.prepared for m in self.linears if isinstance(m, Linear)]
+        weights += [w.panels for w in packed if isinstance(w, PackedWeight | PackedLevels)]
         self._probe = Probe(self.kernels, settings, machine, weights)
         self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None

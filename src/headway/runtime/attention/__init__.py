@@ -31,7 +31,6 @@ BACKENDS: dict[str, type[AttentionBackend]] = {
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
 }
-
 """Those of torch, on any device; the native one needs its library."""
 
 __all__ = [
