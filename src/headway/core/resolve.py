@@ -39,7 +39,7 @@ class Settings:
     windows: tuple[int, ...]
     threads: int
     seed: int
-    kv_dtype: str = "auto"
+    kv_dtype: str = ""
     kernels: str = "torch"
     quantization: Quantization = Quantization()
     pack_weights: bool = False
