@@ -1,5 +1,7 @@
 """Which native kernels run on this machine, found out without torch."""
 
+from pathlib import Path
+
 
 def best_instruction_set() -> tuple[str, str]:
     """(its name, why), or ("", why there is none): avx512, avx2 or portable.
@@ -9,6 +11,8 @@ def best_instruction_set() -> tuple[str, str]:
     try:
         from headway.runtime.native import _native
     except ImportError as error:
-        return "", f"the native kernels are not there ({str(error)[:200]})"
+        compiled = any(Path(__file__).parent.glob("_native*.so"))
+        why = str(error)[:200] if compiled else "not compiled at install; is there a C++ compiler?"
+        return "", f"the native kernels are not there ({why})"
     name = _native.instruction_sets()[0]
     return name, f"compiled for {name}, the best that this CPU runs"
