@@ -114,14 +114,22 @@ def run_peer(python: str, folder: Path, dtype: str, batches: str, repeats: int) 
     return figures
 
 
-def run_ours(folder: Path, dtype: str, batches: list[int], repeats: int) -> list[Repeat]:
+def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
     """Each repeat; the model is gone afterwards."""
-    llm = LLM(folder, dtype=dtype, max_model_len=1024, max_num_seqs=32, skip_tokenizer_init=True)
+    llm = LLM(
+        chosen.folder,
+        dtype=chosen.dtype,
+        kernels=chosen.kernels,
+        quantization=chosen.quantization,
+        max_model_len=1024,
+        max_num_seqs=32,
+        skip_tokenizer_init=True,
+    )
     rates = Rates(llm)
     rates.prefill()
     work = Work(llm.spec, llm.settings.dtype)
     found = []
-    for _ in range(repeats):
+    for _ in range(chosen.repeats):
         limits = ceilings(llm)
         figures = {"prefill": rates.prefill()}
         used = {"prefill": rates.utilization(work)}
@@ -137,6 +145,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kernels", default="auto", help="auto, native or torch")
+    parser.add_argument("--quantization", default="none", help="none, int8 or int4")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--repeats", type=int, default=3, help="of ours; twice that with a peer")
     parser.add_argument("--peer", help="python of an environment with vLLM")
@@ -146,7 +156,7 @@ def main() -> None:
     chosen = parser.parse_args()
     batches = [int(batch) for batch in chosen.batches.split(",")]
 
-    ours = run_ours(chosen.folder, chosen.dtype, batches, chosen.repeats)
+    ours = run_ours(chosen, batches)
     peer: Figures = {}
     if chosen.peer:
         peer = run_peer(
@@ -156,7 +166,7 @@ def main() -> None:
             chosen.peer_batches or chosen.batches,
             chosen.peer_repeats,
         )
-        ours += run_ours(chosen.folder, chosen.dtype, batches, chosen.repeats)
+        ours += run_ours(chosen, batches)
 
     print(f"{'tok/s':<10}{'headway':>10}{'min':>8}{'max':>8}{'ceiling':>9}{'share':>7}", end="")
     print(f"{'MBU':>6}{'MFU':>6}", end="")
