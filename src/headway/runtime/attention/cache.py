@@ -43,11 +43,6 @@ class KVLayer:
         """All its tensors, blocks first."""
         return [self.k, self.v]
 
-    def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
-        """Put this step's keys and values into their slots."""
-        self.k.view(-1, *self.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
-        self.v.view(-1, *self.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
-
     def wipe(self, slots_T: Tensor) -> None:
         """Make these slots zeros again."""
         blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
@@ -59,6 +54,12 @@ class KVLayer:
         shape = (*blocks_B.shape[:-1], -1, *self.k.shape[2:])
         flat = blocks_B.flatten()  # index_select copies whole blocks; k[blocks_B] goes by element
         return self.k.index_select(0, flat).view(shape), self.v.index_select(0, flat).view(shape)
+
+
+def write(layer: KVLayer, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
+    """Put this step's keys and values into their slots, as torch's backends lay them out."""
+    layer.k.view(-1, *layer.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
+    layer.v.view(-1, *layer.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
 
 
 def allocate_kv(

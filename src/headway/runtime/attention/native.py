@@ -57,9 +57,6 @@ class NativeKVLayer(KVLayer):
         scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
         return [self.k, self.v, *scales]
 
-    def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
-        raise NotImplementedError("the native backend writes, with its library")
-
     def wipe(self, slots_T: Tensor) -> None:
         blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
         self.k[blocks, :, :, offsets] = 0

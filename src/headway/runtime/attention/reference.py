@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.cache import KVLayer, write
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 
@@ -23,7 +23,7 @@ class ReferenceAttention:
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
-        layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
+        write(layer, k_TGD, v_TGD, batch.slots_GT[layer.group])
         tables = batch.block_tables_GSB[layer.group]
         block_size = layer.block_size
         out = torch.empty_like(q_TND)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.cache import KVLayer, write
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 
@@ -42,7 +42,7 @@ class SdpaAttention:
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
-        layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
+        write(layer, k_TGD, v_TGD, batch.slots_GT[layer.group])
         out = torch.empty_like(q_TND)
         for view in decode_views(batch, layer, rule):
             out[view.at] = decodes(q_TND[view.at], layer, view, rule)
