@@ -13,6 +13,7 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 from headway.core.principal import Principal
+from headway.core.terms import Terms
 
 GREEDY_TEMPERATURE = 1e-5
 MAX_LOGPROBS = 20
@@ -199,6 +200,7 @@ class Request(msgspec.Struct, array_like=True):
     principal: Principal = Principal()
     arrived_s: float = 0.0
     adapter: str = ""
+    terms: Terms = Terms()
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
