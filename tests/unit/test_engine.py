@@ -466,7 +466,7 @@ def test_prompt_logprobs_are_told_once_when_the_prompt_is_computed_twice():
     world.step()
     victim = world.engine.scheduler.running[-1]
     assert 0 < victim.computed < victim.num_prompt
-    world.engine.scheduler._preempt_youngest()
+    world.engine.scheduler.preempt(victim)
     assert victim.state == "waiting"
     world.drain()
 

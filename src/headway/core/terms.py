@@ -15,7 +15,7 @@ import msgspec
 class Terms(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Objectives in seconds, None where there is none; defaults promise nothing.
 
-    `weight` is the share of its user beside others under contention; a greater `priority` goes
+    `weight` is the share of its user beside others under contention; a smaller `priority` goes
     first where the policy is `priority`; `idle_only` takes only what nobody else wants (batch).
     """
 

@@ -1,24 +1,27 @@
-"""Who advances by how much: one token budget a step, first come first served.
+"""Who advances by how much: one token budget a step, spent in the order of a policy.
 
-There is no prefill phase and no decode phase. `schedule` spends the budget in three passes:
+There is no prefill phase and no decode phase. `schedule` spends the budget in two passes:
 
-    1  running sequences with one token to compute (decodes), oldest first; each always fits
-    2  running sequences with more to compute (chunks of prompts, resumed sequences)
-    3  waiting sequences, while there are rows, tokens and blocks for the whole of them
+    1  running sequences with one token to compute (decodes): each always fits
+    2  sequences with more to compute, running (chunks of prompts, resumed ones) or waiting; one
+       that waits starts when there are rows and blocks for the whole of it
 
-Newcomers come through a lobby (`engine.batching`); the waiting ones are in a batch already.
+Newcomers come through a lobby (`engine.batching`); the waiting ones are in a batch already. Who is
+first, and how much it may take, is the policy's to say (`engine.policy`).
 
-When a decode finds no block, the youngest running sequence is preempted: its blocks go back, its
-tokens stay known, and it computes them again from the head of the queue. A chunk that finds none
-waits for the decodes to finish; only when nothing else can advance does it preempt.
+When a decode finds no block, the policy's victim is preempted: its blocks go back, its tokens stay
+known, and it computes them again. A chunk that finds none waits for the decodes to finish; only
+when nothing else can advance does it preempt.
 """
 
 from collections import deque
 
+from headway.core.clock import Clock, SystemClock
 from headway.core.plan import Advance, StepPlan, StepResult
 from headway.core.request import SequenceUpdate, TokenLogprobs
 from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
+from headway.engine.policy import Fcfs, Policy
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, Sequence
 
 
@@ -26,10 +29,19 @@ class Scheduler:
     """Holds the waiting and the running sequences; turns them into plans and takes results."""
 
     def __init__(
-        self, kv: KVCache, lobby: Lobby, *, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        kv: KVCache,
+        lobby: Lobby,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: Policy | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.kv = kv
         self.lobby = lobby
+        self.policy = policy or Fcfs()
+        self.clock = clock or SystemClock()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -39,6 +51,7 @@ class Scheduler:
         """Ids of the requests preempted since the engine last took note."""
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
+        self._promised: list[int] | None = None
         self._step = 0
 
     @property
@@ -65,7 +78,9 @@ class Scheduler:
         self._open()
 
     def _open(self) -> None:
-        self.waiting.extend(self.lobby.let_in(self._is_busy))
+        for sequence in self.lobby.let_in(self._is_busy):
+            self.policy.arrived(sequence)
+            self.waiting.append(sequence)
 
     # ── schedule ────────────────────────────────────────────────────────────────────────────
 
@@ -73,10 +88,10 @@ class Scheduler:
         """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
-        budget = self._advance_decodes(plan, self.max_num_batched_tokens)
-        budget, stuck = self._advance_chunks(plan, budget)
-        if not stuck:
-            self._admit(plan, budget)
+        decodes = self.policy.decodes(self.running)
+        budget = self._advance_decodes(plan, decodes)
+        if budget > 0:
+            self._catch_up(plan, decodes, budget)
         plan.finished = self.take_released()
         return plan
 
@@ -94,53 +109,85 @@ class Scheduler:
         """Tell the runtime with the next step to forget these."""
         self._released += sequence_ids
 
-    def _advance_decodes(self, plan: StepPlan, budget: int) -> int:
+    def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
         """Pass 1; returns the budget that is left."""
-        position = 0
-        while position < len(self.running) and budget > 0:
-            sequence = self.running[position]
-            if len(sequence.tokens) - sequence.computed == 1:
-                while not self._advance(plan, sequence, 1):
-                    if self._preempt_youngest() is sequence:
-                        return budget
-                budget -= 1
-            position += 1
+        budget = self.max_num_batched_tokens
+        for sequence in decodes:
+            if budget == 0:
+                break
+            while sequence.state == RUNNING:
+                if self._advance(plan, sequence, 1):
+                    budget -= 1
+                    break
+                self.preempt(self._victim(plan))
         return budget
 
-    def _advance_chunks(self, plan: StepPlan, budget: int) -> tuple[int, bool]:
-        """Pass 2; returns the budget that is left and whether a chunk found no block."""
-        for sequence in list(self.running):
-            missing = len(sequence.tokens) - sequence.computed
-            if missing <= 1 or sequence.state != RUNNING:
+    def _catch_up(self, plan: StepPlan, decodes: list[Sequence], budget: int) -> None:
+        """Pass 2: running and waiting sequences that lack more than a token, as the policy says."""
+        may_start = True
+        self._promised = None
+        for sequence, most, firm in self.policy.turns(self.running, self.waiting, decodes, budget):
+            if sequence.state == WAITING:
+                if not (may_start and self._start(plan, sequence)):
+                    may_start = may_start and not firm
+                    continue
+            elif sequence.state != RUNNING:
                 continue
-            count = min(missing, budget)
-            if count == 0:
-                return 0, False
+            count = min(len(sequence.tokens) - sequence.computed, most, budget)
             while not self._advance(plan, sequence, count):
-                if plan.advanced or self._preempt_youngest() is sequence:
-                    return budget, True
+                if plan.advanced:
+                    return
+                victim = self._victim(plan)
+                self.preempt(victim)
+                if victim is sequence:
+                    return
+            self._promised = None
             budget -= count
-        return budget, False
-
-    def _admit(self, plan: StepPlan, budget: int) -> None:
-        """Pass 3: start waiting sequences in order, each with room for all its known tokens."""
-        if not self.waiting:
-            return
-        promised = [0] * len(self.kv.pools)
-        for sequence in self.running:
-            promised = added(promised, self.kv.still_needed(sequence))
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
-            if not self.kv.has_room(added(promised, self.kv.still_needed(sequence))):
+            if budget == 0:
                 return
-            self.waiting.popleft()
-            sequence.state = RUNNING
-            self.running.append(sequence)
-            count = min(sequence.num_known, budget)
-            advanced = self._advance(plan, sequence, count)
-            assert advanced, "has_room and extend disagree"
-            promised = added(promised, self.kv.still_needed(sequence))
-            budget -= count
+
+    def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
+        """Let a waiting sequence run if there is room for all its known tokens.
+
+        Room is what the running ones will not need; weaker ones make way where that suffices.
+        """
+        needed = self.kv.still_needed(sequence)
+        if not self._fits(needed):
+            weaker = self.policy.weaker(sequence, self._unplanned(plan))
+            held = [sum(len(s.block_tables[g]) for s in weaker) for g in range(len(needed))]
+            if not weaker or not self.kv.has_room(
+                [max(n - h, 0) for n, h in zip(needed, held, strict=True)]
+            ):
+                return False
+            for victim in weaker:
+                self.preempt(victim)
+                if self._fits(needed):
+                    break
+            else:
+                return False
+        self.waiting.remove(sequence)
+        sequence.state = RUNNING
+        self.running.append(sequence)
+        return True
+
+    def _fits(self, needed: list[int]) -> bool:
+        """Whether there is a row, and blocks beside those promised to the running."""
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        if self._promised is None:
+            self._promised = [0] * len(self.kv.pools)
+            for sequence in self.running:
+                self._promised = added(self._promised, self.kv.still_needed(sequence))
+        return self.kv.has_room(added(self._promised, needed))
+
+    def _unplanned(self, plan: StepPlan) -> list[Sequence]:
+        """The running sequences that the step does not advance so far."""
+        planned = {row.sequence_id for row in plan.advanced}
+        return [s for s in self.running if s.sequence_id not in planned]
+
+    def _victim(self, plan: StepPlan) -> Sequence:
+        """Who gives up its blocks to this step: the policy's first choice that is not in it."""
+        return self.policy.victims(self._unplanned(plan))[0]
 
     def _advance(self, plan: StepPlan, sequence: Sequence, count: int) -> bool:
         """Add `count` tokens of `sequence` to the plan; False when there is no block for them."""
@@ -160,6 +207,7 @@ class Scheduler:
         plan.advanced.append(
             Advance(sequence.sequence_id, start, chunk, new_blocks, end == len(tokens))
         )
+        self.policy.took(sequence, count)
         return True
 
     def _introduce(self, plan: StepPlan, sequence: Sequence) -> None:
@@ -168,18 +216,13 @@ class Scheduler:
         self._by_id[sequence.sequence_id] = sequence
         plan.new.append(sequence.introduction())
 
-    def _preempt_youngest(self) -> Sequence:
-        """Send the youngest running sequence back to the head of the queue."""
-        victim = self.running[-1]
-        self.preempt(victim)
-        return victim
-
     def preempt(self, victim: Sequence) -> None:
         """Send a running sequence back to the head of the queue: nothing of it is computed."""
         self.running.remove(victim)
         self._forget(victim)
         victim.state = WAITING
         self.waiting.appendleft(victim)
+        self._promised = None
         self.num_preemptions += 1
         self.preempted.append(victim.request.request_id)
 
@@ -229,6 +272,8 @@ class Scheduler:
         """Append what was sampled up to the first token that ends the sequence."""
         request = sequence.request
         update = SequenceUpdate(request.request_id, sequence.index, token_ids, logprobs=logprobs)
+        if sequence.first_token_s is None:
+            sequence.first_token_s = self.clock.now_s()
         if sequence.num_generated == 0:
             update.first_scheduled_s = sequence.first_scheduled_s
             update.num_cached_tokens = sequence.num_cached
@@ -288,6 +333,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence) -> None:
         sequence.state = FINISHED
         self._forget(sequence)
+        self.policy.left(sequence)
 
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""

@@ -18,10 +18,12 @@ class Sequence:
     """State of one of the `n` sequences of a request."""
 
     __slots__ = (
+        "arrived_s",
         "block_tables",
         "computed",
         "first_live",
         "first_scheduled_s",
+        "first_token_s",
         "forks",
         "grammar",
         "index",
@@ -29,6 +31,7 @@ class Sequence:
         "max_len",
         "num_cached",
         "num_prompt",
+        "overtaken",
         "prompt_logprobs",
         "request",
         "seed",
@@ -75,6 +78,10 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
         """Prompt tokens whose KV was there when the sequence was first scheduled."""
+        self.arrived_s = request.arrived_s
+        self.first_token_s: float | None = None
+        self.overtaken = 0
+        """Tokens of prompts that came later and were computed while this one was behind."""
 
     def resume(self, generated: list[int]) -> None:
         """Go on behind tokens that another engine has generated and told."""

@@ -1,0 +1,51 @@
+"""First come, first served: the order of arrival is the order of everything.
+
+running   a b c       decodes oldest first, then chunks of prompts, oldest first
+waiting   d e         d starts when it fits; e never before d
+blocks    c gives up its own first
+"""
+
+from collections.abc import Iterator, Sequence as TypingSequence
+
+from headway.engine.policy.policy import Turn, is_behind, lacking_one
+from headway.engine.sequence import Sequence
+
+
+class Fcfs:
+    """No state: the queues have the order."""
+
+    def arrived(self, sequence: Sequence) -> None:
+        """Nothing to note."""
+
+    def left(self, sequence: Sequence) -> None:
+        """Nothing to note."""
+
+    def decodes(self, running: list[Sequence]) -> list[Sequence]:
+        """All, oldest first."""
+        return lacking_one(running)
+
+    def turns(
+        self,
+        running: list[Sequence],
+        waiting: TypingSequence[Sequence],
+        decodes: list[Sequence],
+        budget: int,
+    ) -> Iterator[Turn]:
+        """Those who run, then those who wait, each firm."""
+        for sequence in [s for s in running if is_behind(s)]:
+            yield Turn(sequence, budget, True)
+        head = None
+        while waiting and waiting[0] is not head:
+            head = waiting[0]
+            yield Turn(head, budget, True)
+
+    def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nothing to note."""
+
+    def victims(self, running: list[Sequence]) -> list[Sequence]:
+        """Youngest first."""
+        return running[::-1]
+
+    def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Nobody: who runs came first."""
+        return []

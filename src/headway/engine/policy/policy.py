@@ -1,0 +1,78 @@
+"""What a scheduling policy decides, and what every policy may take for granted.
+
+The scheduler asks in each step who decodes and who catches up next; it looks after rows, tokens
+and blocks itself. A policy answers in its own order and hears what came of it:
+
+    decodes(running)                  all of them, for most policies
+    turns(running, waiting, ...)      one by one: this sequence, at most so many tokens
+    took(sequence, n)                 n tokens of it are in the plan
+    victims(running), weaker(...)     who gives up blocks, for a decode or for a newcomer
+"""
+
+from collections.abc import Iterator, Sequence as TypingSequence
+from typing import NamedTuple, Protocol
+
+from headway.engine.sequence import RUNNING, Sequence
+
+
+class Turn(NamedTuple):
+    """`sequence` may catch up by at most `most` tokens.
+
+    Where `firm` is set and it cannot start, for want of rows or blocks, nobody else who waits may
+    start in this step: what becomes free is kept for it.
+    """
+
+    sequence: Sequence
+    most: int
+    firm: bool
+
+
+class Policy(Protocol):
+    """Order and amount; one object for the life of an engine."""
+
+    def arrived(self, sequence: Sequence) -> None:
+        """A newcomer is in the queue."""
+        ...
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence that had arrived is over."""
+        ...
+
+    def decodes(self, running: list[Sequence]) -> list[Sequence]:
+        """Who of the running that lack one token gets it in this step, in order."""
+        ...
+
+    def turns(
+        self,
+        running: list[Sequence],
+        waiting: TypingSequence[Sequence],
+        decodes: list[Sequence],
+        budget: int,
+    ) -> Iterator[Turn]:
+        """Who catches up, in order, with `budget` tokens of the step left beside `decodes`.
+
+        `waiting` loses those who start while the turns are taken.
+        """
+        ...
+
+    def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """The step computes `num_tokens` of `sequence`."""
+        ...
+
+    def victims(self, running: list[Sequence]) -> list[Sequence]:
+        """`running` in the order in which they give up their blocks to a decode without one."""
+        ...
+
+    def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Those of `running` that make way for `newcomer` to start, in order; mostly nobody."""
+        ...
+
+
+def is_behind(sequence: Sequence) -> bool:
+    """Whether a running sequence lacks more than the one token of a decode."""
+    return sequence.state == RUNNING and len(sequence.tokens) - sequence.computed > 1
+
+
+def lacking_one(running: list[Sequence]) -> list[Sequence]:
+    """The running sequences that decode, in their order."""
+    return [s for s in running if len(s.tokens) - s.computed == 1]

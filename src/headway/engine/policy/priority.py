@@ -1,0 +1,41 @@
+"""By priority, then by arrival; a smaller number goes first, as in vLLM.
+
+waiting   priority 0: d     running   priority 0: a    priority 5: c
+d lacks a row or blocks: c goes back to the queue for it, a never does
+"""
+
+from collections.abc import Iterator, Sequence as TypingSequence
+
+from headway.engine.policy.fcfs import Fcfs
+from headway.engine.policy.policy import Turn, is_behind
+from headway.engine.sequence import Sequence
+
+
+def rank(sequence: Sequence) -> tuple[int, int]:
+    """What is smaller goes first: the request's priority, then who came first."""
+    return sequence.request.terms.priority, sequence.sequence_id
+
+
+class Priority(Fcfs):
+    """Nothing is remembered: the rank of a sequence does not change."""
+
+    def turns(
+        self,
+        running: list[Sequence],
+        waiting: TypingSequence[Sequence],
+        decodes: list[Sequence],
+        budget: int,
+    ) -> Iterator[Turn]:
+        """Whoever is behind, running or waiting, by rank."""
+        behind = [*(s for s in running if is_behind(s)), *waiting]
+        for sequence in sorted(behind, key=rank):
+            yield Turn(sequence, budget, True)
+
+    def victims(self, running: list[Sequence]) -> list[Sequence]:
+        """The last rank first."""
+        return sorted(running, key=rank, reverse=True)
+
+    def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Those of a lower priority, the last rank first; its own priority keeps its place."""
+        priority = newcomer.request.terms.priority
+        return [s for s in self.victims(running) if s.request.terms.priority > priority]
