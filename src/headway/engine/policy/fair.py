@@ -1,0 +1,59 @@
+"""Token-fair between users: whoever has had least, in tokens by weight, catches up next.
+
+The step's budget goes to the user with the least counter, oldest sequence first; its counter grows
+with what it takes, so a step may serve several users. Nobody's budget lies idle: a user alone gets
+everything. Worked example, equal weights, a budget of 512:
+
+    heavy  counter 4,000, twenty prompts wait      light  counter 3,900, one prompt of 300
+    light takes 300 (4,200), heavy the other 212
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence as TypingSequence
+
+from headway.engine.policy.fcfs import Fcfs
+from headway.engine.policy.policy import Turn, is_behind
+from headway.engine.policy.users import Users, name
+from headway.engine.sequence import Sequence
+
+
+class Fair(Fcfs):
+    """The order of arrival within a user, the counters between users."""
+
+    def __init__(self) -> None:
+        self.users = Users()
+
+    def arrived(self, sequence: Sequence) -> None:
+        """Its user is present."""
+        self.users.arrived(sequence)
+
+    def left(self, sequence: Sequence) -> None:
+        """Its user may be gone."""
+        self.users.left(sequence)
+
+    def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """Its user pays: more for a token after the prompt."""
+        generated = sequence.computed >= sequence.num_prompt
+        self.users.charge(sequence, num_tokens, generated=generated)
+
+    def turns(
+        self,
+        running: list[Sequence],
+        waiting: TypingSequence[Sequence],
+        decodes: list[Sequence],
+        budget: int,
+    ) -> Iterator[Turn]:
+        """The oldest of the user with the least counter, again and again; each firm."""
+        queues: dict[str, deque[Sequence]] = {}
+        for sequence in [*(s for s in running if is_behind(s)), *waiting]:
+            queues.setdefault(name(sequence), deque()).append(sequence)
+        while queues:
+            user = min(queues, key=lambda user: self.users.had(queues[user][0]))
+            queue = queues[user]
+            yield Turn(queue.popleft(), budget, True)
+            if not queue:
+                del queues[user]
+
+    def victims(self, running: list[Sequence]) -> list[Sequence]:
+        """Those of the user who has had most, youngest first."""
+        return sorted(running[::-1], key=self.users.had, reverse=True)

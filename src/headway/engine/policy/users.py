@@ -1,0 +1,75 @@
+"""How much each user has had: virtual token counters (Sheng et al. 2024, Fairness in Serving LLMs).
+
+A user's counter grows by what is computed for it, divided by its weight; a generated token costs
+`OUTPUT_PRICE` prompt tokens. Who has had least goes first. A user who was away comes back at the
+level of the least of those present, less a `credit`: absence earns that much and no more. When
+nobody is left everybody has had what they wanted, and all begin anew.
+
+    heavy  has had 90,000, always present; light asks now and then
+    light  comes with 1,200 of its own → max(1,200, 90,000 − 8,192) = 81,808: ahead by the credit
+"""
+
+from headway.engine.sequence import Sequence
+
+OUTPUT_PRICE = 2.0
+
+
+class Users:
+    """Counters of the users present, those with a sequence waiting or running, and of others.
+
+    `credit` in tokens of a prompt; 0 is the paper's rule.
+    """
+
+    __slots__ = ("_counters", "_present", "_weights", "credit")
+
+    def __init__(self, credit: float = 0.0) -> None:
+        self.credit = credit
+        self._counters: dict[str, float] = {}
+        self._present: dict[str, set[int]] = {}
+        self._weights: dict[str, float] = {}
+
+    def arrived(self, sequence: Sequence) -> None:
+        """One more sequence of its user is here."""
+        user = name(sequence)
+        self._weights[user] = sequence.request.terms.weight
+        if user not in self._present:
+            level = self.least - self.credit if self._present else 0.0
+            self._counters[user] = max(self._counters.get(user, 0.0), level)
+        self._present.setdefault(user, set()).add(sequence.sequence_id)
+
+    def left(self, sequence: Sequence) -> None:
+        """One of its sequences is over, if it ever came."""
+        user = name(sequence)
+        here = self._present.get(user, set())
+        here.discard(sequence.sequence_id)
+        if not here:
+            self._present.pop(user, None)
+        if not self._present:
+            self._counters.clear()
+
+    def charge(self, sequence: Sequence, num_tokens: int, *, generated: bool) -> None:
+        """`num_tokens` are computed for its user."""
+        user = name(sequence)
+        price = OUTPUT_PRICE if generated else 1.0
+        self._counters[user] += num_tokens * price / self._weights[user]
+
+    def had(self, sequence: Sequence) -> float:
+        """The counter of its user."""
+        return self._counters[name(sequence)]
+
+    @property
+    def least(self) -> float:
+        """The least counter of those present; 0 when nobody is."""
+        return min((self._counters[user] for user in self._present), default=0.0)
+
+    def check_integrity(self, sequences: list[Sequence]) -> None:
+        """Assert that exactly the users of `sequences` are present."""
+        here: dict[str, set[int]] = {}
+        for sequence in sequences:
+            here.setdefault(name(sequence), set()).add(sequence.sequence_id)
+        assert here == self._present, "the users present differ from those of the sequences"
+
+
+def name(sequence: Sequence) -> str:
+    """Whose sequence it is: the name of the key."""
+    return sequence.request.principal.name
