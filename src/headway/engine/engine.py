@@ -20,6 +20,7 @@ from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.admission import check
 from headway.engine.batching import Lobby
+from headway.engine.cost import Prior, StepCost
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
@@ -48,6 +49,7 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         clock: Clock | None = None,
         grammars: Grammars | None = None,
+        prior: Prior | None = None,
     ) -> None:
         self.executor = executor
         self.settings = settings
@@ -66,6 +68,7 @@ class Engine:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
+        self.cost = StepCost(prior, settings.windows)
         self._ended_s: float | None = None
         self._was_idle = False
         self._requests: dict[int, list[Sequence]] = {}
@@ -270,6 +273,8 @@ class Engine:
         record.execute_s = collected_s - planned_s
         self._ended_s, self._was_idle = self.clock.now_s(), not self.has_work
         record.update_s = self._ended_s - collected_s
+        if not result.failed:
+            self.cost.observe(record)
         return updates, record
 
     def _begin_masks(self, plan: StepPlan) -> StepMasks | None:

@@ -24,7 +24,8 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     index, tokens computed) of the rows that are not decodes, `preempted` request ids.
     `experts_read` counts the experts that were hit, over all layers. Grammar masks took `mask_s`
     to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
-    grammar compiled since the step before.
+    grammar compiled since the step before. `predicted_s` is what the cost model had said of this
+    step and the gap before it, 0 when it was not asked.
     """
 
     step: int
@@ -56,6 +57,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     mask_s: float = 0.0
     mask_wait_s: float = 0.0
     compiles_s: list[float] = []
+    predicted_s: float = 0.0
 
     @property
     def num_prefill_tokens(self) -> int:
