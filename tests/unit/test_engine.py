@@ -16,8 +16,10 @@ from fakes import FakeExecutor, answer
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.core.plan import StepPlan
+from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.core.resolve import Settings
+from headway.core.terms import Terms
 from headway.engine.engine import GOLDEN_RATIO_64, Engine
 from headway.telemetry.records import StepRecord
 
@@ -35,6 +37,8 @@ def make_settings(
     max_num_seqs=4,
     budget=16,
     seed=0,
+    policy="fcfs",
+    **more,
 ) -> Settings:
     capacity = (min(num_blocks) - 1) * block_size
     return Settings(
@@ -50,6 +54,8 @@ def make_settings(
         windows=(*windows, 0, 0)[: len(num_blocks)],
         threads=1,
         seed=seed,
+        policy=policy,
+        **more,
     )
 
 
@@ -92,12 +98,21 @@ class World:
 
         def keep() -> StepPlan:
             self.plan = schedule()
+            if engine_settings.policy == "slo":  # whose deadlines mean nothing where time stands
+                self.clock.advance(1e-3 + 1e-4 * self.plan.num_tokens)
             return self.plan
 
         self.engine.scheduler.schedule = keep
 
-    def add(self, prompt: list[int], **sampling) -> int:
-        request = Request(len(self.requests), prompt, SamplingParams(**sampling))
+    def add(self, prompt: list[int], user="", terms=None, **sampling) -> int:
+        request = Request(
+            len(self.requests),
+            prompt,
+            SamplingParams(**sampling),
+            Principal(user),
+            arrived_s=self.clock.now_s(),
+            terms=terms or Terms(),
+        )
         self.engine.add(request)
         self.requests[request.request_id] = request
         for index in range(request.sampling.n):
@@ -131,7 +146,7 @@ class World:
             assert len(failed) == sum(1 for row in rows if row < len(plan.advanced))
         if oldest is not None and not plan.advanced:
             raise AssertionError("there is work and nothing advances")
-        steady = not (failed or raised)
+        steady = not (failed or raised) and self.settings.policy == "fcfs"
         if oldest is not None and len(self.engine.scheduler.running) > 1 and steady:
             assert oldest.state != "waiting", "the oldest was preempted though others run"
         assert oldest is None or len(oldest.tokens) >= known
@@ -237,6 +252,20 @@ shapes = st.builds(
     max_num_seqs=st.integers(1, 8),
     budget=st.integers(1, 64),
     seed=st.integers(0, 3),
+    policy=st.sampled_from(["fcfs", "priority", "fair", "slo"]),
+    aging_tokens=st.integers(1, 200),
+    lane_share=st.sampled_from([0.1, 0.5]),
+)
+terms = st.one_of(
+    st.just(Terms()),
+    st.builds(
+        Terms,
+        ttft_s=st.sampled_from([None, 0.001, 0.01, 0.1]),
+        tpot_s=st.sampled_from([None, 0.001, 0.01]),
+        weight=st.sampled_from([0.5, 1.0, 3.0]),
+        priority=st.integers(-1, 1),
+        idle_only=st.booleans(),
+    ),
 )
 samplings = st.fixed_dictionaries(
     {
@@ -252,7 +281,12 @@ samplings = st.fixed_dictionaries(
     },
 )
 additions = st.tuples(
-    st.just("add"), st.lists(tokens, min_size=1, max_size=32), samplings, st.integers(0, 4)
+    st.just("add"),
+    st.lists(tokens, min_size=1, max_size=32),
+    samplings,
+    st.integers(0, 4),
+    st.sampled_from(["", "a", "b"]),
+    terms,
 )
 operations = st.lists(
     st.one_of(
@@ -272,10 +306,11 @@ operations = st.lists(
 def perform(world: World, operation: tuple) -> None:
     """Do one random operation."""
     match operation:
-        case ("add", prompt, sampling, min_tokens):
+        case ("add", prompt, sampling, min_tokens, user, promised):
             prompt = prompt[: world.settings.max_model_len - 1]
             room = sampling["max_tokens"] or 4
-            world.add(prompt, **sampling, min_tokens=min(min_tokens, room))
+            least = min(min_tokens, room)
+            world.add(prompt, user=user, terms=promised, **sampling, min_tokens=least)
         case ("step", count):
             for _ in range(count):
                 world.step()
@@ -305,7 +340,7 @@ def test_every_request_gets_its_own_tokens(shape, chosen):
 
 @settings(max_examples=max(EXAMPLES // 6, 1))
 @given(
-    shapes.filter(lambda s: s.max_num_batched_tokens >= s.max_num_seqs),
+    shapes.filter(lambda s: s.max_num_batched_tokens >= s.max_num_seqs and s.policy != "priority"),
     st.lists(tokens, min_size=1, max_size=32),
     st.lists(st.tuples(st.integers(1, 24), st.integers(1, 3)), min_size=1, max_size=4),
 )
@@ -343,7 +378,7 @@ def test_answer_does_not_depend_on_the_machine(shape, added, random):
         world = World(chosen)
         ids = {}
         for addition in order:
-            _, prompt, sampling, _ = addition
+            _, prompt, sampling, *_ = addition
             request_id = world.add(prompt[: shape.max_model_len - 1], **{**sampling, "seed": 3})
             ids[id(addition)] = request_id
         world.drain()

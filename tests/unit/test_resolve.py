@@ -77,6 +77,7 @@ def test_worked_example():
         windows=(0,),
         threads=8,
         seed=0,
+        policy="slo",
     )
     assert why["weights"] == "942 MiB: 494,032,768 parameters of bfloat16"
     assert why["kv_memory"] == ("3.63 GiB: 40% of the 9.08 GiB of RAM left free after the weights")

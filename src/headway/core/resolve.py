@@ -16,6 +16,12 @@ from headway.core.quantization import GROUPS, Quantization, planned_bytes
 
 DEFAULT_KV_SHARE = 0.4
 DEFAULT_ATTENTION = "sdpa"
+POLICIES = {
+    "slo": "as many requests as possible within their objectives, none starves",
+    "fair": "the user who had least, by weight, goes first",
+    "priority": "the smallest priority goes first, then who came first",
+    "fcfs": "who came first goes first",
+}
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 SMALL_MODEL_BYTES = 32 * 2**20
@@ -45,6 +51,11 @@ class Settings:
     pack_weights: bool = False
     batching: str = "continuous"
     batch_window_s: float = 0.05
+    policy: str = "fcfs"
+    late: str = "serve"
+    long_prefill_s: float = 1.5
+    lane_share: float = 0.25
+    aging_tokens: int = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +102,7 @@ def resolve(
         )
     decide("max_num_batched_tokens", batched, why)
     decide("batching", options.batching, explain_batching(options, max_num_seqs))
+    decide("policy", options.policy, POLICIES[options.policy])
     threads, why = choose_threads(options, machine, model, dtype)
     decide("threads", threads, why)
 
@@ -132,6 +144,11 @@ def resolve(
         pack_weights=pack_weights,
         batching=options.batching,
         batch_window_s=options.batch_window,
+        policy=options.policy,
+        late=options.late,
+        long_prefill_s=options.long_prefill,
+        lane_share=options.lane_share,
+        aging_tokens=options.aging,
     )
     return settings, reasons
 

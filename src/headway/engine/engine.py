@@ -26,6 +26,7 @@ from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.halves import NOBODY, prove_runtime, run_in_halves
 from headway.engine.kv import KVCache
+from headway.engine.policy import make_policy
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 from headway.telemetry.records import StepRecord, count_work
@@ -62,13 +63,15 @@ class Engine:
             settings.windows,
             settings.max_num_batched_tokens,
         )
+        self.cost = StepCost(prior, settings.windows)
         self.scheduler = Scheduler(
             self.kv,
             Lobby(settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
+            policy=make_policy(settings, self.cost, self.clock),
+            clock=self.clock,
         )
-        self.cost = StepCost(prior, settings.windows)
         self._ended_s: float | None = None
         self._was_idle = False
         self._requests: dict[int, list[Sequence]] = {}
@@ -242,6 +245,8 @@ class Engine:
         self._untold = False
         self._admit_compiled()
         plan = self.scheduler.schedule()
+        for sequence in self.scheduler.policy.take_shed():
+            self._refuse(sequence.request.request_id, too_late())
         planned_s = self.clock.now_s()
         queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
         masks = None
@@ -389,6 +394,16 @@ class Engine:
         if not self._requests:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
             assert not self.scheduler.running and not self.scheduler.num_waiting
+
+
+def too_late() -> RequestError:
+    """The 503 for a request that waited until it could no longer meet its objectives."""
+    return RequestError(
+        "The server is too busy to answer within the objectives of this request.",
+        code="overloaded",
+        status=503,
+        retry_after_s=1.0,
+    )
 
 
 def broken_grammar(sequence: Sequence) -> RequestError:

@@ -303,6 +303,7 @@ class Scheduler:
         shared = parent.num_prompt - 1
         late = []
         for child in forks:
+            self.policy.arrived(child)
             if len(self.running) < self.max_num_seqs and parent.computed >= parent.num_prompt:
                 self.kv.fork(parent, child, shared)
                 child.state = RUNNING
@@ -325,9 +326,10 @@ class Scheduler:
             self.waiting.remove(sequence)
         else:
             self.lobby.remove(sequence)
-        if sequence.forks:
-            self.waiting.extendleft(reversed(sequence.forks))
-            sequence.forks = []
+        for fork in reversed(sequence.forks):
+            self.policy.arrived(fork)
+            self.waiting.appendleft(fork)
+        sequence.forks = []
         self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:

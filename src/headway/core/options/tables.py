@@ -51,6 +51,36 @@ class EngineOptions:
         low=0,
         unit="seconds",
     )
+    policy: str = option(
+        "slo",
+        "Who goes first: who can still meet its objectives, the user who had least, the smallest "
+        "priority, or who came first.",
+        choices=("slo", "fair", "priority", "fcfs"),
+        common=True,
+    )
+    late: str = option(
+        "serve",
+        "Policy slo: requests that can no longer meet their objectives come last, or are refused.",
+        choices=("serve", "shed"),
+    )
+    long_prefill: Seconds = option(
+        Seconds(1.5),
+        "Policy slo: a prompt that takes longer is long, and runs in a lane beside short ones.",
+        low=0.001,
+        unit="seconds",
+    )
+    lane_share: float = option(
+        0.25,
+        "Policy slo: share of the time for prompts that long and late ones get beside others.",
+        low=0.01,
+        high=0.99,
+    )
+    aging: int = option(
+        16_384,
+        "Policy slo: tokens that came later and may go before a request; then its turn is fixed.",
+        low=1,
+        unit="tokens",
+    )
     block_size: int = option(16, "Tokens in one KV block.", low=1, high=1024, unit="tokens")
     kv_memory: Bytes | None = option(
         None, "Memory for the KV cache, as 4GiB or a share of the free memory as 40%.", common=True

@@ -1,7 +1,38 @@
 """Who goes first and how much it may take: one file a policy, chosen by `--policy`."""
 
+from collections.abc import Callable
+
+from headway.core.clock import Clock
+from headway.core.resolve import Settings
+from headway.engine.cost import StepCost
+from headway.engine.policy.fair import Fair
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Policy
 from headway.engine.policy.priority import Priority
+from headway.engine.policy.slo import Slo, SloRules
 
-__all__ = ["Fcfs", "Policy", "Priority"]
+__all__ = ["Fair", "Fcfs", "Policy", "Priority", "Slo", "SloRules", "make_policy"]
+
+
+def make_slo(settings: Settings, cost: StepCost, clock: Clock) -> Policy:
+    """The policy of objectives with what the settings say of it."""
+    rules = SloRules(
+        lane_share=settings.lane_share,
+        long_prefill_s=settings.long_prefill_s,
+        aging_tokens=settings.aging_tokens,
+        shed=settings.late == "shed",
+    )
+    return Slo(cost, clock, rules)
+
+
+POLICIES: dict[str, Callable[[Settings, StepCost, Clock], Policy]] = {
+    "fcfs": lambda settings, cost, clock: Fcfs(),
+    "priority": lambda settings, cost, clock: Priority(),
+    "fair": lambda settings, cost, clock: Fair(),
+    "slo": make_slo,
+}
+
+
+def make_policy(settings: Settings, cost: StepCost, clock: Clock) -> Policy:
+    """The policy named by `--policy`."""
+    return POLICIES[settings.policy](settings, cost, clock)

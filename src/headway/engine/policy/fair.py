@@ -9,7 +9,8 @@ everything. Worked example, equal weights, a budget of 512:
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence as TypingSequence
+from collections.abc import Iterator
+from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Turn, is_behind
@@ -56,4 +57,4 @@ class Fair(Fcfs):
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:
         """Those of the user who has had most, youngest first."""
-        return sorted(running[::-1], key=self.users.had, reverse=True)
+        return sorted(running, key=lambda s: (-self.users.had(s), -s.sequence_id))

@@ -5,7 +5,8 @@ waiting   d e         d starts when it fits; e never before d
 blocks    c gives up its own first
 """
 
-from collections.abc import Iterator, Sequence as TypingSequence
+from collections.abc import Iterator
+from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.sequence import Sequence
@@ -19,6 +20,10 @@ class Fcfs:
 
     def left(self, sequence: Sequence) -> None:
         """Nothing to note."""
+
+    def take_shed(self) -> list[Sequence]:
+        """Nobody: all are served."""
+        return []
 
     def decodes(self, running: list[Sequence]) -> list[Sequence]:
         """All, oldest first."""

@@ -9,7 +9,8 @@ and blocks itself. A policy answers in its own order and hears what came of it:
     victims(running), weaker(...)     who gives up blocks, for a decode or for a newcomer
 """
 
-from collections.abc import Iterator, Sequence as TypingSequence
+from collections.abc import Iterator
+from collections.abc import Sequence as TypingSequence
 from typing import NamedTuple, Protocol
 
 from headway.engine.sequence import RUNNING, Sequence
@@ -36,6 +37,10 @@ class Policy(Protocol):
 
     def left(self, sequence: Sequence) -> None:
         """A sequence that had arrived is over."""
+        ...
+
+    def take_shed(self) -> list[Sequence]:
+        """Those it has given up since it was last asked; the engine ends them with an error."""
         ...
 
     def decodes(self, running: list[Sequence]) -> list[Sequence]:

@@ -4,7 +4,8 @@ waiting   priority 0: d     running   priority 0: a    priority 5: c
 d lacks a row or blocks: c goes back to the queue for it, a never does
 """
 
-from collections.abc import Iterator, Sequence as TypingSequence
+from collections.abc import Iterator
+from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Turn, is_behind

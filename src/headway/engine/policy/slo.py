@@ -19,17 +19,18 @@ delays is overtaken by at most its bound and 3 P tokens more.
 Users who have had more than others present by half the credit of `policy.users` come behind them.
 """
 
-from collections.abc import Iterator, Sequence as TypingSequence
+from collections.abc import Iterator
+from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 from math import inf
 
 from headway.core.clock import Clock
-from headway.engine.cost import StepCost, Work
+from headway.engine.cost import NOTHING, StepCost, Work
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.policy.users import Users
-from headway.engine.sequence import Sequence
+from headway.engine.sequence import WAITING, Sequence
 
 MARGIN = 0.9
 """How much of the time until a token is due a step may take: predictions err."""
@@ -37,7 +38,6 @@ CATCH_UP = 0.75
 """Steps this much shorter than the objective beside a decode that has fallen behind."""
 MIN_CHUNK = 16
 """Tokens that the first in turn gets however little time is left: prompts never stand still."""
-NOTHING = Work(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +55,14 @@ class SloRules:
 
 
 class Slo(Fcfs):
-    """Deadlines, predictions and counters; `shed` lists those given up, for the engine to end."""
+    """Deadlines, predictions and counters of users."""
 
     def __init__(self, cost: StepCost, clock: Clock, rules: SloRules) -> None:
         self.cost = cost
         self.clock = clock
         self.rules = rules
         self.users = Users(rules.credit)
-        self.shed: list[Sequence] = []
+        self._shed: list[Sequence] = []
         self._step_s = rules.longest_step_s
         self._beside = NOTHING
         self._behind: list[Sequence] = []
@@ -76,6 +76,11 @@ class Slo(Fcfs):
         """Its user may be gone."""
         self.users.left(sequence)
 
+    def take_shed(self) -> list[Sequence]:
+        """Those that can no longer meet their objectives, where the rules say to shed."""
+        shed, self._shed = self._shed, []
+        return shed
+
     # ── decodes ─────────────────────────────────────────────────────────────────────────────
 
     def decodes(self, running: list[Sequence]) -> list[Sequence]:
@@ -84,13 +89,13 @@ class Slo(Fcfs):
         now_s = self.clock.now_s()
         rows = lacking_one(running)
         first = [s for s in rows if not s.request.terms.idle_only]
-        self._beside = work_of(first)
+        self._beside = self.work_of(first)
         decode_s = self.cost.seconds(self._beside)
         self._step_s = min([self.bears_s(s, now_s, decode_s) for s in first], default=inf)
         self._step_s = min(self._step_s, self.rules.longest_step_s)
         for sequence in rows:
             if sequence.request.terms.idle_only:
-                more = plus(self._beside, 1, sequence.computed, sampled=True)
+                more = self.cost.beside(self._beside, sequence.computed, 1)
                 if first and self.cost.seconds(more) > self._step_s:
                     break
                 first.append(sequence)
@@ -117,6 +122,15 @@ class Slo(Fcfs):
         first_s = sequence.first_token_s
         return first_s is not None and first_s - sequence.arrived_s > given_s
 
+    def work_of(self, rows: list[Sequence]) -> Work:
+        """What `rows` do as decodes."""
+        starts, count = [s.computed for s in rows], len(rows)
+        reads = [
+            sum([min(start, window - 1) for start in starts]) if window else sum(starts)
+            for window in self.cost.windows
+        ]
+        return Work(count, count, sum(starts) + count, sum(reads) + count * len(reads))
+
     # ── turns ───────────────────────────────────────────────────────────────────────────────
 
     def turns(
@@ -130,39 +144,139 @@ class Slo(Fcfs):
         self._behind = behind = [*(s for s in running if is_behind(s)), *waiting]
         if not behind:
             return
-        groups = self.sort(behind, budget)
         decode_s = self.cost.seconds(self._beside)
         room_s = max(self._step_s - decode_s, 0.0)
+        groups = self.sort(behind, decode_s + room_s, budget)
         reserved_s = room_s * self.rules.lane_share if groups.aged or groups.lane else 0.0
-        least = MIN_CHUNK
+        aged_s = reserved_s if groups.ahead else room_s
+        ahead_s = room_s if groups.aged else room_s - reserved_s
+        least = min(MIN_CHUNK, budget)
         for group, until_s, firm in (
-            (groups.aged, decode_s + reserved_s, True),
-            (groups.ahead, decode_s + room_s - reserved_s * (not groups.aged), False),
-            (groups.aged + groups.lane, decode_s + room_s, False),
+            (groups.aged, decode_s + aged_s, True),
+            (groups.ahead, decode_s + ahead_s, False),
+            (groups.lane, decode_s + room_s, False),
             (groups.idle, decode_s + room_s, False),
         ):
             for sequence in group:
-                if not is_waiting_or_behind(sequence):
-                    continue
-                most = self.fits(sequence, until_s)
-                most = max(most, min(least, budget))
+                most = max(self.fits(sequence, until_s), least)
                 if most > 0:
                     before = self._beside
                     yield Turn(sequence, most, firm)
-                    least = 0 if self._beside is not before else least
+                    least = least if self._beside is before else 0
+
+    def sort(self, behind: list[Sequence], step_s: float, budget: int) -> "Groups":
+        """Who is aged, ahead, in the lane or idle, each in order."""
+        now_s = self.clock.now_s()
+        speed = self.cost.chunk(step_s, self._beside, 0, budget) or MIN_CHUNK
+        token_s = step_s / speed
+        aged: list[Sequence] = []
+        lane: list[tuple[Due, Sequence]] = []
+        idle: list[Sequence] = []
+        short: list[tuple[Due, Sequence]] = []
+        for sequence in behind:
+            due = Due(self.deadline_s(sequence), token_s * missing(sequence))
+            if sequence.overtaken >= self.bound(sequence):
+                aged.append(sequence)
+            elif sequence.request.terms.idle_only:
+                idle.append(sequence)
+            elif due.duration_s > self.rules.long_prefill_s:
+                lane.append((due, sequence))
+            else:
+                short.append((due, sequence))
+        ahead, late, end_s = self.by_users(short, now_s)
+        later_s = now_s if not ahead else end_s
+        in_time, hopeless, _ = on_time(lane, later_s)
+        late = sorted(late + hopeless, key=arrival)
+        if self.rules.shed:
+            self.give_up(late, now_s, token_s)
+        return Groups(aged=sorted(aged, key=arrival), ahead=ahead, lane=in_time + late, idle=idle)
+
+    def by_users(
+        self, short: list[tuple[Due, Sequence]], now_s: float
+    ) -> tuple[list[Sequence], list[Sequence], float]:
+        """Those in time and those late; users who have had more than others come behind."""
+        level = self.users.least + self.rules.credit / 2
+        modest = [job for job in short if self.users.had(job[1]) <= level]
+        greedy = [job for job in short if self.users.had(job[1]) > level]
+        ahead, late, end_s = on_time(modest, now_s)
+        more, later, end_s = on_time(greedy, end_s)
+        return ahead + more, late + later, end_s
+
+    def deadline_s(self, sequence: Sequence) -> float:
+        """When its next token is due: the first, or after a preemption the one that follows."""
+        terms = sequence.request.terms
+        if sequence.first_token_s is None:
+            uncached = sequence.num_prompt - sequence.num_cached
+            return sequence.arrived_s + terms.first_token_s(uncached)
+        if terms.tpot_s is None or self.is_lost(sequence):
+            return inf if terms.tpot_s is None else -inf
+        return sequence.first_token_s + sequence.num_generated * terms.tpot_s
+
+    def bound(self, sequence: Sequence) -> int:
+        """Tokens that came later and may go before it."""
+        patience = self.rules.idle_patience if sequence.request.terms.idle_only else 1
+        return self.rules.aging_tokens * patience
+
+    def give_up(self, late: list[Sequence], now_s: float, token_s: float) -> None:
+        """Shed those who wait and could not make it even alone; the engine ends them."""
+        for sequence in list(late):
+            alone_s = now_s + token_s * missing(sequence)
+            fresh = sequence.state == WAITING and not sequence.num_generated
+            if fresh and alone_s > self.deadline_s(sequence):
+                late.remove(sequence)
+                self._shed.append(sequence)
 
     def fits(self, sequence: Sequence, until_s: float) -> int:
         """Tokens of `sequence` that the step takes before it has lasted `until_s`."""
-        missing = len(sequence.tokens) - sequence.computed
-        return self.cost.chunk(until_s, self._beside, sequence.computed, missing)
+        return self.cost.chunk(until_s, self._beside, sequence.computed, missing(sequence))
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Its user pays, the step grows, and those who came earlier and are behind age."""
         generated = sequence.computed >= sequence.num_prompt
         self.users.charge(sequence, num_tokens, generated=generated)
         if self._behind:
-            ends = sequence.computed + num_tokens == len(sequence.tokens)
-            self._beside = plus(self._beside, num_tokens, sequence.computed, sampled=ends)
+            self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
             for other in self._behind:
                 if other.sequence_id < sequence.sequence_id:
                     other.overtaken += num_tokens
+
+    # ── who makes way ───────────────────────────────────────────────────────────────────────
+
+    def victims(self, running: list[Sequence]) -> list[Sequence]:
+        """Who loses least goodput first: idle classes, those lost, then what is least to redo."""
+        return sorted(running, key=self.loss)
+
+    def loss(self, sequence: Sequence) -> tuple[bool, bool, bool, int]:
+        """What a preemption of `sequence` would lose; small is little."""
+        return (
+            sequence.overtaken >= self.bound(sequence),
+            not sequence.request.terms.idle_only,
+            not self.is_lost(sequence),
+            sequence.computed,
+        )
+
+    def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Those of idle classes make way for all others, youngest first."""
+        if newcomer.request.terms.idle_only:
+            return []
+        return [s for s in running[::-1] if s.request.terms.idle_only]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Who is behind, in the order of their turns."""
+
+    aged: list[Sequence]
+    ahead: list[Sequence]
+    lane: list[Sequence]
+    idle: list[Sequence]
+
+
+def missing(sequence: Sequence) -> int:
+    """Tokens that are known and not computed."""
+    return len(sequence.tokens) - sequence.computed
+
+
+def arrival(sequence: Sequence) -> int:
+    """Ids are given in the order of arrival."""
+    return sequence.sequence_id
