@@ -7,28 +7,14 @@ from hypothesis import strategies as st
 
 from headway.core.quantization import GROUPS
 from headway.runtime.kernels.quantized import RoundedLinear
-from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
-from parity.native_sets import each_instruction_set, loaded
+from parity.native_sets import each_instruction_set, loaded, operands
 
 ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}
 """Sums apart by fp32's rounding may be rounded to neighbours in 16 bits."""
 FORMATS = [0, *GROUPS]
 each_format = pytest.mark.parametrize("group", FORMATS, ids=lambda g: f"int4-{g}" if g else "int8")
-
-
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    return loaded(*request.param)
-
-
-def operands(rows: int, inputs: int, outputs: int, dtype: torch.dtype, bias: bool, seed: int = 0):
-    """x, weight and bias whose products are of size one."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs, generator=draw).to(dtype)
-    weight = (torch.randn(outputs, inputs, generator=draw) / inputs**0.5).to(dtype)
-    return x, weight, torch.randn(outputs, generator=draw).to(dtype) if bias else None
 
 
 @each_instruction_set

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from headway.core.errors import CapacityError, UsageError
 from headway.core.machine import Accelerator, Machine
+from headway.core.memory_plan import gib, share_blocks
 from headway.core.model_spec import spec_from_config
 from headway.core.options import Bytes, EngineOptions
 from headway.core.quantization import Quantization, planned_bytes
-from headway.core.resolve import Settings, gib, resolve, share_blocks
+from headway.core.resolve import Settings, resolve
 
 GIB = 2**30
 QWEN = {
