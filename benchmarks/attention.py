@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from headway.core.machine import probe_machine
+from headway.core.memory_plan import gib
 from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.options import EngineOptions
-from headway.core.resolve import gib, resolve
+from headway.core.resolve import resolve
 from headway.runtime.attention import (
     BACKENDS,
     AttentionBackend,

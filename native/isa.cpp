@@ -5,6 +5,7 @@
 #include "linear.inl"
 #include "sampling.inl"
 #include "quantized.inl"
+#include "rounding.inl"
 
 namespace headway {
 
@@ -21,6 +22,7 @@ const Table HEADWAY_TABLE = {
     .sample = sample,
     .logprobs = logprobs,
     .pack_quantized = pack_quantized,
+    .round_weight = round_weight,
     .quantize_rows = quantize_rows,
     .quantized = quantized,
     .write_kv = write_kv,

@@ -103,6 +103,12 @@ public:
                               inputs, group);
     }
 
+    void round_weight(Address weight, Address packed, Address scales, int64_t outputs,
+                      int64_t inputs, int64_t group, int type) {
+        table_.round_weight(pool_, {at(weight), at(packed), at<float>(scales), outputs, inputs,
+                                    group, Type(type)});
+    }
+
     void quantize_rows(Address x, Address q, Address scales, Address starts, int64_t tokens,
                        int64_t inputs, int64_t group, int type) {
         table_.quantize_rows(pool_, {at(x), at<int8_t>(q), at<float>(scales), at<int32_t>(starts),
@@ -158,6 +164,7 @@ PyMethodDef methods[] = {
     method<&Kernels::sample>("sample"),
     method<&Kernels::logprobs>("logprobs"),
     method<&Kernels::pack_quantized>("pack_quantized"),
+    method<&Kernels::round_weight>("round_weight"),
     method<&Kernels::quantize_rows>("quantize_rows"),
     method<&Kernels::quantized>("quantized"),
     method<&Kernels::write_kv>("write_kv"),

@@ -133,24 +133,30 @@ inline int64_t panel_bytes(int64_t inputs, int64_t group) {
     return width / group * panel_width * (2 + group / 2);
 }
 
+// Levels of inputs from `begin` on of one output, as many as a number of type T has bytes; what
+// lies outside of the weight is 0.
+template <class T>
+inline T levels_of(const int8_t* weight, int64_t outputs, int64_t inputs, int64_t output,
+                   int64_t begin) {
+    T found = 0;
+    if (output >= outputs) return found;
+    const int8_t* at = weight + output * inputs + begin;
+    if (inputs - begin >= static_cast<int64_t>(sizeof found)) return load<T>(at);
+    if (begin < inputs) std::memcpy(&found, at, inputs - begin);
+    return found;
+}
+
 void pack_panel_int8(const int8_t* weight, char* to, int64_t outputs, int64_t inputs,
                      int64_t panel) {
+    const int64_t first = panel * panel_width;
     for (int64_t begin = 0; begin < inputs; begin += 4)
-        for (int lane = 0; lane < panel_width; ++lane)
-            for (int64_t input = begin; input < begin + 4; ++input) {
-                const int64_t output = panel * panel_width + lane;
-                const bool inside = output < outputs && input < inputs;
-                *to++ = inside ? weight[output * inputs + input] : 0;
-            }
+        for (int lane = 0; lane < panel_width; ++lane, to += 4)
+            store(to, levels_of<uint32_t>(weight, outputs, inputs, first + lane, begin));
 }
 
 void pack_panel_int4(const int8_t* weight, const uint16_t* scales, char* to, int64_t outputs,
                      int64_t inputs, int64_t group, int64_t panel) {
     const int64_t groups = padded_inputs(inputs, group) / group, first = panel * panel_width;
-    const auto level = [&](int64_t output, int64_t input) {
-        const bool inside = output < outputs && input < inputs;
-        return 8 + (inside ? weight[output * inputs + input] : 0);
-    };
     for (int64_t n = 0; n < groups; ++n) {
         for (int lane = 0; lane < panel_width; ++lane, to += 2) {
             const int64_t output = first + lane;
@@ -158,10 +164,12 @@ void pack_panel_int4(const int8_t* weight, const uint16_t* scales, char* to, int
             std::memcpy(to, &scale, 2);
         }
         for (int64_t begin = n * group; begin < (n + 1) * group; begin += 8)
-            for (int lane = 0; lane < panel_width; ++lane)
-                for (int64_t input = begin; input < begin + 4; ++input)
-                    *to++ = static_cast<char>(level(first + lane, input) |
-                                              level(first + lane, input + 4) << 4);
+            for (int lane = 0; lane < panel_width; ++lane, to += 4) {
+                const uint64_t levels =
+                    levels_of<uint64_t>(weight, outputs, inputs, first + lane, begin);
+                const uint64_t halves = (levels & 0x0F0F0F0F0F0F0F0Fu) ^ 0x0808080808080808u;
+                store(to, static_cast<uint32_t>(halves | halves >> 28));
+            }
     }
 }
 

@@ -84,6 +84,15 @@ struct Rows {
     Type type;
 };
 
+// weight[O][I] as levels and scales in panels, as `Quantized` reads them.
+struct RoundWeight {
+    const void* weight;
+    void* packed;
+    float* scales;  // of int8; null for groups
+    int64_t outputs, inputs, group;
+    Type type;
+};
+
 // y[T][O] = (q · scale) · weightᵀ + bias. The weight is packed by `pack_quantized` from numbers of
 // -127 … 127, with fp32 `weight_scales` padded to whole panels, or for groups from -7 … 7 with
 // fp16 scales among them. At most 2^17 inputs.
@@ -150,6 +159,7 @@ struct Table {
                      int64_t* ranks, int64_t* top_tokens);
     void (*pack_quantized)(Pool&, const int8_t* weight, const uint16_t* scales, void* packed,
                            int64_t outputs, int64_t inputs, int64_t group);
+    void (*round_weight)(Pool&, const RoundWeight&);
     void (*quantize_rows)(Pool&, const Rows&);
     void (*quantized)(Pool&, const Quantized&);
     void (*write_kv)(Pool&, const WriteKV&);

@@ -16,7 +16,8 @@ from headway.core.machine import Accelerator, Machine, probe_machine, processor_
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
-from headway.core.resolve import Reason, Settings, resolve
+from headway.core.reasons import Reason
+from headway.core.resolve import Settings, resolve
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource

@@ -31,11 +31,6 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    return loaded(*request.param)
-
-
 rows = st.one_of(
     st.tuples(st.just(1), st.integers(1, 1300)),
     st.tuples(st.integers(1, 50), st.integers(0, 40)).map(lambda pair: (pair[0], sum(pair))),

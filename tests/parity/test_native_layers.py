@@ -8,8 +8,7 @@ from torch.testing import assert_close
 
 from headway.runtime.kernels import reference
 from headway.runtime.native.layers import NativeLayers
-from headway.runtime.native.library import NativeLibrary
-from parity.native_sets import each_instruction_set, loaded
+from parity.native_sets import each_instruction_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,11 +18,6 @@ ULP = {torch.float32: 2.0**-22, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10
 LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
 GATES = {"silu": reference.silu_mul, "gelu_tanh": reference.gelu_tanh_mul}
 EDGES = [0.0, -0.0, 1e-40, -1e-40, 1e-30, 3e38, -3e38, 1.0, -1.0, 88.0, -88.0, -104.0, -120.0]
-
-
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    return loaded(*request.param)
 
 
 def numbers(seed: int, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> torch.Tensor:

@@ -6,24 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.runtime.kernels import reference
-from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
-from parity.native_sets import each_instruction_set, loaded
+from parity.native_sets import each_instruction_set, operands
 
 ROUNDING = {torch.float32: 2**-19, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-
-
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    return loaded(*request.param)
-
-
-def operands(rows: int, inputs: int, outputs: int, dtype: torch.dtype, bias: bool, seed: int = 0):
-    """x, weight and bias whose products are of size one."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs, generator=draw).to(dtype)
-    weight = (torch.randn(outputs, inputs, generator=draw) / inputs**0.5).to(dtype)
-    return x, weight, torch.randn(outputs, generator=draw).to(dtype) if bias else None
 
 
 @each_instruction_set

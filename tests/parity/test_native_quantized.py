@@ -7,28 +7,14 @@ from hypothesis import strategies as st
 
 from headway.core.quantization import GROUPS
 from headway.runtime.kernels.quantized import RoundedLinear
-from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
-from parity.native_sets import each_instruction_set, loaded
+from parity.native_sets import each_instruction_set, loaded, operands
 
 ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}
 """Sums apart by fp32's rounding may be rounded to neighbours in 16 bits."""
 FORMATS = [0, *GROUPS]
 each_format = pytest.mark.parametrize("group", FORMATS, ids=lambda g: f"int4-{g}" if g else "int8")
-
-
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    return loaded(*request.param)
-
-
-def operands(rows: int, inputs: int, outputs: int, dtype: torch.dtype, bias: bool, seed: int = 0):
-    """x, weight and bias whose products are of size one."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs, generator=draw).to(dtype)
-    weight = (torch.randn(outputs, inputs, generator=draw) / inputs**0.5).to(dtype)
-    return x, weight, torch.randn(outputs, generator=draw).to(dtype) if bias else None
 
 
 @each_instruction_set
@@ -147,3 +133,37 @@ def test_a_weight_that_is_not_finite_shows(library):
             out = kernel(torch.ones(2, 64), kernel.prepare(weight), None)
             assert not out[:, 1].isfinite().any()
             assert out[:, [0, 2]].isfinite().all()
+
+
+@each_instruction_set
+@settings(max_examples=60, deadline=None)
+@given(
+    inputs=st.integers(1, 300),
+    outputs=st.integers(1, 70),
+    group=st.sampled_from(FORMATS),
+    dtype=st.sampled_from(list(ROUNDING)),
+    power=st.integers(-130, 130),
+    seed=st.integers(0, 99),
+)
+def test_one_pass_rounds_and_packs_as_defined(library, inputs, outputs, group, dtype, power, seed):
+    """Bit for bit, for numbers of every size: scales that vanish or overflow are not excepted."""
+    _, weight, _ = operands(0, inputs, outputs, dtype, False, seed)
+    weight = (weight.double() * 2.0**power).to(dtype)
+    same_panels(NativeQuantizedLinear(library, group), weight)
+
+
+@each_instruction_set
+@each_format
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+def test_one_pass_rounds_what_is_hard_to_round_as_defined(library, group, dtype):
+    weight = extremes(dtype)
+    same_panels(NativeQuantizedLinear(library, group), weight[weight.isfinite().all(1)])
+
+
+def same_panels(kernel: NativeQuantizedLinear, weight: torch.Tensor) -> None:
+    """`prepare` gives what `pack` makes of the definition's numbers."""
+    expected = kernel.pack(round_weight(weight, kernel.group))
+    found = kernel.prepare(weight)
+    assert torch.equal(found.panels, expected.panels)
+    if found.scales is not None:
+        torch.testing.assert_close(found.scales, expected.scales, rtol=0, atol=0, equal_nan=True)

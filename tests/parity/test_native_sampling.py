@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from headway.core.plan import Late, NewSequence
 from headway.core.request import SamplingParams
 from headway.runtime.batch import MirrorSequence
-from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.sampling import NativeSampling
 from headway.runtime.sampler import (
     NO_TOKEN,
@@ -21,7 +20,7 @@ from headway.runtime.sampler import (
     row_parameters,
     token_logprobs,
 )
-from parity.native_sets import each_instruction_set, loaded
+from parity.native_sets import each_instruction_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,11 +28,6 @@ VOCABULARIES = st.one_of(
     st.integers(1, 40), st.sampled_from([127, 128, 129, 255, 256, 257, 4096, 9000, 70_000])
 )
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    return loaded(*request.param)
 
 
 def logits_of(kind: str, rows: int, vocabulary: int, seed: int) -> torch.Tensor:

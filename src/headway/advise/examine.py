@@ -14,8 +14,8 @@ from headway.advise.show import plain
 from headway.advise.words import duration, plural, rate
 from headway.assemble import examine_machine
 from headway.core.machine import MULTIPLY_FLAGS
+from headway.core.memory_plan import gib
 from headway.core.options import EngineOptions
-from headway.core.resolve import gib
 
 SETS = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni"),

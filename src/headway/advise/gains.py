@@ -10,7 +10,7 @@ from headway.advise.reading import Reading
 from headway.advise.roofline import DecodeStep, decode_step
 from headway.advise.symptoms import MORE_ROWS, failing_share, queued, step_s
 from headway.advise.words import duration, percent, plural, tokens
-from headway.core.resolve import gib
+from headway.core.memory_plan import gib
 
 SHORTER = 0.2
 ACCEPTED = 0.6

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from headway.advise.diagnosis import HEALTHY, Diagnosis, Finding, Saving
 from headway.advise.words import dollars, duration, percent
-from headway.core.resolve import gib
+from headway.core.memory_plan import gib
 
 MOST_FINDINGS = 4
 STYLES = {HEALTHY: "green", "under-loaded": "yellow"}

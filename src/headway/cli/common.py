@@ -4,8 +4,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from headway.core import embedded
+from headway.core.memory_plan import gib
 from headway.core.options import EngineOptions, to_arguments
-from headway.core.resolve import gib
 
 EMBEDDED = embedded.EMBEDDED
 

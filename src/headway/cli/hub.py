@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError, ModelError, UsageError
+from headway.core.memory_plan import gib
 from headway.core.model_spec import read_model_spec
 from headway.core.options import PullOptions
-from headway.core.resolve import gib
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -80,6 +80,16 @@ class Kernels:
     def pack_quantized(
         self, weight: int, scales: int, packed: int, outputs: int, inputs: int, group: int
     ) -> None: ...
+    def round_weight(
+        self,
+        weight: int,
+        packed: int,
+        scales: int,
+        outputs: int,
+        inputs: int,
+        group: int,
+        type: int,
+    ) -> None: ...
     def quantize_rows(
         self,
         x: int,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.native.library import TYPES, NativeLibrary, address
-from headway.runtime.rounding import RoundedWeight, round_weight
+from headway.runtime.rounding import RoundedWeight
 
 INT8_STEP, LONGEST_BLOCK = 4, 64
 MOST_INPUTS = 1 << 17
@@ -64,34 +64,51 @@ class NativeQuantizedLinear:
         self.group = group
 
     def prepare(self, weight_OH: Tensor) -> PackedLevels:
-        """The weight, rounded and in panels."""
-        return self.pack(round_weight(weight_OH, self.group))
+        """The weight, rounded and in panels: `pack` of `rounding.round_weight`, in one pass."""
+        weight = weight_OH.detach().contiguous()
+        packed = self._empty(*weight.shape)
+        self._library.calls.round_weight(
+            address(weight),
+            address(packed.panels),
+            address(packed.scales),
+            packed.outputs,
+            packed.inputs,
+            self.group,
+            TYPES[weight.dtype],
+        )
+        return packed
 
     def pack(self, weight: RoundedWeight) -> PackedLevels:
         """Rounded weights in panels."""
-        outputs, inputs = weight.levels_OH.shape
-        assert inputs <= MOST_INPUTS and weight.group == self.group
-        width = 2 * self._library.lanes
-        panels = -(-outputs // width)
-        if self.group:
-            groups = weight.scales_OG.shape[1]
-            panel_bytes = groups * width * (2 + self.group // 2)
-            scales, halves = None, weight.scales_OG.half()
+        assert weight.group == self.group
+        packed, halves = self._empty(*weight.levels_OH.shape), None
+        if packed.scales is None:
+            halves = weight.scales_OG.half()
         else:
-            panel_bytes = self._padded(inputs) * width
-            scales, halves = torch.zeros(panels * width), None
-            scales[:outputs] = weight.scales_OG[:, 0]
-        packed = torch.empty(panels * panel_bytes, dtype=torch.uint8)
+            packed.scales[: packed.outputs] = weight.scales_OG[:, 0]
         levels = weight.levels_OH.contiguous()
         self._library.calls.pack_quantized(
             address(levels),
             address(halves),
-            address(packed),
-            outputs,
-            inputs,
+            address(packed.panels),
+            packed.outputs,
+            packed.inputs,
             self.group,
         )
-        return PackedLevels(packed, scales, outputs, inputs, self.group)
+        return packed
+
+    def _empty(self, outputs: int, inputs: int) -> PackedLevels:
+        """Room for a weight; scales of outputs that only fill the last panel are 0."""
+        assert inputs <= MOST_INPUTS
+        width = 2 * self._library.lanes
+        panels, scales = -(-outputs // width), None
+        if self.group:
+            panel_bytes = -(-inputs // self.group) * width * (2 + self.group // 2)
+        else:
+            panel_bytes = self._padded(inputs) * width
+            scales = torch.zeros(panels * width)
+        numbers = torch.empty(panels * panel_bytes, dtype=torch.uint8)
+        return PackedLevels(numbers, scales, outputs, inputs, self.group)
 
     def _padded(self, inputs: int) -> int:
         """Bytes of a row of `inputs` numbers."""

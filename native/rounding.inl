@@ -1,0 +1,65 @@
+// Weights in the type of a checkpoint, rounded to int8 or int4 and packed, in one pass over them.
+//
+// The numbers are those of runtime/rounding.py, bit for bit. A panel's outputs are rounded into
+// memory that stays in the second cache, 16 · 4,864 levels are 76 KiB, and are packed from there.
+#include <vector>
+
+#include "pool.h"
+
+namespace headway {
+namespace {
+
+// Levels of numbers first … end - 1, which share a scale; returns it. A number without a finite
+// quotient becomes 0, and one that is not finite shows in the scale.
+template <Type type>
+float round_group(const void* weight, int64_t first, int64_t end, bool int4, int8_t* levels) {
+    const float limit = int4 ? 7 : 127;
+    float scale = largest<type>(weight, first, end) / limit;
+    if (int4) scale = of_f16(to_f16(scale));
+    for (int64_t at = first; at < end; at += lanes, levels += lanes) {
+        Floats quotients = floats_before(weight, at, end, type) / scale;
+        const Words size = bits_of<Words>(quotients) & 0x7FFFFFFFu;
+        quotients = bits_of<Floats>(bits_of<Words>(quotients) &
+                                    bits_of<Words>(size < 0x7F800000u));
+        quotients = quotients > limit ? all(limit) : quotients < -limit ? all(-limit) : quotients;
+        const Bytes bytes = bytes_of(rounded(quotients));
+        std::memcpy(levels, &bytes, std::min<int64_t>(lanes, end - at));
+    }
+    return scale;
+}
+
+template <Type type>
+void round_panels(Pool& pool, const RoundWeight& job) {
+    const int64_t bytes = panel_bytes(job.inputs, job.group);
+    const int64_t size = job.group ? job.group : job.inputs;
+    const int64_t groups = (job.inputs + size - 1) / size;
+    pool.run((job.outputs + panel_width - 1) / panel_width, [&](int64_t panel, int) {
+        const int64_t first = panel * panel_width;
+        const int64_t outputs = std::min<int64_t>(panel_width, job.outputs - first);
+        std::vector<int8_t> levels(outputs * job.inputs);
+        std::vector<uint16_t> scales(outputs * groups);
+        for (int64_t row = 0; row < outputs; ++row)
+            for (int64_t n = 0; n < groups; ++n) {
+                const int64_t begin = (first + row) * job.inputs;
+                const float scale = round_group<type>(
+                    job.weight, begin + n * size, begin + std::min((n + 1) * size, job.inputs),
+                    job.group != 0, levels.data() + row * job.inputs + n * size);
+                if (job.group) scales[row * groups + n] = to_f16(scale);
+                else job.scales[first + row] = scale;
+            }
+        char* to = static_cast<char*>(job.packed) + panel * bytes;
+        if (job.group)
+            pack_panel_int4(levels.data(), scales.data(), to, outputs, job.inputs, job.group, 0);
+        else
+            pack_panel_int8(levels.data(), to, outputs, job.inputs, 0);
+    });
+}
+
+void round_weight(Pool& pool, const RoundWeight& job) {
+    if (job.type == Type::f32) round_panels<Type::f32>(pool, job);
+    else if (job.type == Type::bf16) round_panels<Type::bf16>(pool, job);
+    else round_panels<Type::f16>(pool, job);
+}
+
+}  // namespace
+}  // namespace headway
