@@ -147,18 +147,24 @@ class StepCost:
     def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:
         """The most tokens from position `start` that fit beside that work into `room_s`; 0: none.
 
+        Of the chunk's own seconds c tokens cost curve(tokens + c) + c · slope + c² · square.
+
         >>> StepCost().chunk(0.1, NOTHING, start=0, most=512) > 0
         True
         """
-        if most <= 0 or self.seconds(self.beside(beside, start, 1)) > room_s:
+        first_s = self.seconds(self.beside(beside, start, 1))
+        if most <= 0 or first_s > room_s:
             return 0
-        fits, above = 1, most + 1
+        tokens, square = beside.num_tokens, self._parts[ATTENDED] / 2
+        slope = square * (2 * start + 1) + self._parts[READ] * len(self.windows)
+        room_s -= first_s - self._curve(tokens + 1) - slope - square
+        fits, above, middle = 1, most + 1, most
         while above - fits > 1:
-            middle = (fits + above) // 2
-            if self.seconds(self.beside(beside, start, middle)) <= room_s:
+            if self._curve(tokens + middle) + middle * (slope + middle * square) <= room_s:
                 fits = middle
             else:
                 above = middle
+            middle = (fits + above) // 2
         return fits
 
     def prefill_s(self, num_tokens: int, start: int, chunk: int, beside: Work = NOTHING) -> float:
