@@ -44,6 +44,10 @@ NEIGHBOURS = 2.0
 """Knots this far apart share 1/e of what is not known of them."""
 SPEED_DRIFT, SHAPE_DRIFT = 0.015, 0.004
 """Relative random walk per step."""
+DRIFT_EVERY = 8
+"""Steps after which the drift of all of them is added."""
+LEAST_GAIN = 0.1
+"""A part that is 0 now may have this share of the prior's again."""
 CLIP = 2.5
 """Errors beyond so many standard deviations count as that many: a hiccup of the machine."""
 CHANGED_AFTER, CHANGED_BY = 4, 0.5
@@ -218,7 +222,8 @@ class StepCost:
         error = self._clip(actual_s / predicted_s - 1, CLIP * sqrt(variance))
         self._gains += spread * (error / variance)
         self._covariance -= np.multiply.outer(spread, spread / variance)
-        self._drift()
+        if self.num_observed % DRIFT_EVERY == 0:
+            self._drift()
         self._project()
 
     def _row(self, work: Work) -> np.ndarray:
@@ -232,7 +237,7 @@ class StepCost:
             row[above - 1], row[above] = 1 - share, share
         else:
             row[0] = 1.0
-        row[ANY_SAMPLED:] = (1.0 if sampled else 0.0), sampled, attended, read
+        row[ANY_SAMPLED:] = 1 if sampled else 0, sampled, attended, read
         row *= self._base
         return row
 
@@ -249,22 +254,26 @@ class StepCost:
         return limit * sign
 
     def _drift(self) -> None:
-        """What may have changed until the next step; what is not seen stays below the prior's."""
+        """What may have changed in some steps; what is not seen is never less sure than at first.
+
+        The speed moves all gains g together and adds q² · g · gᵀ, the shape adds a diagonal.
+        """
         gains, covariance = self._gains, self._covariance
-        covariance += SPEED_DRIFT**2 * np.multiply.outer(gains, gains)
-        covariance.flat[:: NUM_PARTS + 1] += SHAPE_DRIFT**2 * np.maximum(gains, 0.1) ** 2
-        if self.num_observed % 64 == 0:
-            most = (SPEED_UNSURE + SHAPE_UNSURE) * np.maximum(gains, 0.1)
-            shrink = np.minimum(1.0, most / np.sqrt(covariance.diagonal()))
-            covariance *= np.multiply.outer(shrink, shrink)
+        floored = np.maximum(gains, LEAST_GAIN)
+        covariance += DRIFT_EVERY * SPEED_DRIFT**2 * np.multiply.outer(gains, gains)
+        diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
+        diagonal += DRIFT_EVERY * SHAPE_DRIFT**2 * floored**2
+        most = (SPEED_UNSURE + SHAPE_UNSURE) * floored
+        shrink = np.minimum(1.0, most / np.sqrt(diagonal))
+        covariance *= np.multiply.outer(shrink, shrink)
 
     def _project(self) -> None:
         """Keep every part at 0 or above and the curve from falling."""
         parts = (self._base * self._gains).tolist()
         curve = parts[:NUM_KNOTS]
-        if min(parts) < 0 or any(map(float.__gt__, curve, curve[1:])):
+        if min(parts) < 0 or curve != sorted(curve):
+            trust = (self._base**2 / self._covariance.diagonal()).tolist()
             parts = [max(part, 0.0) for part in parts]
-            trust = (self._base**2 / self._covariance.diagonal()[:]).tolist()
             parts[:NUM_KNOTS] = rising(parts[:NUM_KNOTS], trust[:NUM_KNOTS])
             self._gains = np.array(parts) / self._base
         self._parts = parts
