@@ -15,6 +15,7 @@ shape slowly; a part that no step has shown is the prior's, scaled by what was s
 """
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
 from math import sqrt
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.core.model_spec import ModelSpec
-from headway.core.plan import Ceilings
+from headway.core.plan import Description
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
@@ -32,8 +33,8 @@ ANY_SAMPLED, SAMPLED, ATTENDED, READ = range(NUM_KNOTS, NUM_KNOTS + 4)
 NUM_PARTS = NUM_KNOTS + 4
 KEPT_ERRORS = 512
 
-UNKNOWN_BANDWIDTH, UNKNOWN_FLOPS = 10e9, 100e9
-"""Of a machine nobody has measured; the first steps correct both."""
+UNKNOWN = {"cpu": (20e9, 200e9), "cuda": (1e12, 200e12)}
+"""Bytes/s and FLOP/s of a machine nobody has measured; the first steps correct both."""
 HOST_S, HOST_ROW_S = 3e-4, 1e-5
 
 NOISE = 0.08
@@ -42,15 +43,15 @@ SPEED_UNSURE, SHAPE_UNSURE = 1.0, 0.3
 """Relative uncertainty of the prior: of all parts together, and of each beside its neighbours."""
 NEIGHBOURS = 2.0
 """Knots this far apart share 1/e of what is not known of them."""
-SPEED_DRIFT, SHAPE_DRIFT = 0.015, 0.004
+SPEED_DRIFT, SHAPE_DRIFT = 0.02, 0.004
 """Relative random walk per step."""
 DRIFT_EVERY = 8
 """Steps after which the drift of all of them is added."""
 LEAST_GAIN = 0.1
 """A part that is 0 now may have this share of the prior's again."""
-CLIP = 2.5
+CLIP = 2.0
 """Errors beyond so many standard deviations count as that many: a hiccup of the machine."""
-CHANGED_AFTER, CHANGED_BY = 4, 0.5
+CHANGED_AFTER, CHANGED_BY = 3, 0.5
 """So many clipped errors in a row of one sign are a change of speed, not hiccups."""
 
 
@@ -77,18 +78,13 @@ class Prior(NamedTuple):
     read_s: float = 1e-6
 
 
-def prior_of(
-    spec: ModelSpec,
-    ceilings: Ceilings,
-    *,
-    dtype: str,
-    kv_dtype: str = "",
-    bytes_per_weight: float = 0.0,
-) -> Prior:
-    """What the machine's ceilings allow at best; a ceiling of 0 is a small machine's."""
-    bandwidth = ceilings.bandwidth_bytes_per_s or UNKNOWN_BANDWIDTH
-    flops_per_s = ceilings.flops_per_s or UNKNOWN_FLOPS
-    work = ModelWork(spec, dtype, kv_dtype, bytes_per_weight)
+def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = "") -> Prior:
+    """What the machine's ceilings allow at best; one that was not measured is a common one's."""
+    ceilings = machine.ceilings
+    bandwidth, flops_per_s = UNKNOWN.get(machine.device.partition(":")[0], UNKNOWN["cpu"])
+    bandwidth = ceilings.bandwidth_bytes_per_s or bandwidth
+    flops_per_s = ceilings.flops_per_s or flops_per_s
+    work = ModelWork(spec, dtype, kv_dtype, machine.bytes_per_weight)
     head = spec.embedding_parameters / spec.num_parameters
     return Prior(
         weights_s=(1 - head) * work.weight_bytes / bandwidth,
@@ -107,13 +103,18 @@ class StepCost:
     """
 
     def __init__(self, prior: Prior | None = None, windows: tuple[int, ...] = (0,)) -> None:
-        self.windows = windows
+        self.prior, self.windows = prior or Prior(), windows
+        self._errors: deque[float] = deque(maxlen=KEPT_ERRORS)
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing but the prior again."""
         self.num_observed = 0
-        self._base = base_of(prior or Prior())
+        self._base = base_of(self.prior)
         self._gains = np.ones(NUM_PARTS)
         self._covariance = prior_covariance()
-        self._errors: deque[float] = deque(maxlen=KEPT_ERRORS)
         self._num_clipped = 0
+        self._errors.clear()
         self._parts: list[float] = self._base.tolist()
 
     # ── predict ─────────────────────────────────────────────────────────────────────────────
@@ -172,21 +173,35 @@ class StepCost:
         return fits
 
     def prefill_s(self, num_tokens: int, start: int, chunk: int, beside: Work = NOTHING) -> float:
-        """Predicted seconds to compute `num_tokens` from `start` in chunks beside those decodes.
+        """Predicted seconds to compute `num_tokens` from `start` in chunks beside those decodes."""
+        return self.backlog_s([(num_tokens, start)], chunk, beside)
 
-        In closed form: all whole chunks have the mean of the first and the last, for a step is
-        linear in its context. (Not so where a window begins to bind; there it is a little high.)
+    def backlog_s(
+        self, prompts: Iterable[tuple[int, int]], chunk: int, beside: Work = NOTHING
+    ) -> float:
+        """Predicted seconds until all of `prompts`, (tokens to compute, start), are computed.
+
+        They share steps of `chunk` prompt tokens beside those decodes, whose context stands still.
+        Only the last token of each is sampled. Closed form, for a step is linear in its context:
+        1,000 tokens in chunks of 300 are three steps of 300 and one of 100, which read 0, 300,
+        600 and 900 tokens of their own before them.
         """
-        chunk = max(chunk, 1)
-        whole, rest = divmod(max(num_tokens, 0), chunk)
-        seconds = 0.0
+        parts, total, num_prompts, seconds = self._parts, 0, 0, 0.0
+        for tokens, start in prompts:
+            total, num_prompts = total + tokens, num_prompts + 1
+            reread = sum([before(start, chunk, tokens, window) for window in self.windows])
+            seconds += parts[ATTENDED] * (tokens * start + tokens * (tokens + 1) // 2)
+            seconds += parts[READ] * (reread + tokens * len(self.windows))
+        whole, rest = divmod(total, chunk)
+        tokens, sampled, attended, read = beside
         if whole:
-            first = self.seconds(self.beside(beside, start, chunk))
-            last = self.seconds(self.beside(beside, start + (whole - 1) * chunk, chunk))
-            seconds = whole * (first + last) / 2
+            seconds += whole * self.seconds(Work(tokens + chunk, sampled, attended, read))
         if rest:
-            seconds += self.seconds(self.beside(beside, start + whole * chunk, rest))
-        return seconds
+            seconds += self.seconds(Work(tokens + rest, sampled, attended, read))
+        num_steps = whole + (rest > 0)
+        if not sampled:
+            seconds += parts[ANY_SAMPLED] * min(num_prompts, num_steps)
+        return seconds + parts[SAMPLED] * num_prompts
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
@@ -324,6 +339,17 @@ def prior_covariance() -> np.ndarray:
     covariance[:NUM_KNOTS, :NUM_KNOTS] += SHAPE_UNSURE**2 * near
     covariance.flat[:: NUM_PARTS + 1] += SHAPE_UNSURE**2
     return covariance
+
+
+def before(start: int, chunk: int, tokens: int, window: int) -> int:
+    """KV tokens read before their own by the chunks of `tokens`, summed; a window sees no further.
+
+    >>> before(0, 300, 1000, window=0), before(0, 300, 1000, window=501)
+    (1800, 1300)
+    """
+    steps = -(-tokens // chunk)
+    free = min(steps, max(-(-(window - 1 - start) // chunk), 0)) if window else steps
+    return free * start + chunk * free * (free - 1) // 2 + (steps - free) * (window - 1)
 
 
 def rising(values: list[float], weights: list[float]) -> list[float]:
