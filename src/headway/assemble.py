@@ -18,12 +18,15 @@ from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
 from headway.core.reasons import Reason
 from headway.core.resolve import Settings, resolve
+from headway.engine.calibration import calibrate
+from headway.engine.cost import prior_of
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
 
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
+CALIBRATION_S = 0.8
 TOKENIZER_FILE = "tokenizer.json"
 MAX_MASK_THREADS = 8
 
@@ -118,9 +121,12 @@ def assemble(
         eos_token_ids=spec.eos_token_ids,
         clock=clock,
         grammars=make_grammars(folder, options, spec, settings, clock),
+        prior=prior_of(spec, executor.describe(), settings.dtype, settings.kv_dtype),
     )
     if settings.max_model_len > 1:
         engine.warm_up()
+        if options.executor != "null" and clock is None:
+            calibrate(engine, CALIBRATION_S)
     return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
 
 

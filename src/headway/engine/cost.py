@@ -15,6 +15,7 @@ shape slowly; a part that no step has shown is the prior's, scaled by what was s
 """
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
 from math import sqrt
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.core.model_spec import ModelSpec
-from headway.core.plan import Ceilings
+from headway.core.plan import Description
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
@@ -32,8 +33,8 @@ ANY_SAMPLED, SAMPLED, ATTENDED, READ = range(NUM_KNOTS, NUM_KNOTS + 4)
 NUM_PARTS = NUM_KNOTS + 4
 KEPT_ERRORS = 512
 
-UNKNOWN_BANDWIDTH, UNKNOWN_FLOPS = 10e9, 100e9
-"""Of a machine nobody has measured; the first steps correct both."""
+UNKNOWN = {"cpu": (20e9, 200e9), "cuda": (1e12, 200e12)}
+"""Bytes/s and FLOP/s of a machine nobody has measured; the first steps correct both."""
 HOST_S, HOST_ROW_S = 3e-4, 1e-5
 
 NOISE = 0.08
@@ -42,11 +43,15 @@ SPEED_UNSURE, SHAPE_UNSURE = 1.0, 0.3
 """Relative uncertainty of the prior: of all parts together, and of each beside its neighbours."""
 NEIGHBOURS = 2.0
 """Knots this far apart share 1/e of what is not known of them."""
-SPEED_DRIFT, SHAPE_DRIFT = 0.015, 0.004
+SPEED_DRIFT, SHAPE_DRIFT = 0.02, 0.004
 """Relative random walk per step."""
-CLIP = 2.5
+DRIFT_EVERY = 8
+"""Steps after which the drift of all of them is added."""
+LEAST_GAIN = 0.1
+"""A part that is 0 now may have this share of the prior's again."""
+CLIP = 2.0
 """Errors beyond so many standard deviations count as that many: a hiccup of the machine."""
-CHANGED_AFTER, CHANGED_BY = 4, 0.5
+CHANGED_AFTER, CHANGED_BY = 3, 0.5
 """So many clipped errors in a row of one sign are a change of speed, not hiccups."""
 
 
@@ -73,18 +78,13 @@ class Prior(NamedTuple):
     read_s: float = 1e-6
 
 
-def prior_of(
-    spec: ModelSpec,
-    ceilings: Ceilings,
-    *,
-    dtype: str,
-    kv_dtype: str = "",
-    bytes_per_weight: float = 0.0,
-) -> Prior:
-    """What the machine's ceilings allow at best; a ceiling of 0 is a small machine's."""
-    bandwidth = ceilings.bandwidth_bytes_per_s or UNKNOWN_BANDWIDTH
-    flops_per_s = ceilings.flops_per_s or UNKNOWN_FLOPS
-    work = ModelWork(spec, dtype, kv_dtype, bytes_per_weight)
+def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = "") -> Prior:
+    """What the machine's ceilings allow at best; one that was not measured is a common one's."""
+    ceilings = machine.ceilings
+    bandwidth, flops_per_s = UNKNOWN.get(machine.device.partition(":")[0], UNKNOWN["cpu"])
+    bandwidth = ceilings.bandwidth_bytes_per_s or bandwidth
+    flops_per_s = ceilings.flops_per_s or flops_per_s
+    work = ModelWork(spec, dtype, kv_dtype, machine.bytes_per_weight)
     head = spec.embedding_parameters / spec.num_parameters
     return Prior(
         weights_s=(1 - head) * work.weight_bytes / bandwidth,
@@ -103,13 +103,18 @@ class StepCost:
     """
 
     def __init__(self, prior: Prior | None = None, windows: tuple[int, ...] = (0,)) -> None:
-        self.windows = windows
+        self.prior, self.windows = prior or Prior(), windows
+        self._errors: deque[float] = deque(maxlen=KEPT_ERRORS)
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing but the prior again."""
         self.num_observed = 0
-        self._base = base_of(prior or Prior())
+        self._base = base_of(self.prior)
         self._gains = np.ones(NUM_PARTS)
         self._covariance = prior_covariance()
-        self._errors: deque[float] = deque(maxlen=KEPT_ERRORS)
         self._num_clipped = 0
+        self._errors.clear()
         self._parts: list[float] = self._base.tolist()
 
     # ── predict ─────────────────────────────────────────────────────────────────────────────
@@ -147,36 +152,56 @@ class StepCost:
     def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:
         """The most tokens from position `start` that fit beside that work into `room_s`; 0: none.
 
+        Of the chunk's own seconds c tokens cost curve(tokens + c) + c · slope + c² · square.
+
         >>> StepCost().chunk(0.1, NOTHING, start=0, most=512) > 0
         True
         """
-        if most <= 0 or self.seconds(self.beside(beside, start, 1)) > room_s:
+        first_s = self.seconds(self.beside(beside, start, 1))
+        if most <= 0 or first_s > room_s:
             return 0
-        fits, above = 1, most + 1
+        tokens, square = beside.num_tokens, self._parts[ATTENDED] / 2
+        slope = square * (2 * start + 1) + self._parts[READ] * len(self.windows)
+        room_s -= first_s - self._curve(tokens + 1) - slope - square
+        fits, above, middle = 1, most + 1, most
         while above - fits > 1:
-            middle = (fits + above) // 2
-            if self.seconds(self.beside(beside, start, middle)) <= room_s:
+            if self._curve(tokens + middle) + middle * (slope + middle * square) <= room_s:
                 fits = middle
             else:
                 above = middle
+            middle = (fits + above) // 2
         return fits
 
     def prefill_s(self, num_tokens: int, start: int, chunk: int, beside: Work = NOTHING) -> float:
-        """Predicted seconds to compute `num_tokens` from `start` in chunks beside those decodes.
+        """Predicted seconds to compute `num_tokens` from `start` in chunks beside those decodes."""
+        return self.backlog_s([(num_tokens, start)], chunk, beside)
 
-        In closed form: all whole chunks have the mean of the first and the last, for a step is
-        linear in its context. (Not so where a window begins to bind; there it is a little high.)
+    def backlog_s(
+        self, prompts: Iterable[tuple[int, int]], chunk: int, beside: Work = NOTHING
+    ) -> float:
+        """Predicted seconds until all of `prompts`, (tokens to compute, start), are computed.
+
+        They share steps of `chunk` prompt tokens beside those decodes, whose context stands still.
+        Only the last token of each is sampled. Closed form, for a step is linear in its context:
+        1,000 tokens in chunks of 300 are three steps of 300 and one of 100, which read 0, 300,
+        600 and 900 tokens of their own before them.
         """
-        chunk = max(chunk, 1)
-        whole, rest = divmod(max(num_tokens, 0), chunk)
-        seconds = 0.0
+        parts, total, num_prompts, seconds = self._parts, 0, 0, 0.0
+        for tokens, start in prompts:
+            total, num_prompts = total + tokens, num_prompts + 1
+            reread = sum([before(start, chunk, tokens, window) for window in self.windows])
+            seconds += parts[ATTENDED] * (tokens * start + tokens * (tokens + 1) // 2)
+            seconds += parts[READ] * (reread + tokens * len(self.windows))
+        whole, rest = divmod(total, chunk)
+        tokens, sampled, attended, read = beside
         if whole:
-            first = self.seconds(self.beside(beside, start, chunk))
-            last = self.seconds(self.beside(beside, start + (whole - 1) * chunk, chunk))
-            seconds = whole * (first + last) / 2
+            seconds += whole * self.seconds(Work(tokens + chunk, sampled, attended, read))
         if rest:
-            seconds += self.seconds(self.beside(beside, start + whole * chunk, rest))
-        return seconds
+            seconds += self.seconds(Work(tokens + rest, sampled, attended, read))
+        num_steps = whole + (rest > 0)
+        if not sampled:
+            seconds += parts[ANY_SAMPLED] * min(num_prompts, num_steps)
+        return seconds + parts[SAMPLED] * num_prompts
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
@@ -212,7 +237,8 @@ class StepCost:
         error = self._clip(actual_s / predicted_s - 1, CLIP * sqrt(variance))
         self._gains += spread * (error / variance)
         self._covariance -= np.multiply.outer(spread, spread / variance)
-        self._drift()
+        if self.num_observed % DRIFT_EVERY == 0:
+            self._drift()
         self._project()
 
     def _row(self, work: Work) -> np.ndarray:
@@ -226,7 +252,7 @@ class StepCost:
             row[above - 1], row[above] = 1 - share, share
         else:
             row[0] = 1.0
-        row[ANY_SAMPLED:] = (1.0 if sampled else 0.0), sampled, attended, read
+        row[ANY_SAMPLED:] = 1 if sampled else 0, sampled, attended, read
         row *= self._base
         return row
 
@@ -243,22 +269,26 @@ class StepCost:
         return limit * sign
 
     def _drift(self) -> None:
-        """What may have changed until the next step; what is not seen stays below the prior's."""
+        """What may have changed in some steps; what is not seen is never less sure than at first.
+
+        The speed moves all gains g together and adds q² · g · gᵀ, the shape adds a diagonal.
+        """
         gains, covariance = self._gains, self._covariance
-        covariance += SPEED_DRIFT**2 * np.multiply.outer(gains, gains)
-        covariance.flat[:: NUM_PARTS + 1] += SHAPE_DRIFT**2 * np.maximum(gains, 0.1) ** 2
-        if self.num_observed % 64 == 0:
-            most = (SPEED_UNSURE + SHAPE_UNSURE) * np.maximum(gains, 0.1)
-            shrink = np.minimum(1.0, most / np.sqrt(covariance.diagonal()))
-            covariance *= np.multiply.outer(shrink, shrink)
+        floored = np.maximum(gains, LEAST_GAIN)
+        covariance += DRIFT_EVERY * SPEED_DRIFT**2 * np.multiply.outer(gains, gains)
+        diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
+        diagonal += DRIFT_EVERY * SHAPE_DRIFT**2 * floored**2
+        most = (SPEED_UNSURE + SHAPE_UNSURE) * floored
+        shrink = np.minimum(1.0, most / np.sqrt(diagonal))
+        covariance *= np.multiply.outer(shrink, shrink)
 
     def _project(self) -> None:
         """Keep every part at 0 or above and the curve from falling."""
         parts = (self._base * self._gains).tolist()
         curve = parts[:NUM_KNOTS]
-        if min(parts) < 0 or any(map(float.__gt__, curve, curve[1:])):
+        if min(parts) < 0 or curve != sorted(curve):
+            trust = (self._base**2 / self._covariance.diagonal()).tolist()
             parts = [max(part, 0.0) for part in parts]
-            trust = (self._base**2 / self._covariance.diagonal()[:]).tolist()
             parts[:NUM_KNOTS] = rising(parts[:NUM_KNOTS], trust[:NUM_KNOTS])
             self._gains = np.array(parts) / self._base
         self._parts = parts
@@ -309,6 +339,17 @@ def prior_covariance() -> np.ndarray:
     covariance[:NUM_KNOTS, :NUM_KNOTS] += SHAPE_UNSURE**2 * near
     covariance.flat[:: NUM_PARTS + 1] += SHAPE_UNSURE**2
     return covariance
+
+
+def before(start: int, chunk: int, tokens: int, window: int) -> int:
+    """KV tokens read before their own by the chunks of `tokens`, summed; a window sees no further.
+
+    >>> before(0, 300, 1000, window=0), before(0, 300, 1000, window=501)
+    (1800, 1300)
+    """
+    steps = -(-tokens // chunk)
+    free = min(steps, max(-(-(window - 1 - start) // chunk), 0)) if window else steps
+    return free * start + chunk * free * (free - 1) // 2 + (steps - free) * (window - 1)
 
 
 def rising(values: list[float], weights: list[float]) -> list[float]:

@@ -124,7 +124,11 @@ class Telemetry:
         self.turn()
         slot = self.slots.current
         (slot.prefill if record.num_tokens > record.num_decode_tokens else slot.decode).add(record)
-        slot.durations.append(record.schedule_s + record.execute_s + record.update_s)
+        duration_s = record.schedule_s + record.execute_s + record.update_s
+        slot.durations.append(duration_s)
+        if record.predicted_s:
+            error = abs(record.predicted_s / (duration_s + record.gap_s) - 1)
+            slot.prediction_errors.append(error)
         slot.queried_tokens += record.num_queried_tokens
         slot.cached_tokens += record.num_cached_tokens
         self.registry.histograms["iteration_tokens_total"].observe(record.num_tokens)
@@ -333,6 +337,8 @@ class Telemetry:
             place = getattr(recent, part)
             registry.set("mfu_ratio", place and place.mfu, part)
             registry.set("mbu_ratio", place and place.mbu, part)
+        for quantile, error in recent.steps.cost_error.quantiles:
+            registry.set("step_cost_error_ratio", error, quantile)
         for kind in KINDS:
             registry.set("bottleneck", float(recent.verdict.kind == kind), kind)
         return registry.render()

@@ -102,6 +102,12 @@ ROWS = (
     ),
     Row("mfu_ratio", G, "FLOPs needed over the measured peak, last 10 s.", ("steps",)),
     Row("mbu_ratio", G, "Bytes needed over the measured bandwidth, last 10 s.", ("steps",)),
+    Row(
+        "step_cost_error_ratio",
+        G,
+        "Predicted over actual time of a step, off from 1, last 10 s.",
+        ("quantile",),
+    ),
     Row("bottleneck", G, "1 for what bounds the last 10 s.", ("kind",)),
     Row(
         "grammar_compile_seconds",

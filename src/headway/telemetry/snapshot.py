@@ -20,6 +20,11 @@ class Percentiles(msgspec.Struct, kw_only=True):
     p95: float | None = None
     p99: float | None = None
 
+    @property
+    def quantiles(self) -> tuple[tuple[str, float | None], ...]:
+        """(label, value) as Prometheus writes quantiles: of the middle and of the tail."""
+        return ("0.5", self.p50), ("0.95", self.p95)
+
 
 class ModelFacts(msgspec.Struct, kw_only=True):
     """What is served. `dtype` is that of weights and activations as the engine runs them."""
@@ -149,7 +154,10 @@ class StepMeans(msgspec.Struct, kw_only=True):
 
 
 class StepStats(msgspec.Struct, kw_only=True):
-    """Shares of the window's wall time: busy in steps, in gaps with work waiting, idle."""
+    """Shares of the window's wall time: busy in steps, in gaps with work waiting, idle.
+
+    `cost_error` is of |predicted / actual seconds − 1| of each step, predicted before it ran.
+    """
 
     count: int
     busy_share: float
@@ -161,6 +169,7 @@ class StepStats(msgspec.Struct, kw_only=True):
     num_prefill_steps: int
     duration: Percentiles
     mean: StepMeans | None
+    cost_error: Percentiles = msgspec.field(default_factory=Percentiles)
 
 
 class Utilization(msgspec.Struct, kw_only=True):
@@ -258,6 +267,7 @@ class StepPoint(msgspec.Struct, array_like=True):
     num_running: int
     num_waiting: int
     kv_usage: float
+    predicted_s: float = 0.0
 
 
 class Totals(msgspec.Struct, kw_only=True):

@@ -156,4 +156,5 @@ def step_point(record: StepRecord) -> StepPoint:
         record.num_running,
         record.num_waiting,
         record.kv_usage,
+        record.predicted_s,
     )

@@ -168,6 +168,7 @@ def step_stats(
         num_prefill_steps=prefill.count,
         duration=percentiles(joined(slot.durations for slot in slots)),
         mean=step_means(sums) if count else None,
+        cost_error=percentiles(joined(slot.prediction_errors for slot in slots)),
     )
 
 

@@ -101,7 +101,8 @@ class Slot:
     __slots__ = (
         *("arrivals", "cached_tokens", "closed", "decode", "durations", "ended", "first_tokens"),
         "gaps",
-        *("num_preemptions", "prefill", "prompt_tokens", "queried_tokens", "second"),
+        *("num_preemptions", "prediction_errors", "prefill", "prompt_tokens", "queried_tokens"),
+        "second",
     )
 
     def __init__(self, second: int, num_groups: int) -> None:
@@ -116,6 +117,7 @@ class Slot:
         self.closed: dict[str, GapCounts] | None = None
         self.ended: list[Ended] = []
         self.durations = array("d")
+        self.prediction_errors = array("d")
         self.decode = StepSums.over(num_groups)
         self.prefill = StepSums.over(num_groups)
 

@@ -11,7 +11,9 @@ const LEFT = 46,
   GAP = 12,
   TOP = 6,
   BOTTOM = 18;
-const [STEP, START, DURATION, PREFILL, DECODE, RUNNING, WAITING, KV] = [0, 1, 2, 3, 4, 5, 6, 7];
+const [STEP, START, DURATION, PREFILL, DECODE, RUNNING, WAITING, KV, PREDICTED] = [
+  0, 1, 2, 3, 4, 5, 6, 7, 8,
+];
 const LANES = [
   [PREFILL, "prefill"],
   [DECODE, "decode"],
@@ -117,9 +119,10 @@ export class StepTimeline extends Drawing {
     const step = this.steps.findLast((one) => one[START] <= t) ?? this.steps[0];
     const at = this.x(step[START]).toFixed(1);
     mark(this.cursor, "d", `M${at},${TOP}V${this.height - BOTTOM}`);
+    const predicted = step[PREDICTED] ? ` (${said(seconds(step[PREDICTED]))} predicted)` : "";
     write(
       this.read,
-      `step ${step[STEP]}: ${said(seconds(step[DURATION]))}, ${step[PREFILL]} + ${step[DECODE]} tokens, ` +
+      `step ${step[STEP]}: ${said(seconds(step[DURATION]))}${predicted}, ${step[PREFILL]} + ${step[DECODE]} tokens, ` +
         `${said(count(step[RUNNING]))} run, ${step[WAITING]} wait, KV ${said(share(step[KV]))}`,
     );
   }
