@@ -173,7 +173,7 @@ class LLM:
             ids,
             sampling,
             arrived_s=self.engine.clock.now_s(),
-            terms=Terms(priority=-priority),
+            terms=Terms(priority=priority),
         )
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:

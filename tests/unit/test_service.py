@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.core import service
 from headway.core.errors import UsageError
-from headway.core.service import Limits, choose_class, read_classes, service_classes
+from headway.core.service import Limits, read_classes, service_classes
 from headway.core.slo import Slo
 
 EXAMPLE = """
@@ -110,13 +110,7 @@ def test_terms_and_objectives_agree(slo, weight, priority, uncached):
         judged = (slo or row.objectives(uncached)).ttft_s
         assert terms.first_token_s(uncached) == pytest.approx(inf if judged is None else judged)
         assert terms.weight == (row.weight if weight is None else weight)
-        assert terms.priority == -(row.priority if priority is None else priority)
-
-
-def test_a_lower_number_goes_first():
-    """vLLM's `priority` is lower first, the scheduler's greater first."""
-    row = choose_class(service_classes(), None, None)
-    assert row.terms(priority=-5).priority > row.terms().priority > row.terms(priority=3).priority
+        assert terms.priority == (row.priority if priority is None else priority)
 
 
 @given(st.builds(Limits, requests_at_once=st.none() | st.integers(1, 9)), st.integers(1, 9))

@@ -63,7 +63,7 @@ def test_class_objectives_and_priority_reach_the_engine(told: Told, path: str) -
     assert told.terms(path) == classes["default"].terms()
     assert told.terms(path, service_class="interactive") == classes["interactive"].terms()
     assert told.terms(path, service_tier="flex") == classes["batch"].terms()
-    assert told.terms(path, priority=-3).priority == 3
+    assert told.terms(path, priority=-3).priority == -3
     bound = told.terms(path, service_class="interactive", slo={"ttft_ms": 300, "e2e": "9s"})
     assert (bound.ttft_s, bound.tpot_s, bound.e2e_s, bound.ttft_per_token_s) == (0.3, None, 9, 0)
     assert bound.service_class == "interactive"
@@ -80,7 +80,7 @@ def test_the_official_client_can_say_it(told: Told) -> None:
             extra_body={"priority": 7},
         )
     terms = told.requests[-1].terms
-    assert (terms.service_class, terms.priority) == ("interactive", -7)
+    assert (terms.service_class, terms.priority) == ("interactive", 7)
     assert told.requests[-1].principal.name == "api-key-2"
 
 

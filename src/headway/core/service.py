@@ -100,8 +100,7 @@ class ServiceClass:
     ) -> Terms:
         """What a request of this class carries into the engine; its own words go first.
 
-        A request's `slo` stands in place of all objectives. Priorities are vLLM's, lower first,
-        and turn round here: in `Terms` the greater goes first.
+        A request's `slo` stands in place of all objectives. Priorities are vLLM's: lower first.
         """
         asked = self.slo if slo is None else slo
         return Terms(
@@ -112,7 +111,7 @@ class ServiceClass:
             free_tokens=self.free_tokens,
             e2e_s=asked.e2e_s,
             weight=self.weight if weight is None else weight,
-            priority=-(self.priority if priority is None else priority),
+            priority=self.priority if priority is None else priority,
             idle_only=self.idle_only,
         )
 
