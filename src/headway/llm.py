@@ -22,6 +22,7 @@ from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, read_options
 from headway.core.progress import bytes_bar, items_bar
 from headway.core.request import Request, SamplingParams, TokenLogprobs
+from headway.core.terms import Terms
 from headway.engine.answer import Answer, Delta
 from headway.engine.text import Tokenizer
 
@@ -102,11 +103,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; returns the outputs in the same order.
 
         A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`. One
-        SamplingParams serves all prompts, or there is one for each. Raises RequestError, before
+        SamplingParams serves all prompts, or there is one for each. Of `priority`, one number a
+        prompt, the lower goes first under the policy of that name. Raises RequestError, before
         anything runs, when a prompt or a parameter cannot be honoured.
         """
         listed = as_list(prompts)
@@ -119,9 +122,16 @@ class LLM:
                 f"There are {len(listed)} prompts and {len(sampling_params)} sampling_params.",
                 param="sampling_params",
             )
+        if priority is not None and len(priority) != len(listed):
+            raise RequestError(
+                f"There are {len(listed)} prompts and {len(priority)} priorities.",
+                param="priority",
+            )
         requests = [
-            (self._request(prompt, params), prompt)
-            for prompt, params in zip(listed, sampling_params, strict=True)
+            (self._request(prompt, params, level), prompt)
+            for prompt, params, level in zip(
+                listed, sampling_params, priority or [0] * len(listed), strict=True
+            )
         ]
         return self._run(requests, use_tqdm)
 
@@ -154,11 +164,17 @@ class LLM:
         finally:
             self.engine.abort(request.request_id)
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def _request(self, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
         ids = self._prompt_ids(prompt)
         if sampling.stop:
             self.needs_tokenizer()
-        return Request(next(self._request_ids), ids, sampling, arrived_s=self.engine.clock.now_s())
+        return Request(
+            next(self._request_ids),
+            ids,
+            sampling,
+            arrived_s=self.engine.clock.now_s(),
+            terms=Terms(priority=priority),
+        )
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, dict):

@@ -60,9 +60,10 @@ ROWS: list[Row] = [
     Row("allowed_token_ids", ALL, "nothing else is said", prove.allowed),
     Row("skip_special_tokens", ALL, "special tokens are shown", prove.specials),
     Row("timings", ALL, "times come with the answer", prove.timings),
-    Row("slo", ALL, "taken, see docs/telemetry.md", prove.same(slo=OBJECTIVE)),
-    Row("service_class", ALL, "taken, see docs/telemetry.md", prove.same(service_class="default")),
-    Row("service_tier", ALL, "taken, see docs/telemetry.md", prove.same(service_tier="auto")),
+    Row("slo", ALL, "taken, see docs/admission.md", prove.same(slo=OBJECTIVE)),
+    Row("service_class", ALL, "taken, see docs/admission.md", prove.same(service_class="default")),
+    Row("service_tier", ALL, "taken, see docs/admission.md", prove.same(service_tier="auto")),
+    Row("priority", ALL, "taken, see docs/admission.md", prove.same(priority=-1)),
     Row("stop", (CHAT, TEXT, RESPONSES), "the text ends before it", prove.stop("stop")),
     Row("stop_sequences", (MESSAGES,), "the text ends before it", prove.stop("stop_sequences")),
     Row(

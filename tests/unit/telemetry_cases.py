@@ -1,11 +1,13 @@
 """A small model, an engine that introduces itself, and step records, for tests of telemetry."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.clock import VirtualClock
 from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.plan import Ceilings, Description
+from headway.core.service import service_classes
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
 from headway.telemetry.timeline import Timeline
@@ -53,9 +55,11 @@ def ceilings(bandwidth: float = BANDWIDTH, peak: float = PEAK, cache: int = 0) -
     )
 
 
-def telemetry(clock: VirtualClock, cache: int = 0, **more: Any) -> Telemetry:
+def telemetry(
+    clock: VirtualClock, cache: int = 0, slo: Sequence[str] = (), **more: Any
+) -> Telemetry:
     """A model whose engine is ready on a machine of 1 GB/s and 100 GFLOP/s."""
-    found = Telemetry(["made-up"], llama(), clock=clock, **more)
+    found = Telemetry(["made-up"], llama(), clock=clock, classes=service_classes(slo), **more)
     description = Description(device="cpu", name="made up", ceilings=ceilings(cache=cache))
     found.on_ready(Ready(description))
     return found

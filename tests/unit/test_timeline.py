@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
+from headway.core.service import choose_class, request_slo, service_classes
 from headway.core.slo import Slo
-from headway.telemetry.goodput import choose_class, request_slo, service_classes
 from unit.telemetry_cases import answer, begin, telemetry
 
 
@@ -172,7 +172,10 @@ def test_classes_are_chosen_by_name():
     classes = service_classes(["gold:ttft=1s"])
     assert choose_class(classes, "gold", None).name == "gold"
     assert choose_class(classes, None, "gold").name == "gold"
-    assert choose_class(classes, None, "flex").name == "default", "OpenAI's own tier"
+    tiers = {"flex": "batch", "priority": "interactive", "auto": "default", "scale": "default"}
+    for tier, name in tiers.items():
+        assert choose_class(classes, None, tier).name == name, "OpenAI's own tier"
+    assert choose_class(service_classes(["flex:e2e=9s"]), None, "flex").name == "flex"
     with pytest.raises(RequestError, match="there are interactive, standard, batch, gold") as error:
         choose_class(classes, "silver", None)
     assert error.value.param == "service_class"

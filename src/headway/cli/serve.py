@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
+from headway.core.service import ServiceClass, service_classes
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +45,12 @@ def serve(call: "Call") -> int:
     from headway.server import run
     from headway.server.keys import Keyring
     from headway.server.notify import Notifier
-    from headway.telemetry.goodput import service_classes
 
+    classes = make_classes(options)
     keyring = Keyring(
         flags=options.api_key,
         file=Path(options.key_file) if options.key_file else None,
-        classes=service_classes(options.slo),
+        classes=classes,
     )
     run.check_address(options.host, bool(keyring), options.insecure)
     notifier = Notifier.take(os.environ)
@@ -57,7 +59,7 @@ def serve(call: "Call") -> int:
         port = listener.getsockname()[1]
         with contextlib.ExitStack() as bar:
             progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
-            state = make_state(folder, engine_options, options, logs, keyring, progress)
+            state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
 
             def on_ready() -> None:
                 bar.close()
@@ -70,18 +72,27 @@ def serve(call: "Call") -> int:
     return 0
 
 
+def make_classes(options: ServerOptions) -> dict[str, ServiceClass]:
+    """The service classes by name, as `--classes`, `--slo` and `--batch-price` say."""
+    classes = service_classes(options.slo, Path(options.classes) if options.classes else None)
+    if options.batch_price is not None:
+        classes["batch"] = replace(classes["batch"], price=options.batch_price)
+    return classes
+
+
 def make_state(
     folder: Path,
     engine_options: EngineOptions,
     options: ServerOptions,
     logs: LogOptions,
     keyring: "Keyring",
+    classes: dict[str, ServiceClass],
     progress: Callable[[int, int], None],
 ) -> "State":
     """The server's state for one model folder."""
     from headway.server.models import State
 
-    model = make_model(folder, engine_options, options, logs, progress)
+    model = make_model(folder, engine_options, options, logs, classes, progress)
     return State(
         keyring=keyring,
         models=dict.fromkeys(model.names, model),
@@ -101,6 +112,7 @@ def make_model(
     engine_options: EngineOptions,
     options: ServerOptions,
     logs: LogOptions,
+    classes: dict[str, ServiceClass],
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
@@ -122,7 +134,7 @@ def make_model(
         names,
         read_model_spec(folder),
         prefix=options.metrics_prefix,
-        slo=options.slo,
+        classes=classes,
         slo_target=options.slo_target,
         price_per_hour=options.price_per_hour,
         version=headway.__version__,

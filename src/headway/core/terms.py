@@ -34,3 +34,6 @@ class Terms(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         if self.ttft_s is None:
             return inf
         return self.ttft_s + self.ttft_per_token_s * max(0, uncached_tokens - self.free_tokens)
+
+
+PROMISES_NOTHING = Terms()

@@ -24,6 +24,7 @@ from headway.core.errors import EngineDownError, HeadwayError, RequestError, Ser
 from headway.core.plan import Ceilings
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
+from headway.core.terms import PROMISES_NOTHING, Terms
 from headway.engine import messages
 from headway.engine.answer import Answer
 from headway.engine.stream import Stream
@@ -348,6 +349,7 @@ class EngineClient:
         sampling: SamplingParams,
         *,
         principal: Principal | None = None,
+        terms: Terms = PROMISES_NOTHING,
         arrived_s: float | None = None,
         reading: Reading | None = None,
     ) -> Stream:
@@ -363,6 +365,7 @@ class EngineClient:
             sampling,
             principal or Principal(),
             self.clock.now_s() if arrived_s is None else arrived_s,
+            terms=terms,
         )
         self._suspects.check(request)
         stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))

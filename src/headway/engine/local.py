@@ -14,6 +14,7 @@ from collections.abc import Callable
 from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
+from headway.core.terms import PROMISES_NOTHING, Terms
 from headway.engine.answer import Answer
 from headway.engine.engine import Engine
 from headway.engine.process import introduction
@@ -124,6 +125,7 @@ class LocalClient:
         sampling: SamplingParams,
         *,
         principal: Principal | None = None,
+        terms: Terms = PROMISES_NOTHING,
         arrived_s: float | None = None,
         reading: Reading | None = None,
     ) -> Stream:
@@ -136,6 +138,7 @@ class LocalClient:
             sampling,
             principal or Principal(),
             self.engine.clock.now_s() if arrived_s is None else arrived_s,
+            terms=terms,
         )
         self.engine.add(request)
         stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.core.errors import RequestError
+from headway.core.service import ServiceClass, choose_class
 from headway.server import body as bodies
 from headway.server import page, tokens
 from headway.server.anthropic import messages
@@ -31,6 +32,7 @@ from headway.server.doors import Doors, HereOnly, header, is_loopback
 from headway.server.errors import json_response, not_found
 from headway.server.files.routes import FILE_ROUTES
 from headway.server.generation import Dialect, Generation, respond
+from headway.server.keys import Caller
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import (
@@ -46,7 +48,6 @@ from headway.server.responses import create as responses
 from headway.server.responses import schema as responses_schema
 from headway.server.responses import stored
 from headway.server.responses.schema import ResponsesBody
-from headway.telemetry.goodput import choose_class
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -180,6 +181,7 @@ class Generate:
         arrived_s = state.clock.now_s()
         row, caller = self._row, scope.get("caller") or state.keyring.nobody
         body, unknown = row.accepts.read(raw, state.options.strict_api)
+        service_class = class_of(state, body, caller)
         owner = {"owner": owner_of(scope)} if row.owned else {}
         prepare = partial(row.prepare, state, body, row.prefix + scope["request_id"], **owner)
         # 10 MB of text take seconds to encode; a chat waits for the process that renders it
@@ -192,13 +194,19 @@ class Generate:
             log.warning("ignored unknown fields: %s", names)
             generation.headers.append((b"x-headway-ignored-fields", names.encode()))
         generation.caller = caller
-        if caller.service_class and body.service_class is None and body.service_tier is None:
-            classes = generation.model.telemetry.classes
-            generation.service_class = choose_class(classes, caller.service_class, None)
+        generation.service_class = service_class
         generation.parent = header(scope, b"traceparent")
         if (header(scope, b"x-stainless-retry-count") or "0") != "0":
             generation.model.telemetry.registry.add("client_retries")
         return generation, dialect
+
+
+def class_of(state: State, body: Any, caller: Caller) -> ServiceClass:
+    """The class that a body names, else its key's, else the default; raises RequestError."""
+    classes = state.model(body.model).telemetry.classes
+    if body.service_class is None and body.service_tier is None:
+        return choose_class(classes, caller.service_class, None)
+    return choose_class(classes, body.service_class, body.service_tier)
 
 
 Given = TypeVar("Given")

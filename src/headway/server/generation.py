@@ -17,7 +17,9 @@ from starlette.types import Receive, Send
 
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import SamplingParams
-from headway.core.slo import Slo
+from headway.core.service import ServiceClass
+from headway.core.slo import DEFAULT_CLASS, Slo
+from headway.core.terms import Terms
 from headway.engine.answer import Delta
 from headway.engine.stream import Stream
 from headway.engine.text import Reading
@@ -27,7 +29,6 @@ from headway.server.keys import Caller, anybody
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
-from headway.telemetry.goodput import ServiceClass
 from headway.telemetry.timeline import Timeline
 
 PING_INTERVAL_S = 15.0
@@ -52,8 +53,8 @@ class Generation:
     request_id: str
     created: int
     arrived_s: float
-    service_class: ServiceClass
     slo: Slo | None = None
+    priority: int | None = None
     wants_timings: bool = False
     parent: str | None = None
     timeline: Timeline | None = None
@@ -66,6 +67,15 @@ class Generation:
     """Choice → what its parts add up to, where the answers are read for them."""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     caller: Caller = field(default_factory=anybody)
+    service_class: ServiceClass = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.service_class = self.model.telemetry.classes[DEFAULT_CLASS]
+
+    @property
+    def terms(self) -> Terms:
+        """What the engine is told of its class, its key and its own fields."""
+        return self.service_class.terms(self.slo, self.caller.weight, self.priority)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -234,6 +244,7 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
                 prompt,
                 generation.sampling,
                 principal=generation.caller.principal,
+                terms=generation.terms,
                 arrived_s=generation.arrived_s,
                 reading=generation.reading,
             )

@@ -11,6 +11,7 @@ that a file that cannot be read changes nothing while the server runs. A key fil
         limits: {requests_at_once: 8, requests_per_minute: 600, tokens_per_minute: 200000}
       - name: operator
         sha256: 0b14d501a594442a01c6859541bcb3e8164d183d32937b851835442f69d5c94e
+        weight: 2                   # its share beside other keys; else that of the class
         admin: true                 # may also read /metrics, /stats and /trace
 
 `headway key alice` makes a key of 256 random bits and prints its row. A slow hash would add nothing
@@ -30,23 +31,10 @@ import msgspec
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError, UsageError
 from headway.core.principal import ANONYMOUS, Principal
+from headway.core.service import Limits
 
 MAX_RETRY_S = 120.0
 KEY_BYTES = 32
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one key may ask for; None is no limit."""
-
-    requests_at_once: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +44,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sha256: str
     service_class: str | None = msgspec.field(default=None, name="class")
     admin: bool = False
+    weight: float | None = None
     limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not 0.001 <= self.weight <= 1000:
+            raise ValueError("weight must be between 0.001 and 1000")
 
 
 class Bucket:
@@ -149,12 +142,16 @@ def too_many(message: str, wait_s: float) -> RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The owner of a key: who, with which rights; `service_class` None means the default."""
+    """The owner of a key: who, with which rights.
+
+    `service_class` None means the default, `weight` None that of the request's class.
+    """
 
     principal: Principal
     meter: Meter
     admin: bool = False
     service_class: str | None = None
+    weight: float | None = None
     digest: bytes = b""
 
 
@@ -193,28 +190,27 @@ class Keyring:
         self.callers = callers
 
     def _from_flag(self, number: int, key: str) -> Caller:
-        return self._caller(digest(key), f"api-key-{number}", None, True, Limits())
+        return self._caller(Row(name=f"api-key-{number}", sha256=digest(key).hex(), admin=True))
 
     def _from_row(self, row: Row) -> Caller:
         if self.classes is not None and row.service_class not in (None, *self.classes):
             raise UsageError(
                 f"{self.file}: key {row.name!r} has the class {row.service_class!r}.",
-                f"There are {', '.join(self.classes)}; --slo NAME:… makes others.",
+                f"There are {', '.join(self.classes)}; --slo NAME:… and --classes make others.",
             )
-        hashed = bytes.fromhex(row.sha256)
-        return self._caller(hashed, row.name, row.service_class, row.admin, row.limits)
+        return self._caller(row)
 
-    def _caller(
-        self, hashed: bytes, name: str, service_class: str | None, admin: bool, limits: Limits
-    ) -> Caller:
+    def _caller(self, row: Row) -> Caller:
+        hashed, limits = bytes.fromhex(row.sha256), row.limits
         salt = hashlib.sha256(b"cache salt" + hashed).hexdigest()[:32]
         kept = next((c for c in self.callers if c.digest == hashed), None)
         meter = kept.meter if kept and kept.meter.limits == limits else Meter(limits, self.clock)
         return Caller(
-            principal=Principal(name, service_class or "standard", salt),
+            principal=Principal(row.name, row.service_class or "standard", salt),
             meter=meter,
-            admin=admin,
-            service_class=service_class,
+            admin=row.admin,
+            service_class=row.service_class,
+            weight=row.weight,
             digest=hashed,
         )
 

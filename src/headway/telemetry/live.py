@@ -16,16 +16,9 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
+from headway.core.service import ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS, Slo
-from headway.telemetry.goodput import (
-    FAILED,
-    INVALID,
-    OK,
-    REFUSED,
-    Ended,
-    ServiceClass,
-    service_classes,
-)
+from headway.telemetry.goodput import FAILED, INVALID, OK, REFUSED, Ended
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.sharing import RecentPrompts
@@ -69,7 +62,7 @@ class Telemetry:
         *,
         clock: Clock | None = None,
         prefix: str = "headway",
-        slo: list[str] | None = None,
+        classes: dict[str, ServiceClass] | None = None,
         slo_target: float = 0.9,
         price_per_hour: float | None = None,
         version: str = "",
@@ -77,7 +70,7 @@ class Telemetry:
         self.names, self.spec, self.version = names, spec, version
         self.clock = clock or SystemClock()
         self.registry = Registry(names[0], prefix=prefix)
-        self.classes = service_classes(slo or [])
+        self.classes = classes or service_classes()
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
         self.started_s = self.clock.now_s()
         self.slots = Slots(self.started_s, len(spec.kv_groups))

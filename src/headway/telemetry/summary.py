@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.core.service import ServiceClass
 from headway.telemetry.formulas import (
     error_budget,
     goodput_per_s,
@@ -16,7 +17,7 @@ from headway.telemetry.formulas import (
     usd_per_million,
 )
 from headway.telemetry.gaps import GapCounts
-from headway.telemetry.goodput import FAILED, REFUSED, Ended, ServiceClass
+from headway.telemetry.goodput import FAILED, REFUSED, Ended
 from headway.telemetry.snapshot import (
     ClassWindow,
     Cost,

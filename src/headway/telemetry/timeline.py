@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from headway.core.service import ServiceClass
 from headway.core.slo import Slo
 from headway.telemetry.formulas import p99
-from headway.telemetry.goodput import FAILED, LEFT, OK, Ended, ServiceClass, judge
+from headway.telemetry.goodput import FAILED, LEFT, OK, Ended, judge
 from headway.telemetry.snapshot import LiveRequest
 from headway.telemetry.windows import Slots
 

@@ -173,8 +173,8 @@ class ServerOptions:
         low=1,
         high=4096,
     )
-    batch_price: float = option(
-        0.5, "What a token of a batch costs, as a share of another's.", low=0, high=10
+    batch_price: float | None = option(
+        None, "Price of a token in the class batch, beside another's.", low=0, high=10
     )
     engine_timeout: Seconds = option(
         Seconds(3.0), "Silence after which the engine counts as dead.", low=0.5, unit="seconds"
@@ -196,6 +196,9 @@ class ServerOptions:
         "Objectives as ttft=500ms,tpot=50ms; for a class interactive:ttft=500ms. Repeat for more.",
         separator="",
         common=True,
+    )
+    classes: str = option(
+        "", "YAML file of service classes: objectives, weight, limits, price by name."
     )
     slo_target: float = option(
         0.9, "Share of requests that are to meet their objectives.", low=0.01, high=1.0

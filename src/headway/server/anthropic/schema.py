@@ -86,6 +86,7 @@ class MessagesBody(CountBody, kw_only=True):
     slo: dict[str, Any] | None = None
     service_class: str | None = None
     service_tier: str | None = None
+    priority: int | None = None
     timings: bool | None = None
 
 

@@ -62,13 +62,19 @@ async def create(runner: Runner, request: Request) -> Response:
         created_at=now_s,
         expires_at=now_s + WINDOWS_S[body.completion_window],
         metadata=body.metadata,
-        price=Price(share=options.batch_price),
+        price=Price(share=batch_price(runner)),
         principal=principal,
         output_lifetime_s=output_lifetime_s(body.output_expires_after),
     )
     await runner.batches.add(batch, MAX_UNFINISHED)
     runner.take(batch.id)
     return json_response(batch.public())
+
+
+def batch_price(runner: Runner) -> float:
+    """What a token of the class of batches costs beside another."""
+    classes = runner.state.rows[0].telemetry.classes
+    return classes[Price().service_class].price
 
 
 def output_lifetime_s(after: ExpiresAfter | None) -> int | None:

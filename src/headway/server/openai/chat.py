@@ -6,6 +6,7 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.request import check_range
+from headway.core.service import request_slo
 from headway.engine.answer import Delta
 from headway.engine.text import Tokenizer
 from headway.engine.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
@@ -14,9 +15,14 @@ from headway.server.generation import PING, Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.calls import short_ids
-from headway.server.openai.schema import ChatBody, chat_messages, check_chat, sampling_params
+from headway.server.openai.schema import (
+    ChatBody,
+    asked_priority,
+    chat_messages,
+    check_chat,
+    sampling_params,
+)
 from headway.server.openai.tools import ToolUse, format_for, grammar_for, reading_for, tool_use
-from headway.telemetry.goodput import choose_class, request_slo
 
 encode = msgspec.json.encode
 
@@ -86,8 +92,8 @@ def generation_of(
         request_id=request_id,
         created=int(state.clock.wall_s()),
         arrived_s=arrived_s,
-        service_class=choose_class(model.telemetry.classes, body.service_class, body.service_tier),
         slo=request_slo(body.slo),
+        priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
     )
 

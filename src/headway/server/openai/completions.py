@@ -6,14 +6,19 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.request import TokenLogprobs
+from headway.core.service import request_slo
 from headway.engine.answer import Delta
 from headway.server.errors import error_event, error_response
 from headway.server.generation import PING, Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.chat import fits
-from headway.server.openai.schema import CompletionBody, check_common, sampling_params
-from headway.telemetry.goodput import choose_class, request_slo
+from headway.server.openai.schema import (
+    CompletionBody,
+    asked_priority,
+    check_common,
+    sampling_params,
+)
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
@@ -62,8 +67,8 @@ def prepare(
         request_id=request_id,
         created=int(state.clock.wall_s()),
         arrived_s=arrived_s,
-        service_class=choose_class(model.telemetry.classes, body.service_class, body.service_tier),
         slo=request_slo(body.slo),
+        priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
     )
     return generation, CompletionDialect(generation, body, state.fingerprint, only_prompt)

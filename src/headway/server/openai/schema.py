@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.core.request import MAX_LOGPROBS, SamplingParams
+from headway.core.request import MAX_LOGPROBS, SamplingParams, check_range
+from headway.core.service import MAX_PRIORITY
 from headway.server.openai.calls import called_names, check_answer, checked_calls
 from headway.server.openai.structured import asked_grammar
 from headway.server.openai.tools import Tool
@@ -22,7 +23,7 @@ NO_OPS = frozenset(
 """Accepted and without effect here; documented in docs/api.md."""
 LATER = frozenset(
     "functions function_call guided_json "
-    "guided_regex guided_choice guided_grammar priority cache_salt bad_words "
+    "guided_regex guided_choice guided_grammar cache_salt bad_words "
     "modalities audio web_search_options use_beam_search length_penalty".split()
 )
 CHAT_ONLY = frozenset("tools tool_choice parallel_tool_calls".split())
@@ -73,6 +74,7 @@ class Common(msgspec.Struct, kw_only=True):
     slo: dict[str, Any] | None = None
     service_class: str | None = None
     service_tier: str | None = None
+    priority: int | None = None
     timings: bool | None = None
 
 
@@ -132,6 +134,13 @@ def sampling_params(
         logit_bias=integer_keys(body.logit_bias or {}),
         grammar=asked_grammar(body.response_format, body.structured_outputs),
     )
+
+
+def asked_priority(given: int | None) -> int | None:
+    """vLLM's `priority`, lower first; RequestError when it is out of range."""
+    if given is not None:
+        check_range("priority", given, -MAX_PRIORITY, MAX_PRIORITY)
+    return given
 
 
 def integer_keys(bias: dict[str, float]) -> dict[int, float]:

@@ -104,6 +104,7 @@ class ResponsesBody(InputBody, kw_only=True):
     slo: dict[str, Any] | None = None
     service_class: str | None = None
     service_tier: str | None = None
+    priority: int | None = None
     timings: bool | None = None
 
 
