@@ -1,11 +1,13 @@
 """A runtime without a model that holds the engine to the seam.
 
-`FakeExecutor` keeps the mirror a real runtime keeps and a KV memory of (token, position) by slot.
-Each advance writes its tokens to their slots; then every row reads positions 0 … p back through its
-block table and must find its own tokens. What it samples is a hash of the tokens it *read*, so a
-wrong block, copy, preemption or mirror changes the answer. `answer` is what must come out.
+`FakeExecutor` keeps the mirror a real runtime keeps and a KV memory of (token, history) by slot:
+keys and values depend on all tokens before. Each advance writes its tokens to their slots; then
+every row reads positions 0 … p back through its block table and must find its own tokens, computed
+behind its own. What it samples is a hash of the tokens it *read*, so a wrong block, copy,
+preemption or mirror changes the answer. `answer` is what must come out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.plan import (
@@ -63,7 +65,16 @@ class Mirrored:
     new: NewSequence
     tokens: list[int]
     tables: list[list[int]]
-    written: int = 0
+    root: object = None
+    cells: list[tuple[int, int]] = field(default_factory=list)
+
+    def cell(self, position: int) -> tuple[int, int]:
+        """(token, hash of all that a position's KV depends on)."""
+        while len(self.cells) <= position:
+            before = self.cells[-1] if self.cells else self.root
+            token = self.tokens[len(self.cells)]
+            self.cells.append((token, hash((before, token))))
+        return self.cells[position]
 
 
 @dataclass
@@ -84,6 +95,7 @@ class FakeExecutor:
     poison: int | None = None
     poisoned_stage: str = "submit"
     is_broken: bool = False
+    root: Callable[[NewSequence], object] = lambda new: new.adapter
     num_submits: int = 0
     sequences: dict[int, Mirrored] = field(default_factory=dict)
     memory: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
@@ -109,7 +121,9 @@ class FakeExecutor:
         for new in plan.new:
             assert new.sequence_id not in self.sequences, "introduced twice"
             tables = [[] for _ in self.num_blocks]
-            self.sequences[new.sequence_id] = Mirrored(new, list(new.token_ids), tables)
+            self.sequences[new.sequence_id] = Mirrored(
+                new, list(new.token_ids), tables, self.root(new)
+            )
         assert len(self.sequences) <= self.max_num_seqs, "more sequences than rows"
         advanced = {row.sequence_id: row for row in plan.advanced}
         assert len(advanced) == len(plan.advanced), "a sequence advances twice"
@@ -146,13 +160,13 @@ class FakeExecutor:
         for group in range(len(self.num_blocks)):
             needed = -(-end // self.block_size)
             assert len(sequence.tables[group]) == needed, "too few blocks, or too many"
-            for position, token in enumerate(row.token_ids, row.start):
-                self.memory[self._slot(sequence, group, position)] = (token, position)
+            for position in range(row.start, end):
+                self.memory[self._slot(sequence, group, position)] = sequence.cell(position)
 
     def _check_reads(self, row: Advance) -> None:
         sequence = self.sequences[row.sequence_id]
         end = row.start + len(row.token_ids)
-        known = [(token, at) for at, token in enumerate(sequence.tokens[:end])]
+        known = [sequence.cell(at) for at in range(end)]
         for group in range(len(self.num_blocks)):
             begin = self._first_seen(group, row.start)
             read = self._read(sequence, group, begin, end)
@@ -176,11 +190,18 @@ class FakeExecutor:
             sequence = self.sequences[row.sequence_id]
             if number in self.fail_rows:
                 self.result.failed[row.sequence_id] = "told to fail"
+                self._wipe(sequence, row)
                 continue
             self._tell_prompt_logprobs(sequence, row)
             if row.sample:
                 self._sample(sequence, len(row.token_ids) + row.start)
         self.fail_rows = frozenset()
+
+    def _wipe(self, sequence: Mirrored, row: Advance) -> None:
+        """What a failed row has written is gone, as it is in a real runtime."""
+        for group in range(len(self.num_blocks)):
+            for position in range(row.start, row.start + len(row.token_ids)):
+                self.memory.pop(self._slot(sequence, group, position), None)
 
     def _sample(self, sequence: Mirrored, end: int) -> None:
         new = sequence.new

@@ -161,6 +161,8 @@ class World:
         assert len(plan.advanced) <= self.settings.max_num_seqs
         short = [len(row.token_ids) == 1 and row.sample for row in plan.advanced]
         behind = plan.advanced[short.index(False) :] if False in short else []
+        new = {new.sequence_id for new in plan.new}  # a newcomer may find all but one token
+        behind = [row for row in behind if row.sequence_id not in new]
         late = [row for row in behind if len(row.token_ids) == 1 and row.sample and row.start > 0]
         assert not late, "a decode row behind a chunk"
         assert record.num_tokens == plan.num_tokens

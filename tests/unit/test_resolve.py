@@ -79,6 +79,13 @@ def test_worked_example():
         threads=8,
         seed=0,
         policy="slo",
+        prefix_cache="cost",
+        attention_cost=settings.attention_cost,
+    )
+    assert 1 + 8192 * settings.attention_cost == pytest.approx(2, abs=0.02)
+    assert (
+        why["attention_cost"]
+        == "0.00012: the last token of 32768 takes 4.94 times the first's FLOPs"
     )
     assert why["weights"] == "942 MiB: 494,032,768 parameters of bfloat16"
     assert why["kv_memory"] == ("3.63 GiB: 40% of the 9.08 GiB of RAM left free after the weights")

@@ -62,6 +62,8 @@ class Engine:
             settings.block_size,
             settings.windows,
             settings.max_num_batched_tokens,
+            policy=settings.prefix_cache,
+            attention_cost=settings.attention_cost,
         )
         self.cost = StepCost(prior, settings.windows)
         self.scheduler = Scheduler(
@@ -315,7 +317,7 @@ class Engine:
                 continue
             sequence.first_scheduled_s = now_s
             if sequence.index == 0:
-                sequence.num_cached = computed[new.sequence_id]
+                sequence.num_cached = min(computed[new.sequence_id], sequence.num_prompt)
                 queried += sequence.num_prompt
                 cached += sequence.num_cached
         return queried, cached
@@ -335,6 +337,7 @@ class Engine:
             sequence = self.scheduler.by_id(sequence_id)
             if sequence is not None:
                 log.error("request %d failed: %s", sequence.request.request_id, reason)
+                self.kv.distrust(sequence)
                 self.scheduler.finish(sequence)
                 updates.append(
                     SequenceUpdate(sequence.request.request_id, sequence.index, [], "error")
@@ -387,6 +390,7 @@ class Engine:
         self.flush()
         while self.has_work:
             self.step()
+        self.kv.forget_free()
 
     def check_integrity(self) -> None:
         """Assert every invariant of the engine; when idle, also that nothing is held."""

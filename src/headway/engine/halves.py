@@ -79,10 +79,11 @@ def run_in_halves(
     """The result of a step that raised, without the rows that raise by themselves: those `failed`.
 
     A row that copies a block is put back into the queue instead, for what it copied from may be
-    another's by now; it comes again without a copy.
+    another's by now; it comes again without a copy, for it computes all of itself.
     """
     copying = {copy.sequence_id for copy in plan.copies}
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
+        sequence.takes_hits = False
         scheduler.preempt(sequence)
     rows = [row for row in plan.advanced if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]

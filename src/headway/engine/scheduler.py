@@ -21,6 +21,7 @@ from headway.core.plan import Advance, StepPlan, StepResult
 from headway.core.request import SequenceUpdate, TokenLogprobs
 from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
+from headway.engine.kv.prefix import Hit
 from headway.engine.policy import Fcfs, Policy
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, Sequence
 
@@ -151,8 +152,9 @@ class Scheduler:
 
         Room is what the running ones will not need; weaker ones make way where that suffices.
         """
-        needed = self.kv.still_needed(sequence)
-        if not self._fits(needed):
+        hit = self._fitting(sequence)
+        if hit is None:
+            needed = self.kv.still_needed(sequence, self.kv.find(sequence, partly=False))
             weaker = self.policy.weaker(sequence, self._unplanned(plan))
             held = [sum(len(s.block_tables[g]) for s in weaker) for g in range(len(needed))]
             if not weaker or not self.kv.has_room(
@@ -161,24 +163,27 @@ class Scheduler:
                 return False
             for victim in weaker:
                 self.preempt(victim)
-                if self._fits(needed):
+                hit = self._fitting(sequence)
+                if hit is not None:
                     break
             else:
                 return False
+        self.kv.reuse(sequence, hit)
         self.waiting.remove(sequence)
         sequence.state = RUNNING
         self.running.append(sequence)
         return True
 
-    def _fits(self, needed: list[int]) -> bool:
-        """Whether there is a row, and blocks beside those promised to the running."""
+    def _fitting(self, sequence: Sequence) -> Hit | None:
+        """What `sequence` may begin with, or None where it has no row, or no blocks beside those
+        promised to the running."""
         if len(self.running) >= self.max_num_seqs:
-            return False
+            return None
         if self._promised is None:
             self._promised = [0] * len(self.kv.pools)
-            for sequence in self.running:
-                self._promised = added(self._promised, self.kv.still_needed(sequence))
-        return self.kv.has_room(added(self._promised, needed))
+            for running in self.running:
+                self._promised = added(self._promised, self.kv.still_needed(running))
+        return self.kv.find_room(sequence, self._promised)
 
     def _unplanned(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that the step does not advance so far."""
@@ -245,6 +250,7 @@ class Scheduler:
             sequence = by_id.get(row.sequence_id)
             if sequence is not None:
                 sequence.computed = row.start + len(row.token_ids)
+                self.kv.remember(sequence)
         for prompt in result.prompt_logprobs:
             sequence = by_id.get(prompt.sequence_id)
             if sequence is not None:

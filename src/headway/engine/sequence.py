@@ -9,6 +9,7 @@ A prompt chunk, a decode step, a fork and a resumed sequence differ only in thes
 
 from headway.core.plan import NewSequence
 from headway.core.request import Request, TokenLogprobs
+from headway.engine.chain import Chain
 from headway.engine.grammar.state import GrammarState
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
@@ -20,6 +21,7 @@ class Sequence:
     __slots__ = (
         "arrived_s",
         "block_tables",
+        "chain",
         "computed",
         "first_live",
         "first_scheduled_s",
@@ -31,6 +33,7 @@ class Sequence:
         "max_len",
         "num_cached",
         "num_prompt",
+        "num_remembered",
         "overtaken",
         "prompt_logprobs",
         "request",
@@ -39,6 +42,7 @@ class Sequence:
         "shares_blocks",
         "state",
         "stop_ids",
+        "takes_hits",
         "tokens",
         "wants_prompt_logprobs",
     )
@@ -64,6 +68,10 @@ class Sequence:
         self.first_live = [0] * num_groups
         """By group: how many entries of the table are given back, out of the window's sight."""
         self.shares_blocks = False
+        self.chain: Chain | None = None
+        """The keys of its full blocks, where there is a prefix cache."""
+        self.num_remembered = 0
+        """How many of its blocks the prefix cache has been told of."""
         self.state = WAITING
         self.known_to_runtime = False
         self.stop_ids = stop_ids
@@ -72,6 +80,8 @@ class Sequence:
         self.forks: list[Sequence] = []
         """Sequences of the same request that start once this one's prompt is computed."""
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
+        self.takes_hits = not self.wants_prompt_logprobs
+        """Whether it may begin with what others computed."""
         self.grammar: GrammarState | None = None
         """Where it stands in its grammar, when it has one."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]

@@ -116,13 +116,19 @@ def read_flags(
 def spell_out(
     rows: Mapping[str, tuple[type, dataclasses.Field[Any]]], arguments: Sequence[str]
 ) -> list[str]:
-    """--insecure → --insecure=true, unless a word such as `false` follows: the model may, too."""
+    """--insecure → --insecure=true, unless a word such as `false` follows: the model may, too.
+
+    --no-insecure → --insecure=false.
+    """
     switches = {
         flag_name(name) for name, (table, _) in rows.items() if value_type(table, name)[0] is bool
     }
     following = [*arguments[1:], ""]
+    denied = {"--no-" + switch.removeprefix("--"): f"{switch}=false" for switch in switches}
     return [
-        f"{text}=true" if text in switches and after.lower() not in TRUE | FALSE else text
+        f"{text}=true"
+        if text in switches and after.lower() not in TRUE | FALSE
+        else denied.get(text, text)
         for text, after in zip(arguments, following)
     ]
 

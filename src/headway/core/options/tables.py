@@ -88,6 +88,14 @@ class EngineOptions:
     gpu_memory_utilization: float = option(
         0.9, "On CUDA: share of the GPU's memory for weights and KV.", low=0.05, high=1.0
     )
+    prefix_cache: bool = option(
+        True, "Keep what was computed for the next prompt that begins with the same tokens."
+    )
+    prefix_cache_policy: str = option(
+        "cost",
+        "What goes first: least recently used, least often, or cheapest to compute again.",
+        choices=("lru", "lfu", "cost"),
+    )
     attention_backend: str = option(
         "auto",
         "Attention: native (a CPU's, compiled at install), sdpa (torch's) or reference (slow).",

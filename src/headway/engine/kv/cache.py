@@ -13,12 +13,18 @@ A window group gives back what it can no longer see, before it takes more. With 
 
     full     [a b c d]
     window   [0 0 e f]     first_live 2
+
+With a policy, full blocks that were computed stay findable after they are released, until another
+needs them (`engine.kv.prefix`): `find_room` looks up the longest beginning of a newcomer that all
+groups hold, `reuse` lets it begin there, `remember` lists what was computed.
 """
 
 from collections.abc import Iterable
 
 from headway.core.plan import NULL_BLOCK, BlockCopy
+from headway.engine.chain import Chain, root_key
 from headway.engine.kv.pool import BlockPool
+from headway.engine.kv.prefix import Cached, Hit, blocks_held, common, first_seen
 from headway.engine.sequence import Sequence
 
 
@@ -26,7 +32,8 @@ class KVCache:
     """Block pools by group, and the operations on a sequence's block tables.
 
     `windows` holds each group's window in tokens, 0 for full attention; `max_chunk` is the most
-    tokens of one sequence that a step computes.
+    tokens of one sequence that a step computes. `policy` is a row of `eviction.POLICIES`, "" for no
+    prefix cache; `attention_cost` is what each token of context adds to the cost of computing one.
     """
 
     def __init__(
@@ -35,11 +42,19 @@ class KVCache:
         block_size: int,
         windows: tuple[int, ...] = (),
         max_chunk: int = 1,
+        *,
+        policy: str = "",
+        attention_cost: float = 0.0,
     ) -> None:
         self.block_size = block_size
         self.windows = windows or (0,) * len(num_blocks)
         self.max_chunk = max_chunk
-        self.pools = [BlockPool(count) for count in num_blocks]
+        self.attention_cost = attention_cost
+        self.pools = [
+            BlockPool(count, policy, chained=not window)
+            for count, window in zip(num_blocks, self.windows, strict=True)
+        ]
+        self._indexes = [pool.index for pool in self.pools if pool.index is not None]
 
     @property
     def usage(self) -> float:
@@ -55,13 +70,19 @@ class KVCache:
         """Blocks that hold `num_tokens`: 17 tokens in blocks of 16 → 2."""
         return -(-num_tokens // self.block_size)
 
-    def still_needed(self, sequence: Sequence) -> list[int]:
-        """Blocks by group that `sequence` will take, at its worst, to compute all it knows.
+    def still_needed(self, sequence: Sequence, hit: Hit | None = None) -> list[int]:
+        """Free blocks by group that `sequence` will take, at its worst, to compute all it knows.
 
         A window group holds at most the window and one chunk: blocks of 4, a window of 6, chunks
-        of 8 → (5 + 8) / 4, rounded up, and one for where they begin: 5.
+        of 8 → (5 + 8) / 4, rounded up, and one for where they begin: 5. With `hit` a newcomer
+        begins there: what it finds free is free no more, and a block found in part is copied.
         """
-        missing = len(sequence.tokens) - sequence.computed
+        tables, first_live = sequence.block_tables, sequence.first_live
+        computed, copied = sequence.computed, False
+        if hit is not None:
+            tables, first_live = hit.tables, hit.first_live
+            computed, copied = hit.num_tokens, hit.is_partial
+        missing = len(sequence.tokens) - computed
         everything = self.blocks_for(len(sequence.tokens))
         needed = []
         for group, window in enumerate(self.windows):
@@ -69,8 +90,12 @@ class KVCache:
             if window:
                 chunk = min(missing, self.max_chunk)
                 most = min(everything, self.blocks_for(window - 1 + chunk) + 1)
-            held = len(sequence.block_tables[group]) - sequence.first_live[group]
-            needed.append(max(most - held, 0))
+            live = tables[group][first_live[group] :]
+            count = max(most - len(live), 0)
+            if hit is not None:
+                references = self.pools[group].references
+                count += copied + sum([references[block] == 0 for block in live])
+            needed.append(count)
         return needed
 
     def has_room(self, needed: list[int]) -> bool:
@@ -92,7 +117,7 @@ class KVCache:
         copies_needed = False
         if sequence.shares_blocks and first_written < len(tables[0]):
             copies_needed = any(
-                pool.references[table[first_written]] > 1
+                pool.is_kept(table[first_written])
                 for pool, table in zip(self.pools, tables, strict=True)
             )
             sequence.shares_blocks = copies_needed
@@ -106,16 +131,12 @@ class KVCache:
             new.append(blocks)
         return new, copies
 
-    def _first_live(self, sequence: Sequence, window: int) -> int:
-        """The first block that the next token to compute still sees."""
-        return max(0, sequence.computed - window + 1) // self.block_size
-
     def _drop_unseen(self, sequence: Sequence) -> None:
         """Give back the blocks of window groups that no token to come will see."""
         for group, window in enumerate(self.windows):
             if window:
                 table, pool = sequence.block_tables[group], self.pools[group]
-                first_live = self._first_live(sequence, window)
+                first_live = first_seen(sequence.computed, window) // self.block_size
                 for index in range(sequence.first_live[group], first_live):
                     pool.release(table[index])
                     table[index] = NULL_BLOCK
@@ -130,7 +151,7 @@ class KVCache:
         copies = []
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
             source = table[index]
-            if pool.references[source] > 1:
+            if pool.is_kept(source):
                 table[index] = pool.take()
                 pool.release(source)
                 copies.append(BlockCopy(sequence.sequence_id, index, group, source, table[index]))
@@ -148,6 +169,7 @@ class KVCache:
             child.block_tables[group].extend(source[:count])
             child.first_live[group] = first_live
         child.computed = num_tokens
+        child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
         child.shares_blocks = parent.shares_blocks = count > 0
 
     def release(self, sequence: Sequence) -> None:
@@ -158,8 +180,125 @@ class KVCache:
                 pool.release(block)
             table.clear()
             sequence.first_live[group] = 0
-        sequence.computed = 0
+        sequence.computed = sequence.num_remembered = 0
         sequence.shares_blocks = False
+
+    # ── what was computed before ────────────────────────────────────────────────────────────
+
+    def find(self, sequence: Sequence, *, partly: bool = True) -> Hit:
+        """The longest beginning of a newcomer that all groups hold, but for its last token.
+
+        With `partly` it may end within a block, where half of that or more is of use: a copy costs
+        as much as a few tokens.
+        """
+        num_groups, size = len(self.pools), self.block_size
+        none = Hit(
+            num_tokens=0, tables=[[] for _ in range(num_groups)], first_live=[0] * num_groups
+        )
+        if not self._indexes or not sequence.takes_hits:
+            return none
+        chain, limit = self._chain(sequence), len(sequence.tokens) - 1
+        count = blocks_held(chain, limit // size, self._indexes, size, self.windows)
+        keys = [chain.key(index) for index in range(count)]
+        begun = self._begun(sequence, chain, count) if partly else None
+        num_tokens = count * size
+        if begun is not None:
+            keys.append(begun[0])
+            num_tokens += begun[1]
+        if not keys:
+            return none
+        first_live = [first_seen(num_tokens, window) // size for window in self.windows]
+        tables = [
+            [NULL_BLOCK] * first + [index.block_of[key] for key in keys[first:]]
+            for index, first in zip(self._indexes, first_live, strict=True)
+        ]
+        return Hit(
+            num_tokens=num_tokens,
+            tables=tables,
+            first_live=first_live,
+            is_partial=begun is not None,
+        )
+
+    def _begun(self, sequence: Sequence, chain: Chain, count: int) -> tuple[bytes, int] | None:
+        """(key, tokens of use) of a block behind the first `count` that begins as `sequence` does.
+
+        The whole block is taken where the sequence ends with it: its last token is computed anew.
+        """
+        size, known = self.block_size, len(sequence.tokens)
+        rest = sequence.tokens[count * size : min((count + 1) * size, known - 1)]
+        if not rest:
+            return None
+        key = None
+        if (count + 1) * size == known:
+            key = chain.key(count)
+        if key is None or key not in self._indexes[0].block_of:
+            newest = self._indexes[0].newest(chain.key(count - 1), rest[0])
+            if newest is None:
+                return None
+            key, rest = newest.key, rest[: common(rest, newest.tokens)]
+        held = all(key in index.block_of for index in self._indexes)
+        return (key, len(rest)) if held and 2 * len(rest) >= size else None
+
+    def find_room(self, sequence: Sequence, promised: list[int]) -> Hit | None:
+        """What `sequence` finds, if besides it there is room for the rest and for `promised`.
+
+        A block found in part is left where only its copy has no room; None means: wait.
+        """
+        hit = self.find(sequence)
+        while True:
+            needed = self.still_needed(sequence, hit)
+            if self.has_room([a + b for a, b in zip(promised, needed, strict=True)]):
+                return hit
+            if not hit.is_partial:
+                return None
+            hit = self.find(sequence, partly=False)
+
+    def reuse(self, sequence: Sequence, hit: Hit) -> None:
+        """Let a newcomer begin behind `hit`, which was found since anything else was taken."""
+        assert not any(sequence.block_tables)
+        for group, pool in enumerate(self.pools):
+            for block in hit.tables[group][hit.first_live[group] :]:
+                pool.reuse(block)
+            sequence.block_tables[group].extend(hit.tables[group])
+        sequence.first_live[:] = hit.first_live
+        sequence.computed = hit.num_tokens
+        sequence.num_remembered = hit.num_tokens // self.block_size
+        sequence.shares_blocks = hit.is_partial
+
+    def remember(self, sequence: Sequence) -> None:
+        """List the full blocks of `sequence` that are computed; the first of equals stays."""
+        size = self.block_size
+        begin, end = sequence.num_remembered, sequence.computed // size
+        if begin == end or not self._indexes:
+            return
+        chain = self._chain(sequence)
+        for at in range(begin, end):
+            key, parent, tokens = chain.key(at), chain.key(at - 1), chain.block(at)
+            cost = 1 + self.attention_cost * at * size
+            for index, table in zip(self._indexes, sequence.block_tables, strict=True):
+                if table[at] != NULL_BLOCK:
+                    index.add(table[at], Cached(key, parent, tokens, cost))
+        sequence.num_remembered = end
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Nobody finds the blocks of `sequence` again, those that it found itself included."""
+        for pool, table, first in zip(
+            self.pools, sequence.block_tables, sequence.first_live, strict=True
+        ):
+            for block in table[first:]:
+                pool.forget(block)
+
+    def forget_free(self) -> None:
+        """Nobody finds the free blocks again."""
+        for pool in self.pools:
+            pool.forget_free()
+
+    def _chain(self, sequence: Sequence) -> Chain:
+        if sequence.chain is None:
+            request = sequence.request
+            root = root_key(request.principal.cache_salt, request.adapter)
+            sequence.chain = Chain(sequence.tokens, root, self.block_size)
+        return sequence.chain
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Assert that pools and block tables agree, and that tables hold what is still seen."""
@@ -171,6 +310,20 @@ class KVCache:
                 live.append(table[first_live:])
                 assert not any(table[:first_live]), "a block that was given back is still listed"
                 assert len(table) >= self.blocks_for(sequence.computed), "computed without a block"
-                seen = self._first_live(sequence, window) if window else 0
+                seen = first_seen(sequence.computed, window) // self.block_size
                 assert first_live <= seen, "a block was given back that is still seen"
             pool.check_integrity(live)
+        for sequence in sequences if self._indexes else ():
+            self._check_listed(sequence)
+
+    def _check_listed(self, sequence: Sequence) -> None:
+        """Assert that the blocks of `sequence` are listed under its own tokens, or not at all."""
+        size, chain = self.block_size, self._chain(sequence)
+        assert sequence.num_remembered <= sequence.computed // size
+        for index, table in zip(self._indexes, sequence.block_tables, strict=True):
+            for at, block in enumerate(table):
+                cached = index.cached[block]
+                if block != NULL_BLOCK and cached is not None and at < sequence.computed // size:
+                    assert cached.key == chain.key(at), "a block is listed under others' tokens"
+                elif block != NULL_BLOCK and cached is not None:
+                    assert sequence.shares_blocks, "a listed block will be written to"

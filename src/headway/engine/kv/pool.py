@@ -7,34 +7,52 @@ out. It promises that a block is free exactly when nobody refers to it. Worked e
     take() → 1      references 1: 1
     share(1)        references 1: 2      a fork refers to it too
     release(1)      references 1: 1      still not free
+
+With a policy, a free block whose content is known stays findable: `take` hands out the others
+first, and then what the policy values least.
 """
 
 from headway.core.plan import NULL_BLOCK
+from headway.engine.kv.prefix import PrefixIndex
 
 
 class BlockPool:
-    """Reference-counted block ids of one KV group."""
+    """Reference-counted block ids of one KV group; `policy` "" forgets what is released.
 
-    __slots__ = ("_free", "num_blocks", "references")
+    `chained` as in PrefixIndex.
+    """
 
-    def __init__(self, num_blocks: int) -> None:
+    __slots__ = ("_free", "index", "num_blocks", "references")
+
+    def __init__(self, num_blocks: int, policy: str = "", *, chained: bool = True) -> None:
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks
         self.references[NULL_BLOCK] = 1
         self._free = list(range(num_blocks - 1, 0, -1))
+        self.index = PrefixIndex(num_blocks, policy, chained=chained) if policy else None
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that nobody refers to, cached ones included."""
+        return len(self._free) + (len(self.index.queue) if self.index is not None else 0)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - 1 - len(self._free)
+        return self.num_blocks - 1 - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found, in use or free."""
+        return len(self.index) if self.index is not None else 0
 
     def take(self) -> int:
         """A free block, now with one reference; the caller has checked `num_free`."""
-        block = self._free.pop()
+        if self._free:
+            block = self._free.pop()
+        else:
+            assert self.index is not None, "no block is free"
+            block = self.index.evict()
         self.references[block] = 1
         return block
 
@@ -43,13 +61,39 @@ class BlockPool:
         assert self.references[block] > 0 and block != NULL_BLOCK
         self.references[block] += 1
 
+    def reuse(self, block: int) -> None:
+        """One more reference to a block that was found, in use or free."""
+        assert self.index is not None
+        cached = self.index.cached[block]
+        assert cached is not None
+        cached.uses += 1
+        if self.references[block] == 0:
+            self.index.queue.remove(cached.key)
+        self.references[block] += 1
+
     def release(self, block: int) -> None:
         """One reference less; the last one frees the block."""
         references = self.references[block] - 1
         assert references >= 0 and block != NULL_BLOCK
         self.references[block] = references
-        if references == 0:
+        if references == 0 and (self.index is None or not self.index.released(block)):
             self._free.append(block)
+
+    def forget(self, block: int) -> None:
+        """A block in use cannot be found any more."""
+        assert self.references[block] > 0
+        if self.index is not None and self.index.cached[block] is not None:
+            self.index.drop(block)
+
+    def forget_free(self) -> None:
+        """No free block can be found any more."""
+        while self.index is not None and len(self.index.queue):
+            self._free.append(self.index.evict())
+
+    def is_kept(self, block: int) -> bool:
+        """Whether others need `block` as it is: who writes into it needs a copy."""
+        cached = self.index is not None and self.index.cached[block] is not None
+        return cached or self.references[block] > 1
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Assert that the counts are exactly the references held by `tables`."""
@@ -62,4 +106,11 @@ class BlockPool:
         assert held == self.references, "reference counts differ from the block tables"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
-        assert free == {b for b in range(self.num_blocks) if held[b] == 0}, "a block leaked"
+        cached = set()
+        if self.index is not None:
+            self.index.check_integrity(self.references)
+            cached = {b for b in self.index.block_of.values() if held[b] == 0}
+        assert not free & cached, "a cached block is listed among the others"
+        assert free | cached == {b for b in range(self.num_blocks) if held[b] == 0}, (
+            "a block leaked"
+        )

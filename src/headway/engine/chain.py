@@ -1,0 +1,52 @@
+"""What a block of tokens is known by: a link in a sha256 chain from the first token on.
+
+    key(-1) = sha256(salt, adapter)     key(i) = sha256(key(i - 1) ‖ tokens of block i as int32)
+
+Equal keys mean equal tokens from the first on, of one salt and one adapter; who does not know the
+salt can neither make a key nor meet one by chance.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable
+from functools import cache
+
+
+class Chain:
+    """The keys of one sequence's full blocks, each computed once, when it is asked for first."""
+
+    __slots__ = ("_block_size", "_pack", "_tokens", "keys", "root")
+
+    def __init__(self, tokens: list[int], root: bytes, block_size: int) -> None:
+        self._tokens = tokens
+        self._block_size = block_size
+        self._pack = packer(block_size)
+        self.root = root
+        self.keys: list[bytes] = []
+
+    def key(self, index: int) -> bytes:
+        """The key of block `index`, all of whose tokens are known; -1 is the root."""
+        if index < 0:
+            return self.root
+        keys, size = self.keys, self._block_size
+        while len(keys) <= index:
+            begin = len(keys) * size
+            tokens = self._pack(*self._tokens[begin : begin + size])
+            keys.append(hashlib.sha256((keys[-1] if keys else self.root) + tokens).digest())
+        return keys[index]
+
+    def block(self, index: int) -> list[int]:
+        """The tokens of block `index`."""
+        return self._tokens[index * self._block_size : (index + 1) * self._block_size]
+
+
+@cache
+def packer(block_size: int) -> Callable[..., bytes]:
+    """Packs the ids of one block as little-endian int32."""
+    return struct.Struct(f"<{block_size}i").pack
+
+
+def root_key(salt: str, adapter: str) -> bytes:
+    """Where the chains of one salt and one adapter begin."""
+    parts = (part.encode("utf-8", "surrogatepass") for part in (salt, adapter))
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()

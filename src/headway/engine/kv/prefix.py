@@ -1,0 +1,155 @@
+"""The prefix index: which block holds the keys and values of which tokens, by what came before.
+
+A block is found by its key, a link in the chain of its sequence's keys (`engine.chain`). Given the
+keys of a sequence, `blocks_held` says how much of its beginning is in memory. Worked example,
+blocks of 4: [1 2 3 4] [5 6 7 8] and [1 2 3 4] [5 6 9 9] are cached, and a prompt 1 2 3 4 5 6 7 1
+comes. Its first block is found by its key. The second is none of the two, but the newest that goes
+on with 5 begins with 5 6 or 5 6 7: the prompt shares it up to there, and copies it when it writes
+behind.
+"""
+
+from collections.abc import Sequence as TypingSequence
+from dataclasses import dataclass
+
+from headway.engine.chain import Chain
+from headway.engine.kv.eviction import EvictionQueue
+
+
+class Cached:
+    """What one block holds: its key, its parent's, its tokens, and how often it was used."""
+
+    __slots__ = ("cost", "key", "parent", "tokens", "uses")
+
+    def __init__(self, key: bytes, parent: bytes, tokens: list[int], cost: float) -> None:
+        self.key = key
+        self.parent = parent
+        self.tokens = tokens
+        self.cost = cost
+        self.uses = 1
+
+
+class PrefixIndex:
+    """Key → block of one KV group, and what goes first of those that nobody refers to.
+
+    A key has one block: whoever computes the same tokens at the same time comes second and is not
+    listed. `chained` keeps a block as long as its continuations; a window group, which may hold the
+    end of a conversation without its beginning, does not.
+    """
+
+    __slots__ = ("_chained", "_newest", "block_of", "cached", "queue")
+
+    def __init__(self, num_blocks: int, policy: str, *, chained: bool = True) -> None:
+        self._chained = chained
+        self.block_of: dict[bytes, int] = {}
+        self.cached: list[Cached | None] = [None] * num_blocks
+        self.queue = EvictionQueue(policy)
+        self._newest: dict[tuple[bytes, int], bytes] = {}
+        """(key, first token of a continuation) → key of the newest such continuation."""
+
+    def __len__(self) -> int:
+        return len(self.block_of)
+
+    def add(self, block: int, cached: Cached) -> None:
+        """`block`, which somebody refers to, holds `cached` from now on, unless another does."""
+        if cached.key not in self.block_of and self.cached[block] is None:
+            self.block_of[cached.key] = block
+            self.cached[block] = cached
+            self._newest[cached.parent, cached.tokens[0]] = cached.key
+
+    def newest(self, parent: bytes, token: int) -> Cached | None:
+        """The newest continuation of `parent` that begins with `token`."""
+        key = self._newest.get((parent, token))
+        return None if key is None else self.cached[self.block_of[key]]
+
+    def drop(self, block: int) -> None:
+        """`block` holds nothing any more that can be found; it is not in the queue."""
+        cached = self.cached[block]
+        assert cached is not None
+        self.cached[block] = None
+        del self.block_of[cached.key]
+        if self._newest.get((cached.parent, cached.tokens[0])) == cached.key:
+            del self._newest[cached.parent, cached.tokens[0]]
+
+    def released(self, block: int) -> bool:
+        """Nobody refers to `block` any more; whether it stays findable."""
+        cached = self.cached[block]
+        if cached is None:
+            return False
+        parent = cached.parent if self._chained else None
+        self.queue.push(cached.key, parent, cached.uses, cached.cost)
+        return True
+
+    def evict(self) -> int:
+        """The block that goes first; it holds nothing any more."""
+        key = self.queue.pop()
+        assert isinstance(key, bytes)
+        block = self.block_of[key]
+        self.drop(block)
+        return block
+
+    def check_integrity(self, references: list[int]) -> None:
+        """Assert that keys and blocks agree and that the free ones wait in the queue."""
+        listed = {c.key: b for b, c in enumerate(self.cached) if c is not None}
+        assert listed == self.block_of, "keys and blocks differ"
+        free = [key for key, block in listed.items() if references[block] == 0]
+        self.queue.check_integrity(free)
+        for (parent, token), key in self._newest.items():
+            cached = self.cached[self.block_of[key]]
+            assert cached is not None and (cached.parent, cached.tokens[0]) == (parent, token)
+
+
+@dataclass(slots=True, kw_only=True)
+class Hit:
+    """The first `num_tokens` of a sequence in memory: block tables by group.
+
+    Entries before `first_live` are the null block. With `is_partial` the last block holds other
+    tokens behind, and has to be copied before it is written to.
+    """
+
+    num_tokens: int
+    tables: list[list[int]]
+    first_live: list[int]
+    is_partial: bool = False
+
+
+def blocks_held(
+    chain: Chain, most: int, indexes: TypingSequence[PrefixIndex], block_size: int,
+    windows: TypingSequence[int],
+) -> int:  # fmt: skip
+    """How many blocks from the beginning, of `most`, are what all groups hold.
+
+    A window group needs only what the next token sees. Blocks of 4, a window of 6: after 3 blocks
+    token 12 sees 7 … 12, so blocks 1 and 2 are enough there.
+    """
+    count = most
+    for index, window in zip(indexes, windows, strict=True):
+        if not window:
+            held = 0
+            while held < count and chain.key(held) in index.block_of:
+                held += 1
+            count = held
+    settled = False
+    while not settled:
+        settled = True
+        for index, window in zip(indexes, windows, strict=True):
+            at = count - 1
+            while window and at >= first_seen(count * block_size, window) // block_size:
+                if chain.key(at) not in index.block_of:
+                    count, settled = at, False
+                at -= 1
+    return count
+
+
+def first_seen(position: int, window: int) -> int:
+    """The first token that the token at `position` sees."""
+    return max(0, position - window + 1) if window else 0
+
+
+def common(some: TypingSequence[int], more: TypingSequence[int]) -> int:
+    """How many tokens two lists begin with alike."""
+    count = 0
+    for one, other in zip(some, more, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
