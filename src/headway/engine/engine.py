@@ -71,7 +71,7 @@ class Engine:
             Lobby(settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
-            policy=make_policy(settings, self.cost, self.clock),
+            policy=make_policy(settings, self.cost, self.clock, self.kv),
             clock=self.clock,
         )
         self._ended_s: float | None = None

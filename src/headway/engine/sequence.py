@@ -23,6 +23,7 @@ class Sequence:
         "block_tables",
         "chain",
         "computed",
+        "expected",
         "first_live",
         "first_scheduled_s",
         "first_token_s",
@@ -90,6 +91,8 @@ class Sequence:
         """Prompt tokens whose KV was there when the sequence was first scheduled."""
         self.arrived_s = request.arrived_s
         self.first_token_s: float | None = None
+        self.expected = 0
+        """Tokens of it that were in memory when a policy last looked, while it waits."""
         self.overtaken = 0
         """Tokens of prompts that came later and were computed while this one was behind."""
 

@@ -4,7 +4,8 @@ Who is behind is sorted anew in each step:
 
     aged     overtaken by more than its bound in tokens that came later: by arrival
     ahead    short, and can still make it: by deadline (`policy.on_time`)
-    lane     long by its predicted prefill, or too late to make it: those in time first
+    lane     long by its predicted prefill, or too late to make it: those in time by deadline,
+             then what is left of the late, shortest first
     idle     of a class that takes only what nobody else wants
 
 A step lasts as long as the decodes beside it can bear, and no longer than `longest_step_s`, for a
@@ -19,7 +20,7 @@ delays is overtaken by at most its bound and 3 P tokens more.
 Users who have had more than others present by half the credit of `policy.users` come behind them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 from math import inf
@@ -32,12 +33,16 @@ from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.policy.users import Users
 from headway.engine.sequence import WAITING, Sequence
 
-MARGIN = 0.9
-"""How much of the time until a token is due a step may take: predictions err."""
+TARGET = 0.9
+"""Time per token that is aimed at, as a share of the objective: predictions err."""
 CATCH_UP = 0.75
-"""Steps this much shorter than the objective beside a decode that has fallen behind."""
+"""The same beside a decode that has fallen behind."""
+UNHURRIED = 0.6
+"""The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
 MIN_CHUNK = 16
 """Tokens that the first in turn gets however little time is left: prompts never stand still."""
+LOOKED_UP = 8
+"""Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +62,25 @@ class SloRules:
 class Slo(Fcfs):
     """Deadlines, predictions and counters of users."""
 
-    def __init__(self, cost: StepCost, clock: Clock, rules: SloRules) -> None:
+    def __init__(
+        self, cost: StepCost, clock: Clock, rules: SloRules, in_memory: Callable[[Sequence], int]
+    ) -> None:
         self.cost = cost
+        self.in_memory = in_memory
         self.clock = clock
         self.rules = rules
         self.users = Users(rules.credit)
         self._shed: list[Sequence] = []
-        self._step_s = rules.longest_step_s
+        self._step_s = self._calm_s = rules.longest_step_s
+        self._lane_waits = False
         self._beside = NOTHING
         self._behind: list[Sequence] = []
+        self._looked_up = 0
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""
         sequence.arrived_s = sequence.arrived_s or self.clock.now_s()
+        sequence.expected = self.in_memory(sequence)
         self.users.arrived(sequence)
 
     def left(self, sequence: Sequence) -> None:
@@ -91,8 +102,9 @@ class Slo(Fcfs):
         first = [s for s in rows if not s.request.terms.idle_only]
         self._beside = self.work_of(first)
         decode_s = self.cost.seconds(self._beside)
-        self._step_s = min([self.bears_s(s, now_s, decode_s) for s in first], default=inf)
-        self._step_s = min(self._step_s, self.rules.longest_step_s)
+        bears = [self.bears_s(s, now_s, decode_s) for s in first]
+        self._step_s = min([self.rules.longest_step_s, *[step_s for step_s, _ in bears]])
+        self._calm_s = min([self.rules.longest_step_s, *[calm_s for _, calm_s in bears]])
         for sequence in rows:
             if sequence.request.terms.idle_only:
                 more = self.cost.beside(self._beside, sequence.computed, 1)
@@ -102,19 +114,21 @@ class Slo(Fcfs):
                 self._beside = more
         return first
 
-    def bears_s(self, sequence: Sequence, now_s: float, decode_s: float) -> float:
-        """How long a step may last for a decode to meet its TPOT; infinite when it cannot.
+    def bears_s(self, sequence: Sequence, now_s: float, decode_s: float) -> tuple[float, float]:
+        """How long a step may last for a decode to meet its TPOT, and how long for less reason.
 
         Token k is due k objectives after the first: time that earlier ones saved may be spent.
+        Infinite where it has no objective, or cannot meet it any more.
         """
         terms = sequence.request.terms
         if terms.tpot_s is None or sequence.first_token_s is None or self.is_lost(sequence):
-            return inf
-        due_s = sequence.first_token_s + sequence.num_generated * terms.tpot_s - now_s
+            return inf, inf
+        had_s = now_s - sequence.first_token_s
         left = sequence.max_len - len(sequence.tokens)
-        if -due_s > left * max(terms.tpot_s - decode_s, 0.0):
-            return inf
-        return max(due_s * MARGIN, terms.tpot_s * CATCH_UP)
+        if had_s - sequence.num_generated * terms.tpot_s > left * max(terms.tpot_s - decode_s, 0.0):
+            return inf, inf
+        due_s = sequence.num_generated * terms.tpot_s * TARGET - had_s
+        return max(due_s, terms.tpot_s * CATCH_UP), terms.tpot_s * UNHURRIED
 
     def is_lost(self, sequence: Sequence) -> bool:
         """Whether it has missed its first token's objective for good."""
@@ -144,18 +158,20 @@ class Slo(Fcfs):
         self._behind = behind = [*(s for s in running if is_behind(s)), *waiting]
         if not behind:
             return
+        self.look_up(waiting)
         decode_s = self.cost.seconds(self._beside)
         room_s = max(self._step_s - decode_s, 0.0)
         groups = self.sort(behind, decode_s + room_s, budget)
         reserved_s = room_s * self.rules.lane_share if groups.aged or groups.lane else 0.0
         aged_s = reserved_s if groups.ahead else room_s
         ahead_s = room_s if groups.aged else room_s - reserved_s
+        calm_s = max(min(room_s, self._calm_s - decode_s), reserved_s)
         least = min(MIN_CHUNK, budget)
         for group, until_s, firm in (
             (groups.aged, decode_s + aged_s, True),
             (groups.ahead, decode_s + ahead_s, False),
-            (groups.lane, decode_s + room_s, False),
-            (groups.idle, decode_s + room_s, False),
+            (groups.lane, decode_s + calm_s, False),
+            (groups.idle, decode_s + calm_s, False),
         ):
             for sequence in group:
                 most = max(self.fits(sequence, until_s), least)
@@ -168,7 +184,7 @@ class Slo(Fcfs):
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
         speed = self.cost.chunk(step_s, self._beside, 0, budget) or MIN_CHUNK
-        token_s = step_s / speed
+        token_s = step_s / speed / (1 - self.rules.lane_share * self._lane_waits)
         aged: list[Sequence] = []
         lane: list[tuple[Due, Sequence]] = []
         idle: list[Sequence] = []
@@ -184,12 +200,19 @@ class Slo(Fcfs):
             else:
                 short.append((due, sequence))
         ahead, late, end_s = self.by_users(short, now_s)
-        later_s = now_s if not ahead else end_s
-        in_time, hopeless, _ = on_time(lane, later_s)
-        late = sorted(late + hopeless, key=arrival)
+        in_time, hopeless, _ = on_time(lane, end_s)
+        late = sorted(late + hopeless, key=missing)
+        self._lane_waits = bool(aged or in_time or late)
         if self.rules.shed:
             self.give_up(late, now_s, token_s)
         return Groups(aged=sorted(aged, key=arrival), ahead=ahead, lane=in_time + late, idle=idle)
+
+    def look_up(self, waiting: TypingSequence[Sequence]) -> None:
+        """See anew how much of some who wait is in memory: all in turn, a few in each step."""
+        for _ in range(min(LOOKED_UP, len(waiting))):
+            self._looked_up = (self._looked_up + 1) % len(waiting)
+            sequence = waiting[self._looked_up]
+            sequence.expected = self.in_memory(sequence)
 
     def by_users(
         self, short: list[tuple[Due, Sequence]], now_s: float
@@ -206,7 +229,7 @@ class Slo(Fcfs):
         """When its next token is due: the first, or after a preemption the one that follows."""
         terms = sequence.request.terms
         if sequence.first_token_s is None:
-            uncached = sequence.num_prompt - sequence.num_cached
+            uncached = sequence.num_prompt - max(sequence.num_cached, sequence.expected)
             return sequence.arrived_s + terms.first_token_s(uncached)
         if terms.tpot_s is None or self.is_lost(sequence):
             return inf if terms.tpot_s is None else -inf
@@ -228,7 +251,8 @@ class Slo(Fcfs):
 
     def fits(self, sequence: Sequence, until_s: float) -> int:
         """Tokens of `sequence` that the step takes before it has lasted `until_s`."""
-        return self.cost.chunk(until_s, self._beside, sequence.computed, missing(sequence))
+        start = sequence.computed or sequence.expected
+        return self.cost.chunk(until_s, self._beside, start, missing(sequence))
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Its user pays, the step grows, and those who came earlier and are behind age."""
@@ -273,8 +297,8 @@ class Groups:
 
 
 def missing(sequence: Sequence) -> int:
-    """Tokens that are known and not computed."""
-    return len(sequence.tokens) - sequence.computed
+    """Tokens that are known and neither computed nor in memory."""
+    return len(sequence.tokens) - (sequence.computed or sequence.expected)
 
 
 def arrival(sequence: Sequence) -> int:
