@@ -89,7 +89,7 @@ class Scheduler:
         """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
-        decodes = self.policy.decodes(self.running)
+        decodes = self.policy.decodes(self.running, self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget)

@@ -25,7 +25,7 @@ class Fcfs:
         """Nobody: all are served."""
         return []
 
-    def decodes(self, running: list[Sequence]) -> list[Sequence]:
+    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
         """All, oldest first."""
         return lacking_one(running)
 

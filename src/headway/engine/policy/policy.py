@@ -3,7 +3,7 @@
 The scheduler asks in each step who decodes and who catches up next; it looks after rows, tokens
 and blocks itself. A policy answers in its own order and hears what came of it:
 
-    decodes(running)                  all of them, for most policies
+    decodes(running, waiting)         all of them, for most policies
     turns(running, waiting, ...)      one by one: this sequence, at most so many tokens
     took(sequence, n)                 n tokens of it are in the plan
     victims(running), weaker(...)     who gives up blocks, for a decode or for a newcomer
@@ -43,8 +43,11 @@ class Policy(Protocol):
         """Those it has given up since it was last asked; the engine ends them with an error."""
         ...
 
-    def decodes(self, running: list[Sequence]) -> list[Sequence]:
-        """Who of the running that lack one token gets it in this step, in order."""
+    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
+        """Who of the running that lack one token gets it in this step, in order.
+
+        Those left out stand still for a step, and may make way for one of `waiting` (`weaker`).
+        """
         ...
 
     def turns(

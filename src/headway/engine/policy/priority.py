@@ -8,17 +8,29 @@ from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.policy import Turn, is_behind
+from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.sequence import Sequence
+
+
+def priority(sequence: Sequence) -> int:
+    """The request's own; smaller is more urgent."""
+    return sequence.request.terms.priority
 
 
 def rank(sequence: Sequence) -> tuple[int, int]:
     """What is smaller goes first: the request's priority, then who came first."""
-    return sequence.request.terms.priority, sequence.sequence_id
+    return priority(sequence), sequence.sequence_id
 
 
 class Priority(Fcfs):
     """Nothing is remembered: the rank of a sequence does not change."""
+
+    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
+        """All by rank, but the last where one of a better priority waits: it may need the place."""
+        rows = sorted(lacking_one(running), key=rank)
+        if rows and waiting and min(map(priority, waiting)) < priority(rows[-1]):
+            rows.pop()
+        return rows
 
     def turns(
         self,
@@ -38,5 +50,4 @@ class Priority(Fcfs):
 
     def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of a lower priority, the last rank first; its own priority keeps its place."""
-        priority = newcomer.request.terms.priority
-        return [s for s in self.victims(running) if s.request.terms.priority > priority]
+        return [s for s in self.victims(running) if priority(s) > priority(newcomer)]

@@ -11,8 +11,8 @@ Who is behind is sorted anew in each step:
 A step lasts as long as the decodes beside it can bear, and no longer than `longest_step_s`, for a
 newcomer waits for its end. Its time for prompts is divided by `lane_share`: with a quarter, the
 aged and the lane get a quarter of it while somebody is ahead, and all that those leave. Ten long
-prompts slow a chat by a third and never stop it; a prompt of P tokens that nobody before it
-delays is overtaken by at most its bound and 3 P tokens more.
+prompts slow a chat by a third and never stop it; a prompt of P tokens is overtaken by its bound
+and 3 P tokens at most, for then nothing that came later goes before it.
 
     decodes 40 ms │ aged, lane 25% │ ahead 75%           │ what is left: lane, then idle
     0            40               60                   120 ms
@@ -94,25 +94,37 @@ class Slo(Fcfs):
 
     # ── decodes ─────────────────────────────────────────────────────────────────────────────
 
-    def decodes(self, running: list[Sequence]) -> list[Sequence]:
-        """All, but of idle classes only as many as the others' next tokens can bear."""
+    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
+        """All, but of idle classes only as many as the others' next tokens can bear.
+
+        For each of other classes that waits one of them stands still: it may need the place.
+        """
         self._behind = []
         now_s = self.clock.now_s()
         rows = lacking_one(running)
-        first = [s for s in rows if not s.request.terms.idle_only]
+        first = [s for s in rows if not self.is_idle(s)]
         self._beside = self.work_of(first)
         decode_s = self.cost.seconds(self._beside)
         bears = [self.bears_s(s, now_s, decode_s) for s in first]
         self._step_s = min([self.rules.longest_step_s, *[step_s for step_s, _ in bears]])
         self._calm_s = min([self.rules.longest_step_s, *[calm_s for _, calm_s in bears]])
-        for sequence in rows:
-            if sequence.request.terms.idle_only:
-                more = self.cost.beside(self._beside, sequence.computed, 1)
-                if first and self.cost.seconds(more) > self._step_s:
-                    break
-                first.append(sequence)
-                self._beside = more
+        idle = [s for s in rows if self.is_idle(s)]
+        wanting = sum(not self.is_idle(s) for s in waiting) if idle else 0
+        left = idle[: max(len(idle) - wanting, 0)]
+        if not first:
+            self._beside = self.work_of(left)
+            return left
+        for sequence in left:
+            more = self.cost.beside(self._beside, sequence.computed, 1)
+            if self.cost.seconds(more) > self._calm_s:
+                break
+            first.append(sequence)
+            self._beside = more
         return first
+
+    def is_idle(self, sequence: Sequence) -> bool:
+        """Whether it takes only what nobody else wants; not so once it has aged."""
+        return sequence.request.terms.idle_only and sequence.overtaken < self.bound(sequence)
 
     def bears_s(self, sequence: Sequence, now_s: float, decode_s: float) -> tuple[float, float]:
         """How long a step may last for a decode to meet its TPOT, and how long for less reason.
@@ -163,7 +175,8 @@ class Slo(Fcfs):
         room_s = max(self._step_s - decode_s, 0.0)
         groups = self.sort(behind, decode_s + room_s, budget)
         reserved_s = room_s * self.rules.lane_share if groups.aged or groups.lane else 0.0
-        aged_s = reserved_s if groups.ahead else room_s
+        overdue = any(s.overtaken >= self.limit(s) for s in groups.aged)
+        aged_s = room_s if overdue or not groups.ahead else reserved_s
         ahead_s = room_s if groups.aged else room_s - reserved_s
         calm_s = max(min(room_s, self._calm_s - decode_s), reserved_s)
         least = min(MIN_CHUNK, budget)
@@ -183,8 +196,9 @@ class Slo(Fcfs):
     def sort(self, behind: list[Sequence], step_s: float, budget: int) -> "Groups":
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
-        speed = self.cost.chunk(step_s, self._beside, 0, budget) or MIN_CHUNK
-        token_s = step_s / speed / (1 - self.rules.lane_share * self._lane_waits)
+        chunk = self.cost.chunk(step_s, self._beside, 0, budget) or MIN_CHUNK
+        token_s = self.cost.seconds(self.cost.beside(self._beside, 0, chunk)) / chunk
+        token_s /= 1 - self.rules.lane_share * self._lane_waits
         aged: list[Sequence] = []
         lane: list[tuple[Due, Sequence]] = []
         idle: list[Sequence] = []
@@ -193,7 +207,7 @@ class Slo(Fcfs):
             due = Due(self.deadline_s(sequence), token_s * missing(sequence))
             if sequence.overtaken >= self.bound(sequence):
                 aged.append(sequence)
-            elif sequence.request.terms.idle_only:
+            elif self.is_idle(sequence):
                 idle.append(sequence)
             elif due.duration_s > self.rules.long_prefill_s:
                 lane.append((due, sequence))
@@ -236,9 +250,13 @@ class Slo(Fcfs):
         return sequence.first_token_s + sequence.num_generated * terms.tpot_s
 
     def bound(self, sequence: Sequence) -> int:
-        """Tokens that came later and may go before it."""
+        """Tokens that came later and may go before it; then it is aged."""
         patience = self.rules.idle_patience if sequence.request.terms.idle_only else 1
         return self.rules.aging_tokens * patience
+
+    def limit(self, sequence: Sequence) -> float:
+        """The same and what goes beside it while it has its share; then it has everything."""
+        return self.bound(sequence) + len(sequence.tokens) * (1 / self.rules.lane_share - 1)
 
     def give_up(self, late: list[Sequence], now_s: float, token_s: float) -> None:
         """Shed those who wait and could not make it even alone; the engine ends them."""
@@ -274,16 +292,16 @@ class Slo(Fcfs):
         """What a preemption of `sequence` would lose; small is little."""
         return (
             sequence.overtaken >= self.bound(sequence),
-            not sequence.request.terms.idle_only,
+            not self.is_idle(sequence),
             not self.is_lost(sequence),
             sequence.computed,
         )
 
     def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of idle classes make way for all others, youngest first."""
-        if newcomer.request.terms.idle_only:
+        if self.is_idle(newcomer):
             return []
-        return [s for s in running[::-1] if s.request.terms.idle_only]
+        return [s for s in running[::-1] if self.is_idle(s)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,244 @@
+"""Policies: who goes first, what each user gets, and that nobody waits for ever.
+
+`World` runs the real engine on a virtual clock against a runtime that checks every plan; all
+policies pass its random histories in test_engine.py. Here is what each promises beyond that.
+"""
+
+import logging
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.core.terms import Terms
+from headway.engine.policy.on_time import Due, on_time
+from test_engine import EXAMPLES, World, make_settings
+
+CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
+STEP_S, TOKEN_S = 1e-3, 1e-4  # of the world's clock
+
+
+def by_brute_force(jobs: list[Due]) -> int:
+    """The most jobs of any subset that all end in time, one after the other by deadline."""
+    for count in range(len(jobs), 0, -1):
+        for chosen in combinations(sorted(jobs), count):
+            end = 0.0
+            if all((end := end + job.duration_s) <= job.deadline_s for job in chosen):
+                return count
+    return 0
+
+
+@given(
+    st.lists(
+        st.builds(Due, st.integers(-2, 20).map(float), st.integers(0, 8).map(float)), max_size=7
+    )
+)
+def test_as_many_in_time_as_possible(jobs):
+    """Hodgson's choice is one that no subset beats, and each it keeps makes it."""
+    kept, given_up, end_s = on_time([(job, index) for index, job in enumerate(jobs)], 0.0)
+    assert sorted(kept + given_up) == list(range(len(jobs)))
+    assert len(kept) == by_brute_force(jobs)
+    now_s = 0.0
+    for index in kept:
+        now_s += jobs[index].duration_s
+        assert now_s <= jobs[index].deadline_s
+    assert now_s == end_s
+
+
+def roomy(policy: str, **changes) -> World:
+    """An engine with memory for everybody."""
+    shape = {"num_blocks": (4000,), "max_model_len": 600, "max_num_seqs": 16, "budget": 64}
+    return World(make_settings(policy=policy, **{**shape, **changes}))
+
+
+def ends(world: World, request_id: int) -> int:
+    """The step in which a request ended."""
+    return world.finished_at[request_id]
+
+
+def test_a_smaller_priority_goes_first():
+    """Of three that wait the most urgent runs first; equal ones as they came."""
+    world = roomy("priority", max_num_seqs=1)
+    first = world.add([1] * 9, terms=Terms(priority=5), max_tokens=3, ignore_eos=True)
+    world.step()
+    late = [world.add([2] * 9, terms=Terms(priority=p), max_tokens=3) for p in (1, -1, 1)]
+    world.drain()
+    assert ends(world, late[1]) < ends(world, late[0]) < ends(world, late[2]) < ends(world, first)
+    assert world.engine.scheduler.num_preemptions == 1, "the one running had to make way"
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 2.0), (1.0, 3.0, 4.0)])
+def test_tokens_are_shared_by_weight(weights):
+    """Everybody wants more than there is: each gets its share of tokens within 5%."""
+    world = roomy("fair", max_num_seqs=4)
+    had = dict.fromkeys(range(len(weights)), 0)
+    for number in range(40 * len(weights)):
+        user = number % len(weights)
+        # the first asks for much at once, the others for little at a time
+        world.add(
+            [number % 40, number // 40, *[user] * (60 if user == 0 else 12)],
+            user=str(user),
+            terms=Terms(weight=weights[user]),
+            max_tokens=30 if user == 0 else 6,
+            ignore_eos=True,
+        )
+    took = world.engine.scheduler.policy.took
+
+    def count(sequence, num_tokens):
+        price = 2 if sequence.computed >= sequence.num_prompt else 1
+        had[int(sequence.request.principal.name)] += num_tokens * price
+        took(sequence, num_tokens)
+
+    world.engine.scheduler.policy.took = count
+    for number in range(4000):
+        world.step()
+        waiting = {int(s.request.principal.name) for s in world.engine.scheduler.waiting}
+        if len(waiting) < len(weights):
+            break
+    total = sum(had.values())
+    for user, weight in enumerate(weights):
+        assert had[user] / total == pytest.approx(weight / sum(weights), rel=0.05, abs=0.01), number
+
+
+def test_nobody_elses_share_lies_idle():
+    """A user alone gets every step whole, whatever it had before."""
+    world = roomy("fair")
+    for number in range(8):
+        world.add([number] * 64, user="heavy", max_tokens=1)
+    for _ in range(8):
+        _, record = world.step()
+        assert record.num_tokens == 64
+    world.drain()
+    world.check_end()
+
+
+def test_a_short_prompt_passes_a_long_one():
+    """A chat that comes in the middle of a long prompt has its first token in a few steps."""
+    world = roomy("slo", long_prefill_s=0.02)
+    long = world.add([1] * 500, terms=Terms(ttft_s=10.0), max_tokens=2)
+    world.step()
+    chat = world.add([2] * 20, terms=CHAT, max_tokens=2, ignore_eos=True)
+    world.drain()
+    assert ends(world, chat) <= 4 < ends(world, long)
+
+
+def test_who_cannot_make_it_lets_others_pass():
+    """A request whose deadline is gone comes behind one that can still meet its own."""
+    world = roomy("slo", max_num_seqs=1, prefix_cache="")
+    busy = world.add([1] * 100, terms=CHAT, max_tokens=40, ignore_eos=True)
+    world.step()
+    late = world.add([2] * 100, terms=Terms(ttft_s=0.001), max_tokens=2, ignore_eos=True)
+    fresh = world.add([3] * 100, terms=Terms(ttft_s=5.0), max_tokens=2, ignore_eos=True)
+    world.drain()
+    assert ends(world, busy) < ends(world, fresh) < ends(world, late)
+
+
+def test_late_ones_are_shed_where_that_is_asked():
+    """One error, 503 with a time to come back, and the engine forgets it."""
+    world = roomy("slo", max_num_seqs=1, late="shed")
+    world.add([1] * 100, terms=CHAT, max_tokens=40, ignore_eos=True)
+    world.step()
+    late = world.add([2] * 100, terms=Terms(ttft_s=0.001), max_tokens=2)
+    world.gained[late, 0].dropped = True
+    world.step()
+    [(request_id, error)] = world.engine.take_refusals()
+    assert (request_id, error.status, error.code) == (late, 503, "overloaded")
+    assert error.retry_after_s
+    world.drain()
+    assert world.engine.take_refusals() == []
+
+
+def test_idle_classes_take_what_is_left():
+    """A batch computes beside nobody's prompt, decodes only where the chat's next token can bear
+    it, and gives up its row to a newcomer."""
+    world = roomy("slo", max_num_seqs=2)
+    batch = [
+        world.add([n] * 50, terms=Terms(idle_only=True), max_tokens=20, ignore_eos=True)
+        for n in (1, 2, 3)
+    ]
+    world.step()
+    world.step()
+    chats = [world.add([9, n] * 20, terms=CHAT, max_tokens=5, ignore_eos=True) for n in (4, 5)]
+    world.step()
+    in_plan = {
+        world.engine.scheduler.by_id(row.sequence_id).request.request_id
+        for row in world.plan.advanced
+        if len(row.token_ids) > 1
+    }
+    assert in_plan <= set(chats)
+    world.drain()
+    assert max(ends(world, chat) for chat in chats) < min(ends(world, one) for one in batch)
+
+
+def test_a_greedy_user_comes_behind_a_modest_one():
+    """Policy slo: forty prompts of one user wait; one of another is served at once."""
+    world = roomy("slo", max_num_seqs=2)
+    terms = Terms(ttft_s=100.0, tpot_s=1.0)
+    greedy = [
+        world.add([n % 40, *[7] * 200], user="greedy", terms=terms, max_tokens=2, ignore_eos=True)
+        for n in range(60)
+    ]
+    for _ in range(150):
+        world.step()
+    modest = world.add([8] * 100, user="modest", terms=terms, max_tokens=2, ignore_eos=True)
+    before = len(world.finished_at)
+    world.drain()
+    passed = sum(ends(world, one) < ends(world, modest) for one in greedy)
+    assert passed - before <= 3
+
+
+streams = st.lists(
+    st.tuples(
+        st.integers(1, 100),
+        st.sampled_from(["", "a", "b"]),
+        st.sampled_from(
+            [CHAT, Terms(), Terms(ttft_s=0.01), Terms(ttft_s=5.0), Terms(idle_only=True)]
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=max(EXAMPLES // 6, 1))
+@given(
+    streams,
+    streams,
+    st.sampled_from([0.1, 0.25, 0.5]),
+    st.integers(1, 400),
+    st.sampled_from([30, 100, 400]),
+    st.sampled_from([1, 4]),
+)
+def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_blocks, max_num_seqs):
+    """An endless stream of later prompts: each of the first is passed by its bound at most.
+
+    Beyond the bound come only prompts that had already begun when it could not.
+    """
+    logging.disable(logging.CRITICAL)
+    world = roomy(
+        "slo",
+        num_blocks=(num_blocks,),
+        max_model_len=110,
+        max_num_seqs=max_num_seqs,
+        lane_share=share,
+        aging_tokens=aging,
+        long_prefill_s=0.004,
+    )
+    logging.disable(logging.NOTSET)
+    capacity = (num_blocks - 1) * world.settings.block_size
+    watched = [world.add([1] * n, user=u, terms=t, max_tokens=2) for n, u, t in first]
+    policy = world.engine.scheduler.policy
+    for number in range(400):
+        if all(one in world.finished_at for one in watched):
+            break
+        length, user, terms = later[number % len(later)]
+        world.add([number % 40] * length, user=user, terms=terms, max_tokens=2)
+        world.step()
+        for sequence in [*world.engine.scheduler.running, *world.engine.scheduler.waiting]:
+            most = policy.limit(sequence) + capacity + world.settings.max_num_batched_tokens
+            assert sequence.overtaken <= most
+    for request_id in list(world.requests):
+        world.abort(request_id)
+    world.drain()
+    policy.users.check_integrity([])
