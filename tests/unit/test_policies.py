@@ -10,10 +10,10 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_engine import EXAMPLES, World, make_settings
 
 from headway.core.terms import Terms
 from headway.engine.policy.on_time import Due, on_time
-from test_engine import EXAMPLES, World, make_settings
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
 STEP_S, TOKEN_S = 1e-3, 1e-4  # of the world's clock
@@ -91,14 +91,14 @@ def test_tokens_are_shared_by_weight(weights):
         took(sequence, num_tokens)
 
     world.engine.scheduler.policy.took = count
-    for number in range(4000):
+    for _ in range(4000):
         world.step()
         waiting = {int(s.request.principal.name) for s in world.engine.scheduler.waiting}
         if len(waiting) < len(weights):
             break
     total = sum(had.values())
     for user, weight in enumerate(weights):
-        assert had[user] / total == pytest.approx(weight / sum(weights), rel=0.05, abs=0.01), number
+        assert had[user] / total == pytest.approx(weight / sum(weights), rel=0.05, abs=0.01)
 
 
 def test_nobody_elses_share_lies_idle():
