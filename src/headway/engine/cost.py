@@ -39,8 +39,10 @@ HOST_S, HOST_ROW_S = 3e-4, 1e-5
 
 NOISE = 0.08
 """Relative spread of the same step run twice."""
-SPEED_UNSURE, SHAPE_UNSURE, SHAPE_CHANGES = 1.0, 1.0, 0.4
-"""How wrong the prior may be, in powers of e: all parts together, and each beside the others."""
+SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE = 1.0, 1.0, 2.0
+"""How wrong the prior may be, in powers of e: all parts, a knot beside the others, a unit's."""
+SHAPE_CHANGES = 0.4
+"""How much a knot or a unit changes while the speed changes by e."""
 NEIGHBOURS = 2.0
 """Knots this far apart share 1/e of what is not known of them."""
 FORGET = 4e-4
@@ -107,8 +109,8 @@ class StepCost:
         """Know nothing but the prior again."""
         self.num_observed = 0
         self._logs = np.log(parts_of(self.prior))
-        self._covariance = uncertainty(SPEED_UNSURE, SHAPE_UNSURE)
-        self._changes = uncertainty(SPEED_UNSURE, SHAPE_CHANGES)
+        self._covariance = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
+        self._changes = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
         self._errors.clear()
         self._settle()
 
@@ -310,13 +312,17 @@ def parts_of(prior: Prior) -> np.ndarray:
     return np.concatenate([curve, np.maximum(rest, 1e-12)])
 
 
-def uncertainty(speed: float, shape: float) -> np.ndarray:
-    """The covariance of parts that are wrong together by `speed`, by `shape` each for itself."""
+def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
+    """The covariance of logarithms that are all wrong by `speed` together, beside that the knots
+    by `shape` and the other parts by `units`, each for itself and knots as their neighbours.
+    """
     covariance = np.full((NUM_PARTS, NUM_PARTS), speed**2)
     knots = np.arange(NUM_KNOTS)
     near = np.exp(-np.abs(knots[:, None] - knots) / NEIGHBOURS)
     covariance[:NUM_KNOTS, :NUM_KNOTS] += shape**2 * near
-    covariance.flat[:: NUM_PARTS + 1] += shape**2
+    diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
+    diagonal[:NUM_KNOTS] += shape**2
+    diagonal[NUM_KNOTS:] += units**2
     return covariance
 
 
