@@ -17,7 +17,7 @@ shape slowly; a part that no step has shown is the prior's, scaled by what was s
 from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
-from math import sqrt
+from math import exp, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -39,20 +39,18 @@ HOST_S, HOST_ROW_S = 3e-4, 1e-5
 
 NOISE = 0.08
 """Relative spread of the same step run twice."""
-SPEED_UNSURE, SHAPE_UNSURE = 1.0, 0.3
-"""Relative uncertainty of the prior: of all parts together, and of each beside its neighbours."""
+SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE = 1.0, 1.0, 2.0
+"""How wrong the prior may be, in powers of e: all parts, a knot beside the others, a unit's."""
+SHAPE_CHANGES = 0.4
+"""How much a knot or a unit changes while the speed changes by e."""
 NEIGHBOURS = 2.0
 """Knots this far apart share 1/e of what is not known of them."""
-SPEED_DRIFT, SHAPE_DRIFT = 0.02, 0.004
-"""Relative random walk per step."""
-DRIFT_EVERY = 8
-"""Steps after which the drift of all of them is added."""
-LEAST_GAIN = 0.1
-"""A part that is 0 now may have this share of the prior's again."""
-CLIP = 2.0
-"""Errors beyond so many standard deviations count as that many: a hiccup of the machine."""
-CHANGED_AFTER, CHANGED_BY = 3, 0.5
-"""So many clipped errors in a row of one sign are a change of speed, not hiccups."""
+FORGET = 4e-4
+"""Share of the prior's uncertainty that comes back with each step: 2% of drift in the speed."""
+CLIP, SURPRISED = 2.0, 0.02
+"""An error beyond so many standard deviations counts as that many, for it may be a hiccup of the
+machine; but this share of uncertainty comes back, and if it was none the next steps are believed.
+"""
 
 
 class Work(NamedTuple):
@@ -110,12 +108,11 @@ class StepCost:
     def forget(self) -> None:
         """Know nothing but the prior again."""
         self.num_observed = 0
-        self._base = base_of(self.prior)
-        self._gains = np.ones(NUM_PARTS)
-        self._covariance = prior_covariance()
-        self._num_clipped = 0
+        self._logs = np.log(parts_of(self.prior))
+        self._covariance = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
+        self._changes = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
         self._errors.clear()
-        self._parts: list[float] = self._base.tolist()
+        self._settle()
 
     # ── predict ─────────────────────────────────────────────────────────────────────────────
 
@@ -188,6 +185,8 @@ class StepCost:
         """
         parts, total, num_prompts, seconds = self._parts, 0, 0, 0.0
         for tokens, start in prompts:
+            if tokens <= 0:
+                continue
             total, num_prompts = total + tokens, num_prompts + 1
             reread = sum([before(start, chunk, tokens, window) for window in self.windows])
             seconds += parts[ATTENDED] * (tokens * start + tokens * (tokens + 1) // 2)
@@ -225,72 +224,54 @@ class StepCost:
         self.learn(work, actual_s)
 
     def learn(self, work: Work, actual_s: float) -> None:
-        """One step of the filter; the first step of all sets the scale."""
-        predicted_s = self.seconds(work)
-        if not self.num_observed:
-            self._base *= actual_s / predicted_s
-            predicted_s = actual_s
-        self.num_observed += 1
-        row = self._row(work) / predicted_s
-        spread = self._covariance @ row
-        variance = float(row @ spread) + NOISE**2
-        error = self._clip(actual_s / predicted_s - 1, CLIP * sqrt(variance))
-        self._gains += spread * (error / variance)
-        self._covariance -= np.multiply.outer(spread, spread / variance)
-        if self.num_observed % DRIFT_EVERY == 0:
-            self._drift()
-        self._project()
+        """One step of the filter; the first step of all sets the scale.
 
-    def _row(self, work: Work) -> np.ndarray:
-        """Seconds that each part gives to this work at a gain of 1."""
+        Its state is the logarithm of each part, a measurement that of the step's seconds, which
+        rises with a part's logarithm by the share that the part has in the prediction.
+        """
+        predicted_s = self.seconds(work)
+        self.num_observed += 1
+        error = log(actual_s / predicted_s)
+        if self.num_observed == 1:
+            self._logs += error
+            error = 0.0
+        covariance = self._covariance
+        shares = self._shares(work, predicted_s)
+        spread = covariance @ shares
+        known = float(shares @ spread)
+        limit = CLIP * sqrt(known + NOISE**2)
+        excess = max(abs(error) / limit, 1.0)
+        variance = known + NOISE**2 * excess
+        self._logs += spread * (error / excess / variance)
+        covariance -= np.multiply.outer(spread, spread / variance)
+        covariance += (self._changes - covariance) * (SURPRISED if excess > 1 else FORGET)
+        self._settle()
+
+    def _shares(self, work: Work, predicted_s: float) -> np.ndarray:
+        """The share that each part has in the predicted seconds of `work`; they add up to 1."""
         tokens, sampled, attended, read = work
-        row = np.zeros(NUM_PARTS)
+        shares = np.zeros(NUM_PARTS)
         above = min(max(tokens - 1, 0).bit_length(), NUM_KNOTS - 1)
         if above:
             low = 1 << above - 1
-            share = (tokens - low) / low
-            row[above - 1], row[above] = 1 - share, share
+            shares[above] = (tokens - low) / low
+            shares[above - 1] = 1 - shares[above]
         else:
-            row[0] = 1.0
-        row[ANY_SAMPLED:] = 1 if sampled else 0, sampled, attended, read
-        row *= self._base
-        return row
+            shares[0] = 1.0
+        shares[ANY_SAMPLED:] = 1 if sampled else 0, sampled, attended, read
+        shares *= self._parts
+        shares /= predicted_s
+        return shares
 
-    def _clip(self, error: float, limit: float) -> float:
-        """The error within ±`limit`; several beyond it in a row open the filter for a new speed."""
-        if abs(error) <= limit:
-            self._num_clipped = 0
-            return error
-        sign = 1 if error > 0 else -1
-        self._num_clipped = self._num_clipped + sign if self._num_clipped * sign > 0 else sign
-        if abs(self._num_clipped) >= CHANGED_AFTER:
-            self._num_clipped = 0
-            self._covariance += CHANGED_BY**2 * np.multiply.outer(self._gains, self._gains)
-        return limit * sign
-
-    def _drift(self) -> None:
-        """What may have changed in some steps; what is not seen is never less sure than at first.
-
-        The speed moves all gains g together and adds q² · g · gᵀ, the shape adds a diagonal.
-        """
-        gains, covariance = self._gains, self._covariance
-        floored = np.maximum(gains, LEAST_GAIN)
-        covariance += DRIFT_EVERY * SPEED_DRIFT**2 * np.multiply.outer(gains, gains)
-        diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
-        diagonal += DRIFT_EVERY * SHAPE_DRIFT**2 * floored**2
-        most = (SPEED_UNSURE + SHAPE_UNSURE) * floored
-        shrink = np.minimum(1.0, most / np.sqrt(diagonal))
-        covariance *= np.multiply.outer(shrink, shrink)
-
-    def _project(self) -> None:
-        """Keep every part at 0 or above and the curve from falling."""
-        parts = (self._base * self._gains).tolist()
+    def _settle(self) -> None:
+        """Take the parts from their logarithms; where the curve falls, its knots meet."""
+        parts: list[float] = np.exp(self._logs).tolist()
         curve = parts[:NUM_KNOTS]
-        if min(parts) < 0 or curve != sorted(curve):
-            trust = (self._base**2 / self._covariance.diagonal()).tolist()
-            parts = [max(part, 0.0) for part in parts]
-            parts[:NUM_KNOTS] = rising(parts[:NUM_KNOTS], trust[:NUM_KNOTS])
-            self._gains = np.array(parts) / self._base
+        if curve != sorted(curve):
+            trust = (1 / self._covariance.diagonal()[:NUM_KNOTS]).tolist()
+            logs = rising(self._logs[:NUM_KNOTS].tolist(), trust)
+            self._logs[:NUM_KNOTS] = logs
+            parts[:NUM_KNOTS] = map(exp, logs)
         self._parts = parts
 
     # ── tell ────────────────────────────────────────────────────────────────────────────────
@@ -316,14 +297,14 @@ class StepCost:
     def check_integrity(self) -> None:
         """Assert that predictions are finite, never negative, and rise with the tokens."""
         parts, curve = self._parts, self._parts[:NUM_KNOTS]
-        assert all(part >= 0 and np.isfinite(part) for part in parts), parts
+        assert all(part > 0 and np.isfinite(part) for part in parts), parts
         assert all(low <= high for low, high in pairwise(curve)), curve
-        assert np.allclose(self._base * self._gains, parts), "the gains are not the parts"
+        assert np.allclose(np.exp(self._logs), parts), "the logarithms are not the parts'"
         assert np.isfinite(self._covariance).all()
         assert (self._covariance.diagonal() > 0).all(), "a variance is not positive"
 
 
-def base_of(prior: Prior) -> np.ndarray:
+def parts_of(prior: Prior) -> np.ndarray:
     """The parts of the prior: at each knot whichever takes longer, weights or products."""
     tokens = 2.0 ** np.arange(NUM_KNOTS)
     curve = HOST_S + np.maximum(prior.weights_s, tokens * prior.token_s)
@@ -331,13 +312,17 @@ def base_of(prior: Prior) -> np.ndarray:
     return np.concatenate([curve, np.maximum(rest, 1e-12)])
 
 
-def prior_covariance() -> np.ndarray:
-    """How wrong the gains may be: all together in the speed, neighbouring knots in the shape."""
-    covariance = np.full((NUM_PARTS, NUM_PARTS), SPEED_UNSURE**2)
+def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
+    """The covariance of logarithms that are all wrong by `speed` together, beside that the knots
+    by `shape` and the other parts by `units`, each for itself and knots as their neighbours.
+    """
+    covariance = np.full((NUM_PARTS, NUM_PARTS), speed**2)
     knots = np.arange(NUM_KNOTS)
     near = np.exp(-np.abs(knots[:, None] - knots) / NEIGHBOURS)
-    covariance[:NUM_KNOTS, :NUM_KNOTS] += SHAPE_UNSURE**2 * near
-    covariance.flat[:: NUM_PARTS + 1] += SHAPE_UNSURE**2
+    covariance[:NUM_KNOTS, :NUM_KNOTS] += shape**2 * near
+    diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
+    diagonal[:NUM_KNOTS] += shape**2
+    diagonal[NUM_KNOTS:] += units**2
     return covariance
 
 
