@@ -19,8 +19,8 @@ from headway.core.plan import Ceilings, Description
 from headway.core.service import ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.telemetry.goodput import FAILED, INVALID, OK, REFUSED, Ended
-from headway.telemetry.records import StepRecord
 from headway.telemetry.prefill_rate import PrefillRate
+from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window

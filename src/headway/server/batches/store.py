@@ -72,8 +72,8 @@ class Tokens(msgspec.Struct, kw_only=True):
 class Price(msgspec.Struct, kw_only=True):
     """What the tokens are charged as: a share of an interactive token's price, by class.
 
-    The class is also the one that the lines' requests run in. Of an input token's price a cached one
-    takes the share `cached`.
+    The class is also the one that the lines' requests run in. A cached token of a prompt takes the
+    share `cached` of another's price.
     """
 
     service_class: str = "batch"
