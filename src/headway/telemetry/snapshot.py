@@ -217,7 +217,8 @@ class Cost(msgspec.Struct, kw_only=True):
     """Money of a window at `--price-per-hour`: idle time included, split as docs/telemetry.md says.
 
     `usd_per_million_input` is of tokens that were computed, `…_cached` of those found in the prefix
-    cache, at the share `--cached-price` of it. `usd_per_million_tokens` divides all spend by output tokens alone.
+    cache, at the share `--cached-price` of it. `usd_per_million_tokens` divides all spend by output
+    tokens alone.
     """
 
     usd: float
