@@ -283,7 +283,7 @@ def test_a_batch_completes_with_each_line_as_its_endpoint_answers(
     assert counts and (counts.total, counts.completed, counts.failed) == (12, 12, 0)
     assert batch.created_at <= (batch.in_progress_at or 0) <= (batch.finalizing_at or 0)
     assert (batch.finalizing_at or 0) <= (batch.completed_at or 0) < (batch.expires_at or 0)
-    assert batch.model_extra == {"price": {"service_class": "batch", "share": 0.5}}
+    assert batch.model_extra == {"price": {"service_class": "batch", "share": 0.5, "cached": 0.1}}
     found = results(keyed_client, batch.output_file_id)
     assert found.keys() == {content["custom_id"] for content in lines}
     tokens = 0

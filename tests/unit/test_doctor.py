@@ -266,7 +266,7 @@ def test_savings_in_seconds_and_dollars() -> None:
     assert outputs.usd_per_hour == pytest.approx(1.818)
     assert outputs.note == "output length is a product decision"
     assert prompts.seconds == pytest.approx(0.2 * 0.045)
-    assert prefix.seconds == pytest.approx(0.5 * 0.045) and "not in this version" in prefix.note
+    assert prefix.seconds == pytest.approx(0.5 * 0.045) and "prefix cache" in prefix.note
 
 
 def test_a_known_prefix_takes_the_place_of_the_assumed_half() -> None:

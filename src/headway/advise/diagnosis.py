@@ -221,7 +221,7 @@ def savings(r: Reading) -> list[Saving]:
                 f"a stable prefix of {percent(share)} of the prompt",
                 r.prefill_s * share,
                 usd(price, r.prompt.mean, share, r.finished_per_s),
-                "needs a prefix cache: not in this version",
+                "the prefix cache computes it once",
             )
         )
     return found

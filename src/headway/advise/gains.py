@@ -121,11 +121,8 @@ def cached_prefix(r: Reading) -> Advice:
     saved_s = (computing_s or 0.0) * min(shared / length, 1.0)
     kept_s = (computing_s or 0.0) - saved_s
     return Advice(
-        do=f"say the first {tokens(shared)} tokens in fewer words, or train them into the model",
-        expect=(
-            f"a stable prefix saves {duration(saved_s)} a request: "
-            f"{duration(computing_s)} to {duration(kept_s)}"
-        ),
+        do=f"let prompts begin with the same {tokens(shared)} tokens, what differs behind them",
+        expect=f"prefill from {duration(computing_s)} to {duration(kept_s)} where they are cached",
         share=r.share_of_request(saved_s),
     )
 

@@ -148,15 +148,14 @@ RULES = (
         name="cold-cache",
         kind="cache",
         symptom="Prompts begin alike and are computed from their first token all the same.",
-        cause="No prefix is found in a cache: there is none, or something early in the prompt "
-        "differs.",
-        fix="Prefix cache: not in this version; a stable prefix (dates and ids last) prepares for "
-        "it, a shorter one helps now",
+        cause="The cache does not find them: it is off, something early in the prompt differs, the "
+        "blocks were needed for others, or each has another key or salt.",
+        fix="`--prefix-cache true`; a stable prefix, with dates, ids and names last; more "
+        "`--kv-memory`; `--share-prefix-cache` where keys may share",
         assumes="prefill time is in proportion to the tokens computed",
         holds=symptoms.cold_cache,
         see=symptoms.see_cache,
         advise=gains.cached_prefix,
-        available=False,
     ),
     Rule(
         name="long-prefill",

@@ -51,6 +51,7 @@ def serve(call: "Call") -> int:
         flags=options.api_key,
         file=Path(options.key_file) if options.key_file else None,
         classes=classes,
+        share_prefix_cache=options.share_prefix_cache,
     )
     run.check_address(options.host, bool(keyring), options.insecure)
     notifier = Notifier.take(os.environ)
@@ -137,6 +138,7 @@ def make_model(
         classes=classes,
         slo_target=options.slo_target,
         price_per_hour=options.price_per_hour,
+        cached_price=options.cached_price,
         version=headway.__version__,
     )
 

@@ -56,6 +56,7 @@ class Generation:
     slo: Slo | None = None
     priority: int | None = None
     wants_timings: bool = False
+    cache_salt: str | None = None
     parent: str | None = None
     timeline: Timeline | None = None
     num_generated: int = 0
@@ -243,7 +244,7 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
             stream = client.submit(
                 prompt,
                 generation.sampling,
-                principal=generation.caller.principal,
+                principal=generation.caller.principal.salted(generation.cache_salt),
                 terms=generation.terms,
                 arrived_s=generation.arrived_s,
                 reading=generation.reading,

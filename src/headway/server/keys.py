@@ -168,6 +168,8 @@ class Keyring:
     file: Path | None = None
     classes: Collection[str] | None = None
     """Service classes that a key may name; None takes any."""
+    share_prefix_cache: bool = False
+    """Whether all keys have one salt, so that each finds what the others computed."""
     clock: Clock = field(default_factory=SystemClock)
     callers: list[Caller] = field(default_factory=list)
     nobody: Caller = field(default_factory=anybody)
@@ -202,7 +204,7 @@ class Keyring:
 
     def _caller(self, row: Row) -> Caller:
         hashed, limits = bytes.fromhex(row.sha256), row.limits
-        salt = hashlib.sha256(b"cache salt" + hashed).hexdigest()[:32]
+        salt = "" if self.share_prefix_cache else cache_salt(hashed)
         kept = next((c for c in self.callers if c.digest == hashed), None)
         meter = kept.meter if kept and kept.meter.limits == limits else Meter(limits, self.clock)
         return Caller(
@@ -226,6 +228,15 @@ class Keyring:
 def digest(key: str) -> bytes:
     """sha256 of a key, so that comparing takes the same time whatever the lengths are."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def cache_salt(hashed: bytes) -> str:
+    """The salt of a key's blocks: the same after a restart, and of no use to anybody else.
+
+    Nobody can hand in a salt as it is (`Principal.salted`), so it need not be secret; it has to
+    differ from all others'.
+    """
+    return hashlib.sha256(b"cache salt" + hashed).hexdigest()[:32]
 
 
 def check_distinct(callers: Iterable[Caller]) -> None:

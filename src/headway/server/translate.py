@@ -20,7 +20,7 @@ SHARED = (
     *("seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("allowed_token_ids", "skip_special_tokens", "chat_template_kwargs", "slo", "service_class"),
-    *("structured_outputs", "include_stop_str_in_output", "timings", "priority"),
+    *("structured_outputs", "include_stop_str_in_output", "timings", "priority", "cache_salt"),
 )
 """Fields that mean the same in every dialect, and have the same name."""
 

@@ -19,6 +19,7 @@ from headway.core.plan import Ceilings, Description
 from headway.core.service import ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.telemetry.goodput import FAILED, INVALID, OK, REFUSED, Ended
+from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.sharing import RecentPrompts
@@ -65,6 +66,7 @@ class Telemetry:
         classes: dict[str, ServiceClass] | None = None,
         slo_target: float = 0.9,
         price_per_hour: float | None = None,
+        cached_price: float = 0.1,
         version: str = "",
     ) -> None:
         self.names, self.spec, self.version = names, spec, version
@@ -72,6 +74,7 @@ class Telemetry:
         self.registry = Registry(names[0], prefix=prefix)
         self.classes = classes or service_classes()
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
+        self.cached_price = cached_price
         self.started_s = self.clock.now_s()
         self.slots = Slots(self.started_s, len(spec.kv_groups))
         self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
@@ -85,6 +88,7 @@ class Telemetry:
         self._by_engine: dict[int, Timeline] = {}
         self._engine_ids: dict[str, list[int]] = {}
         self.prompts = RecentPrompts(self.clock)
+        self.prefill_rate = PrefillRate()
         self.last: StepRecord | None = None
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}
@@ -124,6 +128,7 @@ class Telemetry:
             slot.prediction_errors.append(error)
         slot.queried_tokens += record.num_queried_tokens
         slot.cached_tokens += record.num_cached_tokens
+        self.prefill_rate.take(record)
         self.registry.histograms["iteration_tokens_total"].observe(record.num_tokens)
         self.steps.append(record)
         self.last = record
@@ -140,6 +145,9 @@ class Telemetry:
         if record.num_queried_tokens:
             self.registry.add("prefix_cache_queries", record.num_queried_tokens)
             self.registry.add("prefix_cache_hits", record.num_cached_tokens)
+            saved_s = record.num_cached_tokens * self.prefill_rate.token_s
+            self.registry.add("prefix_cache_saved_seconds", saved_s)
+            slot.saved_s += saved_s
         if record.num_preemptions != self._seen_preemptions:
             self._count_preemptions(record)
 
@@ -354,6 +362,7 @@ class Telemetry:
             classes=self.classes,
             slo_target=self.slo_target,
             price_per_hour=self.price_per_hour,
+            cached_price=self.cached_price,
             max_num_seqs=self.ready.max_num_seqs if self.ready else 0,
         )
 

@@ -58,6 +58,7 @@ ROWS = (
     Row("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1."),
     Row("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
     Row("prefix_cache_hits", C, "Prompt tokens found in the prefix cache."),
+    Row("prefix_cache_saved_seconds", C, "What computing them would have taken at the same rate."),
     Row("prompt_tokens", C, "Prompt tokens of requests that gave their first token."),
     Row("generation_tokens", C, "Tokens generated."),
     Row("request_success", C, "Sequences finished, by reason.", ("finished_reason",)),

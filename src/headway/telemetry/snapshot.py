@@ -216,11 +216,14 @@ class Verdict(msgspec.Struct, kw_only=True):
 class Cost(msgspec.Struct, kw_only=True):
     """Money of a window at `--price-per-hour`: idle time included, split as docs/telemetry.md says.
 
-    `usd_per_million_tokens` divides all spend by output tokens alone.
+    `usd_per_million_input` is of tokens that were computed, `…_cached` of those found in the prefix
+    cache, at the share `--cached-price` of it. `usd_per_million_tokens` divides all spend by output
+    tokens alone.
     """
 
     usd: float
     usd_per_million_input: float | None
+    usd_per_million_cached: float | None
     usd_per_million_output: float | None
     usd_per_million_tokens: float | None
     usd_per_request: float | None
@@ -233,7 +236,8 @@ class Window(msgspec.Struct, kw_only=True):
     `latency` has ttft, tpot, itl, e2e, queue and prefill, of requests that ended in the window
     (itl: of tokens that left in it); `lengths` has prompt and output, in tokens.
     `input_tokens_per_s` counts prompts whose first token left, cached tokens included;
-    `output_tokens_per_s` tokens that left.
+    `output_tokens_per_s` tokens that left. `cache_saved_s` is what computing the cached ones would
+    have taken.
     """
 
     seconds: int
@@ -244,6 +248,7 @@ class Window(msgspec.Struct, kw_only=True):
     input_tokens_per_s: float
     output_tokens_per_s: float
     cache_hit_rate: float | None
+    cache_saved_s: float
     goodput_per_s: float
     latency: dict[str, Percentiles]
     lengths: dict[str, Percentiles]
@@ -289,6 +294,7 @@ class Totals(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     generation_tokens: int
     cached_tokens: int
+    cache_saved_s: float
     slo_met: int
     slo_missed: int
     usd: float

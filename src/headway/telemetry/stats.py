@@ -139,6 +139,7 @@ def totals(telemetry: Telemetry) -> Totals:
         prompt_tokens=total("prompt_tokens"),
         generation_tokens=total("generation_tokens"),
         cached_tokens=total("prefix_cache_hits"),
+        cache_saved_s=sum(registry.values["prefix_cache_saved_seconds"].values()),
         slo_met=total("slo_met"),
         slo_missed=telemetry.num_missed,
         usd=telemetry.usd,

@@ -50,6 +50,7 @@ class Setting:
     classes: dict[str, ServiceClass]
     slo_target: float
     price_per_hour: float | None
+    cached_price: float
     max_num_seqs: int
 
 
@@ -78,6 +79,7 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
         cache_hit_rate=ratio(
             sum(slot.cached_tokens for slot in slots), sum(slot.queried_tokens for slot in slots)
         ),
+        cache_saved_s=sum(slot.saved_s for slot in slots),
         goodput_per_s=goodput_per_s(num_met, covered_s),
         latency=latency,
         lengths={
@@ -90,7 +92,7 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
         prefill=places[1],
         all_steps=places[2],
         verdict=verdict(stats, *places[:2], setting),
-        cost=cost(ended, *sums, covered_s, output_tokens_per_s, setting.price_per_hour),
+        cost=cost(ended, slots, *sums, covered_s, output_tokens_per_s, setting),
     )
 
 
@@ -248,13 +250,19 @@ def verdict(
 
 def cost(
     ended: list[Ended],
+    slots: list[Slot],
     decode: StepSums,
     prefill: StepSums,
     covered_s: float,
     output_tokens_per_s: float,
-    price_per_hour: float | None,
+    setting: Setting,
 ) -> Cost | None:
-    """What the window cost, by token and by request; None without a price."""
+    """What the window cost, by token and by request; None without a price.
+
+    A cached token of a prompt takes a share `cached_price` of another's part: $1 for 900 computed
+    and 1,000 cached ones at 0.1 is $1,000 and $100 a million.
+    """
+    price_per_hour = setting.price_per_hour
     if price_per_hour is None:
         return None
     usd = price_per_hour * covered_s / 3600
@@ -265,10 +273,14 @@ def cost(
         prefill.num_prefill_tokens,
         prefill.num_decode_tokens,
     )
+    cached = sum(slot.cached_tokens for slot in slots)
+    worth = prefill.num_prefill_tokens + setting.cached_price * cached
+    for_one = ratio(for_input * 1e6, worth)
     good = sum(request.met for request in ended)
     return Cost(
         usd=usd,
-        usd_per_million_input=ratio(for_input * 1e6, prefill.num_prefill_tokens),
+        usd_per_million_input=for_one,
+        usd_per_million_cached=None if for_one is None else for_one * setting.cached_price,
         usd_per_million_output=ratio(for_output * 1e6, output_tokens_per_s * covered_s),
         usd_per_million_tokens=usd_per_million(price_per_hour, output_tokens_per_s),
         usd_per_request=ratio(usd, len(ended)),

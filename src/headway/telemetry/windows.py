@@ -102,7 +102,7 @@ class Slot:
         *("arrivals", "cached_tokens", "closed", "decode", "durations", "ended", "first_tokens"),
         "gaps",
         *("num_preemptions", "prediction_errors", "prefill", "prompt_tokens", "queried_tokens"),
-        "second",
+        *("saved_s", "second"),
     )
 
     def __init__(self, second: int, num_groups: int) -> None:
@@ -112,6 +112,7 @@ class Slot:
         self.prompt_tokens = 0
         self.queried_tokens = 0
         self.cached_tokens = 0
+        self.saved_s = 0.0
         self.num_preemptions = 0
         self.gaps: dict[str, array] = {}
         self.closed: dict[str, GapCounts] | None = None

@@ -147,6 +147,9 @@ class ServerOptions:
     key_file: str = option(
         "", "YAML file of keys as hashes, with names, classes and limits; SIGHUP reads it again."
     )
+    share_prefix_cache: bool = option(
+        False, "Let each key find what others have computed; who times answers can tell."
+    )
     insecure: bool = option(False, "Listen beyond this machine although there is no API key.")
     allowed_origins: list[str] = option(
         [], "Web pages that may ask (CORS), such as http://localhost:3000 or *."
@@ -213,6 +216,9 @@ class ServerOptions:
     )
     price_per_hour: float | None = option(
         None, "What the machine costs, for cost per token.", low=0, unit="dollars"
+    )
+    cached_price: float = option(
+        0.1, "What a cached token of a prompt costs, as a share of another's.", low=0, high=1
     )
     metrics_prefix: str = option(
         "headway", "Prefix of the metric names.", choices=("headway", "vllm")

@@ -173,10 +173,15 @@ class KVCache:
         child.shares_blocks = parent.shares_blocks = count > 0
 
     def release(self, sequence: Sequence) -> None:
-        """Give back all blocks of `sequence`; nothing of it is computed any more."""
-        for group, pool in enumerate(self.pools):
+        """Give back all blocks of `sequence`; nothing of it is computed any more.
+
+        What is released first is needed for others first: of a whole context its end, of a window,
+        without whose end nothing is found, its beginning.
+        """
+        for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
             table = sequence.block_tables[group]
-            for block in reversed(table[sequence.first_live[group] :]):
+            live = table[sequence.first_live[group] :]
+            for block in live if window else reversed(live):
                 pool.release(block)
             table.clear()
             sequence.first_live[group] = 0

@@ -88,6 +88,7 @@ class MessagesBody(CountBody, kw_only=True):
     service_tier: str | None = None
     priority: int | None = None
     timings: bool | None = None
+    cache_salt: str | None = None
 
 
 def check(body: CountBody) -> None:

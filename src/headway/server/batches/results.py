@@ -10,6 +10,12 @@ import msgspec
 from headway.server.files.store import new_id
 
 
+class InputDetails(msgspec.Struct):
+    """Of the prompt's tokens, those found in the prefix cache."""
+
+    cached_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
     """Tokens of one answer or of many; chat's names and the Responses API's."""
 
@@ -17,6 +23,13 @@ class Usage(msgspec.Struct):
     completion_tokens: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    prompt_tokens_details: InputDetails | None = None
+    input_tokens_details: InputDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return details.cached_tokens if details is not None else 0
 
 
 class Answered(msgspec.Struct):
@@ -36,6 +49,7 @@ class Result:
     failed: bool
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
 
 
 def answered(custom_id: str, status: int, request_id: str, body: bytes) -> Result:
@@ -56,6 +70,7 @@ def answered(custom_id: str, status: int, request_id: str, body: bytes) -> Resul
         failed=status != 200,
         input_tokens=usage.prompt_tokens or usage.input_tokens,
         output_tokens=usage.completion_tokens or usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
     )
 
 

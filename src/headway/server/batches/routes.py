@@ -62,7 +62,7 @@ async def create(runner: Runner, request: Request) -> Response:
         created_at=now_s,
         expires_at=now_s + WINDOWS_S[body.completion_window],
         metadata=body.metadata,
-        price=Price(share=batch_price(runner)),
+        price=Price(share=batch_price(runner), cached=options.cached_price),
         principal=principal,
         output_lifetime_s=output_lifetime_s(body.output_expires_after),
     )

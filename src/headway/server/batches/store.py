@@ -48,13 +48,13 @@ class Counts(msgspec.Struct, kw_only=True):
 
 
 class Details(msgspec.Struct, kw_only=True):
-    """Parts of a number of tokens that we do not count apart in a batch."""
+    """How many of the prompts' tokens were found in the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, kw_only=True):
-    """See `Details`."""
+    """Parts of a number of tokens that we do not count apart in a batch."""
 
     reasoning_tokens: int = 0
 
@@ -72,11 +72,13 @@ class Tokens(msgspec.Struct, kw_only=True):
 class Price(msgspec.Struct, kw_only=True):
     """What the tokens are charged as: a share of an interactive token's price, by class.
 
-    The class is also the one that the lines' requests run in.
+    The class is also the one that the lines' requests run in. A cached token of a prompt takes the
+    share `cached` of another's price.
     """
 
     service_class: str = "batch"
     share: float = 0.5
+    cached: float = 0.1
 
 
 class Errors(msgspec.Struct, kw_only=True):
@@ -377,6 +379,7 @@ def count(batch: Batch, result: Result) -> None:
     counts.failed += result.failed
     counts.completed += not result.failed
     usage.input_tokens += result.input_tokens
+    usage.input_tokens_details.cached_tokens += result.cached_tokens
     usage.output_tokens += result.output_tokens
     usage.total_tokens += result.input_tokens + result.output_tokens
 

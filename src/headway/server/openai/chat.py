@@ -95,6 +95,7 @@ def generation_of(
         slo=request_slo(body.slo),
         priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
+        cache_salt=body.cache_salt,
     )
 
 

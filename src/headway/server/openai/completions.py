@@ -70,6 +70,7 @@ def prepare(
         slo=request_slo(body.slo),
         priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
+        cache_salt=body.cache_salt,
     )
     return generation, CompletionDialect(generation, body, state.fingerprint, only_prompt)
 

@@ -23,11 +23,12 @@ NO_OPS = frozenset(
 """Accepted and without effect here; documented in docs/api.md."""
 LATER = frozenset(
     "functions function_call guided_json "
-    "guided_regex guided_choice guided_grammar cache_salt bad_words "
+    "guided_regex guided_choice guided_grammar bad_words "
     "modalities audio web_search_options use_beam_search length_penalty".split()
 )
 CHAT_ONLY = frozenset("tools tool_choice parallel_tool_calls".split())
 """Honoured by chat, refused elsewhere."""
+MAX_SALT = 256
 SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "min_tokens", "stop_token_ids", "ignore_eos"),
@@ -76,6 +77,7 @@ class Common(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     priority: int | None = None
     timings: bool | None = None
+    cache_salt: str | None = None
 
 
 class ChatBody(Common, kw_only=True):
@@ -162,6 +164,12 @@ def check_common(body: Common) -> None:
     if body.prompt_logprobs is not None and body.stream:
         raise RequestError(
             "prompt_logprobs cannot be streamed.", param="prompt_logprobs", code="invalid_value"
+        )
+    if body.cache_salt is not None and not 0 < len(body.cache_salt) <= MAX_SALT:
+        raise RequestError(
+            f"cache_salt has {len(body.cache_salt)} characters; it must have 1 to {MAX_SALT}.",
+            param="cache_salt",
+            code="invalid_value",
         )
 
 

@@ -106,6 +106,7 @@ class ResponsesBody(InputBody, kw_only=True):
     service_tier: str | None = None
     priority: int | None = None
     timings: bool | None = None
+    cache_salt: str | None = None
 
 
 def check_input(body: InputBody) -> None:
