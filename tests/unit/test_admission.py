@@ -15,7 +15,7 @@ from headway.core.request import SamplingParams
 from headway.core.service import Limits, ServiceClass, service_classes
 from headway.core.slo import Slo
 from headway.server.admission import Admission, Asked, Rules, Ticket
-from headway.server.forecast import LANE_SHARE, Forecast, Place
+from headway.server.forecast import Forecast, Place
 from headway.server.keys import Caller
 from headway.server.rates import Meter
 from headway.telemetry.records import StepRecord
@@ -226,6 +226,7 @@ def test_beyond_twice_its_objective_a_first_token_is_not_waited_for():
     house.ask(200, slo=Slo(ttft_s=60))
     house.ask(200, CLASSES["standard"])
     house.ask(200, CLASSES["batch"])
+    house.ask(200, caller=house.caller("bob"))
 
 
 def test_the_bound_can_be_said():
@@ -239,7 +240,7 @@ def test_the_bound_can_be_said():
         house.ask(20, with_limits(queue_seconds=0.5))
     full(error, "class_queue_seconds")
     with pytest.raises(RequestError) as refusal:
-        house.ask(10, caller=house.caller("bob", queue_seconds=0.5))
+        house.ask(10, caller=house.caller("alice", queue_seconds=0.5))
     assert (refusal.value.status, refusal.value.reason) == (429, "key_queue_seconds")
 
 
@@ -253,22 +254,66 @@ def test_who_is_late_or_idle_is_not_waited_for():
     for _ in range(5):
         house.ask(500)
     house.ask(3000, CLASSES["batch"])
-    place = Place(lengths=[100], left={0: 100}, untouched={0})
+    place = Place(user="alice", lengths=[100], left={0: 100}, untouched={0})
     assert house.forecast.wait_s(place) == pytest.approx(2.6 + 0.1)
-    idle = Place(idle_only=True, lengths=[100], left={0: 100}, untouched={0})
+    idle = Place(user="alice", idle_only=True, lengths=[100], left={0: 100}, untouched={0})
     assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
-    house.clock.advance(1.6)
-    assert house.forecast.wait_s(place) == pytest.approx(0.1), "the five are late by now"
+    house.clock.advance(1.6)  # by now the five are late, and have the lane
+    assert house.forecast.wait_s(place) == pytest.approx(0.1 / (1 - 0.25) + 0.1)
     assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
 
 
-def test_first_come_first_served_waits_for_everybody():
-    house = House(in_order=True)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_first_come_first_served_waits_for_everybody(policy):
+    house = House(policy=policy)
     house.ask(500)
     house.ask(3000, CLASSES["batch"])
     house.clock.advance(10)
-    place = Place(lengths=[100], left={0: 100}, untouched={0})
+    place = Place(user="alice", lengths=[100], left={0: 100}, untouched={0})
     assert house.forecast.wait_s(place) == pytest.approx(3.6 + 0.1)
+
+
+def test_who_is_due_later_is_not_waited_for():
+    """Under slo an interactive request goes before a standard one, not the other way round."""
+    house = House()
+    house.ask(500, CLASSES["standard"])
+    first = house.ask(100)
+    assert house.forecast.wait_s(first.place) == pytest.approx(0.1)
+    last = house.ask(100, CLASSES["standard"])
+    assert house.forecast.wait_s(last.place) == pytest.approx(0.7 + 0.1)
+
+
+@pytest.mark.parametrize("policy", ["fair", "slo"])
+def test_a_user_does_not_wait_for_all_that_another_has_waiting(policy):
+    """The example of the docstring, and with twice the weight."""
+    house = House(policy=policy)
+    heavy = house.caller("heavy")
+    for _ in range(10):
+        house.ask(500, caller=heavy, slo=Slo(ttft_s=20))
+    late = Slo(ttft_s=30)
+    assert house.forecast.wait_s(house.ask(100, slo=late).place) == pytest.approx(0.2 + 0.1)
+    twice = replace(house.caller("bob"), weight=2.0)
+    place = house.ask(100, caller=twice, slo=late).place
+    assert house.forecast.wait_s(place) == pytest.approx(0.1 + 0.05 + 0.05 + 0.1)
+
+
+def test_one_user_cannot_fill_the_queue_for_the_others():
+    house = House(max_queue=8)
+    heavy = house.caller("heavy")
+    for _ in range(8):
+        house.arrive(caller=heavy)
+    with pytest.raises(OverloadedError):
+        house.arrive(caller=heavy)
+    for _ in range(4):
+        house.arrive(caller=house.caller("light"))
+    with pytest.raises(OverloadedError):
+        house.arrive(caller=house.caller("light"))
+    house.arrive(caller=house.caller("third"))
+    while house.forecast.num_waiting < 16:
+        house.arrive(caller=house.caller(f"user {house.forecast.num_waiting}"))
+    with pytest.raises(OverloadedError):
+        house.arrive(caller=house.caller("somebody else"))
+    assert house.forecast.num_waiting == 16, "twice the queue, whoever comes"
 
 
 def test_long_jobs_have_a_lane_and_a_bound():
@@ -281,7 +326,7 @@ def test_long_jobs_have_a_lane_and_a_bound():
     full(error, "long_queue")
     chat = house.ask(100)
     assert chat.place.long is False
-    wait_s = 100 * TOKEN_S / (1 - LANE_SHARE) + 0.1
+    wait_s = 100 * TOKEN_S / (1 - 0.25) + 0.1
     assert house.forecast.wait_s(chat.place) == pytest.approx(wait_s)
 
 

@@ -142,14 +142,16 @@ def add_fallback(
     state.fallback_model = name
 
 
-def make_rules(options: ServerOptions) -> "Rules":
+def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":
     """What the options say of admission."""
     from headway.server.admission import Rules
 
     return Rules(
         max_queue=options.max_queue,
         max_queue_wait_s=options.max_queue_wait,
-        long_prefill_s=options.long_prefill,
+        long_prefill_s=engine_options.long_prefill,
+        lane_share=engine_options.lane_share,
+        policy=engine_options.policy,
     )
 
 
@@ -221,7 +223,7 @@ def make_model(
         created=int(time.time()),
         format=format,
         thought=thought,
-        rules=make_rules(options),
+        rules=make_rules(options, engine_options),
     )
 
 

@@ -42,7 +42,8 @@ class Rules:
     max_queue_wait_s: float | None = None
     max_long_queue: int = 32
     long_prefill_s: float = 1.5
-    in_order: bool = False
+    lane_share: float = 0.25
+    policy: str = "slo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Admission:
     def __init__(self, clock: Clock, rules: Rules | None = None) -> None:
         self.clock = clock
         self.rules = rules or Rules()
-        self.forecast = Forecast(clock, in_order=self.rules.in_order)
+        self.forecast = Forecast(clock, policy=self.rules.policy, lane_share=self.rules.lane_share)
         self._meters: dict[tuple[str, str], Meter] = {}
 
     def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
@@ -77,8 +78,6 @@ class Admission:
         """
         user, name = caller.principal.name, service_class.name
         forecast, limits = self.forecast, service_class.limits
-        held = self.rules.max_queue or QUEUE_OF_ENGINE * num_rows
-        ahead = {} if service_class.idle_only or self.rules.in_order else {"idle_only": False}
         own = caller.meter.limits.queue_requests
         if own is not None and forecast.count(user=user) >= own:
             raise too_many(
@@ -92,13 +91,37 @@ class Admission:
                 "class_queue_requests",
                 self._next_s(),
             )
-        if forecast.count(**ahead) >= held:
-            raise self._full(f"{held} requests wait already.", "queue_requests", self._next_s())
+        self._find_room(user, service_class, self.rules.max_queue or QUEUE_OF_ENGINE * num_rows)
         meter = self._meter(caller, service_class)
         meter.enter()
-        place = Place(user=user, service_class=name, idle_only=service_class.idle_only)
+        place = Place(
+            user=user,
+            weight=caller.weight or service_class.weight,
+            service_class=name,
+            idle_only=service_class.idle_only,
+        )
         forecast.enter(place)
         return Ticket(self, place, caller, service_class, meter)
+
+    def _find_room(self, user: str, service_class: ServiceClass, most: int) -> None:
+        """Raise OverloadedError when the queue of `most` is full.
+
+        Idle work fills no queue but its own. One user cannot fill it for the others: each may have
+        its share of the places, `most` by the number of users who wait, up to twice `most` in all.
+        """
+        forecast = self.forecast
+        counted = [
+            place
+            for place in forecast.places
+            if forecast.in_order or service_class.idle_only or not place.idle_only
+        ]
+        waiting = sum(place.num_waiting for place in counted)
+        if waiting < most:
+            return
+        own = sum(place.num_waiting for place in counted if place.user == user)
+        share = most / len({user, *(place.user for place in counted)})
+        if forecast.in_order or own >= share or waiting >= 2 * most:
+            raise self._full(f"{most} requests wait already.", "queue_requests", self._next_s())
 
     def _meter(self, caller: Caller, service_class: ServiceClass) -> Meter:
         """What this user uses of the class's limits, where its key has none of its own."""
@@ -208,9 +231,9 @@ class Ticket:
         forecast.measured(place, asked.lengths)
         longest = round(max(asked.lengths) * forecast.uncached)
         slo = asked.slo or self._service_class.objectives(longest)
-        wait_s = self._admission.judge(place, self._service_class, self._caller, slo)
         given_s = inf if slo.ttft_s is None else slo.ttft_s
         place.due_s = self._admission.clock.now_s() + given_s
+        wait_s = self._admission.judge(place, self._service_class, self._caller, slo)
         self.late = isfinite(given_s) and wait_s > given_s and any(forecast.before(place))
 
     def _hold(self, asked: Asked) -> None:

@@ -17,8 +17,8 @@ from headway.telemetry.records import StepRecord
 
 HALF_LIFE_S = 2.0
 """How soon half of what was learned is forgotten, in seconds in which there was work."""
-LANE_SHARE = 0.25
-"""What long jobs take of the time for prompts while others wait, see engine/policy/slo.py."""
+IN_ORDER = ("fcfs", "priority")
+"""Policies under which one waits for all who came before, whoever they are."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -30,6 +30,7 @@ class Place:
     """
 
     user: str = ""
+    weight: float = 1.0
     service_class: str = ""
     idle_only: bool = False
     long: bool = False
@@ -47,15 +48,19 @@ class Place:
 
 
 class Forecast:
-    """The queue before one engine.
+    """The queue before one engine, as its `policy` serves it.
 
-    With `in_order` everybody waits for all who came before; else those on time go before those who
-    are late, and long jobs take `LANE_SHARE`, as under the policy slo.
+    fcfs, priority   everybody waits for all who came before
+    fair             a user's prompts wait for as many tokens of each other user, by weight
+    slo              so too, but only for prompts that are due sooner and not late; long ones take
+                     `lane_share` of the time while others wait
     """
 
-    def __init__(self, clock: Clock, *, in_order: bool = False) -> None:
+    def __init__(self, clock: Clock, *, policy: str = "slo", lane_share: float = 0.25) -> None:
         self.clock = clock
-        self.in_order = in_order
+        self.in_order = policy in IN_ORDER
+        self._by_deadline = policy == "slo"
+        self._lane_share = lane_share
         self.places: dict[Place, None] = {}
         self.step_s = 0.0
         self._by_engine: dict[int, tuple[Place, int]] = {}
@@ -160,20 +165,49 @@ class Forecast:
         for place in self.places:
             if place is newcomer:
                 continue
-            yields = place.idle_only or (place.due_s < now_s and not self.in_order)
-            if newcomer.idle_only or not yields or self.in_order:
-                yield place
+            if not self.in_order and not newcomer.idle_only:
+                late = place.due_s < now_s
+                if place.idle_only or (
+                    self._by_deadline and (late or place.due_s > newcomer.due_s)
+                ):
+                    continue
+            yield place
 
     def wait_s(self, newcomer: Place) -> float:
         """Seconds until the newcomer's first token, its own prompts included."""
-        before = list(self.before(newcomer))
-        if self.in_order or newcomer.long or newcomer.idle_only:
-            tokens, stretch = sum(map(self.tokens, before)), 1.0
-        else:
-            tokens = sum(self.tokens(place) for place in before if not place.long)
-            stretch = 1 / (1 - LANE_SHARE) if any(place.long for place in before) else 1.0
-        own = self.tokens(newcomer)
-        return (tokens + own) * self.token_s * stretch + (self.step_s if before else 0.0)
+        ahead, stretch = list(self.before(newcomer)), 1.0
+        beside = bool(ahead)
+        if self._by_deadline and not (newcomer.long or newcomer.idle_only):
+            ahead = [place for place in ahead if not place.long]
+            if self._lane_is_used(newcomer):
+                beside, stretch = True, 1 / (1 - self._lane_share)
+        tokens = self._shared(newcomer, ahead) * self.token_s
+        return tokens * stretch + (self.step_s if beside else 0.0)
+
+    def _lane_is_used(self, newcomer: Place) -> bool:
+        """Whether long or late ones take their share beside the newcomer."""
+        now_s = self.clock.now_s()
+        return any(
+            (place.long or place.due_s < now_s) and not place.idle_only
+            for place in self.places
+            if place is not newcomer
+        )
+
+    def _shared(self, newcomer: Place, ahead: list[Place]) -> float:
+        """Prompt tokens that are computed until the newcomer's are.
+
+        While a user's are computed each other user gets as many, by weight, as far as it has any:
+        100 tokens of one who waits beside 5,000 of another take 200.
+        """
+        if self.in_order:
+            return sum(map(self.tokens, ahead)) + self.tokens(newcomer)
+        users: dict[str, float] = {newcomer.user: self.tokens(newcomer)}
+        weights = {newcomer.user: newcomer.weight}
+        for place in ahead:
+            users[place.user] = users.get(place.user, 0.0) + self.tokens(place)
+            weights.setdefault(place.user, place.weight)
+        each = users[newcomer.user] / newcomer.weight
+        return sum(min(tokens, each * weights[user]) for user, tokens in users.items())
 
     def backlog_s(self) -> float:
         """Seconds until all that waits has its first token."""

@@ -217,9 +217,6 @@ class ServerOptions:
         low=0,
         unit="seconds",
     )
-    long_prefill: Seconds = option(
-        Seconds(1.5), "A prompt is long when it takes more to compute.", low=0, unit="seconds"
-    )
     fallback_model: str = option(
         "", "Who answers what would be refused: [NAME=]URL (OpenAI's dialect) or [NAME=]FOLDER."
     )
