@@ -14,8 +14,9 @@ import uvicorn
 
 from fakes import FakeExecutor
 from headway.cli.common import model_folder
+from headway.cli.serve import make_classes, make_rules
 from headway.core.model_spec import read_model_spec
-from headway.core.options import ServerOptions
+from headway.core.options import EngineOptions, ServerOptions
 from headway.core.resolve import Settings
 from headway.engine.engine import Engine
 from headway.engine.local import LocalClient
@@ -55,13 +56,19 @@ def fake_state(**options: Any) -> State:
     """The state of a server of one model, called tiny."""
     folder = model_folder(None)
     tokenizer = Tokenizer(folder)
-    telemetry = Telemetry(["tiny"], read_model_spec(folder))
+    given = ServerOptions(**options)
+    telemetry = Telemetry(["tiny"], read_model_spec(folder), classes=make_classes(given))
     client = LocalClient(
         fake_engine(tokenizer.vocab_size), tokenizer=tokenizer, on_record=telemetry.on_step
     )
     telemetry.on_ready(client.info)
-    model = ServedModel(names=["tiny"], client=client, tokenizer=tokenizer, telemetry=telemetry)
-    given = ServerOptions(**options)
+    model = ServedModel(
+        names=["tiny"],
+        client=client,
+        tokenizer=tokenizer,
+        telemetry=telemetry,
+        rules=make_rules(given, EngineOptions()),
+    )
     return State(models={"tiny": model}, options=given, keyring=Keyring(flags=given.api_key))
 
 
@@ -80,7 +87,7 @@ class InProcess:
         self._ready.wait(60)
 
     async def _serve(self) -> None:
-        client = self.state.rows[0].client
+        client, self.loop = self.state.rows[0].client, asyncio.get_running_loop()
         config = uvicorn.Config(
             make_app(self.state, self.runner),
             http="h11",
@@ -98,6 +105,8 @@ class InProcess:
             await asyncio.sleep(0.02)
         await self.runner.stop()
         server.should_exit = True
+        if self.state.upstream is not None:
+            await self.state.upstream.close()
         await client.stop()
         await serving
 

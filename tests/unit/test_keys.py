@@ -4,8 +4,9 @@ import pytest
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError, UsageError
+from headway.core.service import Limits
 from headway.server.doors import ACCESS, KEY, OPERATOR, PUBLIC, access, is_here
-from headway.server.keys import Bucket, Keyring, Limits, Meter, digest, make_key, row_text
+from headway.server.keys import Keyring, digest, make_key, row_text
 
 
 def key_file(tmp_path, text: str):
@@ -19,12 +20,13 @@ def row(name: str, key: str, more: str = "") -> str:
 
 
 def test_a_key_has_its_owner(tmp_path):
-    limits = "    class: batch\n    limits: {requests_at_once: 2}\n"
+    limits = "    class: batch\n    weight: 2.5\n    limits: {requests_at_once: 2}\n"
     text = "keys:\n" + row("alice", "one", limits) + row("ops", "two", "    admin: true\n")
     ring = Keyring(flags=["three"], file=key_file(tmp_path, text), classes={"batch"})
     alice, ops, flag = ring.find("one"), ring.find("two"), ring.find("three")
     assert (alice.principal.name, alice.admin, alice.service_class) == ("alice", False, "batch")
     assert alice.meter.limits == Limits(requests_at_once=2)
+    assert (alice.weight, ops.weight, flag.weight) == (2.5, None, None)
     assert (ops.principal.name, ops.admin, ops.service_class) == ("ops", True, None)
     assert (flag.principal.name, flag.admin) == ("api-key-1", True)
     assert len({caller.principal.cache_salt for caller in (alice, ops, flag)}) == 3
@@ -82,6 +84,7 @@ def test_reading_again_keeps_what_is_used_up(tmp_path):
         ("keys:\n" + row("a", "x", "    class: fast\n"), "the class 'fast'"),
         ("keys:\n" + row("a", "x", "    limits: {requests_at_once: 0}\n"), "at least 1"),
         ("keys:\n" + row("a", "x", "    limits: {tokens: 5}\n"), "unknown field `tokens`"),
+        ("keys:\n" + row("a", "x", "    weight: 0\n"), "weight must be between 0.001 and 1000"),
         ("keys:\n" + row("a", "x", "    admin: maybe\n"), "Expected `bool`"),
         ("keys:\n" + row("a", "x") + row("a", "y"), "twice"),
         ("keys:\n" + row("a", "x") + row("b", "x"), "twice"),
@@ -115,71 +118,6 @@ def test_a_made_key_lets_in(tmp_path):
     assert key != make_key()
     ring = Keyring(file=key_file(tmp_path, row_text('Al "the" cat: #1', key)))
     assert ring.find(key).principal.name == 'Al "the" cat: #1'
-
-
-# ── limits ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_bucket_fills_evenly():
-    """The example of its docstring."""
-    clock = VirtualClock()
-    bucket = Bucket(120, clock)
-    bucket.take(130)
-    assert bucket.left == pytest.approx(-10)
-    assert bucket.wait_s() == pytest.approx(5.5)
-    clock.advance(5.5)
-    assert bucket.wait_s() == pytest.approx(0)
-    clock.advance(1000)
-    assert bucket.left == 120
-
-
-def refused(meter: Meter) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        meter.enter()
-    assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
-    assert 0 < caught.value.retry_after_s <= 120
-    return caught.value
-
-
-def test_requests_at_once():
-    meter = Meter(Limits(requests_at_once=2), VirtualClock())
-    meter.enter()
-    meter.enter()
-    assert "2 requests at once" in str(refused(meter))
-    meter.leave()
-    meter.enter()
-    assert meter.headers() == []
-
-
-def test_requests_per_minute():
-    clock = VirtualClock()
-    meter = Meter(Limits(requests_per_minute=3), clock)
-    for _ in range(3):
-        meter.enter()
-        meter.leave()
-    assert refused(meter).retry_after_s == pytest.approx(20)
-    assert dict(meter.headers()) == {
-        b"x-ratelimit-limit-requests": b"3",
-        b"x-ratelimit-remaining-requests": b"0",
-        b"x-ratelimit-reset-requests": b"60.0s",
-    }
-    clock.advance(20.01)
-    meter.enter()
-    refused(meter)
-
-
-def test_tokens_are_paid_for_afterwards():
-    """One request may overdraw; the next waits until that is paid back, two minutes at most."""
-    clock = VirtualClock()
-    meter = Meter(Limits(tokens_per_minute=600), clock)
-    meter.enter()
-    meter.spend(1200)
-    meter.leave()
-    assert refused(meter).retry_after_s == pytest.approx(60.1)
-    meter.spend(10_000)
-    assert refused(meter).retry_after_s == 120
-    clock.advance(1100)
-    meter.enter()
 
 
 # ── paths and hosts ─────────────────────────────────────────────────────────────────────────────

@@ -16,14 +16,18 @@ from headway.cli.common import model_folder, model_name, print_settings
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
-from headway.core.options import EngineOptions, LogOptions, ServerOptions, to_arguments
+from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
 from headway.core.service import ServiceClass, service_classes
 
 log = logging.getLogger(__name__)
 
+FALLBACK_KV_MEMORY = Bytes(-20)
+"""Share of the free memory that a second engine takes for KV: the first loads beside it."""
+
 if TYPE_CHECKING:
     from headway.cli.main import Call
+    from headway.server.admission import Rules
     from headway.server.keys import Keyring
     from headway.server.models import ServedModel, State
 
@@ -61,6 +65,7 @@ def serve(call: "Call") -> int:
         with contextlib.ExitStack() as bar:
             progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
             state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
+            add_fallback(state, engine_options, logs, classes)
 
             def on_ready() -> None:
                 bar.close()
@@ -99,6 +104,55 @@ def make_state(
         models=dict.fromkeys(model.names, model),
         options=options,
         fingerprint=fingerprint(folder, engine_options),
+    )
+
+
+def add_fallback(
+    state: "State",
+    engine_options: EngineOptions,
+    logs: LogOptions,
+    classes: dict[str, ServiceClass],
+) -> None:
+    """Put the upstream or the second engine of `--fallback-model` into the state."""
+    from headway.server.upstream import Upstream, split_name
+
+    if not state.options.fallback_model:
+        return
+    name, place = split_name(state.options.fallback_model)
+    if "://" in place:
+        state.upstream = Upstream(place, name, os.environ.get("HEADWAY_FALLBACK_KEY", ""))
+        return
+    folder = model_folder(place)
+    name = name or model_name(folder)
+    if name in state.models:
+        raise UsageError(
+            f"--fallback-model {place}: the name {name} is taken.", f"Write other={place}."
+        )
+    memory = engine_options.kv_memory or FALLBACK_KV_MEMORY
+    second_options = replace(
+        engine_options,
+        kv_memory=memory,
+        max_model_len=None,
+        tokenizer="",
+        chat_template="",
+    )
+    options = replace(state.options, served_model_name=[name], otlp_endpoint="")
+    state.models[name] = make_model(
+        folder, second_options, options, logs, classes, lambda done, total: None
+    )
+    state.fallback_model = name
+
+
+def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":
+    """What the options say of admission."""
+    from headway.server.admission import Rules
+
+    return Rules(
+        max_queue=options.max_queue,
+        max_queue_wait_s=options.max_queue_wait,
+        long_prefill_s=engine_options.long_prefill,
+        lane_share=engine_options.lane_share,
+        policy=engine_options.policy,
     )
 
 
@@ -171,6 +225,7 @@ def make_model(
         created=int(time.time()),
         format=format,
         thought=thought,
+        rules=make_rules(options, engine_options),
     )
 
 

@@ -9,6 +9,7 @@
     ├── CapacityError            the model or the context does not fit in the memory         exit 3
     ├── PortInUseError           another process listens there                               exit 4
     └── RequestError             one request is refused; the server answers it as HTTP
+        ├── OverloadedError      the server has more to do than it can promise          503
         ├── EngineDownError      the engine died or is not ready                             503
         ├── StorageError         the disk is full, or the data folder cannot be used         507
         └── ServerFaultError     our own fault; the body says nothing internal               500
@@ -71,7 +72,8 @@ class RequestError(HeadwayError):
     """The client sees it as an HTTP error body; everybody else's requests go on.
 
     `param` is the field at fault (`messages[2].role`), `code` the machine-readable reason
-    (`integer_below_min_value`), `status` the HTTP status.
+    (`integer_below_min_value`), `status` the HTTP status. `reason` names the limit of one that was
+    not admitted, for the metric.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class RequestError(HeadwayError):
         code: str | None = None,
         status: int = 400,
         retry_after_s: float | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.reason = reason
         self.param = param
         self.code = code
         self.status = status
@@ -93,6 +97,15 @@ class RequestError(HeadwayError):
     def type(self) -> str:
         """The OpenAI `type` that goes with the status: 400 → invalid_request_error."""
         return ERROR_TYPES.get(self.status, "invalid_request_error")
+
+
+class OverloadedError(RequestError):
+    """The client sees it when the server is full: of what, and for how long."""
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+        super().__init__(
+            message, code="overloaded", status=503, retry_after_s=retry_after_s, reason=reason
+        )
 
 
 class EngineDownError(RequestError):

@@ -7,9 +7,7 @@ last chunk, for it is the hot path; Starlette does the routing, CORS and the sma
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, TypeVar
 
 from starlette.middleware.cors import CORSMiddleware
@@ -20,34 +18,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.core.errors import RequestError
-from headway.core.service import ServiceClass, choose_class
-from headway.server import body as bodies
 from headway.server import page, tokens
 from headway.server.anthropic import messages
-from headway.server.anthropic import schema as anthropic_schema
-from headway.server.anthropic.schema import MessagesBody
 from headway.server.batches.routes import BATCH_ROUTES
 from headway.server.batches.runner import Runner
-from headway.server.doors import Doors, HereOnly, header, is_loopback
+from headway.server.doors import Doors, HereOnly, is_loopback
+from headway.server.endpoints import GENERATIONS, Generate
 from headway.server.errors import json_response, not_found
 from headway.server.files.routes import FILE_ROUTES
-from headway.server.generation import Dialect, Generation, respond
-from headway.server.keys import Caller
 from headway.server.models import ServedModel, State
-from headway.server.openai import chat, completions
-from headway.server.openai.schema import (
-    CHAT_ONLY,
-    LATER,
-    NO_OPS,
-    ChatBody,
-    CompletionBody,
-)
 from headway.server.openapi import document
-from headway.server.principal import owner_of
-from headway.server.responses import create as responses
-from headway.server.responses import schema as responses_schema
 from headway.server.responses import stored
-from headway.server.responses.schema import ResponsesBody
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -90,52 +71,6 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRow:
-    """An endpoint that generates: what it takes, how that is prepared and answered."""
-
-    path: str
-    accepts: bodies.Accepts
-    prepare: Callable[..., Any]
-    prefix: str
-    respond: Callable[..., Awaitable[None]] = respond
-    chats: bool = True
-    """Whether a template is rendered."""
-    owned: bool = False
-    """Whether `prepare` wants the name of the key that asks."""
-
-
-GENERATIONS = (
-    GenerationRow(
-        path="/v1/chat/completions",
-        accepts=bodies.Accepts(ChatBody, NO_OPS, LATER),
-        prepare=chat.prepare,
-        prefix="chatcmpl-",
-    ),
-    GenerationRow(
-        path="/v1/completions",
-        accepts=bodies.Accepts(CompletionBody, NO_OPS, LATER | CHAT_ONLY),
-        prepare=completions.prepare,
-        chats=False,
-        prefix="cmpl-",
-    ),
-    GenerationRow(
-        path="/v1/responses",
-        accepts=bodies.Accepts(ResponsesBody, responses_schema.NO_OPS, responses_schema.LATER),
-        prepare=responses.prepare,
-        prefix=responses.PREFIX,
-        respond=responses.respond,
-        owned=True,
-    ),
-    GenerationRow(
-        path="/v1/messages",
-        accepts=bodies.Accepts(MessagesBody, anthropic_schema.NO_OPS, anthropic_schema.LATER),
-        prepare=messages.prepare,
-        prefix="msg_",
-    ),
-)
-
-
 def generating_endpoints(state: State) -> dict[str, ASGIApp]:
     """Path → endpoint of all that generates."""
     return {row.path: Generate(state, row) for row in GENERATIONS}
@@ -156,57 +91,6 @@ def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[R
             for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
         ],
     ]
-
-
-class Generate:
-    """POST endpoint that generates: body → prepare → respond, on raw ASGI."""
-
-    def __init__(self, state: State, row: GenerationRow) -> None:
-        self._state = state
-        self._row = row
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            generation, dialect = await self._accept(scope, receive)
-        except RequestError as error:
-            self._state.rows[0].telemetry.refused(error)
-            raise
-        await self._row.respond(self._state, generation, dialect, receive, send)
-
-    async def _accept(self, scope: Scope, receive: Receive) -> tuple[Generation, Dialect]:
-        """The request, checked and encoded; raises RequestError."""
-        state = self._state
-        data = await bodies.read_body(receive, state.options.max_body)
-        raw = bodies.parse_object(data)
-        arrived_s = state.clock.now_s()
-        row, caller = self._row, scope.get("caller") or state.keyring.nobody
-        body, unknown = row.accepts.read(raw, state.options.strict_api)
-        service_class = class_of(state, body, caller)
-        owner = {"owner": owner_of(scope)} if row.owned else {}
-        prepare = partial(row.prepare, state, body, row.prefix + scope["request_id"], **owner)
-        # 10 MB of text take seconds to encode; a chat waits for the process that renders it
-        slow = len(data) > bodies.LARGE_BODY_BYTES or row.chats
-        generation, dialect = (
-            await asyncio.to_thread(prepare, arrived_s) if slow else prepare(arrived_s)
-        )
-        if unknown:
-            names = bodies.printable(unknown)
-            log.warning("ignored unknown fields: %s", names)
-            generation.headers.append((b"x-headway-ignored-fields", names.encode()))
-        generation.caller = caller
-        generation.service_class = service_class
-        generation.parent = header(scope, b"traceparent")
-        if (header(scope, b"x-stainless-retry-count") or "0") != "0":
-            generation.model.telemetry.registry.add("client_retries")
-        return generation, dialect
-
-
-def class_of(state: State, body: Any, caller: Caller) -> ServiceClass:
-    """The class that a body names, else its key's, else the default; raises RequestError."""
-    classes = state.model(body.model).telemetry.classes
-    if body.service_class is None and body.service_tier is None:
-        return choose_class(classes, caller.service_class, None)
-    return choose_class(classes, body.service_class, body.service_tier)
 
 
 Given = TypeVar("Given")

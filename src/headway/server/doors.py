@@ -81,19 +81,21 @@ class Doors:
         if client_id and len(client_id) <= 200 and client_id.isascii() and client_id.isprintable():
             extra.append((b"x-client-request-id", client_id.encode()))
         started = False
+        scope["meters"] = meters = []
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], *extra]
+                rates = [header for meter in meters for header in meter.headers()]
+                message["headers"] = [*message["headers"], *extra, *rates]
             await send(message)
 
         scope["app"] = self  # then Starlette raises its 405 instead of answering in plain text
         try:
             caller = self._let_in(scope)
             if scope["method"] == "POST":
-                await self._metered(caller, scope, receive, send_with_id, extra)
+                await self._metered(caller, scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         except (RequestError, HTTPException) as error:
@@ -113,17 +115,15 @@ class Doors:
         scope: Scope,
         receive: Receive,
         send: Send,
-        extra: list[tuple[bytes, bytes]],
     ) -> None:
         """Run the request within the limits of its key; what is left of them is in the headers."""
         meter = caller.meter
+        scope["meters"].append(meter)
         try:
             meter.enter()
         except RequestError as error:
-            extra += meter.headers()
             self._on_refused(error)
             raise
-        extra += meter.headers()
         try:
             await self._app(scope, receive, send)
         finally:

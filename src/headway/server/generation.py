@@ -24,6 +24,7 @@ from headway.engine.answer import Delta
 from headway.engine.stream import Stream
 from headway.engine.text import Reading
 from headway.engine.text.parts import CallEnds, Said
+from headway.server.admission import Ticket
 from headway.server.errors import json_response
 from headway.server.keys import Caller, anybody
 from headway.server.models import ServedModel, State
@@ -68,6 +69,7 @@ class Generation:
     """Choice → what its parts add up to, where the answers are read for them."""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     caller: Caller = field(default_factory=anybody)
+    ticket: Ticket | None = None
     service_class: ServiceClass = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,7 +233,8 @@ async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
 def settle(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
     """It is over, one way or another: count it, and end what still runs of it."""
     timeline.left()  # cancelled: nobody is there any more
-    generation.caller.meter.spend(generation.num_prompt_tokens + generation.num_generated)
+    if generation.ticket is not None:
+        generation.ticket.close(generation.num_prompt_tokens + generation.num_generated)
     for stream in streams:
         stream.close()
 
@@ -249,6 +252,8 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
                 arrived_s=generation.arrived_s,
                 reading=generation.reading,
             )
+            if generation.ticket is not None:
+                generation.ticket.sent(len(streams), stream.answer.request.request_id)
             streams.append(stream)
             telemetry.submitted(timeline, stream.answer.request.request_id)
     except RequestError as error:
@@ -282,6 +287,8 @@ async def arriving(
                     timeline.published()
                 if delta.first_scheduled_s is not None:
                     generation.num_cached += delta.num_cached_tokens
+                    if generation.ticket is not None:
+                        generation.ticket.began(offset)
                     timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
                 if delta.finish_reason is not None:
                     telemetry.sequence_finished(delta.finish_reason)

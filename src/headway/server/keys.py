@@ -29,11 +29,11 @@ from typing import Any
 import msgspec
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import RequestError, UsageError
+from headway.core.errors import UsageError
 from headway.core.principal import ANONYMOUS, Principal
 from headway.core.service import Limits
+from headway.server.rates import Meter
 
-MAX_RETRY_S = 120.0
 KEY_BYTES = 32
 
 
@@ -50,94 +50,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         if self.weight is not None and not 0.001 <= self.weight <= 1000:
             raise ValueError("weight must be between 0.001 and 1000")
-
-
-class Bucket:
-    """A budget per minute that fills evenly; it may be overdrawn, and then has to fill again.
-
-    120 a minute: full at 120, 2 come back each second. After 130 were taken at once it has -10,
-    and the next is allowed 5.5 s later.
-    """
-
-    __slots__ = ("_clock", "_left", "_since_s", "per_minute")
-
-    def __init__(self, per_minute: int, clock: Clock) -> None:
-        self.per_minute = per_minute
-        self._clock = clock
-        self._left, self._since_s = float(per_minute), clock.now_s()
-
-    @property
-    def left(self) -> float:
-        """What may be taken now."""
-        now_s = self._clock.now_s()
-        filled = self._left + (now_s - self._since_s) * self.per_minute / 60
-        self._left, self._since_s = min(filled, float(self.per_minute)), now_s
-        return self._left
-
-    def take(self, count: int) -> None:
-        self._left = self.left - count
-
-    def wait_s(self) -> float:
-        """Seconds until one may be taken; 0 when it may be now."""
-        return max(0.0, 1 - self.left) * 60 / self.per_minute
-
-
-class Meter:
-    """What one key uses: requests at once, requests and tokens of the last minute."""
-
-    def __init__(self, limits: Limits, clock: Clock) -> None:
-        self.limits = limits
-        self.num_running = 0
-        self._buckets = {
-            name: Bucket(per_minute, clock)
-            for name, per_minute in (
-                ("requests", limits.requests_per_minute),
-                ("tokens", limits.tokens_per_minute),
-            )
-            if per_minute is not None
-        }
-
-    def enter(self) -> None:
-        """Begin a request; raises RequestError 429 that says when to come back."""
-        at_once = self.limits.requests_at_once
-        if at_once is not None and self.num_running >= at_once:
-            raise too_many(f"This key may run {at_once} requests at once.", 1.0)
-        for name, bucket in self._buckets.items():
-            wait_s = bucket.wait_s()
-            if wait_s > 0:
-                raise too_many(f"This key may use {bucket.per_minute} {name} per minute.", wait_s)
-        if "requests" in self._buckets:
-            self._buckets["requests"].take(1)
-        self.num_running += 1
-
-    def leave(self) -> None:
-        """The request that entered is over."""
-        self.num_running -= 1
-
-    def spend(self, num_tokens: int) -> None:
-        """Count the tokens of a request, prompt and answer, once they are known."""
-        if "tokens" in self._buckets:
-            self._buckets["tokens"].take(num_tokens)
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """x-ratelimit-limit-requests: 600, -remaining-requests: 599, -reset-requests: 0.1s."""
-        found = []
-        for name, bucket in self._buckets.items():
-            left = bucket.left
-            missing_s = (bucket.per_minute - left) * 60 / bucket.per_minute
-            for what, value in (
-                ("limit", str(bucket.per_minute)),
-                ("remaining", str(max(0, int(left)))),
-                ("reset", f"{missing_s:.1f}s"),
-            ):
-                found.append((f"x-ratelimit-{what}-{name}".encode(), value.encode()))
-        return found
-
-
-def too_many(message: str, wait_s: float) -> RequestError:
-    return RequestError(
-        message, code="rate_limit_exceeded", status=429, retry_after_s=min(wait_s, MAX_RETRY_S)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,10 @@ from headway.engine.messages import Ready
 from headway.engine.text import Tokenizer
 from headway.engine.text.reading import Thought, choose_thought
 from headway.engine.text.tools import BY_NAME, Format, choose_format
+from headway.server.admission import Admission, Rules
 from headway.server.keys import Keyring
 from headway.server.responses.store import ResponseStore
+from headway.server.upstream import Upstream
 from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -38,6 +40,12 @@ class ServedModel:
     created: int = 0
     format: Format | None = None
     thought: Thought | None = None
+    rules: Rules = Rules()
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.telemetry.clock, self.rules)
+        self.telemetry.on_record = self.admission.forecast.on_record
 
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""
@@ -75,6 +83,9 @@ class State:
     clock: Clock = field(default_factory=SystemClock)
     fingerprint: str = ""
     keyring: Keyring = field(default_factory=Keyring)
+    upstream: Upstream | None = None
+    """The server that answers what this one would refuse for load; else `fallback_model` does."""
+    fallback_model: str = ""
     responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +106,13 @@ class State:
     def named_or_only(self, name: str | None) -> ServedModel:
         """The named model; without a name the first."""
         return self.model(name if name is not None else next(iter(self.models)))
+
+    def falls_back(self, name: str) -> bool:
+        """Whether somebody else answers for this model when it is full."""
+        if self.upstream is not None:
+            return True
+        second = self.models.get(self.fallback_model)
+        return second is not None and second is not self.models.get(name)
 
     @property
     def rows(self) -> list[ServedModel]:

@@ -131,6 +131,8 @@ async def serve(
         for watcher in watchers:
             watcher.cancel()
         await runner.stop()
+        if state.upstream is not None:
+            await state.upstream.close()
         await asyncio.gather(*(model.client.stop() for model in state.rows))
         await serving
 

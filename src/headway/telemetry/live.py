@@ -81,6 +81,8 @@ class Telemetry:
         self.finished: deque[Timeline] = deque(maxlen=KEPT_REQUESTS)
         self.on_finish: Callable[[Timeline], None] = lambda timeline: None
         """Told of each request that is over, for traces."""
+        self.on_record: Callable[[StepRecord], None] = lambda record: None
+        """Told of each step, for admission."""
         self.ready: Introduction | None = None
         self.roof = Roof(Ceilings())
         self.work = Work(spec, spec.dtype)
@@ -132,6 +134,7 @@ class Telemetry:
         self.registry.histograms["iteration_tokens_total"].observe(record.num_tokens)
         self.steps.append(record)
         self.last = record
+        self.on_record(record)
         for request_id, index, computed in record.prefilling:
             timeline = self._by_engine.get(request_id)
             if timeline is not None:
@@ -257,26 +260,33 @@ class Telemetry:
         """An answer, or the arguments of a tool call, does not validate: {"json": 1}."""
         self.registry.add("validation_failures", 1, kind)
 
-    def refused(self, error: RequestError, timeline: Timeline | None = None) -> None:
+    def refused(
+        self,
+        error: RequestError,
+        timeline: Timeline | None = None,
+        service_class: str = DEFAULT_CLASS,
+    ) -> None:
         """A request was refused before it ran: for its body, or for load or state."""
         code = error.code or "unknown"
         self.errors[code] = self.errors.get(code, 0) + 1
         outcome = INVALID
         if error.status in (429, 503):
             outcome = REFUSED
-            self.registry.add("admission_rejections", 1, code)
+            self.registry.add("admission_rejections", 1, error.reason or code)
         elif error.status in (400, 413) and code != CLIENT_LEFT:
             self.registry.add("validation_failures", 1, "request")
+            if error.reason is not None:
+                self.registry.add("admission_rejections", 1, error.reason)
         if timeline is not None:
             timeline.end(outcome)
         elif outcome == REFUSED:
-            self._refused_at_the_door()
+            self._refused_at_the_door(service_class)
 
-    def _refused_at_the_door(self) -> None:
+    def _refused_at_the_door(self, service_class: str) -> None:
         """A request without a timeline was refused for load or state: a miss of its class."""
         self.turn()
         ended = Ended(
-            service_class=DEFAULT_CLASS,
+            service_class=service_class,
             outcome=REFUSED,
             ended_s=self.clock.now_s(),
             prompt_tokens=0,

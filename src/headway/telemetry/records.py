@@ -25,7 +25,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     `experts_read` counts the experts that were hit, over all layers. Grammar masks took `mask_s`
     to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
     grammar compiled since the step before. `predicted_s` is what the cost model had said of this
-    step and the gap before it, 0 when it was not asked.
+    step and the gap before it, 0 when it was not asked. By the same model a prompt token takes
+    `prefill_s_per_token` beside what decodes, and all prompts that wait or run `backlog_s`; 0 where
+    it does not say.
     """
 
     step: int
@@ -58,6 +60,8 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     mask_wait_s: float = 0.0
     compiles_s: list[float] = []
     predicted_s: float = 0.0
+    prefill_s_per_token: float = 0.0
+    backlog_s: float = 0.0
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -66,7 +66,8 @@ ROWS = (
     Row("spec_decode_num_drafts", C, "Drafts proposed for verification."),
     Row("spec_decode_num_draft_tokens", C, "Tokens of those drafts."),
     Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),
-    Row("admission_rejections", C, "Requests refused for load or state.", ("reason",)),
+    Row("admission_rejections", C, "Requests refused: load, state or a limit.", ("reason",)),
+    Row("fallback_requests", C, "Requests that the fallback answered.", ("reason",)),
     Row("time_to_first_token_seconds", H, "First token leaves − arrived.", buckets=TTFT_BUCKETS_S),
     Row(
         "time_to_publish_seconds",

@@ -211,6 +211,21 @@ class ServerOptions:
     classes: str = option(
         "", "YAML file of service classes: objectives, weight, limits, price by name."
     )
+    max_queue: int | None = option(
+        None, "Most requests that wait for a first token; by default 4 for each that runs.", low=1
+    )
+    max_queue_wait: Seconds | None = option(
+        None,
+        "Longest predicted wait for a first token; by default twice what its class promises.",
+        low=0,
+        unit="seconds",
+    )
+    fallback_model: str = option(
+        "", "Who answers what would be refused: [NAME=]URL (OpenAI's dialect) or [NAME=]FOLDER."
+    )
+    fallback_late: bool = option(
+        False, "The fallback also answers what would miss its objective for the first token."
+    )
     slo_target: float = option(
         0.9, "Share of requests that are to meet their objectives.", low=0.01, high=1.0
     )

@@ -1,0 +1,302 @@
+"""Who is let in: limits of a key and of a class, and of what the server can promise.
+
+The server decides by itself, without a word to the engine, so a refusal comes at once. What needs
+no prompt is asked before the prompt is rendered, the rest before it is sent:
+
+    arrive    requests at once and per minute, requests in the queue          429, 503
+    measure   length of prompt and answer, tokens per minute                  400, 429
+              seconds until the first token, long jobs in the queue           503
+
+429 is the caller's own limit, 503 the server being full. A server that has nobody waiting refuses
+nobody for load, whatever it predicts.
+"""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+
+import msgspec
+
+from headway.core.clock import Clock
+from headway.core.errors import OverloadedError, RequestError
+from headway.core.request import SamplingParams
+from headway.core.service import Limits, ServiceClass
+from headway.core.slo import Slo
+from headway.server.forecast import Forecast, Place
+from headway.server.keys import Caller
+from headway.server.rates import MAX_RETRY_S, Meter, too_many
+
+QUEUE_OF_ENGINE = 4
+"""Requests that may wait, for each that the engine runs at once."""
+LATENESS = 2.0
+"""A first token later than this many times its objective is not waited for: predictions err, and
+one that comes a little late is still worth having."""
+UNKNOWN_ANSWER = 256
+"""Tokens that an answer of no given length is held as, of a minute's worth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the options say; None is derived: from the engine's size, or from the class."""
+
+    max_queue: int | None = None
+    max_queue_wait_s: float | None = None
+    max_long_queue: int = 32
+    long_prefill_s: float = 1.5
+    lane_share: float = 0.25
+    policy: str = "slo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request wants, once its prompts are encoded.
+
+    `prompt_param` and `answer_param` are the client's names for them; the second is None where it
+    left the length of the answer to us.
+    """
+
+    lengths: list[int]
+    sampling: SamplingParams
+    max_model_len: int
+    slo: Slo | None = None
+    prompt_param: str = "prompt"
+    answer_param: str | None = None
+
+
+class Admission:
+    """The doorkeeper of one engine."""
+
+    def __init__(self, clock: Clock, rules: Rules | None = None) -> None:
+        self.clock = clock
+        self.rules = rules or Rules()
+        self.forecast = Forecast(clock, policy=self.rules.policy, lane_share=self.rules.lane_share)
+        self._meters: dict[tuple[str, str], Meter] = {}
+
+    def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
+        """Let a request into the queue of an engine that runs `num_rows` at once.
+
+        Raises RequestError 429 or OverloadedError.
+        """
+        user, name = caller.principal.name, service_class.name
+        forecast, limits = self.forecast, service_class.limits
+        own = caller.meter.limits.queue_requests
+        if own is not None and forecast.count(user=user) >= own:
+            raise too_many(
+                f"{own} requests of this key wait already.", self._next_s(), "key_queue_requests"
+            )
+        if limits.queue_requests is not None and (
+            forecast.count(service_class=name) >= limits.queue_requests
+        ):
+            raise self._full(
+                f"{limits.queue_requests} requests of the class {name} wait already.",
+                "class_queue_requests",
+                self._next_s(),
+            )
+        self._find_room(user, service_class, self.rules.max_queue or QUEUE_OF_ENGINE * num_rows)
+        meter = self._meter(caller, service_class)
+        meter.enter()
+        place = Place(
+            user=user,
+            weight=caller.weight or service_class.weight,
+            service_class=name,
+            idle_only=service_class.idle_only,
+        )
+        forecast.enter(place)
+        return Ticket(self, place, caller, service_class, meter)
+
+    def _find_room(self, user: str, service_class: ServiceClass, most: int) -> None:
+        """Raise OverloadedError when the queue of `most` is full.
+
+        Idle work fills no queue but its own. One user cannot fill it for the others: each may have
+        its share of the places, `most` by the number of users who wait, up to twice `most` in all.
+        """
+        forecast = self.forecast
+        counted = [
+            place
+            for place in forecast.places
+            if forecast.in_order or service_class.idle_only or not place.idle_only
+        ]
+        waiting = sum(place.num_waiting for place in counted)
+        if waiting < most:
+            return
+        own = sum(place.num_waiting for place in counted if place.user == user)
+        share = most / len({user, *(place.user for place in counted)})
+        if forecast.in_order or own >= share or waiting >= 2 * most:
+            raise self._full(f"{most} requests wait already.", "queue_requests", self._next_s())
+
+    def _meter(self, caller: Caller, service_class: ServiceClass) -> Meter:
+        """What this user uses of the class's limits, where its key has none of its own."""
+        own = caller.meter.limits
+        wanted = service_class.limits
+        shadowed = {
+            name: None for name in Limits.__struct_fields__ if getattr(own, name) is not None
+        }
+        limits = msgspec.structs.replace(wanted, **shadowed)
+        place = caller.principal.name, service_class.name
+        meter = self._meters.get(place)
+        if meter is None or meter.limits != limits:
+            who = f"Each user of the class {service_class.name}"
+            meter = self._meters[place] = Meter(limits, self.clock, who)
+        return meter
+
+    def _next_s(self) -> float:
+        """Seconds until somebody who waits has a first token."""
+        return self.forecast.backlog_s() / max(1, self.forecast.num_waiting)
+
+    def _full(self, message: str, reason: str, wait_s: float) -> OverloadedError:
+        wait_s = min(max(wait_s, 1.0), MAX_RETRY_S)
+        return OverloadedError(message, reason=reason, retry_after_s=wait_s)
+
+    def judge(self, place: Place, service_class: ServiceClass, caller: Caller, slo: Slo) -> float:
+        """Seconds until the first token; raises when that is beyond what may be waited."""
+        forecast, rules = self.forecast, self.rules
+        own = forecast.tokens(place) * forecast.token_s
+        place.long = own > rules.long_prefill_s
+        wait_s = forecast.wait_s(place)
+        if not any(forecast.before(place)):
+            return wait_s
+        longest = rules.max_long_queue
+        if place.long and forecast.count(long=True) > longest:
+            raise self._full(
+                f"{longest} requests with long prompts wait already.", "long_queue", own
+            )
+        key_s = caller.meter.limits.queue_seconds
+        if key_s is not None and wait_s > key_s:
+            raise too_many(
+                f"The first token would take {wait_s:.1f} s; this key waits {key_s:g} s at most.",
+                max(1.0, wait_s - key_s),
+                "key_queue_seconds",
+            )
+        bound_s, reason = self._bound_s(service_class, slo)
+        if wait_s > bound_s:
+            raise self._full(
+                f"The first token would take {wait_s:.1f} s; at most {bound_s:.1f} s are waited.",
+                reason,
+                wait_s - bound_s,
+            )
+        return wait_s
+
+    def _bound_s(self, service_class: ServiceClass, slo: Slo) -> tuple[float, str]:
+        """(how long a first token may be waited for, the limit's name)."""
+        if service_class.limits.queue_seconds is not None:
+            return service_class.limits.queue_seconds, "class_queue_seconds"
+        if self.rules.max_queue_wait_s is not None:
+            return self.rules.max_queue_wait_s, "queue_seconds"
+        return (inf if slo.ttft_s is None else LATENESS * slo.ttft_s), "queue_seconds"
+
+    def check_integrity(self) -> None:
+        """Counts of the queue and of the meters."""
+        self.forecast.check_integrity()
+        for meter in self._meters.values():
+            assert meter.num_running >= 0
+            if meter.tokens is not None:
+                meter.tokens.check_integrity()
+
+
+class Ticket:
+    """One request that was let in, until `close`."""
+
+    __slots__ = (
+        *("_admission", "_caller", "_held", "_open", "_service_class"),
+        *("late", "meter", "place"),
+    )
+
+    def __init__(
+        self,
+        admission: Admission,
+        place: Place,
+        caller: Caller,
+        service_class: ServiceClass,
+        meter: Meter,
+    ) -> None:
+        self._admission = admission
+        self._caller = caller
+        self._service_class = service_class
+        self._held = [0, 0]
+        self._open = True
+        self.place = place
+        self.meter = meter
+        self.late = False
+        """Whether its first token is predicted to come after its objective."""
+
+    def measure(self, asked: Asked) -> None:
+        """Check what is known now that there are prompts; may shorten an answer of no given length.
+
+        Raises RequestError.
+        """
+        limits = self._caller.meter.limits.over(self._service_class.limits)
+        check_prompts(asked, limits.max_prompt_tokens)
+        bound_answer(asked, limits.max_output_tokens)
+        self._hold(asked)
+        forecast, place = self._admission.forecast, self.place
+        forecast.measured(place, asked.lengths)
+        longest = round(max(asked.lengths) * forecast.uncached)
+        slo = asked.slo or self._service_class.objectives(longest)
+        given_s = inf if slo.ttft_s is None else slo.ttft_s
+        place.due_s = self._admission.clock.now_s() + given_s
+        wait_s = self._admission.judge(place, self._service_class, self._caller, slo)
+        self.late = isfinite(given_s) and wait_s > given_s and any(forecast.before(place))
+
+    def _hold(self, asked: Asked) -> None:
+        """Keep what it may cost free of the minute's tokens of its key and its class."""
+        sampling = asked.sampling
+        answers = len(asked.lengths) * sampling.n
+        given = asked.answer_param is not None
+        left = asked.max_model_len - max(asked.lengths)
+        longest = sampling.max_tokens or min(UNKNOWN_ANSWER, left)
+        param = asked.answer_param or asked.prompt_param
+        for index, meter in enumerate((self._caller.meter, self.meter)):
+            self._held[index] = meter.hold(sum(asked.lengths), answers * longest, given, param)
+
+    def sent(self, number: int, engine_id: int) -> None:
+        """One of its prompts is with the engine."""
+        self._admission.forecast.sent(self.place, number, engine_id)
+
+    def began(self, number: int) -> None:
+        """One of its prompts has its first token."""
+        self._admission.forecast.began(self.place, number)
+
+    def close(self, num_tokens: int = 0) -> None:
+        """The request is over and took `num_tokens`; safe to call twice."""
+        if not self._open:
+            return
+        self._open = False
+        self._admission.forecast.leave(self.place)
+        for meter, held in zip((self._caller.meter, self.meter), self._held, strict=True):
+            meter.settle(held, num_tokens)
+        self.meter.leave()
+
+
+def check_prompts(asked: Asked, most: int | None) -> None:
+    """Raise RequestError when a prompt is longer than `most`."""
+    longest = max(asked.lengths)
+    if most is not None and longest > most:
+        raise RequestError(
+            f"The prompt has {longest} tokens; max_prompt_tokens is {most} here. Shorten it.",
+            param=asked.prompt_param,
+            code="context_length_exceeded",
+            reason="max_prompt_tokens",
+        )
+
+
+def bound_answer(asked: Asked, most: int | None) -> None:
+    """Raise RequestError when the answer asked for is longer than `most`; cut one not asked for."""
+    if most is None:
+        return
+    sampling = asked.sampling
+    wanted = sampling.max_tokens
+    if asked.answer_param is not None and wanted is not None and wanted > most:
+        raise RequestError(
+            f"{asked.answer_param} is {wanted}; max_output_tokens is {most} here. Lower it.",
+            param=asked.answer_param,
+            code="integer_above_max_value",
+            reason="max_output_tokens",
+        )
+    if sampling.min_tokens > most:
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}; max_output_tokens is {most} here. Lower it.",
+            param="min_tokens",
+            code="integer_above_max_value",
+            reason="max_output_tokens",
+        )
+    left = max(1, asked.max_model_len - max(asked.lengths))
+    sampling.max_tokens = min(most, left) if wanted is None else min(wanted, most)

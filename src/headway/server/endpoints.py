@@ -1,0 +1,274 @@
+"""The endpoints that generate: a table of rows, and the way of a body through any of them.
+
+Body → class → admission → prepare → admission again → respond, on raw ASGI, for it is the hot path.
+A request that would be refused for load, or be late, may be answered by the fallback instead.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from headway.core.errors import OverloadedError, RequestError
+from headway.core.service import ServiceClass, choose_class
+from headway.core.slo import DEFAULT_CLASS
+from headway.server import body as bodies
+from headway.server.admission import Asked, Ticket
+from headway.server.anthropic import messages
+from headway.server.anthropic import schema as anthropic_schema
+from headway.server.anthropic.schema import MessagesBody
+from headway.server.doors import header
+from headway.server.generation import Dialect, Generation, respond
+from headway.server.keys import Caller
+from headway.server.models import State
+from headway.server.openai import chat, completions
+from headway.server.openai.schema import CHAT_ONLY, LATER, NO_OPS, ChatBody, CompletionBody
+from headway.server.principal import owner_of
+from headway.server.responses import create as responses
+from headway.server.responses import schema as responses_schema
+from headway.server.responses.schema import ResponsesBody
+
+log = logging.getLogger(__name__)
+
+FALLBACK_HEADER = b"x-headway-fallback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRow:
+    """An endpoint that generates: what it takes, how that is prepared and answered."""
+
+    path: str
+    accepts: bodies.Accepts
+    prepare: Callable[..., Any]
+    prefix: str
+    respond: Callable[..., Awaitable[None]] = respond
+    chats: bool = True
+    """Whether a template is rendered."""
+    owned: bool = False
+    """Whether `prepare` wants the name of the key that asks."""
+    prompt: str = "messages"
+    """The field of the prompt."""
+    lengths: tuple[str, ...] = ()
+    """Fields that say how long the answer may be, and are to be kept to the letter."""
+    elsewhere: bool = True
+    """Whether another server can answer: nothing in the body is known here alone."""
+
+
+GENERATIONS = (
+    GenerationRow(
+        path="/v1/chat/completions",
+        accepts=bodies.Accepts(ChatBody, NO_OPS, LATER),
+        prepare=chat.prepare,
+        prefix="chatcmpl-",
+        lengths=("max_completion_tokens", "max_tokens"),
+    ),
+    GenerationRow(
+        path="/v1/completions",
+        accepts=bodies.Accepts(CompletionBody, NO_OPS, LATER | CHAT_ONLY),
+        prepare=completions.prepare,
+        chats=False,
+        prefix="cmpl-",
+        prompt="prompt",
+        lengths=("max_tokens",),
+    ),
+    GenerationRow(
+        path="/v1/responses",
+        accepts=bodies.Accepts(ResponsesBody, responses_schema.NO_OPS, responses_schema.LATER),
+        prepare=responses.prepare,
+        prefix=responses.PREFIX,
+        respond=responses.respond,
+        owned=True,
+        prompt="input",
+        lengths=("max_output_tokens",),
+        elsewhere=False,
+    ),
+    GenerationRow(
+        path="/v1/messages",
+        accepts=bodies.Accepts(MessagesBody, anthropic_schema.NO_OPS, anthropic_schema.LATER),
+        prepare=messages.prepare,
+        prefix="msg_",
+    ),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One request as it came in, and who asks."""
+
+    raw: dict[str, Any]
+    num_bytes: int
+    body: Any
+    unknown: list[str]
+    arrived_s: float
+    caller: Caller
+    service_class: ServiceClass
+
+
+class Generate:
+    """POST endpoint that generates."""
+
+    def __init__(self, state: State, row: GenerationRow) -> None:
+        self._state = state
+        self._row = row
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = None
+        try:
+            call = await self._read(scope, receive)
+            generation, dialect, ticket = await self._accept(call, scope)
+        except RequestError as error:
+            full = isinstance(error, OverloadedError) and call is not None
+            if full and await self._fall_back(call, "queue", scope, receive, send):
+                return
+            name = call.service_class.name if call is not None else DEFAULT_CLASS
+            self._state.rows[0].telemetry.refused(error, service_class=name)
+            raise
+        try:
+            late = ticket.late and self._state.options.fallback_late
+            if late and await self._fall_back(call, "late", scope, receive, send, ticket.close):
+                return
+            await self._row.respond(self._state, generation, dialect, receive, send)
+        except BaseException:
+            ticket.close()
+            raise
+
+    async def _read(self, scope: Scope, receive: Receive) -> Call:
+        """The request, checked as far as types go; raises RequestError."""
+        state = self._state
+        data = await bodies.read_body(receive, state.options.max_body)
+        raw = bodies.parse_object(data)
+        arrived_s = state.clock.now_s()
+        body, unknown = self._row.accepts.read(raw, state.options.strict_api)
+        caller = scope.get("caller") or state.keyring.nobody
+        return Call(
+            raw=raw,
+            num_bytes=len(data),
+            body=body,
+            unknown=unknown,
+            arrived_s=arrived_s,
+            caller=caller,
+            service_class=class_of(state, body, caller),
+        )
+
+    async def _accept(self, call: Call, scope: Scope) -> tuple[Generation, Dialect, Ticket]:
+        """The request, admitted and encoded; raises RequestError."""
+        model = self._state.model(call.body.model)
+        num_rows = model.info().max_num_seqs
+        ticket = model.admission.arrive(call.caller, call.service_class, num_rows)
+        try:
+            scope.get("meters", []).append(ticket.meter)
+            generation, dialect = await self._prepare(call, scope)
+            generation.caller, generation.service_class = call.caller, call.service_class
+            ticket.measure(self._asked(call, generation))
+            generation.ticket = ticket
+        except BaseException:
+            ticket.close()
+            raise
+        return generation, dialect, ticket
+
+    async def _prepare(self, call: Call, scope: Scope) -> tuple[Generation, Dialect]:
+        """The body rendered and encoded; raises RequestError."""
+        row = self._row
+        owner = {"owner": owner_of(scope)} if row.owned else {}
+        prepare = partial(
+            row.prepare, self._state, call.body, row.prefix + scope["request_id"], **owner
+        )
+        # 10 MB of text take seconds to encode; a chat waits for the process that renders it
+        slow = call.num_bytes > bodies.LARGE_BODY_BYTES or row.chats
+        generation, dialect = (
+            await asyncio.to_thread(prepare, call.arrived_s) if slow else prepare(call.arrived_s)
+        )
+        if call.unknown:
+            names = bodies.printable(call.unknown)
+            log.warning("ignored unknown fields: %s", names)
+            generation.headers.append((b"x-headway-ignored-fields", names.encode()))
+        if "fallback" in scope:
+            generation.headers.append((FALLBACK_HEADER, scope["fallback"]))
+        generation.parent = header(scope, b"traceparent")
+        if (header(scope, b"x-stainless-retry-count") or "0") != "0":
+            generation.model.telemetry.registry.add("client_retries")
+        return generation, dialect
+
+    def _asked(self, call: Call, generation: Generation) -> Asked:
+        """What admission looks at."""
+        given = [name for name in self._row.lengths if getattr(call.body, name) is not None]
+        return Asked(
+            lengths=[len(prompt) for prompt in generation.prompts],
+            sampling=generation.sampling,
+            max_model_len=generation.model.info().max_model_len,
+            slo=generation.slo,
+            prompt_param=self._row.prompt,
+            answer_param=given[0] if given else None,
+        )
+
+    async def _fall_back(
+        self,
+        call: Call | None,
+        reason: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Let the fallback answer; False, and nothing was sent, where there is none or it fails.
+
+        `on_start` is called when its answer begins.
+        """
+        state = self._state
+        if call is None or "fallback" in scope or not state.falls_back(call.body.model):
+            return False
+        if state.upstream is not None and self._row.elsewhere:
+            done = await state.upstream.answer(
+                call.raw, reason, scope["path"], receive, send, on_start
+            )
+        elif state.upstream is None:
+            done = await self._second(call, reason, scope, receive, send, on_start)
+        else:
+            done = False
+        if done:
+            state.rows[0].telemetry.registry.add("fallback_requests", 1, reason)
+        return done
+
+    async def _second(
+        self,
+        call: Call,
+        reason: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        on_start: Callable[[], None],
+    ) -> bool:
+        """The same request to the second engine; False when that refuses it."""
+        name = self._state.fallback_model
+        value = f"{name}; reason={reason}".encode()
+        whole = [msgspec.json.encode({**call.raw, "model": name})]
+
+        async def receive_again() -> Message:
+            if whole:
+                return {"type": "http.request", "body": whole.pop(), "more_body": False}
+            return await receive()
+
+        async def send_begun(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                on_start()
+            await send(message)
+
+        try:
+            await self({**scope, "fallback": value, "meters": []}, receive_again, send_begun)
+        except RequestError as error:
+            log.warning("the fallback %s refused a request: %s", name, error)
+            return False
+        return True
+
+
+def class_of(state: State, body: Any, caller: Caller) -> ServiceClass:
+    """The class that a body names, else its key's, else the default; raises RequestError."""
+    classes = state.model(body.model).telemetry.classes
+    if body.service_class is None and body.service_tier is None:
+        return choose_class(classes, caller.service_class, None)
+    return choose_class(classes, body.service_class, body.service_tier)

@@ -1,0 +1,224 @@
+"""How long a request would wait for its first token, as the server process can tell by itself.
+
+It knows the prompts it has sent and how far each has been computed (`StepRecord.prefilling`), and
+learns from the records what a prompt token takes, decodes beside it included. The engine is not
+asked, so an answer comes at once, also while a step is running. Worked example, 1 ms a token:
+
+    waiting   a 300 tokens, b 1,200 of which 1,000 are computed, c of an idle class
+    newcomer  100 tokens: (300 + 200 + 100) x 1 ms = 0.6 s; what is idle goes behind it
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from headway.core.clock import Clock
+from headway.telemetry.records import StepRecord
+
+HALF_LIFE_S = 2.0
+"""How soon half of what was learned is forgotten, in seconds in which there was work."""
+IN_ORDER = ("fcfs", "priority")
+"""Policies under which one waits for all who came before, whoever they are."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Place:
+    """One request in the queue: its prompts without a first token, by number.
+
+    `left` has the tokens not yet computed of each, `untouched` those that no step has begun; it is
+    `long` by what its prompts take; `due_s` is infinite without an objective.
+    """
+
+    user: str = ""
+    weight: float = 1.0
+    service_class: str = ""
+    idle_only: bool = False
+    long: bool = False
+    due_s: float = inf
+    sent_s: float = inf
+    left: dict[int, int] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
+    untouched: set[int] = field(default_factory=set)
+    engine_ids: list[int] = field(default_factory=list)
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts that wait; a request whose prompts are not known yet counts as one."""
+        return len(self.left) if self.lengths else 1
+
+
+class Forecast:
+    """The queue before one engine, as its `policy` serves it.
+
+    fcfs, priority   everybody waits for all who came before
+    fair             a user's prompts wait for as many tokens of each other user, by weight
+    slo              so too, but only for prompts that are due sooner and not late; long ones take
+                     `lane_share` of the time while others wait
+    """
+
+    def __init__(self, clock: Clock, *, policy: str = "slo", lane_share: float = 0.25) -> None:
+        self.clock = clock
+        self.in_order = policy in IN_ORDER
+        self._by_deadline = policy == "slo"
+        self._lane_share = lane_share
+        self.places: dict[Place, None] = {}
+        self.step_s = 0.0
+        self._by_engine: dict[int, tuple[Place, int]] = {}
+        self._seconds = self._tokens = 0.0
+        self._queried = self._cached = 0.0
+        self._told_s = 0.0
+
+    # ── what happens ────────────────────────────────────────────────────────────────────────
+
+    def enter(self, place: Place) -> None:
+        """A request is here; its prompts may not be known yet."""
+        self.places[place] = None
+
+    def measured(self, place: Place, lengths: list[int]) -> None:
+        """Its prompts have so many tokens."""
+        place.lengths = lengths
+        place.left = dict(enumerate(lengths))
+        place.untouched = set(place.left)
+
+    def sent(self, place: Place, number: int, engine_id: int) -> None:
+        """One of its prompts went to the engine under this number."""
+        place.sent_s = min(place.sent_s, self.clock.now_s())
+        place.engine_ids.append(engine_id)
+        self._by_engine[engine_id] = place, number
+
+    def began(self, place: Place, number: int) -> None:
+        """The first token of one of its prompts is here."""
+        place.left.pop(number, None)
+        place.untouched.discard(number)
+        if not place.left:
+            self.places.pop(place, None)
+
+    def leave(self, place: Place) -> None:
+        """The request is over, however far it came; safe to call twice."""
+        self.places.pop(place, None)
+        for engine_id in place.engine_ids:
+            self._by_engine.pop(engine_id, None)
+
+    def on_record(self, record: StepRecord) -> None:
+        """A step has run: learn what prompts take, and how far each is."""
+        for engine_id, _, computed in record.prefilling:
+            place, number = self._by_engine.get(engine_id, (None, 0))
+            if place is not None and number in place.left:
+                place.left[number] = min(
+                    place.left[number], max(0, place.lengths[number] - computed)
+                )
+                place.untouched.discard(number)
+        spent_s = record.duration_s + record.gap_s
+        self.step_s = record.duration_s
+        if record.num_prefill_tokens or self.places:
+            keep = 0.5 ** (spent_s / HALF_LIFE_S)
+            self._seconds = self._seconds * keep + spent_s
+            self._tokens = self._tokens * keep + record.num_prefill_tokens
+        if record.num_queried_tokens:
+            keep = 0.5 ** (record.num_queried_tokens / max(self._queried, 1.0))
+            self._queried = self._queried * keep + record.num_queried_tokens
+            self._cached = self._cached * keep + record.num_cached_tokens
+        self._told_s = self._told(record)
+
+    def _told(self, record: StepRecord) -> float:
+        """Seconds a prompt token by the engine's own model, 0 where the record does not say."""
+        known = sum(self.tokens(p) for p in self.places if p.sent_s <= record.started_s)
+        if record.backlog_s and known:
+            return record.backlog_s / known
+        return record.prefill_s_per_token
+
+    # ── what is asked ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def token_s(self) -> float:
+        """Seconds a prompt token takes now, with all that runs beside it; 0 before any has run."""
+        if self._told_s:
+            return self._told_s
+        return self._seconds / self._tokens if self._tokens > 0 else 0.0
+
+    @property
+    def uncached(self) -> float:
+        """The share of prompts that has to be computed, as it was of late."""
+        return 1.0 - self._cached / self._queried if self._queried else 1.0
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts without a first token."""
+        return sum(place.num_waiting for place in self.places)
+
+    def count(self, **like: object) -> int:
+        """Prompts that wait at places with these fields: count(user="alice")."""
+        return sum(
+            place.num_waiting
+            for place in self.places
+            if all(getattr(place, name) == value for name, value in like.items())
+        )
+
+    def tokens(self, place: Place) -> float:
+        """Prompt tokens of a place that are still to be computed."""
+        started = sum(place.left[n] for n in place.left if n not in place.untouched)
+        return started + sum(place.left[n] for n in place.untouched) * self.uncached
+
+    def before(self, newcomer: Place) -> Iterator[Place]:
+        """Whom the newcomer has to wait for, itself not included."""
+        now_s = self.clock.now_s()
+        for place in self.places:
+            if place is newcomer:
+                continue
+            if not self.in_order and not newcomer.idle_only:
+                late = place.due_s < now_s
+                if place.idle_only or (
+                    self._by_deadline and (late or place.due_s > newcomer.due_s)
+                ):
+                    continue
+            yield place
+
+    def wait_s(self, newcomer: Place) -> float:
+        """Seconds until the newcomer's first token, its own prompts included."""
+        ahead, stretch = list(self.before(newcomer)), 1.0
+        beside = bool(ahead)
+        if self._by_deadline and not (newcomer.long or newcomer.idle_only):
+            ahead = [place for place in ahead if not place.long]
+            if self._lane_is_used(newcomer):
+                beside, stretch = True, 1 / (1 - self._lane_share)
+        tokens = self._shared(newcomer, ahead) * self.token_s
+        return tokens * stretch + (self.step_s if beside else 0.0)
+
+    def _lane_is_used(self, newcomer: Place) -> bool:
+        """Whether long or late ones take their share beside the newcomer."""
+        now_s = self.clock.now_s()
+        return any(
+            (place.long or place.due_s < now_s) and not place.idle_only
+            for place in self.places
+            if place is not newcomer
+        )
+
+    def _shared(self, newcomer: Place, ahead: list[Place]) -> float:
+        """Prompt tokens that are computed until the newcomer's are.
+
+        While a user's are computed each other user gets as many, by weight, as far as it has any:
+        100 tokens of one who waits beside 5,000 of another take 200.
+        """
+        if self.in_order:
+            return sum(map(self.tokens, ahead)) + self.tokens(newcomer)
+        users: dict[str, float] = {newcomer.user: self.tokens(newcomer)}
+        weights = {newcomer.user: newcomer.weight}
+        for place in ahead:
+            users[place.user] = users.get(place.user, 0.0) + self.tokens(place)
+            weights.setdefault(place.user, place.weight)
+        each = users[newcomer.user] / newcomer.weight
+        return sum(min(tokens, each * weights[user]) for user, tokens in users.items())
+
+    def backlog_s(self) -> float:
+        """Seconds until all that waits has its first token."""
+        return sum(map(self.tokens, self.places)) * self.token_s
+
+    def check_integrity(self) -> None:
+        """Counts fit each other; nobody waits without a prompt to wait for."""
+        for place in self.places:
+            assert place.left or not place.lengths
+            assert place.untouched <= set(place.left)
+            assert all(0 <= left <= place.lengths[n] for n, left in place.left.items())
+        for engine_id, (place, _) in self._by_engine.items():
+            assert engine_id in place.engine_ids
+        assert self._cached <= self._queried + 1e-6

@@ -1,0 +1,286 @@
+"""Every limit of a real server through the official client: status, code, headers, metric.
+
+The engine computes nothing and takes 10 ms a step of 4 tokens, so a prompt of 400 tokens is a
+second of work and more, whatever machine the tests run on.
+"""
+
+import asyncio
+import contextlib
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from live_server import NO_TORCH, LiveServer
+
+from headway.server.keys import row_text
+
+CLASSES = """
+small: {limits: {max_prompt_tokens: 50, max_output_tokens: 8}}
+single: {limits: {requests_at_once: 1}}
+frugal: {limits: {tokens_per_minute: 100}}
+narrow: {limits: {queue_requests: 1}}
+hasty: {limits: {queue_seconds: 0.001}}
+"""
+LIMITS = "    limits: {queue_requests: 1, max_output_tokens: 9}\n"
+PLAIN, IMPATIENT, OPERATOR = "key-of-anybody", "key-of-the-impatient", "key-of-the-operator"
+SLOW = [5] * 400
+"""A prompt of 100 steps."""
+QUEUE = 6
+
+
+@pytest.fixture(scope="module")
+def house(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("admission")
+    (folder / "classes.yaml").write_text(CLASSES)
+    second = row_text("impatient", IMPATIENT).removeprefix("keys:\n")
+    (folder / "keys.yaml").write_text(row_text("plain", PLAIN) + second + LIMITS)
+    live = LiveServer(
+        tiny_model, NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-num-seqs=4",
+        "--max-num-batched-tokens=4", f"--max-queue={QUEUE}", "--no-prefix-cache",
+        f"--classes={folder / 'classes.yaml'}", f"--key-file={folder / 'keys.yaml'}",
+        f"--api-key={OPERATOR}",
+    )  # fmt: skip
+    try:
+        yield live.wait_ready()
+    finally:
+        live.close()
+
+
+@pytest.fixture
+async def plain(house: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_of(house, PLAIN) as opened:
+        yield opened
+
+
+def client_of(live: LiveServer, key: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=live.url + "/v1", api_key=key, max_retries=0)
+
+
+def rejections(live: LiveServer, reason: str) -> float:
+    """The metric of one limit."""
+    request = urllib.request.Request(
+        live.url + "/metrics", headers={"authorization": f"Bearer {OPERATOR}"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    named = [x for x in lines if "admission_rejections_total" in x and f'reason="{reason}"' in x]
+    return sum(float(line.rpartition(" ")[2]) for line in named)
+
+
+async def ask(client: openai.AsyncOpenAI, row: str = "default", **fields: Any) -> Any:
+    body = {"model": "m", "prompt": [5, 6], "max_tokens": 2, **fields}
+    extra = {"service_class": row, "ignore_eos": True}
+    return await client.completions.create(**body, extra_body=extra)
+
+
+@contextlib.asynccontextmanager
+async def waiting(client: openai.AsyncOpenAI, count: int, **fields: Any) -> AsyncIterator[None]:
+    """`count` requests that wait for their first token: slow prompts."""
+    tasks = [asyncio.create_task(ask(client, **{"prompt": SLOW, **fields})) for _ in range(count)]
+    try:
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in tasks)
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# limit → (status, code, param): the table of docs/admission.md
+LENGTHS = [
+    ({"prompt": [5] * 51}, "max_prompt_tokens", "context_length_exceeded", "prompt"),
+    ({"max_tokens": 9}, "max_output_tokens", "integer_above_max_value", "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason", "code", "param"), LENGTHS)
+async def test_lengths(
+    house: LiveServer, plain: openai.AsyncOpenAI, fields: dict[str, Any], reason: str, code: str,
+    param: str,
+) -> None:  # fmt: skip
+    before = rejections(house, reason)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await ask(plain, "small", **fields)
+    assert (refused.value.code, refused.value.param) == (code, param)
+    assert reason in refused.value.message
+    assert rejections(house, reason) == before + 1
+    await ask(plain, "small", prompt=[5] * 50, max_tokens=8)
+
+
+async def test_an_answer_of_no_given_length_is_cut_to_the_limit(house: LiveServer) -> None:
+    """The limit of a key, in chat and in a dialect whose clients always ask for much."""
+    async with client_of(house, IMPATIENT) as client:
+        messages: Any = [{"role": "user", "content": "hello"}]
+        answer = await client.chat.completions.create(
+            model="m", messages=messages, extra_body={"ignore_eos": True}
+        )
+        assert answer.usage is not None and answer.usage.completion_tokens == 9
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(
+                model="m", messages=messages, max_completion_tokens=10
+            )
+        assert refused.value.param == "max_completion_tokens"
+        told: Any = await client.post(
+            "/messages",
+            body={"model": "m", "messages": messages, "max_tokens": 300, "ignore_eos": True},
+            cast_to=object,
+        )
+        assert told["usage"]["output_tokens"] == 9
+
+
+async def test_requests_at_once_of_each_user(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
+    async with client_of(house, OPERATOR) as other, waiting(plain, 1, row="single"):
+        with pytest.raises(openai.RateLimitError) as refused:
+            await ask(plain, "single")
+        assert refused.value.code == "rate_limit_exceeded"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        await ask(other, "single")
+    assert rejections(house, "requests_at_once") == 1
+
+
+async def test_tokens_per_minute(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
+    """What a request may take is held, and what it did not take is given back."""
+    raw = plain.completions.with_raw_response
+    body: Any = {"model": "m", "prompt": [5] * 20, "extra_body": {"service_class": "frugal"}}
+    answer = await raw.create(max_tokens=60, **body)
+    assert answer.headers["x-ratelimit-limit-tokens"] == "100"
+    assert int(answer.headers["x-ratelimit-remaining-tokens"]) <= 100 - 20
+    tries = [raw.create(max_tokens=60, **body) for _ in range(2)]
+    with pytest.raises(openai.RateLimitError) as refused:
+        await asyncio.gather(*tries)
+    headers = refused.value.response.headers
+    assert refused.value.code == "rate_limit_exceeded"
+    assert 1 <= int(headers["retry-after"]) <= 120
+    assert int(headers["x-ratelimit-remaining-tokens"]) < 80
+    assert rejections(house, "tokens_per_minute") >= 1
+    with pytest.raises(openai.BadRequestError) as never:
+        await raw.create(max_tokens=81, **body)
+    assert never.value.param == "max_tokens" and "100 tokens per minute" in never.value.message
+
+
+def overloaded(refused: Any) -> None:
+    error = refused.value
+    assert (error.status_code, error.code, error.type) == (503, "overloaded", "server_error")
+    assert 1 <= int(error.response.headers["retry-after"]) <= 120
+
+
+async def test_a_full_queue(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
+    """Refused at once, while another user still finds a place; then all is as before."""
+    before = rejections(house, "queue_requests")
+    async with client_of(house, OPERATOR) as other, waiting(plain, QUEUE):
+        with pytest.raises(openai.InternalServerError) as refused:
+            await ask(plain)
+        overloaded(refused)
+        assert rejections(house, "queue_requests") == before + 1
+        await ask(other)
+    await ask(plain)
+
+
+async def test_queues_of_a_class_and_a_key(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
+    async with client_of(house, IMPATIENT) as hurried:
+        async with waiting(plain, 1, row="narrow"):
+            with pytest.raises(openai.InternalServerError) as refused:
+                await ask(hurried, "narrow")
+            overloaded(refused)
+        async with waiting(hurried, 1):
+            with pytest.raises(openai.RateLimitError) as own:
+                await ask(hurried)
+            assert 1 <= int(own.value.response.headers["retry-after"]) <= 120
+    assert rejections(house, "class_queue_requests") == 1
+    assert rejections(house, "key_queue_requests") == 1
+
+
+async def test_a_predicted_wait(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
+    await ask(plain, prompt=[5] * 40)
+    await ask(plain, "hasty")
+    async with waiting(plain, 3):
+        with pytest.raises(openai.InternalServerError) as refused:
+            await ask(plain, "hasty", prompt=SLOW, timeout=60)
+        overloaded(refused)
+        assert "at most 0.0 s are waited" in refused.value.message
+    assert rejections(house, "class_queue_seconds") == 1
+
+
+# ── the fallback ────────────────────────────────────────────────────────────────────────────────
+
+
+FULL = (NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-queue=1",
+        "--max-num-batched-tokens=4", "--no-prefix-cache")  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def full(live: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a server whose queue of one is taken."""
+    async with client_of(live, "none") as client, waiting(client, 1):
+        yield client
+
+
+async def texts(client: openai.AsyncOpenAI, model: str) -> tuple[str, str, Any]:
+    """A whole answer, a streamed one, and the headers of the first."""
+    body: Any = {"model": model, "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
+    body["extra_body"] = {"return_token_ids": True, "service_class": "interactive"}
+    raw = await client.completions.with_raw_response.create(**body)
+    whole = raw.parse()
+    streamed: list[int] = []
+    async for chunk in await client.completions.create(stream=True, **body):
+        streamed += chunk.choices[0].model_extra["token_ids"] if chunk.choices else []
+    ids = whole.choices[0].model_extra["token_ids"]
+    assert len(ids) == 8
+    return str(ids), str(streamed), (whole.model, raw.headers)
+
+
+async def test_another_server_answers_what_would_be_refused(
+    tiny_model: Path, server: LiveServer
+) -> None:
+    async with client_of(server, "none") as direct:
+        expected, _, _ = await texts(direct, "nickname")
+    live = LiveServer(tiny_model, *FULL, f"--fallback-model=nickname={server.url}/v1")
+    try:
+        live.wait_ready()
+        async with full(live) as client:
+            whole, streamed, (model, headers) = await texts(client, "m")
+            assert whole == streamed == expected
+            assert model == "nickname"
+            assert headers["x-headway-fallback"] == "nickname; reason=queue"
+        assert live.metric("fallback_requests_total", reason="queue") == 2
+        assert live.metric("admission_rejections_total") == 0
+        async with client_of(live, "none") as client:
+            answer = await client.completions.with_raw_response.create(
+                model="m", prompt=[5], max_tokens=2
+            )
+            assert "x-headway-fallback" not in answer.headers
+            assert answer.parse().model == "m"
+    finally:
+        live.close()
+
+
+async def test_a_second_engine_answers_what_would_be_refused(tiny_model: Path) -> None:
+    live = LiveServer(tiny_model, *FULL, f"--fallback-model=second={tiny_model}")
+    try:
+        live.wait_ready()
+        async with full(live) as client:
+            messages: Any = [{"role": "user", "content": "hello"}]
+            raw = await client.chat.completions.with_raw_response.create(
+                model="m", messages=messages, max_tokens=4
+            )
+            assert raw.headers["x-headway-fallback"] == "second; reason=queue"
+            assert raw.parse().model == "second"
+            chunks = await client.chat.completions.create(
+                model="m", messages=messages, max_tokens=4, stream=True
+            )
+            models = {chunk.model async for chunk in chunks}
+            assert models == {"second"}
+            answer: Any = await client.responses.with_raw_response.create(
+                model="m", input="hello", max_output_tokens=4
+            )
+            assert answer.headers["x-headway-fallback"] == "second; reason=queue"
+            kept = await client.responses.retrieve(answer.parse().id)
+            assert kept.model == "second"
+            listed = [card.id async for card in await client.models.list()]
+            assert listed == ["m", "second"]
+    finally:
+        live.close()

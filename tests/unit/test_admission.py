@@ -1,0 +1,457 @@
+"""Admission on a virtual clock: who is let in, who is refused, why, and for how long."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headway.core.clock import VirtualClock
+from headway.core.errors import OverloadedError, RequestError
+from headway.core.principal import Principal
+from headway.core.request import SamplingParams
+from headway.core.service import Limits, ServiceClass, service_classes
+from headway.core.slo import Slo
+from headway.server.admission import Admission, Asked, Rules, Ticket
+from headway.server.forecast import Forecast, Place
+from headway.server.keys import Caller
+from headway.server.rates import Meter
+from headway.telemetry.records import StepRecord
+
+TOKEN_S = 0.001
+CLASSES = service_classes()
+PLAIN = CLASSES["interactive"]
+
+
+def step(prefill: int, seconds: float, **more: Any) -> StepRecord:
+    """A step that computed so many prompt tokens."""
+    given = {"started_s": 0.0, "execute_s": seconds, "num_tokens": prefill, **more}
+    return StepRecord(
+        step=0, num_running=1, num_waiting=0, num_sampled=0, kv_blocks_used=0, kv_usage=0.0,
+        num_preemptions=0, **given,
+    )  # fmt: skip
+
+
+class House:
+    """An admission of an engine of four rows where a prompt token takes 1 ms."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.clock = VirtualClock()
+        self.admission = Admission(self.clock, Rules(**rules))
+        self.forecast = self.admission.forecast
+        for _ in range(10):
+            self.forecast.on_record(step(100, 100 * TOKEN_S))
+        self.ids = iter(range(1, 10**6))
+
+    def caller(self, name: str = "alice", **limits: Any) -> Caller:
+        return Caller(principal=Principal(name), meter=Meter(Limits(**limits), self.clock))
+
+    def arrive(self, row: ServiceClass = PLAIN, caller: Caller | None = None) -> Ticket:
+        return self.admission.arrive(caller or self.caller(), row, 4)
+
+    def ask(
+        self,
+        prompt: int = 100,
+        row: ServiceClass = PLAIN,
+        caller: Caller | None = None,
+        slo: Slo | None = None,
+        **sampling: Any,
+    ) -> Ticket:
+        """A request that is let in and sent; raises RequestError."""
+        ticket = self.arrive(row, caller)
+        asked = asked_for(prompt, slo, **sampling)
+        try:
+            ticket.measure(asked)
+        except RequestError:
+            ticket.close()
+            raise
+        ticket.sent(0, next(self.ids))
+        self.admission.check_integrity()
+        return ticket
+
+
+def asked_for(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> Asked:
+    given = sampling.get("max_tokens") is not None
+    return Asked(
+        lengths=[prompt],
+        sampling=SamplingParams(**{"max_tokens": None, **sampling}),
+        max_model_len=32_000,
+        slo=slo,
+        prompt_param="messages",
+        answer_param="max_tokens" if given else None,
+    )
+
+
+def with_limits(**limits: Any) -> ServiceClass:
+    return replace(PLAIN, limits=Limits(**limits))
+
+
+# ── lengths ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "param", "code", "reason"),
+    [
+        (501, {}, "messages", "context_length_exceeded", "max_prompt_tokens"),
+        (5, {"max_tokens": 65}, "max_tokens", "integer_above_max_value", "max_output_tokens"),
+        (5, {"min_tokens": 65}, "min_tokens", "integer_above_max_value", "max_output_tokens"),
+    ],
+)
+@pytest.mark.parametrize("of_key", [False, True])
+def test_lengths_of_a_key_and_a_class(of_key, prompt, sampling, param, code, reason):
+    house, limits = House(), {"max_prompt_tokens": 500, "max_output_tokens": 64}
+    row, caller = (PLAIN, house.caller(**limits)) if of_key else (with_limits(**limits), None)
+    house.ask(500, row, caller, max_tokens=64).close()
+    with pytest.raises(RequestError) as error:
+        house.ask(prompt, row, caller, **sampling)
+    assert (error.value.status, error.value.param, error.value.code) == (400, param, code)
+    assert error.value.reason == reason and str({**limits}[reason]) in str(error.value)
+    assert not house.forecast.places, "who is refused leaves nothing behind"
+
+
+def test_an_answer_of_no_given_length_is_cut():
+    house = House()
+    asked = asked_for()
+    house.arrive(with_limits(max_output_tokens=64)).measure(asked)
+    assert asked.sampling.max_tokens == 64
+    asked = asked_for(31_990)
+    house.arrive(replace(with_limits(max_output_tokens=64), slo=Slo())).measure(asked)
+    assert asked.sampling.max_tokens == 10, "no more than the context holds"
+
+
+# ── rates ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_limits_of_a_class_hold_for_each_of_its_users():
+    house, row = House(), with_limits(requests_at_once=1)
+    first = house.ask(row=row)
+    with pytest.raises(RequestError, match="Each user of the class interactive") as error:
+        house.arrive(row)
+    assert (error.value.status, error.value.reason) == (429, "requests_at_once")
+    house.ask(row=row, caller=house.caller("bob"))
+    first.close()
+    first.close()
+    house.arrive(row)
+
+
+def test_a_key_with_a_limit_of_its_own_is_not_bound_by_its_class():
+    house, row = House(), with_limits(tokens_per_minute=100)
+    rich = house.caller("rich", tokens_per_minute=1000)
+    house.ask(400, row, rich, max_tokens=100)
+    assert rich.meter.tokens.left == 500
+    with pytest.raises(RequestError) as error:
+        house.ask(400, row, house.caller("poor"), max_tokens=100)
+    assert (error.value.status, error.value.reason) == (400, "tokens_per_minute")
+
+
+def test_tokens_are_held_and_settled():
+    house, row = House(), with_limits(tokens_per_minute=1000)
+    alice = house.caller()
+    ticket = house.ask(100, row, alice, max_tokens=100, n=4)
+    assert ticket.meter.tokens.left == 500
+    with pytest.raises(RequestError) as error:
+        house.ask(100, row, alice, max_tokens=401)
+    assert error.value.status == 429
+    assert error.value.retry_after_s == pytest.approx(60 / 1000)
+    ticket.close(120)
+    assert ticket.meter.tokens.left == pytest.approx(880)
+
+
+# ── the queue ───────────────────────────────────────────────────────────────────────────────────
+
+
+def full(caught: Any, reason: str) -> OverloadedError:
+    error = caught.value
+    assert (error.status, error.code, error.reason) == (503, "overloaded", reason)
+    assert 1 <= error.retry_after_s <= 120
+    return error
+
+
+def test_the_queue_is_bounded_before_anything_is_rendered():
+    house = House()
+    tickets = [house.arrive() for _ in range(16)]
+    with pytest.raises(OverloadedError) as error:
+        house.arrive()
+    full(error, "queue_requests")
+    tickets[0].close()
+    house.arrive()
+    with pytest.raises(OverloadedError):
+        house.arrive()
+    tickets[1].measure(asked_for())
+    tickets[1].began(0)
+    house.arrive()
+
+
+def test_idle_work_fills_no_queue_but_its_own():
+    house = House(max_queue=3)
+    for _ in range(3):
+        house.arrive(CLASSES["batch"])
+    with pytest.raises(OverloadedError):
+        house.arrive(CLASSES["batch"])
+    for _ in range(3):
+        house.arrive()
+
+
+def test_queues_of_a_class_and_of_a_key():
+    house, row = House(), with_limits(queue_requests=2)
+    house.arrive(row)
+    house.arrive(row, house.caller("bob"))
+    with pytest.raises(OverloadedError) as error:
+        house.arrive(row)
+    full(error, "class_queue_requests")
+    house.arrive(CLASSES["standard"])
+    narrow = house.caller("carol", queue_requests=1)
+    house.arrive(caller=narrow)
+    with pytest.raises(RequestError) as refusal:
+        house.arrive(caller=narrow)
+    assert (refusal.value.status, refusal.value.reason) == (429, "key_queue_requests")
+
+
+def test_beyond_twice_its_objective_a_first_token_is_not_waited_for():
+    """1 ms a token: 2,800 tokens are before a chat whose first token may take 1.5 s."""
+    house = House()
+    house.ask(500)
+    house.ask(500)
+    assert not house.ask(300).late
+    assert house.ask(200).late, "it is let in: one that comes a little late is worth having"
+    house.ask(500)
+    house.ask(500)
+    house.ask(300)
+    with pytest.raises(OverloadedError) as error:
+        house.ask(200)
+    full(error, "queue_seconds")
+    assert "would take 3.1 s; at most 3.0 s" in str(error.value), "2.8, its own 0.2, a step of 0.1"
+    house.ask(200, slo=Slo(ttft_s=60))
+    house.ask(200, CLASSES["standard"])
+    house.ask(200, CLASSES["batch"])
+    house.ask(200, caller=house.caller("bob"))
+
+
+def test_the_bound_can_be_said():
+    house = House(max_queue_wait_s=0.65)
+    house.ask(400)
+    house.ask(100)
+    with pytest.raises(OverloadedError) as error:
+        house.ask(200)
+    full(error, "queue_seconds")
+    with pytest.raises(OverloadedError) as error:
+        house.ask(20, with_limits(queue_seconds=0.5))
+    full(error, "class_queue_seconds")
+    with pytest.raises(RequestError) as refusal:
+        house.ask(10, caller=house.caller("alice", queue_seconds=0.5))
+    assert (refusal.value.status, refusal.value.reason) == (429, "key_queue_seconds")
+
+
+def test_an_idle_server_refuses_nobody_for_load():
+    house = House(max_queue_wait_s=0.01)
+    assert not house.ask(30_000).late
+
+
+def test_who_is_late_or_idle_is_not_waited_for():
+    house = House()
+    for _ in range(5):
+        house.ask(500)
+    house.ask(3000, CLASSES["batch"])
+    place = Place(user="alice", lengths=[100], left={0: 100}, untouched={0})
+    assert house.forecast.wait_s(place) == pytest.approx(2.6 + 0.1)
+    idle = Place(user="alice", idle_only=True, lengths=[100], left={0: 100}, untouched={0})
+    assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
+    house.clock.advance(1.6)  # by now the five are late, and have the lane
+    assert house.forecast.wait_s(place) == pytest.approx(0.1 / (1 - 0.25) + 0.1)
+    assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_first_come_first_served_waits_for_everybody(policy):
+    house = House(policy=policy)
+    house.ask(500)
+    house.ask(3000, CLASSES["batch"])
+    house.clock.advance(10)
+    place = Place(user="alice", lengths=[100], left={0: 100}, untouched={0})
+    assert house.forecast.wait_s(place) == pytest.approx(3.6 + 0.1)
+
+
+def test_who_is_due_later_is_not_waited_for():
+    """Under slo an interactive request goes before a standard one, not the other way round."""
+    house = House()
+    house.ask(500, CLASSES["standard"])
+    first = house.ask(100)
+    assert house.forecast.wait_s(first.place) == pytest.approx(0.1)
+    last = house.ask(100, CLASSES["standard"])
+    assert house.forecast.wait_s(last.place) == pytest.approx(0.7 + 0.1)
+
+
+@pytest.mark.parametrize("policy", ["fair", "slo"])
+def test_a_user_does_not_wait_for_all_that_another_has_waiting(policy):
+    """The example of the docstring, and with twice the weight."""
+    house = House(policy=policy)
+    heavy = house.caller("heavy")
+    for _ in range(10):
+        house.ask(500, caller=heavy, slo=Slo(ttft_s=20))
+    late = Slo(ttft_s=30)
+    assert house.forecast.wait_s(house.ask(100, slo=late).place) == pytest.approx(0.2 + 0.1)
+    twice = replace(house.caller("bob"), weight=2.0)
+    place = house.ask(100, caller=twice, slo=late).place
+    assert house.forecast.wait_s(place) == pytest.approx(0.1 + 0.05 + 0.05 + 0.1)
+
+
+def test_one_user_cannot_fill_the_queue_for_the_others():
+    house = House(max_queue=8)
+    heavy = house.caller("heavy")
+    for _ in range(8):
+        house.arrive(caller=heavy)
+    with pytest.raises(OverloadedError):
+        house.arrive(caller=heavy)
+    for _ in range(4):
+        house.arrive(caller=house.caller("light"))
+    with pytest.raises(OverloadedError):
+        house.arrive(caller=house.caller("light"))
+    house.arrive(caller=house.caller("third"))
+    while house.forecast.num_waiting < 16:
+        house.arrive(caller=house.caller(f"user {house.forecast.num_waiting}"))
+    with pytest.raises(OverloadedError):
+        house.arrive(caller=house.caller("somebody else"))
+    assert house.forecast.num_waiting == 16, "twice the queue, whoever comes"
+
+
+def test_long_jobs_have_a_lane_and_a_bound():
+    house = House(max_long_queue=2)
+    relaxed = replace(CLASSES["standard"], slo=Slo(ttft_s=300))
+    house.ask(2000, relaxed)
+    house.ask(2000, relaxed)
+    with pytest.raises(OverloadedError) as error:
+        house.ask(2000, relaxed)
+    full(error, "long_queue")
+    chat = house.ask(100)
+    assert chat.place.long is False
+    wait_s = 100 * TOKEN_S / (1 - 0.25) + 0.1
+    assert house.forecast.wait_s(chat.place) == pytest.approx(wait_s)
+
+
+# ── what is learned ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_progress_counts():
+    house = House()
+    ticket = house.ask(1000)
+    (engine_id,) = ticket.place.engine_ids
+    house.forecast.on_record(step(600, 0.6, prefilling=[(engine_id, 0, 600), (99, 0, 5)]))
+    assert house.forecast.tokens(ticket.place) == 400
+    ticket.began(0)
+    assert house.forecast.backlog_s() == 0
+    house.forecast.check_integrity()
+
+
+def test_what_is_cached_is_not_waited_for():
+    house = House()
+    record = step(100, 0.1, num_queried_tokens=1000, num_cached_tokens=900)
+    house.forecast.on_record(record)
+    assert house.forecast.uncached == pytest.approx(0.1)
+    assert house.forecast.tokens(house.ask(1000).place) == pytest.approx(100)
+
+
+def test_the_rate_follows_the_load():
+    """Steps in which prompts wait and none is computed count: rows or blocks were all taken."""
+    house = House()
+    house.ask(100)
+    before_s = house.forecast.token_s
+    for _ in range(20):
+        house.forecast.on_record(step(0, 0.1))
+    assert house.forecast.token_s > 2 * before_s
+    for _ in range(100):
+        house.forecast.on_record(step(200, 0.1))
+    assert house.forecast.token_s == pytest.approx(0.0005, rel=0.05)
+
+
+def test_the_engines_own_prediction_goes_first():
+    house = House()
+    house.ask(1000)
+    house.forecast.on_record(step(0, 0.1, started_s=1.0, prefill_s_per_token=0.004))
+    assert house.forecast.token_s == 0.004
+    house.forecast.on_record(step(0, 0.1, started_s=1.0, backlog_s=3.0))
+    assert house.forecast.token_s == pytest.approx(0.003)
+
+
+def test_before_any_step_nobody_is_refused_for_load():
+    house = House()
+    house.admission.forecast = house.forecast = Forecast(house.clock)
+    for _ in range(10):
+        house.ask(5000)
+
+
+# ── any order of events ─────────────────────────────────────────────────────────────────────────
+
+
+class Door(RuleBasedStateMachine):
+    """Requests come, are measured, sent, computed, begin and end, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.house = House(max_queue=5)
+        self.callers = {
+            name: self.house.caller(name, tokens_per_minute=3000, requests_at_once=4)
+            for name in ("alice", "bob")
+        }
+        self.tickets: list[Ticket] = []
+        self.answers: list[int] = []
+
+    @rule(
+        name=st.sampled_from(["alice", "bob"]),
+        row=st.sampled_from(sorted(CLASSES)),
+        prompt=st.integers(1, 2000),
+        answer=st.none() | st.integers(1, 500),
+    )
+    def ask(self, name: str, row: str, prompt: int, answer: int | None) -> None:
+        waiting = self.house.forecast.num_waiting
+        refusal = None
+        try:
+            ticket = self.house.ask(prompt, CLASSES[row], self.callers[name], max_tokens=answer)
+        except RequestError as error:
+            refusal = error
+        if refusal is None:
+            self.tickets.append(ticket)
+            return
+        assert refusal.reason is not None
+        assert self.house.forecast.num_waiting == waiting
+        if refusal.status == 503:
+            assert waiting > 0, "an idle server is not full"
+        if refusal.status != 400:
+            assert 0 < refusal.retry_after_s <= 120
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data(), computed=st.integers(1, 2500), seconds=st.floats(0.001, 1))
+    def compute(self, data: st.DataObject, computed: int, seconds: float) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets))
+        (engine_id,) = ticket.place.engine_ids
+        self.house.clock.advance(seconds)
+        self.house.forecast.on_record(
+            step(computed, seconds, prefilling=[(engine_id, 0, computed)])
+        )
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.tickets)).began(0)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data(), used=st.integers(0, 600))
+    def end(self, data: st.DataObject, used: int) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets))
+        self.tickets.remove(ticket)
+        ticket.close(used)
+
+    @invariant()
+    def counts(self) -> None:
+        self.house.admission.check_integrity()
+        open_places = {ticket.place for ticket in self.tickets}
+        assert set(self.house.forecast.places) <= open_places
+        if not self.tickets:
+            assert self.house.forecast.backlog_s() == 0
+            for caller in self.callers.values():
+                assert caller.meter.tokens._held == 0
+
+
+TestDoor = Door.TestCase
+TestDoor.settings = settings(max_examples=30, stateful_step_count=20)
