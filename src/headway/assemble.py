@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
@@ -23,6 +24,9 @@ from headway.engine.cost import prior_of
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
+
+if TYPE_CHECKING:
+    from headway.runtime.weight_cache import Lookup
 
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
@@ -164,9 +168,29 @@ def make_executor(
         return NullExecutor(NULL_STEP_S)
     # torch reads this once, at its first large allocation: weights in huge pages, 12% at batch 1
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    lookup = look_up_weights(folder, settings)
     from headway.runtime.executor import TorchExecutor
 
-    return TorchExecutor(folder, spec, settings, machine, progress)
+    return TorchExecutor(folder, spec, settings, machine, progress, lookup)
+
+
+def look_up_weights(folder: Path, settings: Settings) -> "Lookup | None":
+    """Begin to look for the packed weights of `folder`, where some are kept; needs no torch."""
+    from headway.runtime.native.available import best_instruction_set, compiled_module
+    from headway.runtime.weight_cache import Lookup, WeightCache, default_folder
+    from headway.runtime.weight_key import Key
+
+    cache = default_folder()
+    instruction_set, _ = best_instruction_set()
+    if not settings.weight_cache_bytes or cache is None or not instruction_set:
+        return None
+    key = Key(
+        folder=folder,
+        settings=settings,
+        instruction_set=instruction_set,
+        kernels=compiled_module(),
+    )
+    return Lookup(WeightCache(cache, settings.weight_cache_bytes), key)
 
 
 def main(arguments: list[str]) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from drive import engine_for
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.runtime.checkpoint import find_files, stream_tensors
+from headway.runtime.checkpoint import stream_tensors
+from headway.runtime.checkpoint_files import find_files
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

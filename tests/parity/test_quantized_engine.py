@@ -1,12 +1,15 @@
 """Engines on int8 and int4 weights: close to the plain model, the same whoever runs beside."""
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drive import engine_for
+from headway.core import resolve
 from headway.core.plan import Advance, NewSequence, StepPlan
 from headway.core.quantization import Quantization, planned_bytes
 from headway.core.request import SamplingParams
@@ -14,6 +17,8 @@ from headway.engine.engine import Engine
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
+from headway.runtime.native.available import best_instruction_set
+from headway.runtime.native.quantized import NativeQuantizedLinear
 from parity import test_cobatch as cobatch
 from parity.tiny import prompts, save, tiny_model
 
@@ -115,3 +120,82 @@ def test_tokens_do_not_depend_on_what_runs_beside_them(mixed):
 def test_tokens_do_not_depend_on_what_runs_beside_them_at_length(mixed):
     for number in range(60, 260):
         cobatch.check_mix(number, *mixed)
+
+
+# ── packed weights on disk ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of packed weights; models of any size are kept."""
+    if not best_instruction_set()[0]:
+        pytest.skip(best_instruction_set()[1])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(resolve, "SMALL_MODEL_BYTES", 0)
+    return tmp_path / "headway" / "weights"
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Outputs of the matrices that were rounded."""
+    outputs: list[int] = []
+    plain_prepare = NativeQuantizedLinear.prepare
+
+    def noted(self: NativeQuantizedLinear, weight_OH: Tensor) -> object:
+        outputs.append(len(weight_OH))
+        return plain_prepare(self, weight_OH)
+
+    monkeypatch.setattr(NativeQuantizedLinear, "prepare", noted)
+    return outputs
+
+
+def start(folder: Path, **options: object) -> Tensor:
+    """`distributions` once the writer has ended."""
+    found = distributions(folder, **options)
+    for thread in threading.enumerate():
+        if thread.name == "weight cache writer":
+            thread.join()
+    return found
+
+
+@pytest.mark.parametrize(("quantization", "group"), FORMATS)
+def test_a_second_start_reads_what_the_first_packed(folder, kept, rounded, quantization, group):
+    """Bit for bit, experts and tied heads too; another format and a damaged file are packed."""
+    options = {"quantization": quantization, "quantization_group": group}
+    first = start(folder, **options)
+    assert len(rounded) > 0
+    rounded.clear()
+    assert torch.equal(start(folder, **options), first)
+    assert len(rounded) == 0
+    start(folder, quantization="int4", quantization_group=64)
+    assert len(rounded) > 0
+    assert len(list(kept.glob("*.weights"))) == 2
+    for path in kept.glob("*.weights"):
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1
+        path.write_bytes(content)
+    rounded.clear()
+    assert torch.equal(start(folder, **options), first)
+    assert len(rounded) > 0
+    rounded.clear()
+    assert torch.equal(start(folder, **options), first)
+    assert len(rounded) == 0
+
+
+def test_other_weights_in_the_same_folder_are_packed(tmp_path, kept, rounded):
+    folder = save(tiny_model("qwen2"), tmp_path)
+    first = start(folder, quantization="int8")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, path)
+    rounded.clear()
+    assert not torch.equal(start(folder, quantization="int8"), first)
+    assert len(rounded) > 0
+
+
+def test_the_cache_can_be_off(folder, kept, rounded):
+    for _ in range(2):
+        rounded.clear()
+        start(folder, quantization="int8", weight_cache=0)
+        assert len(rounded) > 0
+    assert not kept.exists()

@@ -129,7 +129,7 @@ def test_rounded_weights_are_planned_in_bytes():
             quantization_group=quantization.group,
         )
         assert settings.quantization == quantization
-        assert why["weights"].startswith(gib(found)) and "942 MiB of bfloat16" in why["weights"]
+        assert why["weights"].startswith(gib(found)) and "24.9 MiB more on the way" in why["weights"]
         assert not settings.pack_weights
 
 
@@ -441,9 +441,14 @@ def test_share_blocks(useful, block_bytes, expected):
     assert share_blocks(1000, useful, block_bytes) == expected
 
 
-def test_rounding_wants_room_for_the_weights_as_they_come():
-    with pytest.raises(CapacityError, match="rounded after loading"):
-        decide(machine(WEIGHTS - 1), quantization="int8")
+def test_rounding_wants_room_for_the_largest_matrix():
+    """One matrix at a time: int4 fits where the plain weights do not."""
+    with pytest.raises(CapacityError, match="to round the largest matrix"):
+        decide(machine(745 * 2**20), quantization="int8")
+    with pytest.raises(CapacityError, match="weights need"):
+        decide(machine(WEIGHTS - 1))
+    native = dataclasses.replace(machine(WEIGHTS - 1), native="avx2")
+    assert decide(native, quantization="int4")[1]["weights"].startswith("602 MiB")
 
 
 def test_without_native_kernels_int4_takes_a_byte_each():

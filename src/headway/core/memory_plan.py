@@ -67,16 +67,24 @@ def plan_plain(
 def plan_rounded(
     machine: Machine, model: ModelSpec, dtype: str, quantization: Quantization
 ) -> tuple[int, str]:
-    """(bytes of the weights once they are rounded, why); CapacityError where loading takes more."""
-    plain = model.weight_bytes(dtype)
-    if plain > machine.free_bytes:
+    """(bytes of the weights once they are rounded, why); CapacityError where loading takes more.
+
+    They are read and rounded one matrix at a time: the largest is there in both forms.
+    """
+    num_bytes = planned_bytes(quantization, model, dtype)
+    experts = model.experts
+    inner = experts.count * experts.intermediate_size if experts else 0
+    head = 0 if model.tied else model.vocab_size
+    outputs = max(head, 2 * model.intermediate_size, 2 * inner)
+    way = outputs * model.hidden_size * (DTYPE_BYTES[dtype] + 1)
+    if num_bytes + way > machine.free_bytes:
         raise CapacityError(
-            f"Weights are rounded after loading: {gib(plain)} of {dtype} on the way; "
+            f"The weights need {gib(num_bytes)}, and {gib(way)} to round the largest matrix; "
             f"{gib(machine.free_bytes)} are free.",
             "Serve a smaller model, or free memory.",
         )
-    why = f"{model.num_parameters:,} parameters, {quantization}; {gib(plain)} of {dtype} on the way"
-    return planned_bytes(quantization, model, dtype), why
+    why = f"{model.num_parameters:,} parameters, {quantization}; {gib(way)} more on the way"
+    return num_bytes, why
 
 
 def plan_blocks(

@@ -46,6 +46,7 @@ class Settings:
     kernels: str = "torch"
     quantization: Quantization = Quantization()
     pack_weights: bool = False
+    weight_cache_bytes: int = 0
     batching: str = "continuous"
     batch_window_s: float = 0.05
     policy: str = "fcfs"
@@ -76,6 +77,9 @@ def resolve(
     pack_weights, weights = plan_weights(
         machine, model, device, dtype, kernels, quantization, reasons
     )
+    weight_cache = reasons.choose(
+        "weight_cache_bytes", choose_cache(options, kernels, quantization, weights), shown=gib
+    )
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
     num_blocks, max_model_len = plan_blocks(
         options, model, kv_dtype, budget, max_num_seqs, batched, reasons
@@ -98,6 +102,7 @@ def resolve(
         kernels=kernels,
         quantization=quantization,
         pack_weights=pack_weights,
+        weight_cache_bytes=weight_cache,
         batching=options.batching,
         batch_window_s=options.batch_window,
         policy=policy,
@@ -235,6 +240,19 @@ def choose_quantization(
     why = "given" if options.quantization != "none" else "the checkpoint's weights as they are"
     packed = kernels == "native" or options.quantization != "int4"
     return Quantization(options.quantization, options.quantization_group, packed), why
+
+
+def choose_cache(
+    options: EngineOptions, kernels: str, quantization: Quantization, weights: int
+) -> tuple[int, str]:
+    """Bytes of disk for weights in the form that the kernels read; 0 where that saves nothing."""
+    if quantization.format == "none" or options.load_format == "dummy":
+        return 0, "nothing is rounded that a later start could read"
+    if kernels != "native":
+        return 0, "weights rounded by torch are not kept"
+    if weights < SMALL_MODEL_BYTES:
+        return 0, f"weights below {gib(SMALL_MODEL_BYTES)} are rounded at once"
+    return int(options.weight_cache), "of rounded weights on disk, for the next start"
 
 
 def choose_attention(options: EngineOptions, kernels: str, device: str) -> tuple[str, str]:

@@ -2,129 +2,103 @@
 
 Given a folder (one file, or shards with an index) and a model it fills every weight, converting to
 the model's type, and promises that nothing is missing and nothing left over. Headers are checked
-before anything is allocated; an index cannot name a file outside the folder.
+before anything is read. A module whose weights are complete is told at once, so that it can pack
+them: in memory lie the packed weights and one plain matrix, never the whole checkpoint.
 """
 
-import json
-import struct
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
-from headway.core.model_spec import ModelSpec, read_json
+from headway.core.model_spec import ModelSpec
+from headway.runtime.checkpoint_files import find_files, shown
 from headway.runtime.models import Decoder
 
-MAX_HEADER_BYTES = 100_000_000
-METADATA = "__metadata__"
-MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all)."""
 
 
-def find_files(folder: Path) -> list[Path]:
-    """The safetensors files of `folder`, in order; raises CheckpointError without any."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise CheckpointError(f"{index} names no weights.", "Copy the file again.")
-        files = [checked_path(folder, name) for name in sorted({*map(str, names.values())})]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth")]
-        hint = f" ({others[0]} is a pickle and is never opened)" if others else ""
-        raise CheckpointError(
-            f"{folder} holds no *.safetensors{hint}.",
-            "Convert the weights to safetensors, or use --load-format dummy for random ones.",
-        )
-    for file in files:
-        check_header(file)
-    return files
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The place of one tensor of the checkpoint, a view of a weight, and the module it is of."""
+
+    place: Tensor
+    module: str
 
 
-def checked_path(folder: Path, name: str) -> Path:
-    """`folder / name`, a plain file name inside the folder."""
-    if not name or Path(name).name != name or name.startswith("."):
-        raise CheckpointError(
-            f"The index names {shown(name)!r}, which is not a file of this folder.",
-            "Do not trust it.",
-        )
-    if name not in {path.name for path in folder.iterdir()}:
-        raise CheckpointError(
-            f"The shard {shown(name)!r} is missing.", "Copy the whole folder again."
-        )
-    return folder / name
+def open_tensors(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """(name, function that reads it) of every tensor; valid until the next is asked for."""
+    for path in files:
+        with readable(path), safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, partial(read_tensor, file, path, name)
 
 
-def shown(text: object) -> str:
-    """What a file says, fit for one line of an error: printable and at most 200 characters."""
-    return "".join(c if c.isprintable() else " " for c in str(text))[:200]
+def read_tensor(file: Any, path: Path, name: str) -> Tensor:
+    """One tensor of an open file."""
+    with readable(path):
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
 
 
-def check_header(path: Path) -> None:
-    """Raise CheckpointError unless the header and every tensor's bytes lie inside the file."""
-    again = f"Copy {path.name} again: it is truncated or not a safetensors file."
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Errors of the file system or the format inside are CheckpointErrors."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            if len(prefix) < 8:
-                raise CheckpointError(f"{path.name} has {size} bytes, less than a header.", again)
-            (header_bytes,) = struct.unpack("<Q", prefix)
-            if header_bytes > min(MAX_HEADER_BYTES, size - 8):
-                raise CheckpointError(
-                    f"{path.name} claims a header of {header_bytes} bytes in a file of {size}.",
-                    again,
-                )
-            header = json.loads(file.read(header_bytes))
-        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != METADATA]
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}.", again) from error
-    except MALFORMED as error:
-        raise CheckpointError(f"{path.name} has a header that is not valid.", again) from error
-    if max(ends, default=0) != size - 8 - header_bytes:
+        yield
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path.name} should hold {max(ends, default=0) + 8 + header_bytes} bytes; "
-            f"it holds {size}.",
-            again,
-        )
+            f"{path.name} cannot be read: {shown(error)}.", "Copy the file again."
+        ) from error
 
 
 def stream_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every file, each read when it is asked for."""
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path.name} cannot be read: {shown(error)}.", "Copy the file again."
-            ) from error
+    return ((name, read()) for name, read in open_tensors(files))
 
 
 def load_weights(
-    model: Decoder, spec: ModelSpec, folder: Path, progress: Progress | None = None
+    model: Decoder,
+    spec: ModelSpec,
+    folder: Path,
+    progress: Progress | None = None,
+    ready: Callable[[str], None] = lambda module: None,
+    held: Collection[str] = (),
 ) -> None:
-    """Fill `model` from `folder`; raises CheckpointError when a weight is missing or left over."""
+    """Fill `model` from `folder`; raises CheckpointError when a weight is missing or left over.
+
+    `ready` hears of each module that is complete. Modules in `held` have their weights already:
+    theirs are not read.
+    """
     files = find_files(folder)
     total = sum(file.stat().st_size for file in files)
     missing = targets(model, spec)
+    parts = Counter(target.module for target in missing.values())
     tied = "lm_head.weight" if spec.tied else None
     left_over, done = [], 0
-    for name, tensor in stream_tensors(files):
+    for name, read in open_tensors(files):
         target = missing.pop(name, None)
-        if target is not None:
-            fill(name, target, tensor)
-        elif name != tied and not name.endswith(IGNORED_SUFFIXES):
-            left_over.append(name)
-        done += tensor.nbytes
+        if target is None:
+            if name != tied and not name.endswith(IGNORED_SUFFIXES):
+                left_over.append(name)
+            continue
+        if target.module not in held or not name.endswith(".weight"):
+            tensor = read()
+            fill(name, target.place, tensor)
+            done += tensor.nbytes
+        parts[target.module] -= 1
+        if not parts[target.module]:
+            ready(target.module)
         if progress is not None:
             progress(done, total)
     if missing or left_over:
@@ -161,19 +135,20 @@ def incomplete(missing: list[str], left_over: list[str]) -> CheckpointError:
     )
 
 
-def targets(model: Decoder, spec: ModelSpec) -> dict[str, Tensor]:
-    """Checkpoint name → the place it is copied to, a view of one of the model's weights.
+def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
+    """Checkpoint name → where it is copied to.
 
     q, k and v are row ranges of one matrix: with 8 query and 2 KV heads of 64, rows 0 … 511,
     512 … 639 and 640 … 767 of `qkv`. Expert e is the e-th matrix of its layer's.
     """
     parameters = dict(model.named_parameters())
     q, kv = spec.q_size, spec.kv_size
-    found: dict[str, Tensor] = {}
+    found: dict[str, Target] = {}
     for pattern, (module, part) in model.weights.items():
         for i in range(spec.num_layers if "{i}" in pattern else 1):
             for suffix in (".weight", ".bias"):
-                parameter = parameters.get(module.format(i=i) + suffix)
+                owner = module.format(i=i)
+                parameter = parameters.get(owner + suffix)
                 if parameter is None:
                     continue
                 experts = spec.experts.count if spec.experts and "{e}" in pattern else 0
@@ -185,7 +160,7 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Tensor]:
                     parts = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
                     parts |= {"gate": (0, inner), "up": (inner, inner)}
                     rows = place.narrow(0, *parts[part]) if part else place
-                    found[pattern.format(i=i, e=e) + suffix] = rows
+                    found[pattern.format(i=i, e=e) + suffix] = Target(rows, owner)
     if spec.tied:
         found.pop("lm_head.weight", None)
     return found

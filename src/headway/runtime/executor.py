@@ -28,10 +28,10 @@ from headway.core.resolve import Settings
 from headway.runtime.attention import allocate_kv, choose_attention
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, Mirror
-from headway.runtime.checkpoint import Progress, fill_randomly, load_weights
-from headway.runtime.experts import ExpertLinear
+from headway.runtime.checkpoint import Progress
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Build, Linear, Step
+from headway.runtime.loading import load_model
 from headway.runtime.models import MODELS, Decoder
 from headway.runtime.native.linear import PackedWeight
 from headway.runtime.native.quantized import PackedLevels
@@ -39,6 +39,7 @@ from headway.runtime.native.sampling import NativeSampling
 from headway.runtime.probe import Probe, use_threads
 from headway.runtime.rope import RopeTable
 from headway.runtime.sampler import NO_TOKEN, Sampler
+from headway.runtime.weight_cache import Lookup
 
 PROMPT_LOGPROB_ROWS = 64
 
@@ -53,6 +54,7 @@ class TorchExecutor:
         settings: Settings,
         machine: Machine,
         progress: Progress | None = None,
+        lookup: Lookup | None = None,
     ) -> None:
         self.spec, self.settings = spec, settings
         self.device = settings.device
@@ -68,16 +70,9 @@ class TorchExecutor:
             device=self.device,
         )
         self.model = Decoder(build, MODELS[spec.architecture])
-        if settings.load_format == "dummy":
-            fill_randomly(self.model, settings.seed)
-        else:
-            load_weights(self.model, spec, folder, progress)
-        self.linears = []
-        for name, module in self.model.named_modules():
-            if isinstance(module, Linear | ExpertLinear):
-                module.kernel = self.kernels.linear_for(name)
-                module.prepare()
-                self.linears.append(module)
+        self.linears = load_model(
+            self.model, spec, settings, self.kernels, folder, progress, lookup
+        )
         try:
             self.ropes = [
                 RopeTable(rope, spec.head_dim, settings.max_model_len, self.device)
@@ -91,7 +86,7 @@ class TorchExecutor:
                 self.device,
                 attention.kv_layer,
             )
-        except RuntimeError as error:  # torch's out-of-memory is one
+        except (RuntimeError, OSError) as error:  # torch's out-of-memory is one, ENOMEM another
             raise CapacityError(
                 f"KV cache and rope tables could not be allocated: {str(error)[:200]}.",
                 "Lower --kv-memory or --max-model-len.",

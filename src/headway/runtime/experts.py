@@ -36,6 +36,22 @@ class ExpertLinear(nn.Module):
         if self.packed and not self.kernel.few_rows:
             self.weight = None
 
+    def restore(self, prepared: list[Any]) -> None:
+        """Take weights that were prepared before, in place of `prepare`."""
+        self.prepared, self.packed, self.weight = prepared, True, None
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of every expert's matrix, before they are prepared."""
+        assert self.weight is not None
+        count, outputs, inputs = self.weight.shape
+        return [(outputs, inputs)] * count
+
+    @property
+    def matrices(self) -> list[Any]:
+        """The prepared matrices."""
+        return self.prepared
+
     @property
     def prepared_bytes(self) -> int:
         """Bytes of the prepared weights beside the plain ones."""

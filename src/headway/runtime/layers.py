@@ -62,6 +62,23 @@ class Linear(nn.Module):
         if self.prepared is not self.weight and not self.kernel.few_rows:
             self.weight = None
 
+    def restore(self, prepared: list[Any]) -> None:
+        """Take a weight that was prepared before, in place of `prepare`."""
+        (self.prepared,) = prepared
+        self.weight = None
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of the matrix, before it is prepared."""
+        assert self.weight is not None
+        outputs, inputs = self.weight.shape
+        return [(outputs, inputs)]
+
+    @property
+    def matrices(self) -> list[Any]:
+        """The prepared matrix."""
+        return [self.prepared]
+
     @property
     def prepared_bytes(self) -> int:
         """Bytes of the prepared weight beside the plain one."""

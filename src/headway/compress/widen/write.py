@@ -20,7 +20,8 @@ from headway.compress.widen.shapes import Shape
 from headway.compress.widen.tensors import Entry, entries
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.model_spec import DTYPE_BYTES, read_json, read_model_spec
-from headway.runtime.checkpoint import Progress, find_files, stream_tensors
+from headway.runtime.checkpoint import Progress, stream_tensors
+from headway.runtime.checkpoint_files import find_files
 
 COPIED = (
     "tokenizer.json",

@@ -120,6 +120,11 @@ class EngineOptions:
     quantization_group: int = option(
         64, "Inputs that share a scale in int4: 32, 64 or 128.", low=32, high=128
     )
+    weight_cache: Bytes = option(
+        Bytes(10_000_000_000),
+        "Disk for rounded weights, kept for the next start; the least recently used go; 0 is off.",
+        low=0,
+    )
     threads: int | None = option(None, "CPU threads the model computes with.", low=1, high=1024)
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", low=0)
     executor: str = option(

@@ -13,6 +13,7 @@ from torch import Tensor
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
+from headway.runtime.memory import zeros
 from headway.runtime.native.library import TYPES, NativeLibrary, address
 
 KV_TYPES = {**TYPES, torch.int8: 3}
@@ -42,10 +43,15 @@ class NativeKVLayer(KVLayer):
         cls, shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, device: str
     ) -> Self:
         blocks, block_size, kv_heads, head_dim = shape
-        k = torch.zeros(blocks, kv_heads, head_dim, block_size, dtype=dtype)
-        v = torch.zeros(k.numel() + SPARE, dtype=dtype)[: k.numel()]
+        """Pages take memory when tokens first lie in them."""
+        size = blocks * kv_heads * head_dim * block_size
+        k, v = (
+            torch.frombuffer(zeros((size + SPARE) * dtype.itemsize), dtype=dtype)[:size]
+            for _ in range(2)
+        )
         scales = (blocks, kv_heads, block_size) if dtype == torch.int8 else (0,)
         k_scale, v_scale = torch.zeros(2, *scales)
+        k = k.view(blocks, kv_heads, head_dim, block_size)
         return cls(k, v.view(blocks, kv_heads, block_size, head_dim), group, k_scale, v_scale)
 
     @property

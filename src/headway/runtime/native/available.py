@@ -3,6 +3,13 @@
 from pathlib import Path
 
 
+def compiled_module() -> Path:
+    """The file of the compiled kernels; only where `best_instruction_set` names one."""
+    from headway.runtime.native import _native
+
+    return Path(_native.__file__)
+
+
 def best_instruction_set() -> tuple[str, str]:
     """(its name, why), or ("", why there is none): avx512, avx2 or portable.
 

@@ -100,15 +100,34 @@ class NativeQuantizedLinear:
     def _empty(self, outputs: int, inputs: int) -> PackedLevels:
         """Room for a weight; scales of outputs that only fill the last panel are 0."""
         assert inputs <= MOST_INPUTS
+        panels, scales = self._sizes(outputs, inputs)
+        return PackedLevels(
+            torch.empty(panels, dtype=torch.uint8),
+            torch.zeros(scales) if scales else None,
+            outputs,
+            inputs,
+            self.group,
+        )
+
+    def _sizes(self, outputs: int, inputs: int) -> tuple[int, int]:
+        """(bytes of all panels, scales beside them)."""
         width = 2 * self._library.lanes
-        panels, scales = -(-outputs // width), None
+        panels = -(-outputs // width)
         if self.group:
-            panel_bytes = -(-inputs // self.group) * width * (2 + self.group // 2)
-        else:
-            panel_bytes = self._padded(inputs) * width
-            scales = torch.zeros(panels * width)
-        numbers = torch.empty(panels * panel_bytes, dtype=torch.uint8)
-        return PackedLevels(numbers, scales, outputs, inputs, self.group)
+            groups = -(-inputs // self.group)
+            return panels * groups * width * (2 + self.group // 2), 0
+        return panels * width * self._padded(inputs), panels * width
+
+    def blob_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of a weight's panels and scales."""
+        panels, scales = self._sizes(outputs, inputs)
+        return panels + 4 * scales
+
+    def from_blob(self, blob: Tensor, outputs: int, inputs: int) -> PackedLevels:
+        """The weight whose panels, and then scales, these bytes are."""
+        panels, scales = self._sizes(outputs, inputs)
+        beside = blob[panels:].view(torch.float32) if scales else None
+        return PackedLevels(blob[:panels], beside, outputs, inputs, self.group)
 
     def _padded(self, inputs: int) -> int:
         """Bytes of a row of `inputs` numbers."""

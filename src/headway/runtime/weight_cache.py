@@ -1,0 +1,256 @@
+"""Packed weights on disk, so that a second start neither reads the checkpoint nor rounds it.
+
+A file is named by all that its bytes depend on: the content of the checkpoint, type and format, the
+compiled kernels and their instruction set. It is believed only after its size, its header and every
+blob have been compared with their SHA-256, over the copy in memory that is then used; anything else
+is ignored and written anew. Files are the user's alone (0600 in a folder of 0700), appear whole by
+a rename, and the least recently used go when together they are beyond the limit. Nothing here needs
+torch: a lookup runs while it is imported.
+
+    headway weights 1\\n | SHA-256 of the header | its length, 8 bytes | header, JSON | blobs, from
+    multiples of 64 on
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import stat
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import HeadwayError
+from headway.runtime.checkpoint_files import MALFORMED
+from headway.runtime.memory import zeros
+from headway.runtime.weight_key import Key, make_own, open_own
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"headway weights 1\n"
+START = len(MAGIC) + hashlib.sha256().digest_size + 8
+MAX_HEADER_BYTES = 1 << 26
+ALIGNMENT = 64
+SUFFIX, UNFINISHED = ".weights", ".part"
+ABANDONED_S = 3600.0
+"""A file that a dead writer left unfinished."""
+HASHED_AT_ONCE = 1 << 24
+READERS = 4
+
+Blobs = dict[str, list[memoryview]]
+"""Name → its bytes, in parts."""
+Found = dict[str, memoryview]
+"""Name → its bytes, in memory that is ours alone."""
+
+
+def default_folder() -> Path | None:
+    """$XDG_CACHE_HOME/headway/weights, usually ~/.cache/headway/weights; None without a home."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "headway" / "weights"
+    except RuntimeError:
+        return None
+
+
+class WeightCache:
+    """The files of one folder, at most `limit_bytes` together."""
+
+    def __init__(self, folder: Path, limit_bytes: int, clock: Clock | None = None) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self._clock = clock or SystemClock()
+
+    def path(self, key: str) -> Path:
+        """The file of what `key` describes."""
+        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
+
+    def read(self, key: str) -> Found | None:
+        """The blobs stored under `key`, verified; None where there are none to be trusted."""
+        path = self.path(key)
+        try:
+            with open_own(path) as file:
+                found = read_blobs(file, key)
+            if found is not None:
+                now_s = self._clock.wall_s()
+                os.utime(path, (now_s, now_s))
+        except FileNotFoundError:
+            return None
+        except (OSError, *MALFORMED) as error:
+            log.warning("packed weights in %s are not used: %s", path, error)
+            return None
+        return found
+
+    def write(self, key: str, blobs: Blobs) -> None:
+        """Keep `blobs` under `key`, dropping the least recently used files for their room."""
+        header, offsets, num_bytes = header_of(key, blobs)
+        if num_bytes > self.limit_bytes:
+            log.info("packed weights of %d bytes are beyond the cache's limit", num_bytes)
+            return
+        try:
+            make_own(self.folder)
+            self.trim(self.limit_bytes - num_bytes)
+            self._write(self.path(key), header, blobs, offsets, num_bytes)
+            self.trim(self.limit_bytes)
+        except OSError as error:
+            log.warning("packed weights are not kept in %s: %s", self.folder, error)
+
+    def _write(
+        self, path: Path, header: bytes, blobs: Blobs, offsets: dict[str, int], num_bytes: int
+    ) -> None:
+        handle, name = tempfile.mkstemp(UNFINISHED, dir=self.folder)  # 0600
+        try:
+            with open(handle, "wb") as file:
+                file.write(header)
+                for blob, parts in blobs.items():
+                    file.seek(offsets[blob])
+                    for part in parts:
+                        file.write(part)
+                file.truncate(num_bytes)
+            now_s = self._clock.wall_s()
+            os.utime(name, (now_s, now_s))
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def trim(self, limit_bytes: int) -> None:
+        """Remove the least recently used files until at most `limit_bytes` are left."""
+        kept = 0
+        for _, size, path in sorted(self._files(SUFFIX), reverse=True):
+            kept += size
+            if kept > limit_bytes:
+                path.unlink(missing_ok=True)
+                kept -= size
+        for used_s, _, path in self._files(UNFINISHED):
+            if used_s < self._clock.wall_s() - ABANDONED_S:
+                path.unlink(missing_ok=True)
+
+    def _files(self, suffix: str) -> Iterator[tuple[float, int, Path]]:
+        """(last use, bytes, path) of files; one that goes away meanwhile is none."""
+        for path in self.folder.glob("*" + suffix):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat()
+                yield found.st_mtime, found.st_size, path
+
+    def check_integrity(self) -> None:
+        """The files are the user's alone and within the limit, and nothing else is there."""
+        files = list(self._files(SUFFIX))
+        assert sum(size for _, size, _ in files) <= self.limit_bytes
+        if self.folder.exists():
+            assert stat.S_IMODE(self.folder.stat().st_mode) == 0o700
+        for _, _, path in files:
+            assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+
+
+def header_of(key: str, blobs: Blobs) -> tuple[bytes, dict[str, int], int]:
+    """(the file's beginning, where each blob lies, bytes of the file)."""
+    lengths = {name: sum(part.nbytes for part in parts) for name, parts in blobs.items()}
+    with ThreadPoolExecutor(READERS) as pool:
+        digests = dict(zip(blobs, pool.map(digest_of, blobs.values()), strict=True))
+    entries: dict[str, tuple[int, int, str]] = {}
+    at = 0
+    for name, length in lengths.items():
+        entries[name] = (at, length, digests[name])
+        at += -(-length // ALIGNMENT) * ALIGNMENT
+    text = json.dumps({"key": key, "bytes": at, "blobs": entries}).encode()
+    text += b" " * (-(START + len(text)) % ALIGNMENT)
+    first = START + len(text)
+    header = MAGIC + hashlib.sha256(text).digest() + struct.pack("<Q", len(text)) + text
+    return header, {name: first + begin for name, (begin, _, _) in entries.items()}, first + at
+
+
+def digest_of(parts: list[memoryview]) -> str:
+    """SHA-256 of the parts one after the other."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def read_blobs(file: Any, key: str) -> Found | None:
+    """The blobs of an open file, each compared with its digest; None for another key's.
+
+    Raises ValueError, or what JSON and arithmetic raise, when the file is not what was written.
+    """
+    head = file.read(START)
+    if len(head) < START or not head.startswith(MAGIC):
+        raise ValueError("it does not begin as packed weights do")
+    (length,) = struct.unpack("<Q", head[-8:])
+    if length > MAX_HEADER_BYTES:
+        raise ValueError("its header claims to be huge")
+    text = file.read(length)
+    if hashlib.sha256(text).digest() != head[len(MAGIC) : -8]:
+        raise ValueError("its header is damaged")
+    header = json.loads(text)
+    first, num_bytes = START + length, header["bytes"]
+    if header["key"] != key:
+        return None
+    if os.fstat(file.fileno()).st_size != first + num_bytes:
+        raise ValueError("it is truncated")
+    memory = memoryview(zeros(num_bytes))
+    found = {
+        name: memory[begin : begin + size] for name, (begin, size, _) in header["blobs"].items()
+    }
+
+    def verify(name: str) -> bool:
+        begin, _, digest = header["blobs"][name]
+        return bool(fill(file.fileno(), first + begin, found[name]) == digest)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        if not all(pool.map(verify, found)):
+            raise ValueError("its numbers are damaged")
+    return found
+
+
+def fill(handle: int, begin: int, memory: memoryview) -> str:
+    """Read so many bytes from `begin` on into `memory`; their SHA-256."""
+    digest = hashlib.sha256()
+    for at in range(0, len(memory), HASHED_AT_ONCE):
+        part = memory[at : at + HASHED_AT_ONCE]
+        done = 0
+        while done < len(part):
+            count = os.preadv(handle, [part[done:]], begin + at + done)
+            if not count:
+                raise ValueError("it is truncated")
+            done += count
+        digest.update(part)
+    return digest.hexdigest()
+
+
+class Lookup:
+    """A search that runs in a thread of its own while the rest of the program is imported."""
+
+    def __init__(self, cache: WeightCache, key: Key) -> None:
+        self.instruction_set = key.instruction_set
+        self._cache, self._key = cache, key
+        self._text: str | None = None
+        self._found: Found | None = None
+        self._thread = threading.Thread(target=self._search, name="weight cache", daemon=True)
+        self._thread.start()
+
+    def _search(self) -> None:
+        try:
+            self._text = self._key.text(self._cache.folder / "digests")
+        except (OSError, HeadwayError):  # loading says what is wrong with it
+            return
+        self._found = self._cache.read(self._text)
+
+    def result(self) -> Found | None:
+        """What the cache has, or None; waits for the search."""
+        self._thread.join()
+        found, self._found = self._found, None
+        return found
+
+    def store(self, blobs: Blobs) -> None:
+        """Write `blobs` in the background; a process that ends waits for it."""
+        text = self._text
+        if text is not None and blobs:
+            write = threading.Thread(
+                target=self._cache.write, args=(text, blobs), name="weight cache writer"
+            )
+            write.start()

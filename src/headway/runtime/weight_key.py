@@ -1,0 +1,126 @@
+"""What packed weights depend on, as text: equal text, equal bytes.
+
+The checkpoint counts by its content. A SHA-256 of 1 GB takes half a second, so it is remembered for
+a file whose size, inode and times of change are still the same, as git does.
+"""
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway import __version__
+from headway.core.clock import Clock, SystemClock
+from headway.core.quantization import EXCEPTIONS
+from headway.core.resolve import Settings
+from headway.runtime.checkpoint_files import MALFORMED, find_files
+
+LAYOUT = 1
+"""Counted up when Python fuses or names the layers of a model otherwise."""
+SETTLED_S = 2.0
+"""A file changed later than so long ago may change again without a new time."""
+MOST_REMEMBERED = 256
+HASHERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One model folder, packed for some settings by the kernels of one instruction set."""
+
+    folder: Path
+    settings: Settings
+    instruction_set: str
+    kernels: Path
+    """The compiled module."""
+
+    def text(self, digests: Path, clock: Clock | None = None) -> str:
+        """JSON of all of it; digests of files are remembered in `digests`.
+
+        Raises OSError and CheckpointError where the files cannot be read.
+        """
+        files = [self.folder / "config.json", *find_files(self.folder), self.kernels]
+        clock = clock or SystemClock()
+        with ThreadPoolExecutor(HASHERS) as pool:
+            found = list(pool.map(lambda path: content_digest(path, digests, clock), files))
+        quantization = self.settings.quantization
+        facts = {
+            "version": __version__,
+            "layout": LAYOUT,
+            "instruction_set": self.instruction_set,
+            "dtype": self.settings.dtype,
+            "format": str(quantization),
+            "exceptions": EXCEPTIONS.get(quantization.format, {}),
+            "files": [[path.name, digest] for path, digest in zip(files, found, strict=True)],
+        }
+        return json.dumps(facts, sort_keys=True)
+
+
+def content_digest(path: Path, digests: Path, clock: Clock) -> str:
+    """SHA-256 of a file, remembered while it is the same file unchanged."""
+    path = path.resolve()
+    note = digests / (hashlib.sha256(bytes(path)).hexdigest() + ".json")
+    before = identity(path)
+    known = remembered(note, before)
+    if known is not None:
+        return known
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    changed_s = max(before[1:3]) / 1e9
+    if identity(path) == before and changed_s < clock.wall_s() - SETTLED_S:
+        remember(note, before, digest)
+    return digest
+
+
+def identity(path: Path) -> list[int]:
+    """Size, times of change in ns, inode and device."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+
+
+def remembered(note: Path, of: list[int]) -> str | None:
+    """The digest that `note` holds for a file of this identity."""
+    try:
+        with open_own(note) as file:
+            found = json.loads(file.read())
+        if found["identity"] == of and len(bytes.fromhex(found["sha256"])) == 32:
+            return str(found["sha256"])
+    except (OSError, *MALFORMED):
+        pass
+    return None
+
+
+def remember(note: Path, of: list[int], digest: str) -> None:
+    """Write `note`, and drop the oldest beyond MOST_REMEMBERED; where it cannot be, nothing."""
+    try:
+        make_own(note.parent)
+        handle, name = tempfile.mkstemp(".part", dir=note.parent)
+        with open(handle, "w") as file:
+            json.dump({"identity": of, "sha256": digest}, file)
+        os.replace(name, note)
+        notes = sorted(note.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in notes[:-MOST_REMEMBERED]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        pass
+
+
+def make_own(folder: Path) -> None:
+    """A folder that is the user's alone."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+        folder.chmod(0o700)
+
+
+def open_own(path: Path) -> Any:
+    """A regular file of this user's that nobody else may write, for reading; OSError otherwise."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        os.close(handle)
+        raise PermissionError(f"{path} is not this user's alone")
+    return open(handle, "rb", buffering=0)
