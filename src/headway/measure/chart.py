@@ -7,7 +7,10 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 360, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 42
-COLOURS = ("#0b6e4f", "#c8553d", "#3d5a98", "#8a8a8a")
+COLOURS = (
+    *("#0b6e4f", "#c8553d", "#3d5a98", "#8a8a8a"),
+    *("#b5892e", "#7a4b94", "#2f9fb0", "#444444"),
+)
 
 Line = Sequence[tuple[float, float]]
 
