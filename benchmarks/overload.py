@@ -79,7 +79,7 @@ def ramp(
         talks = conversations(mix, times, seed)
         found = drive(url, [Stream(conversations=talks)], seed=seed, drain_s=patience_s(mix))
         met = [not_missed(x, slos) for x in found.exchanges[0]]
-        goodput = sum(met) / given.ramp_seconds
+        goodput = rate * sum(met) / len(met)
         data["ramp"].append(
             {"contender": server.name, "rate": rate, "goodput": goodput, "met": met}
         )
@@ -206,11 +206,10 @@ def table_row(data: Data, name: str, run: int) -> list[str]:
 def share_draws(data: Data, name: str, met: Sequence[float]) -> np.ndarray:
     """Bootstrapped goodput of the overload over that of the peak."""
     peak = peak_of(data, name)
-    peak_s = float(data["given"]["ramp_seconds"])
     if not met or not sum(peak["met"]):
         return np.array([np.nan])
     top = resampled(met).mean(axis=1) * len(met) / seconds_of(data, name, "overload")
-    draw = resampled([float(m) for m in peak["met"]]).mean(axis=1) * len(peak["met"]) / peak_s
+    draw = resampled([float(m) for m in peak["met"]]).mean(axis=1) * peak["rate"]
     return np.where(draw > 0, top / np.maximum(draw, 1e-12), np.nan)
 
 

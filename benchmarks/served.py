@@ -292,8 +292,8 @@ async def driven(
                 load.write_ahead(stream.conversations)
             loads.append(load)
         with quiet_gc():
+            clock.start()
             async with Pulse(clock) as pulse:
-                clock.start()
                 await put_on(loads, streams, seconds, drain_s)
                 cost = pulse.cost()
     exchanges = [load.exchanges for load in loads]
