@@ -1,11 +1,12 @@
 """Who gets what when one user asks for too much: `python benchmarks/fairness.py [FOLDER]`.
 
 Nine users send at one rate each, a tenth twenty times as much, so that together they want `--load`
-times what the server can do (measured first, with a queue that is never empty). Each of the nine is
-also alone on the server with the very same requests, for the first `--solo-seconds` of them: its
-solo goodput. Every user has a key of its own. Then all users of `--weights` have more waiting than
-the server takes, for 300 s, and the tokens each was served, prompt and answer, are set beside its
-weight, which its service class has; they are counted after the first tenth of the time.
+times what the server can do (measured under the first policy with a queue that is never empty).
+Each of the nine is also alone on the server with the very same requests, for the first
+`--solo-seconds` of them: its solo goodput. Every user has a key of its own. Then all users of
+`--weights` have more waiting than the server takes, for 300 s, and the tokens each was served,
+prompt and answer, are set beside its weight, which its service class has; they are counted after
+the first tenth of the time.
 
     python benchmarks/fairness.py --json fairness.json --plot docs/images/fairness.svg
 
@@ -127,6 +128,7 @@ def crowd(given: argparse.Namespace, data: Data, name: str, own: str, chat: Kind
         with server.running() as url:
             warm_up(url, [chat], given.warmup, seed=given.seed + 1, api_key=heavy.key)
             capacity = given.capacity or requests_per_s(given, url, heavy, chat)
+            given.capacity = capacity  # the next policies get the same load
             rate = given.load * capacity / (HEAVY + given.light)
             data["rates"][name] = {"capacity": capacity, "rate": rate}
             say(f"{name}: {capacity:.1f} requests/s at most, {rate:.2f}/s of each, {HEAVY:g}x one")

@@ -247,6 +247,7 @@ def main() -> None:
     parser.add_argument("--after", type=float, default=60.0, help="seconds at the normal rate")
     parser.add_argument("--run", type=int, default=10, help="good requests in a row are normal")
     contender_options(parser)
+    parser.set_defaults(policies=["fcfs", "slo", "slo+shed"])
     run_script(parser.parse_args(), measure, tables, panels)
 
 

@@ -104,7 +104,9 @@ def peer(text: str) -> Server:
 
 def contender_options(parser: argparse.ArgumentParser, peers: bool = True) -> None:
     """Which servers take turns."""
-    parser.add_argument("--policies", type=names, default=list(POLICIES))
+    parser.add_argument(
+        "--policies", type=names, default=list(POLICIES), help="slo+shed: with --late shed"
+    )
     parser.add_argument(
         "--contender", action="append", default=[], help="NAME=FLAGS, instead of --policies"
     )
@@ -117,9 +119,13 @@ def names(text: str) -> list[str]:
 
 
 def contender_flags(given: argparse.Namespace) -> list[tuple[str, str]]:
-    """Name and flags of each server of ours: ("slo", "--policy slo")."""
+    """Name and flags of each server of ours: slo+shed is --policy slo --late shed."""
     pairs = [named(text) for text in given.contender]
-    return pairs or [(name, f"--policy {name}") for name in given.policies]
+    return pairs or [(name, policy_flags(*name.split("+"))) for name in given.policies]
+
+
+def policy_flags(policy: str, late: str = "serve") -> str:
+    return f"--policy {policy} --late {late}"
 
 
 def contenders(given: argparse.Namespace, mix: Sequence["Kind"]) -> list[Server]:
