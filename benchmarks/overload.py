@@ -1,9 +1,9 @@
 """What a server does with five times its load: `python benchmarks/overload.py [FOLDER]`.
 
-First the rate is raised step by step until goodput falls: its peak. Then one open loop sends at the
-normal rate (a share of the peak's), at five times the peak's rate for 60 s, and at the normal rate
-again. Told are goodput in the overload beside the peak, how soon refusals came (both cores are
-busy), and when the first run of requests in a row was within its objectives again.
+First the rate is raised step by step until goodput falls: its peak. Then one open loop sends at 70%
+of the peak a second, at five times the peak for 60 s, and at 70% again. Told are goodput in the
+overload beside the peak, how soon refusals came (both cores are busy), and when the first run of
+requests in a row was within its objectives again.
 
     python benchmarks/overload.py FOLDER --flags "--quantization int8" \\
         --json overload.json --plot docs/images/overload.svg
@@ -12,8 +12,12 @@ By default it takes the embedded model; each policy has a server of its own, the
 """
 
 import argparse
-from collections.abc import Sequence
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -59,20 +63,34 @@ def measure(given: argparse.Namespace, data: Data) -> None:
     """The ramp and the overload, server by server."""
     mix = [k.scaled(given.length_scale, given.slo_scale) for k in MIXES[given.mix]]
     data["phases"], data["ramp"] = {}, []
-    for server in contenders(given, mix):
-        with server.running() as url:
-            warm_up(url, mix, given.warmup, seed=given.seed + 1)
-            peak_rate = ramp(given, data, server, url, mix)
-            overload(given, data, server, url, mix, peak_rate)
-        keep(given, data)
+    with class_flags(given, mix) as told:
+        for server in contenders(given, mix, told):
+            with server.running() as url:
+                warm_up(url, mix, given.warmup, seed=given.seed + 1)
+                peak = ramp(given, data, server, url, mix)
+                overload(given, data, server, url, mix, peak)
+            keep(given, data)
+
+
+@contextmanager
+def class_flags(given: argparse.Namespace, mix: Sequence[Kind]) -> Iterator[str]:
+    """The flag of a class file with objectives and `--limits`; "" without limits."""
+    if not given.limits:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rows = {k.name: {"slo": str(k.slo), "limits": json.loads(given.limits)} for k in mix}
+        file = Path(folder, "classes.yaml")
+        file.write_text(json.dumps(rows))  # JSON is YAML too
+        yield f"--classes {file}"
 
 
 def ramp(
     given: argparse.Namespace, data: Data, server: Server, url: str, mix: Sequence[Kind]
 ) -> float:
-    """The offered rate of the highest goodput; steps are noted in `data["ramp"]`."""
+    """The highest goodput a second; steps are noted in `data["ramp"]`."""
     slos = {kind.name: kind.slo for kind in mix}
-    rate, best, below, step = given.from_rate, (0.0, given.from_rate), 0, 0
+    rate, best, below, step = given.from_rate, 0.0, 0, 0
     while below < 2 and step < given.most_steps:
         seed = 1000 * (given.seed + 1) + step
         times = arrivals(rate, given.ramp_seconds, seed)
@@ -85,10 +103,10 @@ def ramp(
         )
         data["clients"].append(found.client)
         say(f"{server.name}: {goodput:.2f} good of {rate:.2f}/s")
-        below = below + 1 if goodput < FALLING * best[0] else 0
-        best = max(best, (goodput, rate))
+        below = below + 1 if goodput < FALLING * best else 0
+        best = max(best, goodput)
         rate, step = rate * given.factor, step + 1
-    return best[1]
+    return best or given.from_rate
 
 
 def not_missed(x, slos) -> bool:  # type: ignore[no-untyped-def]
@@ -107,13 +125,13 @@ def overload(
     server: Server,
     url: str,
     mix: Sequence[Kind],
-    peak_rate: float,
+    peak: float,
 ) -> None:
     """Normal, overload, normal, in one open loop."""
-    normal = given.normal * peak_rate
+    normal = given.normal * peak
     plan = [
         ("before", normal, given.before),
-        ("overload", given.times * peak_rate, given.seconds),
+        ("overload", given.times * peak, given.seconds),
         ("after", normal, given.after),
     ]
     times, begin_s, phases = [], 0.0, {}
@@ -240,11 +258,12 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=1.3, help="from one step to the next")
     parser.add_argument("--ramp-seconds", type=float, default=30.0, help="of each step")
     parser.add_argument("--most-steps", type=int, default=20)
-    parser.add_argument("--times", type=float, default=5.0, help="of the peak's rate")
+    parser.add_argument("--times", type=float, default=5.0, help="of the highest goodput")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")
-    parser.add_argument("--normal", type=float, default=0.7, help="of the peak's rate")
+    parser.add_argument("--normal", type=float, default=0.7, help="of the highest goodput")
     parser.add_argument("--before", type=float, default=20.0, help="seconds at the normal rate")
     parser.add_argument("--after", type=float, default=60.0, help="seconds at the normal rate")
+    parser.add_argument("--limits", help='of each class, as JSON: {"queue_seconds": 1.5}')
     parser.add_argument("--run", type=int, default=10, help="good requests in a row are normal")
     contender_options(parser)
     parser.set_defaults(policies=["fcfs", "slo", "slo+shed"])

@@ -128,9 +128,9 @@ def policy_flags(policy: str, late: str = "serve") -> str:
     return f"--policy {policy} --late {late}"
 
 
-def contenders(given: argparse.Namespace, mix: Sequence["Kind"]) -> list[Server]:
+def contenders(given: argparse.Namespace, mix: Sequence["Kind"], told: str = "") -> list[Server]:
     """Our server under each policy, told what each kind was promised, and the peers."""
-    flags = f"{given.flags} {objectives(mix)}"
+    flags = f"{given.flags} {told or objectives(mix)}"
     ours = [headway(name, given.folder, f"{flags} {own}") for name, own in contender_flags(given)]
     return ours + [peer(text) for text in given.peer]
 
