@@ -7,7 +7,11 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 360, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 42
-COLOURS = ("#0b6e4f", "#c8553d", "#3d5a98", "#8a8a8a")
+LEGEND = 110
+COLOURS = (
+    *("#0b6e4f", "#c8553d", "#3d5a98", "#8a8a8a"),
+    *("#b5892e", "#7a4b94", "#2f9fb0", "#444444"),
+)
 
 Line = Sequence[tuple[float, float]]
 
@@ -26,7 +30,9 @@ class Panel:
 def chart(panels: Sequence[Panel]) -> str:
     """The SVG of all panels, their legend below."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    width, height = WIDTH * len(panels), HEIGHT + 24
+    width = WIDTH * len(panels)
+    columns = max(1, (width - LEFT) // LEGEND)
+    height = HEIGHT + 8 + 16 * -(-len(names) // columns)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
@@ -36,11 +42,9 @@ def chart(panels: Sequence[Panel]) -> str:
         parts.append(f'<g transform="translate({number * WIDTH} 0)">')
         parts += [*draw(panel, names), "</g>"]
     for number, name in enumerate(names):
-        x = LEFT + number * 110
-        parts.append(
-            f'<path d="M{x} {HEIGHT + 8}h18" stroke="{COLOURS[number]}" stroke-width="2"/>'
-        )
-        parts.append(text(x + 24, HEIGHT + 12, name, "start"))
+        x, y = LEFT + number % columns * LEGEND, HEIGHT + 8 + number // columns * 16
+        parts.append(f'<path d="M{x} {y}h18" stroke="{COLOURS[number]}" stroke-width="2"/>')
+        parts.append(text(x + 24, y + 4, name, "start"))
     return "\n".join([*parts, "</svg>", ""])
 
 
