@@ -18,6 +18,7 @@ from headway.core.errors import RequestError, ServerFaultError
 from headway.server import page
 from headway.server.errors import error_response, speaks_anthropic
 from headway.server.keys import Caller, Keyring
+from headway.server.rates import Meter
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ class Doors:
         if client_id and len(client_id) <= 200 and client_id.isascii() and client_id.isprintable():
             extra.append((b"x-client-request-id", client_id.encode()))
         started = False
-        scope["meters"] = meters = []
+        meters: list[Meter] = []
+        scope["meters"] = meters
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
