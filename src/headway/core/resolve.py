@@ -52,7 +52,7 @@ class Settings:
     policy: str = "fcfs"
     late: str = "serve"
     long_prefill_s: float = 1.5
-    lane_share: float = 0.25
+    lane_share: float = 0.1
     aging_tokens: int = 16_384
     prefix_cache: str = "cost"
     """What goes first of the blocks that are kept; "" keeps none."""

@@ -70,8 +70,8 @@ class EngineOptions:
         unit="seconds",
     )
     lane_share: float = option(
-        0.25,
-        "Policy slo: share of the time for prompts that long and late ones get beside others.",
+        0.1,
+        "Policy slo: share of the time for prompts that long ones get beside others.",
         low=0.01,
         high=0.99,
     )

@@ -4,18 +4,18 @@ Who is behind is sorted anew in each step:
 
     aged     overtaken by more than its bound in tokens that came later: by arrival
     ahead    short, and can still make it: by deadline (`policy.on_time`)
-    lane     long by its predicted prefill, or too late to make it: those in time by deadline,
-             then what is left of the late, shortest first
+    late     short, and too late to make it: by arrival
+    lane     long by its predicted prefill: those in time by deadline, then the shortest
     idle     of a class that takes only what nobody else wants
 
 A step lasts as long as the decodes beside it can bear, and no longer than `longest_step_s`, for a
-newcomer waits for its end. Its time for prompts is divided by `lane_share`: with a quarter, the
-aged and the lane get a quarter of it while somebody is ahead, and all that those leave. Ten long
-prompts slow a chat by a third and never stop it; a prompt of P tokens is overtaken by its bound
-and 3 P tokens at most, for then nothing that came later goes before it.
+newcomer waits for its end. Its time for prompts is divided by `lane_share`: with a tenth, the aged
+and the lane get a tenth of it while somebody is ahead, and all that those leave. Ten long prompts
+slow a chat a little and never stop it; a prompt of P tokens is overtaken by its bound and 9 P
+tokens at most, for then nothing that came later goes before it.
 
-    decodes 40 ms │ aged, lane 25% │ ahead 75%           │ what is left: lane, then idle
-    0            40               60                   120 ms
+    decodes 40 ms │ aged, lane 10% │ ahead, late 90%     │ what is left: lane, then idle
+    0            40               48                   120 ms
 
 Users who have had more than others present by half the credit of `policy.users` come behind them.
 """
@@ -40,7 +40,8 @@ CATCH_UP = 0.75
 UNHURRIED = 0.6
 """The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
 MIN_CHUNK = 16
-"""Tokens that the first in turn gets however little time is left: prompts never stand still."""
+"""Tokens that the first in turn gets however little time is left, but not in the lane beside
+decodes: those end, and prompts never stand still."""
 LOOKED_UP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
 
@@ -49,7 +50,7 @@ LOOKED_UP = 8
 class SloRules:
     """What can be set. Seconds, tokens, shares of the time for prompts."""
 
-    lane_share: float = 0.25
+    lane_share: float = 0.1
     long_prefill_s: float = 1.5
     longest_step_s: float = 0.25
     aging_tokens: int = 16_384
@@ -75,7 +76,7 @@ class Slo(Fcfs):
         self._lane_waits = False
         self._beside = NOTHING
         self._behind: list[Sequence] = []
-        self._looked_up = 0
+        self._looked_up = self._num_decodes = 0
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""
@@ -171,27 +172,32 @@ class Slo(Fcfs):
         if not behind:
             return
         self.look_up(waiting)
+        self._num_decodes = self._beside.num_sampled
         decode_s = self.cost.seconds(self._beside)
         room_s = max(self._step_s - decode_s, 0.0)
         groups = self.sort(behind, decode_s + room_s, budget)
         reserved_s = room_s * self.rules.lane_share if groups.aged or groups.lane else 0.0
         overdue = any(s.overtaken >= self.limit(s) for s in groups.aged)
-        aged_s = room_s if overdue or not groups.ahead else reserved_s
+        others = groups.ahead or groups.late
+        aged_s = room_s if overdue or not others else reserved_s
         ahead_s = room_s if groups.aged else room_s - reserved_s
-        calm_s = max(min(room_s, self._calm_s - decode_s), reserved_s)
         least = min(MIN_CHUNK, budget)
-        for group, until_s, firm in (
-            (groups.aged, decode_s + aged_s, True),
-            (groups.ahead, decode_s + ahead_s, False),
-            (groups.lane, decode_s + calm_s, False),
-            (groups.idle, decode_s + calm_s, False),
-        ):
-            for sequence in group:
-                most = max(self.fits(sequence, until_s), least)
-                if most > 0:
-                    before = self._beside
-                    yield Turn(sequence, most, firm)
-                    least = least if self._beside is before else 0
+        yield from self.offer(groups.aged, decode_s + aged_s, least * overdue, firm=True)
+        yield from self.offer(groups.ahead, decode_s + ahead_s, least)
+        yield from self.offer(groups.late, decode_s + ahead_s, 0)
+        calm_s = max(self._calm_s, self.cost.seconds(self._beside) + reserved_s)
+        until_s = min(decode_s + room_s, calm_s)
+        yield from self.offer(groups.lane + groups.idle, until_s, least * (not decodes))
+
+    def offer(
+        self, group: list[Sequence], until_s: float, least: int, *, firm: bool = False
+    ) -> Iterator[Turn]:
+        """Turns of `group` while the step lasts less than `until_s`; its first chunk is `least`."""
+        for sequence in group:
+            first = self._beside.num_sampled == self._num_decodes
+            most = max(self.fits(sequence, until_s), least * first)
+            if most > 0:
+                yield Turn(sequence, most, firm)
 
     def sort(self, behind: list[Sequence], step_s: float, budget: int) -> "Groups":
         """Who is aged, ahead, in the lane or idle, each in order."""
@@ -215,11 +221,17 @@ class Slo(Fcfs):
                 short.append((due, sequence))
         ahead, late, end_s = self.by_users(short, now_s)
         in_time, hopeless, _ = on_time(lane, end_s)
-        late = sorted(late + hopeless, key=missing)
-        self._lane_waits = bool(aged or in_time or late)
         if self.rules.shed:
             self.give_up(late, now_s, token_s)
-        return Groups(aged=sorted(aged, key=arrival), ahead=ahead, lane=in_time + late, idle=idle)
+            self.give_up(hopeless, now_s, token_s)
+        self._lane_waits = bool(aged or in_time or hopeless)
+        return Groups(
+            aged=sorted(aged, key=arrival),
+            ahead=ahead,
+            late=sorted(late, key=arrival),
+            lane=in_time + sorted(hopeless, key=missing),
+            idle=idle,
+        )
 
     def look_up(self, waiting: TypingSequence[Sequence]) -> None:
         """See anew how much of some who wait is in memory: all in turn, a few in each step."""
@@ -310,6 +322,7 @@ class Groups:
 
     aged: list[Sequence]
     ahead: list[Sequence]
+    late: list[Sequence]
     lane: list[Sequence]
     idle: list[Sequence]
 
