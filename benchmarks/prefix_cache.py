@@ -140,8 +140,8 @@ def main() -> None:
     print(f"{TURNS} turns: {two['with_tokens']:.0f} of {two['without_tokens']:.0f} prompt tokens "
           f"computed: {two['ratio_tokens']:.3f}; {two['with_s'] * 1e3:.1f} of "
           f"{two['without_s'] * 1e3:.1f} ms: {two['ratio_s']:.3f} (target 0.3)")  # fmt: skip
-    print(f"unique prompts: {real['with_us']:.2f} and {real['without_us']:.2f} µs a token, with and "
-          f"without: {real['ratio']:.4f}, median {real['median_ratio']:.4f} "
+    print(f"unique prompts: {real['with_us']:.2f} and {real['without_us']:.2f} µs a token, with "
+          f"and without: {real['ratio']:.4f}, median {real['median_ratio']:.4f} "
           "(target 1.01)")  # fmt: skip
     print(f"without a model: {null['with_us']:.3f} and {null['without_us']:.3f} µs a token: "
           f"the cache adds {null['added_us']:.3f} µs")  # fmt: skip
