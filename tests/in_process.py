@@ -69,7 +69,11 @@ def fake_state(**options: Any) -> State:
         telemetry=telemetry,
         rules=make_rules(given, EngineOptions()),
     )
-    return State(models={"tiny": model}, options=given, keyring=Keyring(flags=given.api_key))
+    return State(
+        models={"tiny": model},
+        options=given,
+        keyring=Keyring(flags=given.api_key, share_prefix_cache=given.share_prefix_cache),
+    )
 
 
 class InProcess:
