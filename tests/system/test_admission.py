@@ -6,14 +6,19 @@ second of work and more, whatever machine the tests run on.
 
 import asyncio
 import contextlib
+import os
+import sys
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from live_server import NO_TORCH, LiveServer
+from prometheus_client.parser import text_string_to_metric_families
 
 from headway.server.keys import row_text
 
@@ -282,5 +287,43 @@ async def test_a_second_engine_answers_what_would_be_refused(tiny_model: Path) -
             assert kept.model == "second"
             listed = [card.id async for card in await client.models.list()]
             assert listed == ["m", "second"]
+        told = live.get("/metrics")[1].decode()
+        assert told.count("# TYPE headway:goodput_requests_total counter") == 1
+        names = {family.name for family in text_string_to_metric_families(told)}
+        assert len(names) == told.count("# HELP")
+        assert live.metric("goodput_requests_total", model_name="second") >= 2
     finally:
         live.close()
+
+
+@pytest.mark.hardening
+async def test_refusals_come_at_once_while_the_engine_is_busy(tiny_model: Path) -> None:
+    """300 refusals within 50 ms at p95: steps take long and every core has something to do."""
+    burners = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        for _ in range(os.cpu_count() or 1)
+    ]
+    live = LiveServer(tiny_model, *FULL)
+    try:
+        live.wait_ready()
+        body = {"model": "m", "prompt": SLOW, "max_tokens": 1}
+        spent: list[float] = []
+
+        async def hammer(http: aiohttp.ClientSession) -> None:
+            while len(spent) < 300:
+                begin_s = time.perf_counter()
+                async with http.post("/v1/completions", json=body) as answer:
+                    await answer.read()
+                    if answer.status == 503:
+                        spent.append(time.perf_counter() - begin_s)
+                await asyncio.sleep(0.05)
+
+        async with aiohttp.ClientSession(live.url) as http:
+            await asyncio.gather(*(hammer(http) for _ in range(4)))
+        print(f"p50 {sorted(spent)[150] * 1e3:.1f} ms, p95 {sorted(spent)[285] * 1e3:.1f} ms")
+        assert sorted(spent)[285] < 0.05
+    finally:
+        live.close()
+        for burner in burners:
+            burner.kill()
+            await burner.wait()

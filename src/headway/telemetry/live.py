@@ -224,6 +224,9 @@ class Telemetry:
         self.slots.current.ended.append(ended)
         self.finished.append(timeline)
         self._count_slo(ended)
+        tokens = ended.output_tokens and ended.prompt_tokens + ended.output_tokens
+        price = timeline.service_class.price
+        self.registry.add("priced_tokens", tokens * price, ended.service_class)
         if ended.outcome == OK:
             registry = self.registry
             decode_s = timeline.arrived_s + (ended.e2e_s or 0.0) - (timeline.first_s or 0.0)
