@@ -137,4 +137,5 @@ def test_lines_of_batches_are_idle_work(told: Told) -> None:
             batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed"
     assert told.requests[-1].terms == service_classes()["batch"].terms()
-    assert batch.model_extra["price"] == {"service_class": "batch", "share": 0.5}
+    price = batch.model_extra["price"]
+    assert (price["service_class"], price["share"]) == ("batch", 0.5)
