@@ -1,19 +1,24 @@
 """Every limit of a real server through the official client: status, code, headers, metric.
 
-The engine computes nothing and takes 10 ms a step of 4 tokens, so a prompt of 400 tokens is a
-second of work and more, whatever machine the tests run on.
+The engine computes nothing and takes 10 ms a step of two tokens, so a prompt of 400 tokens is two
+seconds of work and more, whatever machine the tests run on.
 """
 
 import asyncio
 import contextlib
+import os
+import sys
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from live_server import NO_TORCH, LiveServer
+from prometheus_client.parser import text_string_to_metric_families
 
 from headway.server.keys import row_text
 
@@ -23,11 +28,12 @@ single: {limits: {requests_at_once: 1}}
 frugal: {limits: {tokens_per_minute: 100}}
 narrow: {limits: {queue_requests: 1}}
 hasty: {limits: {queue_seconds: 0.001}}
+patient: {}
 """
 LIMITS = "    limits: {queue_requests: 1, max_output_tokens: 9}\n"
 PLAIN, IMPATIENT, OPERATOR = "key-of-anybody", "key-of-the-impatient", "key-of-the-operator"
 SLOW = [5] * 400
-"""A prompt of 100 steps."""
+"""A prompt of 200 steps."""
 QUEUE = 6
 
 
@@ -38,8 +44,8 @@ def house(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     second = row_text("impatient", IMPATIENT).removeprefix("keys:\n")
     (folder / "keys.yaml").write_text(row_text("plain", PLAIN) + second + LIMITS)
     live = LiveServer(
-        tiny_model, NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-num-seqs=4",
-        "--max-num-batched-tokens=4", f"--max-queue={QUEUE}", "--no-prefix-cache",
+        tiny_model, NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-num-seqs=2",
+        "--max-num-batched-tokens=2", f"--max-queue={QUEUE}", "--no-prefix-cache",
         f"--classes={folder / 'classes.yaml'}", f"--key-file={folder / 'keys.yaml'}",
         f"--api-key={OPERATOR}",
     )  # fmt: skip
@@ -59,15 +65,20 @@ def client_of(live: LiveServer, key: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=live.url + "/v1", api_key=key, max_retries=0)
 
 
-def rejections(live: LiveServer, reason: str) -> float:
-    """The metric of one limit."""
+def metric(live: LiveServer, name: str, **labels: str) -> float:
+    """The sum of a metric's samples, asked with the operator's key."""
     request = urllib.request.Request(
         live.url + "/metrics", headers={"authorization": f"Bearer {OPERATOR}"}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    named = [x for x in lines if "admission_rejections_total" in x and f'reason="{reason}"' in x]
-    return sum(float(line.rpartition(" ")[2]) for line in named)
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    found = [x for x in lines if x.startswith(f"headway:{name}") and all(w in x for w in wanted)]
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def rejections(live: LiveServer, reason: str) -> float:
+    return metric(live, "admission_rejections_total", reason=reason)
 
 
 async def ask(client: openai.AsyncOpenAI, row: str = "default", **fields: Any) -> Any:
@@ -77,17 +88,27 @@ async def ask(client: openai.AsyncOpenAI, row: str = "default", **fields: Any) -
 
 
 @contextlib.asynccontextmanager
-async def waiting(client: openai.AsyncOpenAI, count: int, **fields: Any) -> AsyncIterator[None]:
+async def waiting(
+    live: LiveServer, client: openai.AsyncOpenAI, count: int, **fields: Any
+) -> AsyncIterator[None]:
     """`count` requests that wait for their first token: slow prompts."""
-    tasks = [asyncio.create_task(ask(client, **{"prompt": SLOW, **fields})) for _ in range(count)]
+
+    def there() -> float:
+        return sum(metric(live, f"num_requests_{what}") for what in ("running", "waiting"))
+
+    body = {"prompt": SLOW, **fields}
+    tasks = [asyncio.create_task(ask(client, **body)) for _ in range(count)]
     try:
-        await asyncio.sleep(0.1)
-        assert not any(task.done() for task in tasks)
+        while await asyncio.to_thread(there) < count:
+            assert not any(task.done() for task in tasks)
+            await asyncio.sleep(0.01)
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while await asyncio.to_thread(there):
+            await asyncio.sleep(0.01)
 
 
 # limit → (status, code, param): the table of docs/admission.md
@@ -133,7 +154,7 @@ async def test_an_answer_of_no_given_length_is_cut_to_the_limit(house: LiveServe
 
 
 async def test_requests_at_once_of_each_user(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
-    async with client_of(house, OPERATOR) as other, waiting(plain, 1, row="single"):
+    async with client_of(house, OPERATOR) as other, waiting(house, plain, 1, row="single"):
         with pytest.raises(openai.RateLimitError) as refused:
             await ask(plain, "single")
         assert refused.value.code == "rate_limit_exceeded"
@@ -171,7 +192,7 @@ def overloaded(refused: Any) -> None:
 async def test_a_full_queue(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
     """Refused at once, while another user still finds a place; then all is as before."""
     before = rejections(house, "queue_requests")
-    async with client_of(house, OPERATOR) as other, waiting(plain, QUEUE):
+    async with client_of(house, OPERATOR) as other, waiting(house, plain, QUEUE, row="patient"):
         with pytest.raises(openai.InternalServerError) as refused:
             await ask(plain)
         overloaded(refused)
@@ -182,11 +203,11 @@ async def test_a_full_queue(house: LiveServer, plain: openai.AsyncOpenAI) -> Non
 
 async def test_queues_of_a_class_and_a_key(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
     async with client_of(house, IMPATIENT) as hurried:
-        async with waiting(plain, 1, row="narrow"):
+        async with waiting(house, plain, 1, row="narrow"):
             with pytest.raises(openai.InternalServerError) as refused:
                 await ask(hurried, "narrow")
             overloaded(refused)
-        async with waiting(hurried, 1):
+        async with waiting(house, hurried, 1):
             with pytest.raises(openai.RateLimitError) as own:
                 await ask(hurried)
             assert 1 <= int(own.value.response.headers["retry-after"]) <= 120
@@ -197,7 +218,7 @@ async def test_queues_of_a_class_and_a_key(house: LiveServer, plain: openai.Asyn
 async def test_a_predicted_wait(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
     await ask(plain, prompt=[5] * 40)
     await ask(plain, "hasty")
-    async with waiting(plain, 3):
+    async with waiting(house, plain, 3, row="patient"):
         with pytest.raises(openai.InternalServerError) as refused:
             await ask(plain, "hasty", prompt=SLOW, timeout=60)
         overloaded(refused)
@@ -209,13 +230,13 @@ async def test_a_predicted_wait(house: LiveServer, plain: openai.AsyncOpenAI) ->
 
 
 FULL = (NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-queue=1",
-        "--max-num-batched-tokens=4", "--no-prefix-cache")  # fmt: skip
+        "--max-num-batched-tokens=1", "--no-prefix-cache")  # fmt: skip
 
 
 @contextlib.asynccontextmanager
 async def full(live: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server whose queue of one is taken."""
-    async with client_of(live, "none") as client, waiting(client, 1):
+    async with client_of(live, "none") as client, waiting(live, client, 1):
         yield client
 
 
@@ -282,5 +303,43 @@ async def test_a_second_engine_answers_what_would_be_refused(tiny_model: Path) -
             assert kept.model == "second"
             listed = [card.id async for card in await client.models.list()]
             assert listed == ["m", "second"]
+        told = live.get("/metrics")[1].decode()
+        assert told.count("# TYPE headway:goodput_requests_total counter") == 1
+        names = {family.name for family in text_string_to_metric_families(told)}
+        assert len(names) == told.count("# HELP")
+        assert live.metric("goodput_requests_total", model_name="second") >= 2
     finally:
         live.close()
+
+
+@pytest.mark.hardening
+async def test_refusals_come_at_once_while_the_engine_is_busy(tiny_model: Path) -> None:
+    """300 refusals within 50 ms at p95: steps take long and every core has something to do."""
+    burners = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        for _ in range(os.cpu_count() or 1)
+    ]
+    live = LiveServer(tiny_model, *FULL)
+    try:
+        live.wait_ready()
+        body = {"model": "m", "prompt": SLOW, "max_tokens": 1}
+        spent: list[float] = []
+
+        async def hammer(http: aiohttp.ClientSession) -> None:
+            while len(spent) < 300:
+                begin_s = time.perf_counter()
+                async with http.post("/v1/completions", json=body) as answer:
+                    await answer.read()
+                    if answer.status == 503:
+                        spent.append(time.perf_counter() - begin_s)
+                await asyncio.sleep(0.05)
+
+        async with aiohttp.ClientSession(live.url) as http:
+            await asyncio.gather(*(hammer(http) for _ in range(4)))
+        print(f"p50 {sorted(spent)[150] * 1e3:.1f} ms, p95 {sorted(spent)[285] * 1e3:.1f} ms")
+        assert sorted(spent)[285] < 0.05
+    finally:
+        live.close()
+        for burner in burners:
+            burner.kill()
+            await burner.wait()

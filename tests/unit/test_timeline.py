@@ -214,3 +214,14 @@ def test_a_wrong_slo_is_refused_by_name(given):
     with pytest.raises(RequestError) as error:
         request_slo(given)
     assert error.value.param == "slo" and error.value.status == 400
+
+
+def test_tokens_are_counted_at_the_price_of_their_class():
+    """10 prompt tokens, 8 of them cached, and 2 of an answer, at half price: (2 + 0.8 + 2) / 2."""
+    clock = VirtualClock()
+    model = telemetry(clock)
+    timeline = begin(model, "a", service_class=model.classes["batch"])
+    timeline.scheduled(clock.now_s(), 8)
+    timeline.tokens_left(0, 2)
+    timeline.complete()
+    assert model.registry.values["priced_tokens"][("batch",)] == pytest.approx(2.4)

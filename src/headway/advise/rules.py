@@ -125,8 +125,7 @@ RULES = (
         kind="load",
         symptom="Requests arrive faster than they end, and the queue is most of the TTFT.",
         cause="More load than this machine serves; no setting makes up for it.",
-        fix="A lower rate, a second server (an SLO-aware policy that refuses early: not in this "
-        "version)",
+        fix="A lower rate, a second server; `--max-queue-wait` refuses early what would be late",
         assumes="at the rate at which requests end now there is no queue",
         holds=symptoms.over_saturated,
         see=symptoms.see_queue,
@@ -137,8 +136,7 @@ RULES = (
         kind="compute",
         symptom="Few long prompts make everybody else's tokens or first tokens wait.",
         cause="Their chunks fill the token budget of each step.",
-        fix="`--max-num-batched-tokens`, a server for long prompts (an SLO-aware policy: not in "
-        "this version)",
+        fix="`--policy slo`, `--max-num-batched-tokens`, a server for long prompts",
         assumes="a step's time beyond a decode step's grows with its prompt tokens",
         holds=symptoms.hogging,
         see=symptoms.see_hog,

@@ -139,11 +139,28 @@ async def openapi(state: State, _: Request) -> Response:
 
 
 async def metrics(state: State, _: Request) -> Response:
-    text = b""
+    texts = []
     for model in state.rows:
         model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
-        text += model.telemetry.render()
-    return Response(text, media_type="text/plain; version=0.0.4")
+        texts.append(model.telemetry.render())
+    return Response(merged(texts), media_type="text/plain; version=0.0.4")
+
+
+def merged(texts: list[bytes]) -> bytes:
+    """The metrics of several models, what is said of a name said once, its samples together."""
+    if len(texts) == 1:
+        return texts[0]
+    families: dict[bytes, list[bytes]] = {}
+    for text in texts:
+        lines: list[bytes] = []
+        for line in text.splitlines():
+            if line.startswith(b"# HELP "):
+                name = line.split(b" ", 3)[2]
+                seen = name in families
+                lines = families.setdefault(name, [])
+            if not (line.startswith(b"#") and seen):
+                lines.append(line)
+    return b"".join(line + b"\n" for lines in families.values() for line in lines)
 
 
 async def stats(state: State, request: Request) -> Response:

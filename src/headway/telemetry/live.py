@@ -224,6 +224,7 @@ class Telemetry:
         self.slots.current.ended.append(ended)
         self.finished.append(timeline)
         self._count_slo(ended)
+        self._count_price(timeline, ended)
         if ended.outcome == OK:
             registry = self.registry
             decode_s = timeline.arrived_s + (ended.e2e_s or 0.0) - (timeline.first_s or 0.0)
@@ -237,6 +238,14 @@ class Telemetry:
             if timeline.first_s is not None:
                 registry.observe("request_decode_time_seconds", max(decode_s, 0.0))
         self.on_finish(timeline)
+
+    def _count_price(self, timeline: Timeline, ended: Ended) -> None:
+        """Its tokens at its class's price, of the prompt those found in the cache at theirs."""
+        if ended.output_tokens:
+            found = timeline.cached_tokens * (1 - self.cached_price)
+            tokens = ended.prompt_tokens - found + ended.output_tokens
+            priced = tokens * timeline.service_class.price
+            self.registry.add("priced_tokens", priced, ended.service_class)
 
     def _count_slo(self, ended: Ended) -> None:
         if ended.met:

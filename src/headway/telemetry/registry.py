@@ -67,6 +67,7 @@ ROWS = (
     Row("spec_decode_num_draft_tokens", C, "Tokens of those drafts."),
     Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),
     Row("admission_rejections", C, "Requests refused: load, state or a limit.", ("reason",)),
+    Row("priced_tokens", C, "Tokens times the price of their class.", ("class",)),
     Row("fallback_requests", C, "Requests that the fallback answered.", ("reason",)),
     Row("time_to_first_token_seconds", H, "First token leaves − arrived.", buckets=TTFT_BUCKETS_S),
     Row(

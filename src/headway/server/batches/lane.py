@@ -6,8 +6,8 @@
     1 or more         1 or more          no: those already running end, none follows
 
 A request counts for a second longer than it runs, so that a batch does not fill every pause of a
-conversation. Until the engine itself knows classes of service this is what keeps interactive
-requests first.
+conversation. The engine knows too that these lines are of an idle class; the lane keeps them out of
+its rows and its memory.
 """
 
 import asyncio
