@@ -183,6 +183,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """All figures of one model, `FOLDER` or `FOLDER:QUANTIZATION`."""
     folder, _, quantization = name.partition(":")
     options: dict[str, Any] = {"quantization": quantization} if quantization else {}
+    options["policy"] = "fcfs"  # under which a first token comes when all before it have theirs
     llm = LLM(folder, skip_tokenizer_init=True, kv_memory=given.kv_memory, **options)
     engine = llm.engine
     engine.executor = twice = Twice(engine.executor)
@@ -224,18 +225,17 @@ def curve(records: list[StepRecord]) -> list[tuple[float, float, float]]:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """The table, the errors by size, and the parts."""
-    print("| model | steps | median | p95 | same step twice | p95 | first token | p95 |")
+    """The table of all so far; the errors by size and the parts of the last."""
+    print("\n| model | steps | median | p95 | same step twice | p95 | first token | p95 |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for result in results:
         figures = [*result["error"], *result["spread"], *result["first_token"]]
         cells = " | ".join(f"{100 * value:.1f}%" for value in figures)
         print(f"| {result['model']} | {result['steps']} | {cells} |")
-    for result in results:
-        print(f"\n{result['model']}, by tokens of a step: ", end="")
-        sizes = result["by_size"].items()
-        print(", ".join(f"{k} {100 * m:.1f}% p95 {100 * p:.0f}% ({n})" for k, (n, m, p) in sizes))
-        print(", ".join(f"{k} {1e6 * v:.4g}" for k, v in result["parts"].items()), "µs")
+    sizes, parts = results[-1]["by_size"].items(), results[-1]["parts"].items()
+    print(f"\n{results[-1]['model']}, by tokens of a step: ", end="")
+    print(", ".join(f"{k} {100 * m:.1f}% p95 {100 * p:.0f}% ({n})" for k, (n, m, p) in sizes))
+    print(", ".join(f"{k} {1e6 * v:.4g}" for k, v in parts), "µs", flush=True)
 
 
 def panels(results: list[dict[str, Any]]) -> list[Panel]:
@@ -280,12 +280,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     given = parser.parse_args()
-    results = [measure(name, given) for name in given.models]
-    show(results)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1))
-    if given.svg:
-        given.svg.write_text(chart(panels(results)))
+    results = []
+    for name in given.models:
+        results.append(measure(name, given))
+        show(results)
+        if given.json:
+            given.json.write_text(json.dumps(results, indent=1))
+        if given.svg:
+            given.svg.write_text(chart(panels(results)))
 
 
 if __name__ == "__main__":
