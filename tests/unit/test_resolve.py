@@ -449,7 +449,7 @@ def test_rounding_wants_room_for_the_largest_matrix():
     with pytest.raises(CapacityError, match="weights need"):
         decide(machine(WEIGHTS - 1))
     native = dataclasses.replace(machine(WEIGHTS - 1), native="avx2")
-    assert decide(native, quantization="int4")[1]["weights"].startswith("602 MiB")
+    assert decide(native, quantization="int4")[1]["weights"].startswith("571 MiB")
 
 
 def test_without_native_kernels_int4_takes_a_byte_each():

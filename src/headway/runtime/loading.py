@@ -21,6 +21,7 @@ from headway.runtime.native.quantized import NativeQuantizedLinear, PackedLevels
 from headway.runtime.weight_cache import Blobs, Lookup
 
 LinearLike = Linear | ExpertLinear
+EMBEDDING = "embedding.weight"
 
 
 def load_model(
@@ -43,7 +44,7 @@ def load_model(
         for module in linears.values():
             module.prepare()
         return list(linears.values())
-    packed = {} if lookup is None else cached_weights(linears, kernels, lookup)
+    packed = {} if lookup is None else cached_weights(model, linears, kernels, lookup)
 
     def ready(name: str) -> None:
         for each in (name, "head") if spec.tied and name == "embedding" else (name,):
@@ -52,22 +53,28 @@ def load_model(
             elif each in linears:
                 linears[each].prepare()
 
-    load_weights(model, spec, folder, progress, ready, packed)
+    load_weights(model, spec, folder, progress, ready, {*packed, "embedding"} if packed else ())
     if lookup is not None and not packed:
-        lookup.store(blobs_of(linears))
+        lookup.store(blobs_of(model, linears))
     return list(linears.values())
 
 
 def cached_weights(
-    linears: dict[str, LinearLike], kernels: Kernels, lookup: Lookup
+    model: Decoder, linears: dict[str, LinearLike], kernels: Kernels, lookup: Lookup
 ) -> dict[str, list[PackedLevels]]:
-    """Module → its packed matrices, from the cache; {} where it does not have exactly them."""
+    """Module → its packed matrices, from the cache; {} where it does not have exactly them.
+
+    With them the embedding is taken from there.
+    """
     found = lookup.result()
     library = kernels.library
     if found is None or library is None or library.instruction_set != lookup.instruction_set:
         return {}
+    embedding = model.embedding.weight
+    if len(found.get(EMBEDDING, b"")) != embedding.nbytes:
+        return {}
     packed: dict[str, list[PackedLevels]] = {}
-    expected = 0
+    expected = 1
     for name, module in linears.items():
         kernel = module.kernel
         if not isinstance(kernel, NativeQuantizedLinear):
@@ -80,12 +87,15 @@ def cached_weights(
             numbers = torch.frombuffer(blob, dtype=torch.uint8)
             packed[name].append(kernel.from_blob(numbers, outputs, inputs))
             expected += 1
-    return packed if expected == len(found) else {}
+    if expected != len(found):
+        return {}
+    embedding.data = torch.frombuffer(found[EMBEDDING], dtype=embedding.dtype).view_as(embedding)
+    return packed
 
 
-def blobs_of(linears: dict[str, LinearLike]) -> Blobs:
-    """What a cache keeps of packed layers: `layers.0.mlp.down.0` → its bytes, in parts."""
-    blobs: Blobs = {}
+def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:
+    """What a cache keeps: `layers.0.mlp.down.0` → its bytes, in parts, and the embedding's."""
+    blobs: Blobs = {EMBEDDING: [bytes_of(model.embedding.weight)]}
     for name, module in linears.items():
         for index, weight in enumerate(module.matrices):
             if isinstance(weight, PackedLevels):
@@ -96,4 +106,4 @@ def blobs_of(linears: dict[str, LinearLike]) -> Blobs:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(tensor.view(torch.uint8).numpy())
+    return memoryview(tensor.detach().view(torch.uint8).numpy())

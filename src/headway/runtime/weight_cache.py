@@ -1,11 +1,11 @@
 """Packed weights on disk, so that a second start neither reads the checkpoint nor rounds it.
 
 A file is named by all that its bytes depend on: the content of the checkpoint, type and format, the
-compiled kernels and their instruction set. It is believed only after its size, its header and every
-blob have been compared with their SHA-256, over the copy in memory that is then used; anything else
-is ignored and written anew. Files are the user's alone (0600 in a folder of 0700), appear whole by
-a rename, and the least recently used go when together they are beyond the limit. Nothing here needs
-torch: a lookup runs while it is imported.
+compiled kernels and their instruction set. It is mapped, not copied, so that processes share it,
+and believed only after its size, its header and every blob have been compared with their SHA-256;
+anything else is ignored and written anew. Files are the user's alone (0600 in a folder of 0700),
+appear whole by a rename, never change afterwards, and the least recently used go when together they
+are beyond the limit. Nothing here needs torch: a lookup runs while it is imported.
 
     headway weights 1\\n | SHA-256 of the header | its length, 8 bytes | header, JSON | blobs, from
     multiples of 64 on
@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import mmap
 import os
 import stat
 import struct
@@ -28,7 +29,6 @@ from typing import Any
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError
 from headway.runtime.checkpoint_files import MALFORMED
-from headway.runtime.memory import zeros
 from headway.runtime.weight_key import Key, make_own, open_own
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,12 @@ ALIGNMENT = 64
 SUFFIX, UNFINISHED = ".weights", ".part"
 ABANDONED_S = 3600.0
 """A file that a dead writer left unfinished."""
-HASHED_AT_ONCE = 1 << 24
 READERS = 4
 
 Blobs = dict[str, list[memoryview]]
 """Name → its bytes, in parts."""
 Found = dict[str, memoryview]
-"""Name → its bytes, in memory that is ours alone."""
+"""Name → its bytes in a mapped file; a change of them stays in this process."""
 
 
 def default_folder() -> Path | None:
@@ -192,34 +191,19 @@ def read_blobs(file: Any, key: str) -> Found | None:
         return None
     if os.fstat(file.fileno()).st_size != first + num_bytes:
         raise ValueError("it is truncated")
-    memory = memoryview(zeros(num_bytes))
+    memory = memoryview(mmap.mmap(file.fileno(), first + num_bytes, access=mmap.ACCESS_COPY))
     found = {
-        name: memory[begin : begin + size] for name, (begin, size, _) in header["blobs"].items()
+        name: memory[first + begin : first + begin + size]
+        for name, (begin, size, _) in header["blobs"].items()
     }
 
     def verify(name: str) -> bool:
-        begin, _, digest = header["blobs"][name]
-        return bool(fill(file.fileno(), first + begin, found[name]) == digest)
+        return bool(digest_of([found[name]]) == header["blobs"][name][2])
 
     with ThreadPoolExecutor(READERS) as pool:
         if not all(pool.map(verify, found)):
             raise ValueError("its numbers are damaged")
     return found
-
-
-def fill(handle: int, begin: int, memory: memoryview) -> str:
-    """Read so many bytes from `begin` on into `memory`; their SHA-256."""
-    digest = hashlib.sha256()
-    for at in range(0, len(memory), HASHED_AT_ONCE):
-        part = memory[at : at + HASHED_AT_ONCE]
-        done = 0
-        while done < len(part):
-            count = os.preadv(handle, [part[done:]], begin + at + done)
-            if not count:
-                raise ValueError("it is truncated")
-            done += count
-        digest.update(part)
-    return digest.hexdigest()
 
 
 class Lookup:
