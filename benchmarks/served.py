@@ -154,7 +154,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def status_of(url: str) -> int:
-    """The status of a GET; 0 where nobody listens yet. Others have /health alone: 404 for /ready."""
+    """The status of a GET, 404 for the /ready of many peers; 0 where nobody listens yet."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return int(answer.status)

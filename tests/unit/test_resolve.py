@@ -129,7 +129,9 @@ def test_rounded_weights_are_planned_in_bytes():
             quantization_group=quantization.group,
         )
         assert settings.quantization == quantization
-        assert why["weights"].startswith(gib(found)) and "24.9 MiB more on the way" in why["weights"]
+        assert (
+            why["weights"].startswith(gib(found)) and "24.9 MiB more on the way" in why["weights"]
+        )
         assert not settings.pack_weights
 
 
