@@ -52,7 +52,6 @@ class Server:
     name: str
     command: str = ""
     url: str = ""
-    ready: str = "/health"
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -69,7 +68,7 @@ class Server:
             )
             url = f"http://127.0.0.1:{port}"
             try:
-                wait_until_ready(url + self.ready, process)
+                wait_until_ready(url, process)
                 yield url
             except ChildProcessError as error:
                 log.seek(0)
@@ -81,7 +80,7 @@ class Server:
 def headway(name: str, folder: str, flags: str) -> Server:
     """`headway serve` for a folder with more flags."""
     serve = shlex.join([sys.executable, "-m", "headway.cli.main", "serve", folder])
-    return Server(name=name, command=f"{serve} --port {{port}} {flags}", ready="/ready")
+    return Server(name=name, command=f"{serve} --port {{port}} {flags}")
 
 
 def named(text: str) -> tuple[str, str]:
@@ -142,18 +141,27 @@ def free_port() -> int:
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Return when `url` answers 200; ChildProcessError when the server ends or takes too long."""
+    """Return when the server can answer; ChildProcessError when it ends or takes too long."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
         if process.poll() is not None:
             raise ChildProcessError(f"the server ended with status {process.returncode}")
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.25)
+        ready = status_of(f"{url}/ready")
+        if ready == 200 or (ready == 404 and status_of(f"{url}/health") == 200):
+            return
+        time.sleep(0.25)
     raise ChildProcessError(f"the server was not ready within {START_S:g} s")
+
+
+def status_of(url: str) -> int:
+    """The status of a GET, 404 for the /ready of many peers; 0 where nobody listens yet."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
