@@ -63,6 +63,8 @@ class Work(NamedTuple):
 
 
 NOTHING = Work(0, 0, 0, 0)
+LEAST_CHUNK = 16
+"""Tokens of a prompt that a step takes however little time is left."""
 
 
 class Prior(NamedTuple):
@@ -168,6 +170,11 @@ class StepCost:
                 above = middle
             middle = (fits + above) // 2
         return fits
+
+    def token_s(self, step_s: float, beside: Work, most: int) -> float:
+        """Seconds a prompt token takes in steps of `step_s`, of `most` tokens, beside that work."""
+        chunk = max(self.chunk(step_s, beside, 0, most), min(LEAST_CHUNK, most))
+        return self.seconds(self.beside(beside, 0, chunk)) / chunk
 
     def prefill_s(self, num_tokens: int, start: int, chunk: int, beside: Work = NOTHING) -> float:
         """Predicted seconds to compute `num_tokens` from `start` in chunks beside those decodes."""

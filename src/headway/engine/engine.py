@@ -363,6 +363,7 @@ class Engine:
         record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
         record.sample_s = timings.sample_s
         record.experts_read = result.experts_read
+        record.prefill_s_per_token = scheduler.policy.token_s
         if self._ended_s is not None:
             since_s = started_s - self._ended_s
             record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)

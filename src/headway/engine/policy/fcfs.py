@@ -15,6 +15,8 @@ from headway.engine.sequence import Sequence
 class Fcfs:
     """No state: the queues have the order."""
 
+    token_s = 0.0
+
     def arrived(self, sequence: Sequence) -> None:
         """Nothing to note."""
 

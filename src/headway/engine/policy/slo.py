@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.core.clock import Clock
-from headway.engine.cost import NOTHING, StepCost, Work
+from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
@@ -39,9 +39,6 @@ CATCH_UP = 0.75
 """The same beside a decode that has fallen behind."""
 UNHURRIED = 0.6
 """The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
-MIN_CHUNK = 16
-"""Tokens that the first in turn gets however little time is left, but not in the lane beside
-decodes: those end, and prompts never stand still."""
 LOOKED_UP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
 
@@ -71,6 +68,7 @@ class Slo(Fcfs):
         self.clock = clock
         self.rules = rules
         self.users = Users(rules.credit)
+        self.token_s = 0.0
         self._shed: list[Sequence] = []
         self._step_s = self._calm_s = rules.longest_step_s
         self._lane_waits = False
@@ -169,19 +167,20 @@ class Slo(Fcfs):
     ) -> Iterator[Turn]:
         """The aged, those ahead, the lane, the idle, each with its share of the step's time."""
         self._behind = behind = [*(s for s in running if is_behind(s)), *waiting]
+        self.token_s = self.cost.token_s(self._step_s, self._beside, budget)
         if not behind:
             return
         self.look_up(waiting)
         self._num_decodes = self._beside.num_sampled
         decode_s = self.cost.seconds(self._beside)
         room_s = max(self._step_s - decode_s, 0.0)
-        groups = self.sort(behind, decode_s + room_s, budget)
+        groups = self.sort(behind)
         reserved_s = room_s * self.rules.lane_share if groups.aged or groups.lane else 0.0
         overdue = any(s.overtaken >= self.limit(s) for s in groups.aged)
         others = groups.ahead or groups.late
         aged_s = room_s if overdue or not others else reserved_s
         ahead_s = room_s if groups.aged else room_s - reserved_s
-        least = min(MIN_CHUNK, budget)
+        least = min(LEAST_CHUNK, budget)
         yield from self.offer(groups.aged, decode_s + aged_s, least * overdue, firm=True)
         yield from self.offer(groups.ahead, decode_s + ahead_s, least)
         yield from self.offer(groups.late, decode_s + ahead_s, 0)
@@ -199,12 +198,10 @@ class Slo(Fcfs):
             if most > 0:
                 yield Turn(sequence, most, firm)
 
-    def sort(self, behind: list[Sequence], step_s: float, budget: int) -> "Groups":
+    def sort(self, behind: list[Sequence]) -> "Groups":
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
-        chunk = self.cost.chunk(step_s, self._beside, 0, budget) or MIN_CHUNK
-        token_s = self.cost.seconds(self.cost.beside(self._beside, 0, chunk)) / chunk
-        token_s /= 1 - self.rules.lane_share * self._lane_waits
+        token_s = self.token_s / (1 - self.rules.lane_share * self._lane_waits)
         aged: list[Sequence] = []
         lane: list[tuple[Due, Sequence]] = []
         idle: list[Sequence] = []
