@@ -35,24 +35,25 @@ def main(folder: str, seed: int) -> None:
         return [pipeline.add_request(next(ids), tensor, config) for tensor in tensors]
 
     def prefill() -> float:
-        add(1, 1)
+        handles = add(1, 1)
         started = time.perf_counter()
         while pipeline.has_non_finished_requests():
             pipeline.step()
+        assert all(handle.can_read() for handle in handles)
         return CONTEXT / (time.perf_counter() - started)
 
     def decode(count: int) -> float:
         steps = DECODE_STEPS[count]
-        waiting = add(count, steps + 4 * count + 8)
-        while waiting:
+        handles = add(count, steps + 4 * count + 8)
+        while not all(handle.can_read() for handle in handles):
             pipeline.step()
-            waiting = [handle for handle in waiting if not handle.can_read()]
         started = time.perf_counter()
         for _ in range(steps):
             pipeline.step()
         spent = time.perf_counter() - started
         while pipeline.has_non_finished_requests():
             pipeline.step()
+        assert handles  # a request whose handle is gone is dropped
         return count * steps / spent
 
     prefill()

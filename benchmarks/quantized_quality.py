@@ -1,9 +1,9 @@
 """What rounded weights cost in quality: `python benchmarks/quantized_quality.py [FOLDER]`.
 
-The embedded model (or that of FOLDER) is served in its own type, in int8 and in int4 by groups, and
-judged against itself in fp32 on the same windows of text and the same held-out questions. A
-difference is to the row of its own type, with its 95% interval and p: within the interval of zero
-is noise.
+The embedded model (or that of FOLDER) is served in its own type, in int8 and in int4 by groups,
+with keys and values in its own type or in int8, and judged against itself in fp32 on the same
+windows of text and the same held-out questions. A difference is to the row of its own type, with
+its 95% interval and p: within the interval of zero is noise.
 """
 
 import argparse
@@ -30,12 +30,16 @@ from sensitivity import (  # noqa: E402
 )
 
 DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
+INT8_KV = {"kv_cache_dtype": "int8"}
 ROWS: dict[str, dict[str, object]] = {
+    "bf16, KV int8": INT8_KV,
     "int8": {"quantization": "int8"},
+    "int8, KV int8": {"quantization": "int8", **INT8_KV},
     **{
         f"int4, groups of {group}": {"quantization": "int4", "quantization_group": group}
         for group in GROUPS
     },
+    "int4, groups of 64, KV int8": {"quantization": "int4", **INT8_KV},
 }
 
 
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument("--text", choices=TEXTS, default="books")
     parser.add_argument("--windows", type=int, default=100, help="of the text, evenly spread")
     parser.add_argument("--questions", type=int, default=10, help="of each skill and level")
+    parser.add_argument("--only", default="", help="rows whose name holds this word")
     chosen = parser.parse_args()
 
     folder = model_folder(chosen.folder)
@@ -84,6 +89,8 @@ def main() -> None:
     plain = judge("bf16", folder, reference, task, dtype="bfloat16")
     print(row(plain, plain), flush=True)
     for name, options in ROWS.items():
+        if chosen.only not in name:
+            continue
         quality = judge(name, folder, reference, task, dtype="bfloat16", **options)
         print(row(quality, plain), flush=True)
 

@@ -1,6 +1,9 @@
 #include "pool.h"
 
+#include <pthread.h>
+
 #include <new>
+#include <stdexcept>
 #include <system_error>
 
 #if defined(__x86_64__)
@@ -22,27 +25,39 @@ void relax() {
 #endif
 }
 
+std::atomic<int> forks{0};  // of this process and those it came from, since the first pool
+
+int forks_so_far() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    static_cast<void>(registered);
+    return forks.load(std::memory_order_relaxed);
+}
+
 uint64_t next_of(uint64_t ticket) { return ticket & chunk_mask; }
 uint64_t chunks_of(uint64_t ticket) { return ticket >> chunk_bits & chunk_mask; }
 
 }  // namespace
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : team_(new Team), forks_(forks_so_far()) {
     try {
         for (int thread = 1; thread < threads; ++thread)
-            workers_.emplace_back([this, thread] { serve(thread); });
+            team_->workers.emplace_back([this, thread] { serve(thread); });
     } catch (const std::system_error&) {  // the system grants no more: those that run will do
     }
 }
 
 Pool::~Pool() {
+    if (forked()) return;
     {
-        std::lock_guard lock(mutex_);
+        std::lock_guard lock(team_->mutex);
         ended_.store(true);
     }
-    wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
+    team_->wake.notify_all();
+    for (auto& worker : team_->workers) worker.join();
+    delete team_;
 }
+
+bool Pool::forked() const { return forks.load(std::memory_order_relaxed) != forks_; }
 
 // Takes the next chunk; `ticket` is then the one that named it.
 bool Pool::claim(uint64_t& ticket) {
@@ -55,18 +70,30 @@ bool Pool::claim(uint64_t& ticket) {
 }
 
 void Pool::run_erased(int64_t chunks, Function function, const void* work) {
-    if (workers_.empty() || chunks <= 1 || chunks > static_cast<int64_t>(chunk_mask)) {
+    const bool alone = forked();
+    if (!alone && busy_.exchange(true, std::memory_order_acquire))
+        throw std::logic_error("two threads call the same kernels at once");
+    struct Turn {
+        std::atomic<bool>& busy;
+        const bool alone;
+        ~Turn() { if (!alone) busy.store(false, std::memory_order_release); }
+    } turn{busy_, alone};
+    if (alone || team_->workers.empty() || chunks <= 1 || chunks > static_cast<int64_t>(chunk_mask))
         for (int64_t chunk = 0; chunk < chunks; ++chunk) function(work, chunk, 0);
-        return;
-    }
+    else
+        share(chunks, function, work);
+}
+
+// With the workers.
+void Pool::share(int64_t chunks, Function function, const void* work) {
     function_ = function;
     work_ = work;
     left_.store(chunks, std::memory_order_relaxed);
     const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> 2 * chunk_bits) + 1;
     ticket_.store(epoch << 2 * chunk_bits | static_cast<uint64_t>(chunks) << chunk_bits);
     if (sleeping_.load() > 0) {
-        { std::lock_guard lock(mutex_); }
-        wake_.notify_all();
+        { std::lock_guard lock(team_->mutex); }
+        team_->wake.notify_all();
     }
     uint64_t ticket;
     while (claim(ticket)) work_on(ticket, 0);
@@ -94,9 +121,9 @@ void Pool::serve(int thread) {
         } else if (++spin < spins) {
             relax();
         } else {
-            std::unique_lock lock(mutex_);
+            std::unique_lock lock(team_->mutex);
             sleeping_.fetch_add(1);
-            wake_.wait(lock, [&] {
+            team_->wake.wait(lock, [&] {
                 const uint64_t now = ticket_.load();
                 return ended_.load() || next_of(now) < chunks_of(now);
             });

@@ -2,7 +2,8 @@
 //
 // The caller works too and waits only for chunks that somebody claimed, never for a thread that has
 // not arrived: with a busy neighbour on the machine the rest of the team does its share. A worker
-// without a job spins for a moment, then sleeps.
+// without a job spins for a moment, then sleeps. Two callers at once are an error, not a wrong
+// result. After a fork the child has no workers: it computes alone, and never joins them.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -20,10 +21,10 @@ public:
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int threads() const { return static_cast<int>(team_->workers.size()) + 1; }
 
     // Calls work(chunk, thread) for chunk = 0 … chunks - 1, each once, in any order; returns when
-    // all have ended. `thread` is below `threads()`. One caller at a time.
+    // all have ended. `thread` is below `threads()`. One caller at a time: std::logic_error else.
     template <class Work>
     void run(int64_t chunks, const Work& work) {
         run_erased(chunks, [](const void* it, int64_t chunk, int thread) {
@@ -34,7 +35,17 @@ public:
 private:
     using Function = void (*)(const void*, int64_t, int);
 
+    // What only the process that made it may destroy: in a child of a fork a thread cannot be joined,
+    // and a condition that one waited for is waited for itself.
+    struct Team {
+        std::vector<std::thread> workers;
+        std::mutex mutex;
+        std::condition_variable wake;
+    };
+
     void run_erased(int64_t chunks, Function function, const void* work);
+    void share(int64_t chunks, Function function, const void* work);
+    bool forked() const;
     bool claim(uint64_t& ticket);
     void serve(int thread);
     void work_on(uint64_t ticket, int thread);
@@ -45,9 +56,9 @@ private:
     std::atomic<int64_t> left_{0};
     Function function_ = nullptr;
     const void* work_ = nullptr;
-    std::vector<std::thread> workers_;
-    std::mutex mutex_;
-    std::condition_variable wake_;
+    Team* team_;
+    const int forks_;
+    std::atomic<bool> busy_{false};
     std::atomic<int> sleeping_{0};
     std::atomic<bool> ended_{false}, failed_{false};
 };

@@ -15,7 +15,9 @@ from headway.advise.words import duration, plural, rate
 from headway.assemble import examine_machine
 from headway.core.machine import MULTIPLY_FLAGS
 from headway.core.memory_plan import gib
+from headway.core.model_spec import DTYPE_BYTES
 from headway.core.options import EngineOptions
+from headway.core.quantization import bytes_per_weight, planned_bytes
 
 SETS = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni"),
@@ -80,7 +82,8 @@ def examine(
     found = examine_machine(folder, options, budget_s)
     spec, machine, ceilings = found.spec, found.machine, found.ceilings
     gpu, dtype = machine.accelerator, found.settings.dtype
-    weights = spec.step_weight_bytes(dtype)
+    share = bytes_per_weight(found.settings.quantization, spec, dtype) / DTYPE_BYTES[dtype] or 1.0
+    weights = round(spec.step_weight_bytes(dtype) * share)
     bandwidth = ceilings.bandwidth_bytes_per_s or None
     flops = ceilings.flops_per_s or None
     sheet = sheet_of(gpu.name, sheets, gpu.total_bytes / 1e9) if gpu else None
@@ -114,7 +117,9 @@ def examine(
             )
             for group in spec.kv_groups
         ],
-        weight_bytes=spec.weight_bytes(dtype),
+        weight_bytes=planned_bytes(found.settings.quantization, spec, dtype)
+        if found.settings.quantization.format != "none"
+        else spec.weight_bytes(dtype),
         step_weight_bytes=weights,
         decode_floor_s=weights / bandwidth if bandwidth else None,
         prefill_floor_s_per_1000=spec.flops(1000, 500, 1) / flops if flops else None,
