@@ -4,6 +4,7 @@
 // keeps the memory alive and of the size that each operation names, and calls from one thread.
 #include "binding.h"
 #include "pool.h"
+#include "program.h"
 #include "table.h"
 
 #include <new>
@@ -67,13 +68,17 @@ public:
     void rope(Address x, Address y, Address cosines, Address sines, int64_t tokens, int64_t heads,
               int64_t size, int64_t half, int64_t x_token_stride, int64_t x_head_stride,
               int64_t y_token_stride, int64_t y_head_stride, int type) {
-        table_.rope(pool_, {at(x), at(y), at<float>(cosines), at<float>(sines), tokens, heads,
-                            size, half, x_token_stride, x_head_stride, y_token_stride,
+        table_.rope(pool_, {at(x), at(y), at<float>(cosines), at<float>(sines), nullptr, tokens,
+                            heads, size, half, x_token_stride, x_head_stride, y_token_stride,
                             y_head_stride, Type(type)});
     }
 
     void gated(Address x, Address y, int64_t tokens, int64_t inner, int type, int activation) {
         table_.gated(pool_, {at(x), at(y), tokens, inner, Type(type), Activation(activation)});
+    }
+
+    void run(Address operations, int64_t count, Address step) {
+        headway::run(table_, pool_, at<Operation>(operations), count, *at<Step>(step));
     }
 
     uint64_t read_words(Address base, int64_t bytes) {
@@ -159,6 +164,7 @@ PyMethodDef methods[] = {
     method<&Kernels::norm>("norm"),
     method<&Kernels::rope>("rope"),
     method<&Kernels::gated>("gated"),
+    method<&Kernels::run>("run"),
     method<&Kernels::read_words>("read_words"),
     method<&Kernels::sampling_bytes>("sampling_bytes"),
     method<&Kernels::sample>("sample"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.native.lower import recordable
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 """Activations as the module numbers them."""
@@ -22,9 +23,10 @@ class NativeLayers:
     def __init__(self, library: NativeLibrary) -> None:
         self._calls = library.calls
         self.gated: dict[str, Callable[[Tensor], Tensor]] = {
-            name: partial(self._gated, number) for name, number in ACTIVATIONS.items()
+            name: partial(self._gated, activation=number) for name, number in ACTIVATIONS.items()
         }
 
+    @recordable("rms_norm")
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """`reference.rms_norm` of rows (T, H), or of the heads of rows (T, N, D)."""
         out_TH = x_TH.new_empty(x_TH.shape)
@@ -67,6 +69,7 @@ class NativeLayers:
             TYPES[x.dtype],
         )
 
+    @recordable("rope")
     def rope(self, x_TND: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
         """`reference.rope`."""
         x, cos, sin = rows_of(x_TND), cos_TR.contiguous(), sin_TR.contiguous()
@@ -89,7 +92,8 @@ class NativeLayers:
         )
         return out
 
-    def _gated(self, activation: int, gate_up_TI2: Tensor) -> Tensor:
+    @recordable("gated")
+    def _gated(self, gate_up_TI2: Tensor, activation: int) -> Tensor:
         x = gate_up_TI2.contiguous()
         tokens, inner = x.shape[0], x.shape[1] // 2
         out = x.new_empty(tokens, inner)
