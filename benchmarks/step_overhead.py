@@ -162,7 +162,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
-    print("| weights | sequences | step ms | native ms | calls | rest ms | rest | torch | tensors |")
+    print(
+        "| weights | sequences | step ms | native ms | calls | rest ms | rest | torch | tensors |"
+    )
     print(f"|{' --- |' * 9}")
     for quantization in chosen.quantizations:
         steps = Steps(chosen.folder, chosen.dtype, quantization)

@@ -77,8 +77,18 @@ public:
         table_.gated(pool_, {at(x), at(y), tokens, inner, Type(type), Activation(activation)});
     }
 
-    void run(Address operations, int64_t count, Address step) {
-        headway::run(table_, pool_, at<Operation>(operations), count, *at<Step>(step));
+    void add(Address x, Address added, Address y, int64_t tokens, int64_t width, float factor,
+             int type) {
+        table_.add(pool_, {at(x), at(added), at(y), tokens, width, factor, Type(type)});
+    }
+
+    void run(Address operations, int64_t count, int64_t tokens, int64_t sequences,
+             Address token_ids, Address positions, Address query_lens, Address context_lens,
+             Address groups, Address buffers) {
+        headway::run(table_, pool_, at<Operation>(operations), count,
+                     {tokens, sequences, at<int64_t>(token_ids), at<int64_t>(positions),
+                      at<int64_t>(query_lens), at<int64_t>(context_lens), at<KVGroup>(groups),
+                      at<char*>(buffers)});
     }
 
     uint64_t read_words(Address base, int64_t bytes) {
@@ -164,6 +174,7 @@ PyMethodDef methods[] = {
     method<&Kernels::norm>("norm"),
     method<&Kernels::rope>("rope"),
     method<&Kernels::gated>("gated"),
+    method<&Kernels::add>("add"),
     method<&Kernels::run>("run"),
     method<&Kernels::read_words>("read_words"),
     method<&Kernels::sampling_bytes>("sampling_bytes"),

@@ -52,6 +52,7 @@ struct Operation {
     float factor, shift;
     KVMemory kv;
 };
+static_assert(sizeof(Operation) == 176, "as OPERATION of runtime/native/program.py");
 
 // What the sequences of one KV group bring to a step: slots[T], tables[S][width].
 struct KVGroup {

@@ -1,8 +1,8 @@
 """From a model as its files draw it to a `Program`: the model runs once, on values without numbers.
 
-`lower` calls its forward with a `Value` in place of token ids; each native operation that is given a `Value`
-writes itself down instead. What none of them does, a router's choice say, cannot be lowered: then
-the model runs as it is drawn, operation by operation, and `lower` tells why.
+`lower` calls its forward with a `Value` in place of token ids, and each native operation that is
+given a `Value` writes itself down. What none of them does, a router's choice say, cannot be
+lowered: then the model runs as it is drawn, operation by operation, and `lower` tells why.
 
     x + attention(norm(x))    norm 0 → 1 · linear 1 → 2 · rope · write_kv · attention 2 → 1 · …
 """
@@ -44,6 +44,10 @@ class Value:
         """As of a tensor, for any number of tokens."""
         rest = (self.heads, self.width // self.heads) if self.heads else (self.width,)
         return float("inf"), *rest
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.recorder.dtype
 
     @property
     def dense(self) -> bool:
@@ -97,7 +101,7 @@ class Recorder:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.widths: list[int] = []
-        self._dtype = dtype
+        self.dtype = dtype
         self._operations: list[dict[str, Any]] = []
         self._scratch_bytes = 0
 
@@ -115,7 +119,7 @@ class Recorder:
         return y
 
     def rms_norm(self, x: Value, weight_H: Tensor, eps: float, offset: float = 0.0) -> Value:
-        assert weight_H.dtype == self._dtype
+        assert weight_H.dtype == self.dtype
         y, heads = self._new(x.width, x.heads), max(1, x.heads)
         numbers = {"width": x.width // heads, "count": heads, "factor": eps, "shift": offset}
         self._write("norm", x=x, y=y, weight=address(weight_H), **numbers)
@@ -177,7 +181,7 @@ class Recorder:
         slots, widths = share(self._operations, self.widths, result)
         found = np.zeros(len(self._operations), OPERATION)
         for record, operation in zip(found, self._operations, strict=True):
-            record["type"], record["scratch"] = TYPES[self._dtype], len(widths)
+            record["type"], record["scratch"] = TYPES[self.dtype], len(widths)
             record["code"] = CODES.index(operation["code"])
             for name in ("x", "y", "second"):
                 value = operation.get(name)
@@ -188,9 +192,9 @@ class Recorder:
                 )
             for name in set(operation) - {"code", "x", "y", "second"}:
                 record[name] = operation[name]
-        row_bytes = [width * self._dtype.itemsize for width in widths]
+        row_bytes = [width * self.dtype.itemsize for width in widths]
         row_bytes.append(self._scratch_bytes)
-        return Program(library, found, row_bytes, slots[result.buffer], self._dtype)
+        return Program(library, found, row_bytes, slots[result.buffer], self.dtype)
 
 
 def share(

@@ -36,13 +36,6 @@ OPERATION = np.dtype(
 )
 """`Operation` of native/program.h, which says what a field is for each code."""
 NOWHERE = (-1, 0, 0)
-KV_GROUP = np.dtype([("slots", "u8"), ("tables", "u8"), ("width", "i8")])
-STEP = np.dtype(
-    [
-        *(("tokens", "i8"), ("sequences", "i8"), ("token_ids", "u8"), ("positions", "u8")),
-        *((name, "u8") for name in ("query_lens", "context_lens", "groups", "buffers")),
-    ]
-)
 CACHE_LINE = 64
 
 
@@ -58,14 +51,16 @@ class Program:
         dtype: torch.dtype,
     ) -> None:
         assert operations.dtype == OPERATION
-        self._run, self.operations = library.calls.run, operations
+        self.operations = operations
+        self._run, self._operations_at = library.calls.run, operations.ctypes.data
         self._row_bytes, self._dtype = row_bytes, dtype
         self._width = row_bytes[result] // dtype.itemsize
         self._result = result
         self._room = torch.empty(0, dtype=torch.uint8)
         self._at: list[int] = []
         """Where each buffer begins in `_room`."""
-        self._buffers = np.zeros(len(row_bytes), np.uint64)
+        self._buffers = np.zeros(len(row_bytes), np.int64)
+        self._buffers_at = self._buffers.ctypes.data
         self._tokens = 0
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -73,23 +68,21 @@ class Program:
         tokens = len(batch.token_ids_T)
         if tokens > self._tokens:
             self._grow(tokens)
+        sequences, ends = len(batch.query_lens), 8 * len(batch.query_lens)
         lens = np.array((batch.query_lens, batch.context_lens), np.int64)
         groups = np.array(
             [
                 (address(slots_T), address(tables_SB), tables_SB.shape[1])
                 for slots_T, tables_SB in zip(batch.slots_GT, batch.block_tables_GSB, strict=True)
             ],
-            KV_GROUP,
+            np.int64,
         )
-        step = np.array(
-            (
-                *(tokens, lens.shape[1], address(batch.token_ids_T), address(batch.positions_T)),
-                *(lens[0].ctypes.data, lens[1].ctypes.data),
-                *(groups.ctypes.data, self._buffers.ctypes.data),
-            ),
-            STEP,
+        lens_at = lens.ctypes.data
+        self._run(
+            *(self._operations_at, len(self.operations)),
+            *(tokens, sequences, address(batch.token_ids_T), address(batch.positions_T)),
+            *(lens_at, lens_at + ends, groups.ctypes.data, self._buffers_at),
         )
-        self._run(self.operations.ctypes.data, len(self.operations), step.ctypes.data)
         begin = self._at[self._result]
         size = tokens * self._width * self._dtype.itemsize
         return self._room[begin : begin + size].view(self._dtype).view(tokens, self._width)
