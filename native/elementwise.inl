@@ -75,22 +75,16 @@ void norm_row(const Norm& job, int64_t row) {
     for (int64_t begin = 0; begin < job.width; begin += 4 * lanes) {
 #pragma GCC unroll 4
         for (int n = 0; n < 4; ++n) {
-            const int64_t i = begin + n * lanes, count = job.width - i;
-            Floats x = some_floats<type>(job.x, at + i, count);
-            if (job.added) {
-                x = as_type<type>(x + some_floats<type>(job.added, to + i, count));
-                put_some<type>(job.sum, to + i, x, count);
-            }
+            const int64_t i = begin + n * lanes;
+            const Floats x = some_floats<type>(job.x, at + i, job.width - i);
             sums[n] += x * x;
         }
     }
     const float mean = total_of(sums) / static_cast<float>(job.width);
     const float scale = 1.0f / std::sqrt(mean + job.eps);
-    const void* x_base = job.added ? job.sum : job.x;
-    const int64_t from = job.added ? to : at;
     for (int64_t i = 0; i < job.width; i += lanes) {
         const int64_t count = job.width - i;
-        const Floats normed = rounded(some_floats<type>(x_base, from + i, count) * scale);
+        const Floats normed = rounded(some_floats<type>(job.x, at + i, count) * scale);
         const Floats weight = some_floats<type>(job.weight, i, count);
         const Floats y = job.offset != 0 ? normed * rounded(weight + job.offset)
                                          : weight * as_type<type>(normed);

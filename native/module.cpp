@@ -58,11 +58,10 @@ public:
                               inputs, outputs, Type(type), Type(weight_type)});
     }
 
-    void norm(Address x, Address added, Address sum, Address weight, Address y, int64_t rows,
-              int64_t width, int64_t inner, int64_t outer_stride, int64_t inner_stride, float eps,
-              float offset, int type) {
-        table_.norm(pool_, {at(x), at(added), at(sum), at(weight), at(y), rows, width, inner,
-                            outer_stride, inner_stride, eps, offset, Type(type)});
+    void norm(Address x, Address weight, Address y, int64_t rows, int64_t width, int64_t inner,
+              int64_t outer_stride, int64_t inner_stride, float eps, float offset, int type) {
+        table_.norm(pool_, {at(x), at(weight), at(y), rows, width, inner, outer_stride,
+                            inner_stride, eps, offset, Type(type)});
     }
 
     void rope(Address x, Address y, Address cosines, Address sines, int64_t tokens, int64_t heads,

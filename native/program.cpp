@@ -49,7 +49,7 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
     case Code::embed:
         return embed(it, step, y);
     case Code::norm:
-        return table.norm(pool, {x, nullptr, nullptr, it.weight, y, tokens * it.count, it.width,
+        return table.norm(pool, {x, it.weight, y, tokens * it.count, it.width,
                                  it.count, it.x.step, it.width, it.factor, it.shift, it.type});
     case Code::linear:
         return table.linear(pool, {x, it.weight, it.bias, y,

@@ -25,12 +25,9 @@ struct Linear {
 };
 
 // y[r][W] = x[r] / sqrt(mean(x[r]²) + eps) · weight, or · (offset + weight) where there is an offset.
-// Row r of x begins at r / inner · outer_stride + r % inner · inner_stride; y is dense. With `added`,
-// as dense, x + added is first rounded and put into `sum`, which may be x where x is dense.
+// Row r of x begins at r / inner · outer_stride + r % inner · inner_stride; y is dense.
 struct Norm {
     const void* x;
-    const void* added;  // or null
-    void* sum;
     const void* weight;
     void* y;
     int64_t rows, width, inner, outer_stride, inner_stride;
