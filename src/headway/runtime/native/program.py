@@ -68,8 +68,8 @@ class Program:
         tokens = len(batch.token_ids_T)
         if tokens > self._tokens:
             self._grow(tokens)
-        sequences, ends = len(batch.query_lens), 8 * len(batch.query_lens)
         lens = np.array((batch.query_lens, batch.context_lens), np.int64)
+        query_lens_at, sequences = lens.ctypes.data, lens.shape[1]
         groups = np.array(
             [
                 (address(slots_T), address(tables_SB), tables_SB.shape[1])
@@ -77,11 +77,11 @@ class Program:
             ],
             np.int64,
         )
-        lens_at = lens.ctypes.data
         self._run(
             *(self._operations_at, len(self.operations)),
             *(tokens, sequences, address(batch.token_ids_T), address(batch.positions_T)),
-            *(lens_at, lens_at + ends, groups.ctypes.data, self._buffers_at),
+            *(query_lens_at, query_lens_at + lens.strides[0]),
+            *(groups.ctypes.data, self._buffers_at),
         )
         begin = self._at[self._result]
         size = tokens * self._width * self._dtype.itemsize
