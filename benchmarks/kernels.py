@@ -1,6 +1,7 @@
 """Linear layers beside what this machine can do: `python benchmarks/kernels.py [--threads 2]`.
 
-Every linear layer of Qwen2.5-0.5B in each format, for 1, 8, 32 and 512 rows, beside torch's own. A
+Every linear layer of Qwen2.5-0.5B in each format, for 1, 8, 32 and 512 rows (`--rows`), beside
+torch's own. A
 cell is the time and its share of the ceiling: the weights' bytes over the bandwidth, or the
 multiplications over the peak, whichever takes longer; both are measured in the same run. The peak
 of int8 is taken as twice that of fp32, int4's as three times: AVX2 needs 4 and 2.3 instructions for
@@ -132,6 +133,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--group", type=int, default=64, help="int4: inputs that share a scale")
     parser.add_argument("--layers", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--formats", nargs="*", help="columns; all by default")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     library, why = load(chosen.threads)
@@ -142,12 +145,13 @@ def main() -> None:
     print(f"{processor_name()}, {library.instruction_set}, {chosen.threads} threads: ", end="")
     print(f"{bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s in fp32; µs, share of the ceiling")
     columns = cases(library, chosen.group)
+    columns = {name: columns[name] for name in chosen.formats or columns}
     cells: dict[tuple[int, str, str], str] = {}
     for layer in chosen.layers:
         outputs, inputs = SHAPES[layer]
         for column, make in columns.items():
             case = make(outputs, inputs)
-            for rows in ROWS:
+            for rows in chosen.rows:
                 if layer == "head" and rows > HEAD_ROWS:
                     continue
                 x = torch.randn(rows, inputs).to(case.dtype)
@@ -155,7 +159,7 @@ def main() -> None:
                 compute_s = 2 * rows * outputs * inputs / (peak * case.peak)
                 ceiling_s = max(case.num_bytes / bandwidth, compute_s)
                 cells[rows, layer, column] = f"{found_s * 1e6:,.0f} {ceiling_s / found_s:.0%}"
-    for rows in ROWS:
+    for rows in chosen.rows:
         print(f"\n| {rows} rows | {' | '.join(columns)} |")
         print(f"| {' | '.join(['---'] * (len(columns) + 1))} |")
         for layer in chosen.layers:

@@ -75,22 +75,16 @@ void norm_row(const Norm& job, int64_t row) {
     for (int64_t begin = 0; begin < job.width; begin += 4 * lanes) {
 #pragma GCC unroll 4
         for (int n = 0; n < 4; ++n) {
-            const int64_t i = begin + n * lanes, count = job.width - i;
-            Floats x = some_floats<type>(job.x, at + i, count);
-            if (job.added) {
-                x = as_type<type>(x + some_floats<type>(job.added, to + i, count));
-                put_some<type>(job.sum, to + i, x, count);
-            }
+            const int64_t i = begin + n * lanes;
+            const Floats x = some_floats<type>(job.x, at + i, job.width - i);
             sums[n] += x * x;
         }
     }
     const float mean = total_of(sums) / static_cast<float>(job.width);
     const float scale = 1.0f / std::sqrt(mean + job.eps);
-    const void* x_base = job.added ? job.sum : job.x;
-    const int64_t from = job.added ? to : at;
     for (int64_t i = 0; i < job.width; i += lanes) {
         const int64_t count = job.width - i;
-        const Floats normed = rounded(some_floats<type>(x_base, from + i, count) * scale);
+        const Floats normed = rounded(some_floats<type>(job.x, at + i, count) * scale);
         const Floats weight = some_floats<type>(job.weight, i, count);
         const Floats y = job.offset != 0 ? normed * rounded(weight + job.offset)
                                          : weight * as_type<type>(normed);
@@ -110,8 +104,9 @@ void norm(Pool& pool, const Norm& job) {
 
 template <Type type>
 void rope_token(const Rope& job, int64_t token) {
-    const float* cosines = job.cosines + token * job.half;
-    const float* sines = job.sines + token * job.half;
+    const int64_t angle = job.positions ? job.positions[token] : token;
+    const float* cosines = job.cosines + angle * job.half;
+    const float* sines = job.sines + angle * job.half;
     for (int64_t head = 0; head < job.heads; ++head) {
         const int64_t from = token * job.x_token_stride + head * job.x_head_stride;
         const int64_t to = token * job.y_token_stride + head * job.y_head_stride;
@@ -176,6 +171,28 @@ void gated(Pool& pool, const Gated& job) {
     if (job.type == Type::f32) gate<Type::f32>(pool, job);
     else if (job.type == Type::bf16) gate<Type::bf16>(pool, job);
     else gate<Type::f16>(pool, job);
+}
+
+// ── sums ────────────────────────────────────────────────────────────────────────────────────
+
+template <Type type>
+void add_row(const Add& job, int64_t token) {
+    const int64_t at = token * job.width;
+    for (int64_t i = 0; i < job.width; i += lanes) {
+        const int64_t count = job.width - i;
+        Floats x = some_floats<type>(job.x, at + i, count);
+        if (job.factor != 1) x = as_type<type>(x * job.factor);
+        if (job.added) x += some_floats<type>(job.added, at + i, count);
+        put_some<type>(job.y, at + i, x, count);
+    }
+}
+
+void add(Pool& pool, const Add& job) {
+    each_row(pool, job.tokens, job.width, [&](int64_t token) {
+        if (job.type == Type::f32) add_row<Type::f32>(job, token);
+        else if (job.type == Type::bf16) add_row<Type::bf16>(job, token);
+        else add_row<Type::f16>(job, token);
+    });
 }
 
 // ── a reading ───────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ const Table HEADWAY_TABLE = {
     .norm = norm,
     .rope = rope,
     .gated = gated,
+    .add = add,
     .read_words = read_words,
     .sampling_bytes = sampling_bytes,
     .sample = sample,

@@ -4,6 +4,7 @@
 // keeps the memory alive and of the size that each operation names, and calls from one thread.
 #include "binding.h"
 #include "pool.h"
+#include "program.h"
 #include "table.h"
 
 #include <new>
@@ -57,23 +58,36 @@ public:
                               inputs, outputs, Type(type), Type(weight_type)});
     }
 
-    void norm(Address x, Address added, Address sum, Address weight, Address y, int64_t rows,
-              int64_t width, int64_t inner, int64_t outer_stride, int64_t inner_stride, float eps,
-              float offset, int type) {
-        table_.norm(pool_, {at(x), at(added), at(sum), at(weight), at(y), rows, width, inner,
-                            outer_stride, inner_stride, eps, offset, Type(type)});
+    void norm(Address x, Address weight, Address y, int64_t rows, int64_t width, int64_t inner,
+              int64_t outer_stride, int64_t inner_stride, float eps, float offset, int type) {
+        table_.norm(pool_, {at(x), at(weight), at(y), rows, width, inner, outer_stride,
+                            inner_stride, eps, offset, Type(type)});
     }
 
     void rope(Address x, Address y, Address cosines, Address sines, int64_t tokens, int64_t heads,
               int64_t size, int64_t half, int64_t x_token_stride, int64_t x_head_stride,
               int64_t y_token_stride, int64_t y_head_stride, int type) {
-        table_.rope(pool_, {at(x), at(y), at<float>(cosines), at<float>(sines), tokens, heads,
-                            size, half, x_token_stride, x_head_stride, y_token_stride,
+        table_.rope(pool_, {at(x), at(y), at<float>(cosines), at<float>(sines), nullptr, tokens,
+                            heads, size, half, x_token_stride, x_head_stride, y_token_stride,
                             y_head_stride, Type(type)});
     }
 
     void gated(Address x, Address y, int64_t tokens, int64_t inner, int type, int activation) {
         table_.gated(pool_, {at(x), at(y), tokens, inner, Type(type), Activation(activation)});
+    }
+
+    void add(Address x, Address added, Address y, int64_t tokens, int64_t width, float factor,
+             int type) {
+        table_.add(pool_, {at(x), at(added), at(y), tokens, width, factor, Type(type)});
+    }
+
+    void run(Address operations, int64_t count, int64_t tokens, int64_t sequences,
+             Address token_ids, Address positions, Address query_lens, Address context_lens,
+             Address groups, Address buffers) {
+        headway::run(table_, pool_, at<Operation>(operations), count,
+                     {tokens, sequences, at<int64_t>(token_ids), at<int64_t>(positions),
+                      at<int64_t>(query_lens), at<int64_t>(context_lens), at<KVGroup>(groups),
+                      at<char*>(buffers)});
     }
 
     uint64_t read_words(Address base, int64_t bytes) {
@@ -159,6 +173,8 @@ PyMethodDef methods[] = {
     method<&Kernels::norm>("norm"),
     method<&Kernels::rope>("rope"),
     method<&Kernels::gated>("gated"),
+    method<&Kernels::add>("add"),
+    method<&Kernels::run>("run"),
     method<&Kernels::read_words>("read_words"),
     method<&Kernels::sampling_bytes>("sampling_bytes"),
     method<&Kernels::sample>("sample"),

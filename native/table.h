@@ -25,12 +25,9 @@ struct Linear {
 };
 
 // y[r][W] = x[r] / sqrt(mean(x[r]²) + eps) · weight, or · (offset + weight) where there is an offset.
-// Row r of x begins at r / inner · outer_stride + r % inner · inner_stride; y is dense. With `added`,
-// as dense, x + added is first rounded and put into `sum`, which may be x where x is dense.
+// Row r of x begins at r / inner · outer_stride + r % inner · inner_stride; y is dense.
 struct Norm {
     const void* x;
-    const void* added;  // or null
-    void* sum;
     const void* weight;
     void* y;
     int64_t rows, width, inner, outer_stride, inner_stride;
@@ -43,8 +40,9 @@ struct Norm {
 struct Rope {
     const void* x;
     void* y;
-    const float* cosines;  // [T][half]
+    const float* cosines;  // [T][half], or with positions [position][half]
     const float* sines;
+    const int64_t* positions;  // [T], or null
     int64_t tokens, heads, size, half;
     int64_t x_token_stride, x_head_stride, y_token_stride, y_head_stride;
     Type type;
@@ -59,6 +57,16 @@ struct Gated {
     int64_t tokens, inner;
     Type type;
     Activation activation;
+};
+
+// y[T][W] = x · factor + added, the product rounded to the type first; y may be x or added.
+struct Add {
+    const void* x;
+    const void* added;  // or null: nothing
+    void* y;
+    int64_t tokens, width;
+    float factor;
+    Type type;
 };
 
 // What one row is sampled with. Draws are named by seed, index and position; see sampling.inl.
@@ -150,6 +158,7 @@ struct Table {
     void (*norm)(Pool&, const Norm&);
     void (*rope)(Pool&, const Rope&);
     void (*gated)(Pool&, const Gated&);
+    void (*add)(Pool&, const Add&);
     uint64_t (*read_words)(Pool&, const void*, int64_t bytes);
     int64_t (*sampling_bytes)(int64_t vocabulary);
     void (*sample)(Pool&, const Draw*, int64_t rows, int64_t vocabulary, int64_t allowed_bytes,

@@ -79,19 +79,6 @@ def test_heads_are_normed_where_they_lie(library, rows, heads, width, dtype, bef
 
 @each_instruction_set
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("width", [1, 33, 896])
-def test_adding_and_norming_are_one_pass(library, dtype, width):
-    """Bit for bit the sum of torch, and the norm of that sum."""
-    x, added = numbers(1, dtype, 9, width), numbers(2, dtype, 9, width, scale=3)
-    weight = numbers(3, dtype, width)
-    layers = NativeLayers(library)
-    total, normed = layers.add_norm(x, added, weight, 1e-6)
-    assert torch.equal(total, x + added)
-    assert torch.equal(normed, layers.rms_norm(x + added, weight, 1e-6))
-
-
-@each_instruction_set
-@pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_is_the_same_in_any_batch(library, dtype):
     """Bit for bit, with one thread's share of rows and with many."""
     layers, x = NativeLayers(library), numbers(4, dtype, 300, 900)

@@ -15,6 +15,7 @@ from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 from headway.runtime.memory import zeros
 from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.native.lower import recordable
 
 KV_TYPES = {**TYPES, torch.int8: 3}
 SPARE = 64
@@ -89,6 +90,7 @@ class NativeAttention:
         self._library = library
         self._out = torch.empty(0)
 
+    @recordable("attend")
     def attend(
         self,
         q_TND: Tensor,

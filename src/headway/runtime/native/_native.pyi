@@ -22,8 +22,6 @@ class Kernels:
     def norm(
         self,
         x: int,
-        added: int,
-        sum: int,
         weight: int,
         y: int,
         rows: int,
@@ -53,6 +51,22 @@ class Kernels:
     ) -> None: ...
     def gated(
         self, x: int, y: int, tokens: int, inner: int, type: int, activation: int
+    ) -> None: ...
+    def add(
+        self, x: int, added: int, y: int, tokens: int, width: int, factor: float, type: int
+    ) -> None: ...
+    def run(
+        self,
+        operations: int,
+        count: int,
+        tokens: int,
+        sequences: int,
+        token_ids: int,
+        positions: int,
+        query_lens: int,
+        context_lens: int,
+        groups: int,
+        buffers: int,
     ) -> None: ...
     def read_words(self, base: int, bytes: int) -> int: ...
     def sampling_bytes(self, vocabulary: int) -> int: ...

@@ -4,16 +4,21 @@ An instruction set that no machine of ours has is compiled all the same; where i
 the next one is taken, or torch.
 """
 
+from typing import Any
+
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from headway.core.quantization import GROUPS
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.attention.reference import attend_one
 from headway.runtime.batch import Batch
-from headway.runtime.native.layers import layers_are_right
+from headway.runtime.native.layers import NativeLayers, layers_are_right
 from headway.runtime.native.library import TYPES, NativeLibrary
 from headway.runtime.native.linear import NativeLinear
+from headway.runtime.native.lower import lower
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.native.sampling import sampling_is_right
 from headway.runtime.rounding import round_rows, round_weight
@@ -21,7 +26,7 @@ from headway.runtime.rounding import round_rows, round_weight
 
 def is_right(library: NativeLibrary) -> bool:
     """Whether every operation's results are those of torch."""
-    checks = (multiplies_right, multiplies_rounded_right, attends_right)
+    checks = (multiplies_right, multiplies_rounded_right, attends_right, programs_are_right)
     return all(check(library) for check in (*checks, layers_are_right, sampling_is_right))
 
 
@@ -48,6 +53,35 @@ def multiplies_rounded_right(library: NativeLibrary) -> bool:
         expected = levels * scales[:, None] @ (rounded.levels_OH * each).T
         found = kernel(x, kernel.pack(rounded), None)
         if not torch.allclose(found, expected, rtol=1e-4, atol=1e-3):
+            return False
+    return True
+
+
+def programs_are_right(library: NativeLibrary) -> bool:
+    """Whether a program gives the numbers of its operations called alone, in each type."""
+    layers, linear = NativeLayers(library), NativeLinear(library)
+    draw, nothing = torch.Generator().manual_seed(0), torch.zeros(0, dtype=torch.int64)
+    for dtype in TYPES:
+        table, weight = (torch.randn(n, 33, generator=draw).to(dtype) for n in (7, 33))
+        packed = linear.prepare(weight)
+
+        def forward(token_ids_T: Tensor, table: Tensor = table, packed: Any = packed) -> Tensor:
+            x_TH = functional.embedding(token_ids_T, table)
+            return x_TH + linear(layers.rms_norm(x_TH, table[0], 1e-6), packed, None)
+
+        program, _ = lower(forward, library, dtype)
+        batch = Batch(
+            token_ids_T=torch.tensor([6, 0, 3]),
+            positions_T=nothing,
+            slots_GT=[nothing],
+            block_tables_GSB=[nothing[None]],
+            query_lens=[3],
+            context_lens=[3],
+            num_decodes=0,
+            sampled_rows=[],
+            sampled_sequences=[],
+        )
+        if program is None or not torch.equal(program(batch), forward(batch.token_ids_T)):
             return False
     return True
 

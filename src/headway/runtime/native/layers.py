@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.native.library import TYPES, NativeLibrary
+from headway.runtime.native.lower import recordable
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 """Activations as the module numbers them."""
@@ -22,41 +23,19 @@ class NativeLayers:
     def __init__(self, library: NativeLibrary) -> None:
         self._calls = library.calls
         self.gated: dict[str, Callable[[Tensor], Tensor]] = {
-            name: partial(self._gated, number) for name, number in ACTIVATIONS.items()
+            name: partial(self._gated, activation=number) for name, number in ACTIVATIONS.items()
         }
 
+    @recordable("rms_norm")
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """`reference.rms_norm` of rows (T, H), or of the heads of rows (T, N, D)."""
-        out_TH = x_TH.new_empty(x_TH.shape)
-        self._norm(rows_of(x_TH), None, None, weight_H, out_TH, eps, offset)
-        return out_TH
-
-    def add_norm(
-        self, x_TH: Tensor, added_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """(x + added, its `rms_norm`), reading both once."""
-        sum_TH, out_TH = x_TH.new_empty(x_TH.shape), x_TH.new_empty(x_TH.shape)
-        self._norm(x_TH.contiguous(), added_TH.contiguous(), sum_TH, weight_H, out_TH, eps, offset)
-        return sum_TH, out_TH
-
-    def _norm(
-        self,
-        x: Tensor,
-        added: Tensor | None,
-        total: Tensor | None,
-        weight: Tensor,
-        out: Tensor,
-        eps: float,
-        offset: float,
-    ) -> None:
-        assert weight.dtype == x.dtype
+        assert weight_H.dtype == x_TH.dtype
+        x, out_TH = rows_of(x_TH), x_TH.new_empty(x_TH.shape)
         width, inner = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
         self._calls.norm(
             x.data_ptr(),
-            address(added),
-            address(total),
-            weight.data_ptr(),
-            out.data_ptr(),
+            weight_H.data_ptr(),
+            out_TH.data_ptr(),
             x.shape[0] * inner,
             width,
             inner,
@@ -66,7 +45,9 @@ class NativeLayers:
             offset,
             TYPES[x.dtype],
         )
+        return out_TH
 
+    @recordable("rope")
     def rope(self, x_TND: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
         """`reference.rope`."""
         x, cos, sin = rows_of(x_TND), cos_TR.contiguous(), sin_TR.contiguous()
@@ -89,7 +70,8 @@ class NativeLayers:
         )
         return out
 
-    def _gated(self, activation: int, gate_up_TI2: Tensor) -> Tensor:
+    @recordable("gated")
+    def _gated(self, gate_up_TI2: Tensor, activation: int) -> Tensor:
         x = gate_up_TI2.contiguous()
         tokens, inner = x.shape[0], x.shape[1] // 2
         out = x.new_empty(tokens, inner)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.native.lower import recordable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class NativeLinear:
         )
         return PackedWeight(panels, outputs, inputs, weight.dtype)
 
+    @recordable("linear")
     def __call__(self, x_TH: Tensor, weight: PackedWeight, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x; a bias has that type too."""
         x = x_TH.contiguous()

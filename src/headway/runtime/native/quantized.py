@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight
 
 INT8_STEP, LONGEST_BLOCK = 4, 64
@@ -31,6 +32,16 @@ class PackedLevels:
     def nbytes(self) -> int:
         return int(self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes))
 
+    @property
+    def padded(self) -> int:
+        """Bytes of a row that it multiplies."""
+        return padded_inputs(self.inputs, self.group)
+
+    @property
+    def blocks(self) -> int:
+        """Sums of such a row that begin with a number of their own."""
+        return blocks_of(self.inputs, self.group)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows:
@@ -51,6 +62,17 @@ class RoundedRows:
             torch.empty(tokens),
             torch.empty(tokens * blocks, dtype=torch.int32),
         )
+
+
+def padded_inputs(inputs: int, group: int) -> int:
+    """Bytes of a row of `inputs` numbers."""
+    unit = group or INT8_STEP
+    return -(-inputs // unit) * unit
+
+
+def blocks_of(inputs: int, group: int) -> int:
+    """Parts of a row whose sums begin with a number of their own."""
+    return padded_inputs(inputs, group) // min(group, LONGEST_BLOCK) if group else 1
 
 
 class NativeQuantizedLinear:
@@ -116,7 +138,7 @@ class NativeQuantizedLinear:
         if self.group:
             groups = -(-inputs // self.group)
             return panels * groups * width * (2 + self.group // 2), 0
-        return panels * width * self._padded(inputs), panels * width
+        return panels * width * padded_inputs(inputs, 0), panels * width
 
     def blob_bytes(self, outputs: int, inputs: int) -> int:
         """Bytes of a weight's panels and scales."""
@@ -129,16 +151,10 @@ class NativeQuantizedLinear:
         beside = blob[panels:].view(torch.float32) if scales else None
         return PackedLevels(blob[:panels], beside, outputs, inputs, self.group)
 
-    def _padded(self, inputs: int) -> int:
-        """Bytes of a row of `inputs` numbers."""
-        unit = self.group or INT8_STEP
-        return -(-inputs // unit) * unit
-
     def round_rows(self, x: Tensor) -> RoundedRows:
         """Each row of x, contiguous, as levels of -127 … 127 and a scale; until the next call."""
         tokens, inputs = x.shape
-        padded = self._padded(inputs)
-        blocks = padded // min(self.group, LONGEST_BLOCK) if self.group else 1
+        padded, blocks = padded_inputs(inputs, self.group), blocks_of(inputs, self.group)
         rows = self._rows
         if rows.levels.numel() < tokens * padded or rows.scales.numel() < tokens:
             rows = self._rows = RoundedRows.of(tokens, padded, blocks)
@@ -154,6 +170,7 @@ class NativeQuantizedLinear:
         )
         return rows
 
+    @recordable("quantized")
     def __call__(self, x_TH: Tensor, weight: PackedLevels, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x; a bias has that type too."""
         rows = self.round_rows(x_TH.contiguous())

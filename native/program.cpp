@@ -1,0 +1,86 @@
+#include "program.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "pool.h"
+
+namespace headway {
+namespace {
+
+int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
+
+void embed(const Operation& it, const Step& step, char* y) {
+    const int64_t bytes = it.width * bytes_of(it.type);
+    for (int64_t token = 0; token < step.tokens; ++token) {
+        const int64_t id = step.token_ids[token];
+        if (id < 0 || id >= it.count) throw std::out_of_range("a token id beyond the embedding");
+        std::memcpy(y + token * bytes, static_cast<const char*>(it.weight) + id * bytes, bytes);
+    }
+}
+
+// The scratch of a step's rounded rows: starts, scales, then the bytes.
+void multiply_rounded(const Table& table, Pool& pool, const Operation& it, const Step& step,
+                      const void* x, void* y) {
+    int32_t* starts = reinterpret_cast<int32_t*>(step.buffers[it.scratch]);
+    float* scales = reinterpret_cast<float*>(starts + step.tokens * it.kind);
+    int8_t* q = reinterpret_cast<int8_t*>(scales + step.tokens);
+    table.quantize_rows(pool, {x, q, scales, starts, step.tokens, it.width, it.group, it.type});
+    table.quantized(pool, {q, scales, starts, it.weight, static_cast<const float*>(it.scales),
+                           it.bias, y, step.tokens, it.width, it.count, it.group, it.type});
+}
+
+void attend(const Table& table, Pool& pool, const Operation& it, const Step& step, const void* q,
+            void* out) {
+    const KVGroup& group = step.groups[it.group];
+    table.attention(pool, {q, out, it.x.step, group.tables, step.query_lens, step.context_lens,
+                           step.sequences, group.width, it.count, it.kind, it.factor, it.shift,
+                           it.type, it.kv});
+}
+
+void run_one(const Table& table, Pool& pool, const Operation& it, const Step& step) {
+    const auto at = [&](const Place& place) -> char* {
+        return place.buffer < 0 ? nullptr
+                                : step.buffers[place.buffer] + place.first * bytes_of(it.type);
+    };
+    char *x = at(it.x), *y = at(it.y), *second = at(it.second);
+    const int64_t tokens = step.tokens;
+    switch (it.code) {
+    case Code::embed:
+        return embed(it, step, y);
+    case Code::norm:
+        return table.norm(pool, {x, it.weight, y, tokens * it.count, it.width,
+                                 it.count, it.x.step, it.width, it.factor, it.shift, it.type});
+    case Code::linear:
+        return table.linear(pool, {x, it.weight, it.bias, y,
+                                   reinterpret_cast<float*>(step.buffers[it.scratch]), tokens,
+                                   it.width, it.count, it.type, static_cast<Type>(it.kind)});
+    case Code::quantized:
+        return multiply_rounded(table, pool, it, step, x, y);
+    case Code::rope:
+        return table.rope(pool, {x, y, static_cast<const float*>(it.weight),
+                                 static_cast<const float*>(it.bias), step.positions, tokens,
+                                 it.count, it.width, it.kind, it.x.step, it.width, it.y.step,
+                                 it.width, it.type});
+    case Code::gated:
+        return table.gated(pool, {x, y, tokens, it.width, it.type,
+                                  static_cast<Activation>(it.kind)});
+    case Code::add:
+        return table.add(pool, {x, second, y, tokens, it.width, it.factor, it.type});
+    case Code::write_kv:
+        return table.write_kv(pool, {x, second, it.x.step, it.second.step,
+                                     step.groups[it.group].slots, tokens, it.type, it.kv});
+    case Code::attention:
+        return attend(table, pool, it, step, x, y);
+    }
+    throw std::invalid_argument("no such operation");
+}
+
+}  // namespace
+
+void run(const Table& table, Pool& pool, const Operation* operations, int64_t count,
+         const Step& step) {
+    for (int64_t i = 0; i < count; ++i) run_one(table, pool, operations[i], step);
+}
+
+}  // namespace headway

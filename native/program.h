@@ -1,0 +1,73 @@
+// A program: the layers of a model as a list of operations, made once at load and run by one call a
+// step. runtime/native/program.py writes it, field by field as below.
+//
+// A step's numbers lie in buffers, a row for each token, and a `Place` is a part of these rows. The
+// attention of a layer of 8 channels with 2 query heads and 1 KV head of 4, its residual in buffer 0:
+//
+//     code       x            y            second        what else
+//     norm       0            1                          width 8, weight, eps in `factor`
+//     linear     1            2                          width 8 → count 16, weight, scratch 3
+//     rope       2 [0 … 8)    2 [0 … 8)                  2 heads of width 4, in place
+//     rope       2 [8 … 12)   2 [8 … 12)                 1 head
+//     write_kv   2 [8 … 12)                2 [12 … 16)   into the layer's `kv`
+//     attention  2 [0 … 8)    1                          2 heads
+//     linear     1            2                          width 8 → count 8
+//     add        0            0            2             0 = 0 + 2
+//
+// Every operation is the one that Python calls alone (table.h), so a program's numbers are those of
+// the calls one by one, bit for bit.
+#pragma once
+#include "table.h"
+
+namespace headway {
+
+class Pool;
+
+enum class Code : int32_t { embed, norm, linear, quantized, rope, gated, add, write_kv, attention };
+
+// Row t: the numbers `first` … of the row of `step` numbers at t · step of the buffer.
+struct Place {
+    int32_t buffer, first, step;
+};
+
+// `scratch` names a buffer too. What a field is for each code:
+//
+//              weight    bias    scales    width    count    kind           group     factor  shift
+//     embed    table                       channels rows
+//     norm     weight                      channels heads                             eps     offset
+//     linear   panels    bias              inputs   outputs  weight's Type
+//     quant…   panels    bias    weight's  inputs   outputs  starts of row  of inputs
+//     rope     cosines   sines             channels heads    pairs
+//     gated                                inner             Activation
+//     add                                  channels                                   of x
+//     write_kv                                                              KV group
+//     attent…                                       heads    window         KV group  scale   softcap
+struct Operation {
+    Code code;
+    Type type;
+    Place x, y, second;
+    int32_t scratch;
+    const void *weight, *bias, *scales;
+    int64_t width, count, kind, group;
+    float factor, shift;
+    KVMemory kv;
+};
+static_assert(sizeof(Operation) == 176, "as OPERATION of runtime/native/program.py");
+
+// What the sequences of one KV group bring to a step: slots[T], tables[S][width].
+struct KVGroup {
+    const int64_t *slots, *tables;
+    int64_t width;
+};
+
+struct Step {
+    int64_t tokens, sequences;
+    const int64_t *token_ids, *positions, *query_lens, *context_lens;
+    const KVGroup* groups;
+    char* const* buffers;
+};
+
+// Throws where a token id is none.
+void run(const Table&, Pool&, const Operation*, int64_t count, const Step&);
+
+}  // namespace headway

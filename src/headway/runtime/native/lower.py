@@ -1,0 +1,244 @@
+"""From a model as its files draw it to a `Program`: the model runs once, on values without numbers.
+
+`lower` calls its forward with a `Value` in place of token ids, and each native operation that is
+given a `Value` writes itself down. What none of them does, a router's choice say, cannot be
+lowered: then the model runs as it is drawn, operation by operation, and `lower` tells why.
+
+    x + attention(norm(x))    norm 0 → 1 · linear 1 → 2 · rope · write_kv · attention 2 → 1 · …
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.native.program import CODES, NOWHERE, OPERATION, Program
+
+
+class NotLoweredError(Exception):
+    """The model does on its way what no operation of a program does."""
+
+
+class Value:
+    """What an operation gives: for each token the `width` numbers from `first` on of a buffer.
+
+    `heads` tells in how many equal parts `unflatten` has cut them; 0: not cut.
+    """
+
+    def __init__(
+        self, recorder: "Recorder", buffer: int, width: int, first: int = 0, heads: int = 0
+    ) -> None:
+        self.recorder, self.buffer = recorder, buffer
+        self.width, self.first, self.heads = width, first, heads
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotLoweredError(f"`{name}`")
+
+    @property
+    def shape(self) -> tuple[float, ...]:
+        """As of a tensor, for any number of tokens."""
+        rest = (self.heads, self.width // self.heads) if self.heads else (self.width,)
+        return float("inf"), *rest
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.recorder.dtype
+
+    @property
+    def dense(self) -> bool:
+        """Whether it is all of its rows."""
+        return self.width == self.recorder.widths[self.buffer]
+
+    def split(self, sizes: Sequence[int], dim: int) -> list["Value"]:
+        assert dim == -1 and not self.heads
+        begins = np.cumsum([self.first, *sizes]).tolist()
+        pairs = zip(begins, sizes, strict=False)
+        return [Value(self.recorder, self.buffer, size, begin) for begin, size in pairs]
+
+    def unflatten(self, dim: int, sizes: tuple[int, int]) -> "Value":
+        assert dim == -1 and sizes[0] == -1
+        return Value(self.recorder, self.buffer, self.width, self.first, self.width // sizes[1])
+
+    def flatten(self, start_dim: int) -> "Value":
+        assert start_dim == 1
+        return Value(self.recorder, self.buffer, self.width, self.first)
+
+    def __add__(self, other: "Value") -> "Value":
+        return self.recorder.add(self, other, 1.0)
+
+    def __mul__(self, factor: float | Tensor) -> "Value":
+        return self.recorder.add(self, None, float(factor))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.embedding:
+            return args[0].recorder.embed(args[1])
+        raise NotLoweredError(f"`{getattr(func, '__name__', func)}`")
+
+
+def recordable(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A method that, where its first argument is a `Value`, is the recorder's method `name`."""
+
+    def wrap(operation: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(operation)
+        def either(self: Any, x: Any, *rest: Any, **named: Any) -> Any:
+            if isinstance(x, Value):
+                return getattr(x.recorder, name)(x, *rest, **named)
+            return operation(self, x, *rest, **named)
+
+        return either
+
+    return wrap
+
+
+class Recorder:
+    """The operations so far. Each result has a buffer of its own until `program` shares memory."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.widths: list[int] = []
+        self.dtype = dtype
+        self._operations: list[dict[str, Any]] = []
+        self._scratch_bytes = 0
+
+    def _new(self, width: int, heads: int = 0) -> Value:
+        self.widths.append(width)
+        return Value(self, len(self.widths) - 1, width, 0, heads)
+
+    def _write(self, code: str, **fields: Any) -> None:
+        self._operations.append({"code": code, **fields})
+
+    def embed(self, weight_VH: Tensor) -> Value:
+        count, width = weight_VH.shape
+        y = self._new(width)
+        self._write("embed", y=y, weight=address(weight_VH), width=width, count=count)
+        return y
+
+    def rms_norm(self, x: Value, weight_H: Tensor, eps: float, offset: float = 0.0) -> Value:
+        assert weight_H.dtype == self.dtype
+        y, heads = self._new(x.width, x.heads), max(1, x.heads)
+        numbers = {"width": x.width // heads, "count": heads, "factor": eps, "shift": offset}
+        self._write("norm", x=x, y=y, weight=address(weight_H), **numbers)
+        return y
+
+    def linear(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
+        scratch_bytes = 4 * weight.inputs
+        return self._product("linear", x, weight, bias_O, scratch_bytes, kind=TYPES[weight.dtype])
+
+    def quantized(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
+        numbers = {"scales": address(weight.scales), "kind": weight.blocks, "group": weight.group}
+        scratch_bytes = weight.padded + 4 * (weight.blocks + 1)
+        return self._product("quantized", x, weight, bias_O, scratch_bytes, **numbers)
+
+    def _product(
+        self,
+        code: str,
+        x: Value,
+        weight: Any,
+        bias_O: Tensor | None,
+        scratch_bytes: int,
+        **numbers: int,
+    ) -> Value:
+        assert x.dense and x.width == weight.inputs
+        y = self._new(weight.outputs)
+        numbers |= {"width": weight.inputs, "count": weight.outputs, "bias": address(bias_O)}
+        self._write(code, x=x, y=y, weight=address(weight.panels), **numbers)
+        self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
+        return y
+
+    def rope(self, x: Value, cos_PR: Tensor, sin_PR: Tensor) -> Value:
+        """In place: nobody reads queries and keys as they were before."""
+        angles = {"weight": address(cos_PR), "bias": address(sin_PR), "kind": cos_PR.shape[-1]}
+        self._write("rope", x=x, y=x, width=x.width // x.heads, count=x.heads, **angles)
+        return x
+
+    def gated(self, x: Value, activation: int) -> Value:
+        assert x.dense
+        y = self._new(x.width // 2)
+        self._write("gated", x=x, y=y, width=y.width, kind=activation)
+        return y
+
+    def add(self, x: Value, other: Value | None, factor: float) -> Value:
+        """x · factor + other."""
+        assert x.dense and (other is None or other.dense)
+        y = self._new(x.width)
+        self._write("add", x=x, second=other, y=y, width=x.width, factor=factor)
+        return y
+
+    def attend(self, q: Value, k: Value, v: Value, layer: Any, batch: None, rule: Any) -> Value:
+        y, memory = self._new(q.width, q.heads), {"group": layer.group, "kv": layer.numbers}
+        self._write("write_kv", x=k, second=v, **memory)
+        numbers = {"kind": rule.window, "factor": rule.scale, "shift": rule.softcap}
+        self._write("attention", x=q, y=y, count=q.heads, **numbers, **memory)
+        return y
+
+    def program(self, library: NativeLibrary, result: Value) -> Program:
+        """What was written, in as few buffers as hold what is still to be read."""
+        slots, widths = share(self._operations, self.widths, result)
+        found = np.zeros(len(self._operations), OPERATION)
+        for record, operation in zip(found, self._operations, strict=True):
+            record["type"], record["scratch"] = TYPES[self.dtype], len(widths)
+            record["code"] = CODES.index(operation["code"])
+            for name in ("x", "y", "second"):
+                value = operation.get(name)
+                record[name] = (
+                    (slots[value.buffer], value.first, self.widths[value.buffer])
+                    if value is not None
+                    else NOWHERE
+                )
+            for name in set(operation) - {"code", "x", "y", "second"}:
+                record[name] = operation[name]
+        row_bytes = [width * self.dtype.itemsize for width in widths]
+        row_bytes.append(self._scratch_bytes)
+        return Program(library, found, row_bytes, slots[result.buffer], self.dtype)
+
+
+def share(
+    operations: list[dict[str, Any]], widths: list[int], result: Value
+) -> tuple[dict[int, int], list[int]]:
+    """(the slot of each buffer, how wide each slot is).
+
+    A slot is free again behind the last operation that reads its buffer; a sum may take the place
+    of what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the sum, in the slots 0, 1 and 0.
+    """
+    places = [
+        [operation[name].buffer for name in ("x", "second", "y") if operation.get(name)]
+        for operation in operations
+    ]
+    last = {buffer: index for index, buffers in enumerate(places) for buffer in buffers}
+    last[result.buffer] = len(operations)
+    slots: dict[int, int] = {}
+    sizes: list[int] = []
+    free: list[int] = []
+    for index, (operation, buffers) in enumerate(zip(operations, places, strict=True)):
+        ended = [slots[b] for b in dict.fromkeys(buffers) if b in slots and last[b] == index]
+        if operation["code"] == "add":
+            free, ended = free + ended, []
+        for buffer in buffers:
+            if buffer not in slots:
+                width = widths[buffer]
+                slot = min(free, key=lambda one: abs(sizes[one] - width), default=len(sizes))
+                if slot == len(sizes):
+                    sizes.append(width)
+                else:
+                    free.remove(slot)
+                slots[buffer], sizes[slot] = slot, max(sizes[slot], width)
+        free += ended
+    return slots, sizes
+
+
+def lower(
+    forward: Callable[[Any], Any], library: NativeLibrary, dtype: torch.dtype
+) -> tuple[Program | None, str]:
+    """(the program of `forward`, which takes token ids and gives hidden states, why)."""
+    recorder = Recorder(dtype)
+    try:
+        result = forward(Value(recorder, -1, 0))
+    except NotLoweredError as error:
+        return None, f"each operation called from Python: a program has no {error}"
+    program = recorder.program(library, result)
+    return program, f"{len(program.operations)} operations in one call"

@@ -1,0 +1,97 @@
+"""A model's forward as a list of operations that one native call runs; see native/program.h.
+
+What a program is told once: its operations, how wide the rows of each buffer are and where the
+result lies. What it promises: the numbers of the same operations called one by one, bit for bit, in
+memory that is reused from step to step.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.runtime.batch import Batch
+from headway.runtime.native.library import NativeLibrary, address
+
+CODES = ("embed", "norm", "linear", "quantized", "rope", "gated", "add", "write_kv", "attention")
+PLACE = np.dtype([("buffer", "i4"), ("first", "i4"), ("step", "i4")])
+KV_MEMORY = np.dtype(
+    [
+        *((name, "u8") for name in ("k", "v", "k_scale", "v_scale")),
+        *((name, "i8") for name in ("kv_heads", "head_dim", "block_size")),
+        ("type", "i4"),
+    ],
+    align=True,
+)
+OPERATION = np.dtype(
+    [
+        *(("code", "i4"), ("type", "i4")),
+        *((name, PLACE) for name in ("x", "y", "second")),
+        ("scratch", "i4"),
+        *((name, "u8") for name in ("weight", "bias", "scales")),
+        *((name, "i8") for name in ("width", "count", "kind", "group")),
+        *(("factor", "f4"), ("shift", "f4")),
+        ("kv", KV_MEMORY),
+    ],
+    align=True,
+)
+"""`Operation` of native/program.h, which says what a field is for each code."""
+NOWHERE = (-1, 0, 0)
+CACHE_LINE = 64
+
+
+class Program:
+    """Operations, and the memory that they work in. One step at a time."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        operations: np.ndarray,
+        row_bytes: list[int],
+        result: int,
+        dtype: torch.dtype,
+    ) -> None:
+        assert operations.dtype == OPERATION
+        self.operations = operations
+        self._run, self._operations_at = library.calls.run, operations.ctypes.data
+        self._row_bytes, self._dtype = row_bytes, dtype
+        self._width = row_bytes[result] // dtype.itemsize
+        self._result = result
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._at: list[int] = []
+        """Where each buffer begins in `_room`."""
+        self._buffers = np.zeros(len(row_bytes), np.int64)
+        self._buffers_at = self._buffers.ctypes.data
+        self._tokens = 0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Hidden states of all tokens of `batch`, (T, H); valid until the next call."""
+        tokens = len(batch.token_ids_T)
+        if tokens > self._tokens:
+            self._grow(tokens)
+        lens = np.array((batch.query_lens, batch.context_lens), np.int64)
+        query_lens_at, sequences = lens.ctypes.data, lens.shape[1]
+        groups = np.array(
+            [
+                (address(slots_T), address(tables_SB), tables_SB.shape[1])
+                for slots_T, tables_SB in zip(batch.slots_GT, batch.block_tables_GSB, strict=True)
+            ],
+            np.int64,
+        )
+        self._run(
+            *(self._operations_at, len(self.operations)),
+            *(tokens, sequences, address(batch.token_ids_T), address(batch.positions_T)),
+            *(query_lens_at, query_lens_at + lens.strides[0]),
+            *(groups.ctypes.data, self._buffers_at),
+        )
+        begin = self._at[self._result]
+        size = tokens * self._width * self._dtype.itemsize
+        return self._room[begin : begin + size].view(self._dtype).view(tokens, self._width)
+
+    def _grow(self, tokens: int) -> None:
+        """Room for so many tokens; each buffer begins at a cache line."""
+        sizes = [-(-tokens * width // CACHE_LINE) * CACHE_LINE for width in self._row_bytes]
+        self._room = torch.empty(sum(sizes) + CACHE_LINE, dtype=torch.uint8)
+        begin = -address(self._room) % CACHE_LINE
+        self._at = (begin + np.cumsum([0, *sizes[:-1]])).tolist()
+        self._buffers[:] = [address(self._room) + at for at in self._at]
+        self._tokens = tokens
