@@ -4,7 +4,8 @@
 keys and values depend on all tokens before. Each advance writes its tokens to their slots; then
 every row reads positions 0 … p back through its block table and must find its own tokens, computed
 behind its own. What it samples is a hash of the tokens it *read*, so a wrong block, copy,
-preemption or mirror changes the answer. `answer` is what must come out.
+preemption or mirror changes the answer. `answer` is what must come out. A transfer ends as many
+steps later as `delay` says, and copies only then: both its ends must be as they were.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from headway.core.plan import (
     Sample,
     StepPlan,
     StepResult,
+    Transfer,
 )
 from headway.core.request import SamplingParams, TokenLogprobs
 
@@ -78,6 +80,15 @@ class Mirrored:
 
 
 @dataclass
+class Moving:
+    """A transfer under way, the steps it still takes, and what both ends held when it began."""
+
+    transfer: Transfer
+    num_steps: int
+    ends: list
+
+
+@dataclass
 class FakeExecutor:
     """A checking executor; `fail_at` names the stage that raises once, `fail_rows` rows to fail.
 
@@ -96,9 +107,14 @@ class FakeExecutor:
     poisoned_stage: str = "submit"
     is_broken: bool = False
     root: Callable[[NewSequence], object] = lambda new: new.adapter
+    host_blocks: tuple[int, ...] = ()
+    delay: Callable[[], int] = lambda: 0
     num_submits: int = 0
     sequences: dict[int, Mirrored] = field(default_factory=dict)
     memory: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    host: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    moving: dict[int, Moving] = field(default_factory=dict)
+    moved: list[int] = field(default_factory=list)
     plan: StepPlan | None = None
     result: StepResult | None = None
     late: Late = field(default_factory=Late)
@@ -140,11 +156,54 @@ class FakeExecutor:
                 self.memory.pop((copy.group, copy.target, slot), None)
                 if cell is not None:
                     self.memory[copy.group, copy.target, slot] = cell
+        for transfer in plan.transfers:
+            self._begin(transfer)
         for row in plan.advanced:
             for table, blocks in zip(
                 self.sequences[row.sequence_id].tables, row.new_blocks, strict=True
             ):
                 table.extend(blocks)
+
+    def _begin(self, transfer: Transfer) -> None:
+        """Note what both ends hold; one that is under way or done may be told again."""
+        assert transfer.direction in ("out", "in") and transfer.peer == "host"
+        assert len(transfer.blocks) == len(transfer.host_blocks) > 0
+        assert all(0 < block < self.num_blocks[transfer.group] for block in transfer.blocks)
+        assert all(0 <= b < self.host_blocks[transfer.group] for b in transfer.host_blocks)
+        known = transfer.transfer_id in self.moving or transfer.transfer_id in self.moved
+        if not known:
+            moving = Moving(transfer, self.delay(), self._ends(transfer))
+            self.moving[transfer.transfer_id] = moving
+
+    def _ends(self, transfer: Transfer) -> list:
+        """The cells of the device's blocks and of the host's."""
+        slots = range(self.block_size)
+        return [
+            [memory.get((transfer.group, block, slot)) for block in blocks for slot in slots]
+            for memory, blocks in (
+                (self.memory, transfer.blocks),
+                (self.host, transfer.host_blocks),
+            )
+        ]
+
+    def _move(self) -> None:
+        """End the transfers whose time has come."""
+        for transfer_id, moving in list(self.moving.items()):
+            moving.num_steps -= 1
+            if moving.num_steps >= 0:
+                continue
+            transfer = moving.transfer
+            assert self._ends(transfer) == moving.ends, "a pinned block was written to"
+            ends = [(self.memory, transfer.blocks), (self.host, transfer.host_blocks)]
+            (source, froms), (target, tos) = ends if transfer.direction == "out" else ends[::-1]
+            for from_block, to_block in zip(froms, tos, strict=True):
+                for slot in range(self.block_size):
+                    target.pop((transfer.group, to_block, slot), None)
+                    cell = source.get((transfer.group, from_block, slot))
+                    if cell is not None:
+                        target[transfer.group, to_block, slot] = cell
+            del self.moving[transfer_id]
+            self.moved.append(transfer_id)
 
     def _slot(self, sequence: Mirrored, group: int, position: int) -> tuple[int, int, int]:
         block = sequence.tables[group][position // self.block_size]
@@ -230,8 +289,10 @@ class FakeExecutor:
 
     def collect(self) -> StepResult:
         assert self.result is not None, "nothing was sampled"
+        self._move()
         self._break("collect")
         result, self.result = self.result, None
+        result.transfers_done, self.moved = self.moved, []
         return result
 
     def _break(self, stage: str) -> None:

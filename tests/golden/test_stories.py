@@ -132,3 +132,43 @@ def test_the_story_many_times_over_in_a_pool_for_two(folder: Path):
     answers = finish(engine, [greedy(i, PROMPT_IDS, len(GOLDEN)) for i in range(12)])
     assert engine.scheduler.num_preemptions >= 10
     assert all(answer.token_ids == GOLDEN for answer in answers.values())
+
+
+MEMORIES = [
+    pytest.param({"attention_backend": "native"}, id="native"),
+    pytest.param({"attention_backend": "sdpa"}, id="sdpa"),
+    pytest.param({"attention_backend": "native", "kv_cache_dtype": "int8"}, id="int8"),
+    pytest.param({"attention_backend": "native", "dtype": "bfloat16"}, id="bfloat16"),
+]
+
+
+def three_stories(folder: Path, **options) -> tuple[list[list[int]], int]:
+    """(the story from its 1st, 2nd and 3rd token on, tokens copied to host memory on the way)."""
+    engine = engine_for(folder, block_size=4, max_num_seqs=3, prefix_cache=False, **options)
+    engine.scheduler.preemption.rate.byte_s = 0.0  # to copy is the cheaper
+    records, step = [], engine.step
+
+    def keep():
+        updates, record = step()
+        records.append(record)
+        return updates, record
+
+    engine.step = keep
+    requests = [greedy(STORY + i, PROMPT_IDS + GOLDEN[:i], len(GOLDEN) - i) for i in range(3)]
+    answers = finish(engine, requests)
+    assert sum(record.num_lost_tokens for record in records) == 0
+    copied = sum(record.num_swapped_tokens for record in records)
+    return [answers[STORY + i, 0].token_ids for i in range(3)], copied
+
+
+@pytest.mark.parametrize("options", MEMORIES)
+def test_the_story_goes_on_from_host_memory(folder: Path, options: dict):
+    """Copied out and in, int8 with its scales: as if it had never left."""
+    if options["attention_backend"] == "native":
+        pytest.importorskip("headway.runtime.native._native")
+    undisturbed, _ = three_stories(folder, **options)
+    found, copied = three_stories(folder, num_blocks=45, kv_host_memory=2**20, **options)
+    assert copied > 50
+    assert found == undisturbed
+    if options.keys() == {"attention_backend"}:
+        assert found == [GOLDEN[i:] for i in range(3)]

@@ -80,6 +80,7 @@ class World:
             windows=engine_settings.windows,
             vocab_size=VOCAB,
             max_num_seqs=engine_settings.max_num_seqs,
+            host_blocks=engine_settings.host_blocks,
         )
         self.clock = VirtualClock()
         self.engine = Engine(
@@ -133,6 +134,7 @@ class World:
         oldest = self.engine.scheduler.running[0] if self.engine.scheduler.running else None
         known = len(oldest.tokens) if oldest else 0
         stage, rows = self.executor.fail_at, self.executor.fail_rows
+        copies = self.engine.scheduler.preemption.is_busy
         updates, record = self.engine.step()
         self.num_steps += 1
         plan = self.plan
@@ -144,9 +146,9 @@ class World:
         assert {request_id for request_id, _ in failed} <= poisoned or rows
         if not (raised or poisoned):
             assert len(failed) == sum(1 for row in rows if row < len(plan.advanced))
-        if oldest is not None and not plan.advanced:
+        if oldest is not None and not (plan.advanced or plan.transfers or copies):
             raise AssertionError("there is work and nothing advances")
-        steady = not (failed or raised) and self.settings.policy == "fcfs"
+        steady = not (failed or raised or copies) and self.settings.policy == "fcfs"
         if oldest is not None and len(self.engine.scheduler.running) > 1 and steady:
             assert oldest.state != "waiting", "the oldest was preempted though others run"
         assert oldest is None or len(oldest.tokens) >= known
@@ -199,6 +201,8 @@ class World:
     def check_end(self) -> None:
         assert self.engine.num_requests == 0
         assert self.engine.kv.num_used == 0
+        assert self.engine.scheduler.preemption.host.num_used == 0
+        assert self.executor.moving == {}, "the engine did not wait for a transfer"
         assert self.executor.sequences == {}, "the runtime was not told of an end"
         for (request_id, index), gained in self.gained.items():
             expected, reason = self.expected(request_id, index)

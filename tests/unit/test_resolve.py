@@ -155,7 +155,7 @@ def test_every_setting_has_its_reason():
     settings, why = decide()
     own = {"load_format", "block_size", "seed", "batch_window_s"}
     own |= {"late", "long_prefill_s", "lane_share", "aging_tokens"}
-    options = own | {"windows"}  # the model's
+    options = own | {"windows", "block_bytes"}  # the model's
     names = {field.name for field in dataclasses.fields(settings)} - options
     assert names - {"num_blocks"} <= why.keys()
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
@@ -464,3 +464,28 @@ def test_without_native_kernels_int4_takes_a_byte_each():
 def test_native_kernels_are_not_a_gpus():
     with pytest.raises(UsageError, match="a CPU's, not cuda's"):
         decide(machine(gpu_free=80 * GIB), kernels="native")
+
+
+def test_host_memory_holds_blocks_of_each_group_in_proportion():
+    """Beside 60 and 40 blocks here, 30 and 20 there are half the bytes."""
+    gemma = spec_from_config(GEMMA, {})
+    here = decide(spec=gemma, kv_memory=Bytes(GIB))[0]
+    settings, why = decide(spec=gemma, kv_memory=Bytes(GIB), kv_host_memory=Bytes(GIB // 2))
+    assert settings.num_blocks == here.num_blocks and here.host_blocks == ()
+    sizes = [group.bytes_per_token("bfloat16") * 16 for group in gemma.kv_groups]
+    assert list(settings.block_bytes) == sizes
+    taken = sum(n * size for n, size in zip(settings.host_blocks, sizes, strict=True))
+    assert 0.99 * GIB / 2 < taken <= GIB / 2
+    for count, host in zip(here.num_blocks, settings.host_blocks, strict=True):
+        assert host == pytest.approx(count / 2, rel=0.02)
+    assert "512 MiB for preempted requests" in why["host_blocks"]
+    assert decide()[1]["host_blocks"] == "0: what is preempted is computed again"
+
+
+@pytest.mark.parametrize(
+    ("host", "words"), [(9 * GIB, "of RAM left"), (1, "does not hold a block")]
+)
+def test_host_memory_that_cannot_be_is_refused(host, words):
+    with pytest.raises(CapacityError, match=words) as caught:
+        decide(kv_memory=Bytes(GIB), kv_host_memory=Bytes(host))
+    assert "--kv-host-memory" in caught.value.fix

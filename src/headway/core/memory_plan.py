@@ -197,6 +197,46 @@ def share_blocks(budget: int, useful: list[int], block_bytes: list[int]) -> list
     return counts
 
 
+def plan_host_blocks(
+    options: EngineOptions,
+    machine: Machine,
+    model: ModelSpec,
+    kv_dtype: str,
+    num_blocks: tuple[int, ...],
+    taken: int,
+    reasons: Reasons,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(blocks in host memory, bytes of a block) by group; () and () without --kv-host-memory.
+
+    The groups get as many as they have of `num_blocks`, in proportion. `taken` bytes of the host's
+    free memory have a use already.
+    """
+    given = options.kv_host_memory
+    if not given:
+        reasons.choose("host_blocks", (0, "what is preempted is computed again"))
+        return (), ()
+    free = machine.free_bytes - taken
+    share = Bytes(given).share
+    budget = int(given if share is None else free * share)
+    if budget > free:
+        raise CapacityError(
+            f"--kv-host-memory {gib(budget)} is more than the {gib(max(free, 0))} of RAM left.",
+            "Lower --kv-host-memory.",
+        )
+    sizes = [group.bytes_per_token(kv_dtype) * options.block_size for group in model.kv_groups]
+    here = [count - 1 for count in num_blocks]
+    whole = sum(count * size for count, size in zip(here, sizes, strict=True))
+    blocks = tuple(count * budget // whole for count in here)
+    if not all(blocks):
+        raise CapacityError(
+            f"--kv-host-memory {gib(budget)} does not hold a block of each KV group.",
+            "Raise --kv-host-memory, or leave it out.",
+        )
+    why = f"{gib(budget)} for preempted requests, where a copy is cheaper than to compute again"
+    reasons.choose("host_blocks", (blocks, why), shown=lambda b: ", ".join(map(str, b)))
+    return blocks, tuple(sizes)
+
+
 def kv_budget(
     options: EngineOptions, machine: Machine, weights: int, device: str
 ) -> tuple[int, str]:

@@ -81,7 +81,10 @@ class BlockCopy(msgspec.Struct, array_like=True, gc=False):
 class Transfer(msgspec.Struct, array_like=True, gc=False):
     """Move blocks of one group to or from elsewhere; they stay pinned until it is done.
 
-    `direction` is `out` or `in`, `peer` names host memory, a file or another engine.
+    `direction` is `out` or `in`, `peer` names host memory, a file or another engine. With `host`,
+    `host_blocks[i]` is the block there that `blocks[i]` is copied to or from; both stay as they
+    are until then. It begins after the step's `copies`. One whose step raised is told again: who
+    has begun it already goes on with it, who has done it tells it once more or does it again.
     """
 
     transfer_id: int
@@ -89,6 +92,7 @@ class Transfer(msgspec.Struct, array_like=True, gc=False):
     blocks: list[int]
     direction: str
     peer: str
+    host_blocks: list[int] = []
 
 
 class StepPlan(msgspec.Struct, array_like=True):
@@ -147,6 +151,9 @@ class StepTimings(msgspec.Struct, array_like=True, frozen=True):
 class StepResult(msgspec.Struct, array_like=True):
     """What came back: `samples` in the order of the sampled rows of the plan.
 
+    `transfers_done` are the ids of those that ended, of this step or of earlier ones; they took
+    `transfer_s` in all, beside the model or not. A plan that advances nobody waits for some.
+
     `failed` maps a sequence the runtime could not advance to the reason, for the log.
     `experts_read` counts the experts that were hit, over all layers; 0 for a dense model.
     """
@@ -158,6 +165,7 @@ class StepResult(msgspec.Struct, array_like=True):
     transfers_done: list[int] = []
     failed: dict[int, str] = {}
     experts_read: int = 0
+    transfer_s: float = 0.0
 
 
 class Ceilings(msgspec.Struct, kw_only=True):

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
-from headway.core.memory_plan import gib, kv_budget, plan_blocks, plan_weights
+from headway.core.memory_plan import (
+    gib,
+    kv_budget,
+    plan_blocks,
+    plan_host_blocks,
+    plan_weights,
+)
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import GROUPS, Quantization
@@ -58,6 +64,9 @@ class Settings:
     """What goes first of the blocks that are kept; "" keeps none."""
     attention_cost: float = 0.0
     """What each token of context adds to computing one, as a share of all else it takes."""
+    host_blocks: tuple[int, ...] = ()
+    """KV blocks in host memory by group, () for none; a block of each group takes `block_bytes`."""
+    block_bytes: tuple[int, ...] = ()
 
 
 def resolve(
@@ -83,6 +92,15 @@ def resolve(
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
     num_blocks, max_model_len = plan_blocks(
         options, model, kv_dtype, budget, max_num_seqs, batched, reasons
+    )
+    host_blocks, block_bytes = plan_host_blocks(
+        options,
+        machine,
+        model,
+        kv_dtype,
+        num_blocks,
+        0 if device == "cuda" else weights + budget,
+        reasons,
     )
     choose_prefix_cache(options, model, max_model_len, reasons)
     settings = Settings(
@@ -112,6 +130,8 @@ def resolve(
         aging_tokens=options.aging,
         prefix_cache=options.prefix_cache_policy if options.prefix_cache else "",
         attention_cost=attention_cost(model),
+        host_blocks=host_blocks,
+        block_bytes=block_bytes,
     )
     return settings, reasons
 

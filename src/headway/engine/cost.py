@@ -33,6 +33,8 @@ ANY_SAMPLED, SAMPLED, ATTENDED, READ = range(NUM_KNOTS, NUM_KNOTS + 4)
 NUM_PARTS = NUM_KNOTS + 4
 KEPT_ERRORS = 512
 
+HOST_BYTES_PER_S = {"cuda": 12e9}
+"""Half of what 16 lanes of PCIe 4 carry; on a CPU a copy is a read and a write of memory."""
 UNKNOWN = {"cpu": (20e9, 200e9), "cuda": (1e12, 200e12)}
 """Bytes/s and FLOP/s of a machine nobody has measured; the first steps correct both."""
 HOST_S, HOST_ROW_S = 3e-4, 1e-5
@@ -76,12 +78,15 @@ class Prior(NamedTuple):
     sampled_s: float = 1e-5
     attended_s: float = 1e-7
     read_s: float = 1e-6
+    copied_byte_s: float = 1e-10
+    """Per byte between the device's memory and the host's."""
 
 
 def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = "") -> Prior:
     """What the machine's ceilings allow at best; one that was not measured is a common one's."""
     ceilings = machine.ceilings
-    bandwidth, flops_per_s = UNKNOWN.get(machine.device.partition(":")[0], UNKNOWN["cpu"])
+    device = machine.device.partition(":")[0]
+    bandwidth, flops_per_s = UNKNOWN.get(device, UNKNOWN["cpu"])
     bandwidth = ceilings.bandwidth_bytes_per_s or bandwidth
     flops_per_s = ceilings.flops_per_s or flops_per_s
     work = ModelWork(spec, dtype, kv_dtype, machine.bytes_per_weight)
@@ -93,6 +98,7 @@ def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = 
         sampled_s=2 * spec.embedding_parameters / flops_per_s + HOST_ROW_S,
         attended_s=4 * spec.num_layers * spec.q_size / flops_per_s,
         read_s=sum(work.kv_bytes) / len(work.kv_bytes) / bandwidth,
+        copied_byte_s=1 / HOST_BYTES_PER_S.get(device, bandwidth / 2),
     )
 
 
@@ -214,10 +220,12 @@ class StepCost:
     def observe(self, record: StepRecord) -> None:
         """Write what had been predicted into the record, then learn from it.
 
-        A step that waited for grammar masks or computed nothing says nothing of the model.
+        A step that waited for grammar masks, copied blocks to or from host memory or computed
+        nothing says nothing of the model.
         """
         actual_s = record.duration_s + record.gap_s
-        if not record.num_tokens or record.mask_wait_s or actual_s <= 0:
+        waited = record.mask_wait_s or record.transfer_s
+        if not record.num_tokens or waited or actual_s <= 0:
             return
         work = Work(
             record.num_tokens,

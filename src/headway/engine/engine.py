@@ -27,6 +27,7 @@ from headway.engine.grammar.state import Compiled
 from headway.engine.halves import NOBODY, prove_runtime, run_in_halves
 from headway.engine.kv import KVCache
 from headway.engine.policy import make_policy
+from headway.engine.preemption import Preemption
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 from headway.telemetry.records import StepRecord, count_work
@@ -72,6 +73,13 @@ class Engine:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             policy=make_policy(settings, self.cost, self.clock, self.kv),
+            preemption=Preemption(
+                self.kv,
+                self.cost,
+                host_blocks=settings.host_blocks,
+                block_bytes=settings.block_bytes,
+                chunk=settings.max_num_batched_tokens,
+            ),
             clock=self.clock,
         )
         self._ended_s: float | None = None
@@ -369,8 +377,8 @@ class Engine:
             record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
         if record.num_prefill_tokens:
             record.prefilling = self._prefilling(plan)
-        if scheduler.preempted:
-            record.preempted, scheduler.preempted = scheduler.preempted, []
+        record.transfer_s = result.transfer_s
+        scheduler.preemption.tell(record)
         return record
 
     def _prefilling(self, plan: StepPlan) -> list[tuple[int, int, int]]:
@@ -396,8 +404,9 @@ class Engine:
     def check_integrity(self) -> None:
         """Assert every invariant of the engine; when idle, also that nothing is held."""
         self.scheduler.check_integrity()
-        if not self._requests:
+        if not self._requests and not self.scheduler.preemption.is_busy:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
+            assert self.scheduler.preemption.host.num_used == 0, "host blocks leaked"
             assert not self.scheduler.running and not self.scheduler.num_waiting
 
 

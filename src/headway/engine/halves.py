@@ -70,6 +70,8 @@ class Halves:
         self.result.samples += part.samples
         self.result.prompt_logprobs += part.prompt_logprobs
         self.result.failed |= part.failed
+        self.result.transfers_done += part.transfers_done
+        self.result.transfer_s += part.transfer_s
         return None
 
 
@@ -84,7 +86,8 @@ def run_in_halves(
     copying = {copy.sequence_id for copy in plan.copies}
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
         sequence.takes_hits = False
-        scheduler.preempt(sequence)
+        scheduler.preempt(sequence, may_copy=False)
+    scheduler.preemption.tell_again(plan.transfers)
     rows = [row for row in plan.advanced if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]
     halves = Halves(
@@ -130,5 +133,6 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
     trial.search([Advance(sequence_id, 0, [0], room[0], True)])
     scheduler.kv.release(nobody)
     scheduler.release([sequence_id])
+    scheduler.preemption.done(trial.result.transfers_done, trial.result.transfer_s)
     if trial.result.failed:
         raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")

@@ -9,12 +9,14 @@ There is no prefill phase and no decode phase. `schedule` spends the budget in t
 Newcomers come through a lobby (`engine.batching`); the waiting ones are in a batch already. Who is
 first, and how much it may take, is the policy's to say (`engine.policy`).
 
-When a decode finds no block, the policy's victim is preempted: its blocks go back, its tokens stay
-known, and it computes them again. A chunk that finds none waits for the decodes to finish; only
-when nothing else can advance does it preempt.
+When a decode finds no block, the policy's victim is preempted: its tokens stay known, its blocks
+go back, at once, or when they are copied to host memory (`engine.preemption`); then the decode
+waits for them. A chunk that finds none waits for the decodes to finish; only when nothing else can
+advance does it preempt.
 """
 
 from collections import deque
+from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.plan import Advance, StepPlan, StepResult
@@ -23,7 +25,8 @@ from headway.engine.batching import Lobby
 from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import Hit
 from headway.engine.policy import Fcfs, Policy
-from headway.engine.sequence import FINISHED, RUNNING, WAITING, Sequence
+from headway.engine.preemption import Preemption
+from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 
 
 class Scheduler:
@@ -37,19 +40,19 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         policy: Policy | None = None,
+        preemption: Preemption | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.kv = kv
         self.lobby = lobby
         self.policy = policy or Fcfs()
+        self.preemption = preemption or Preemption(kv)
         self.clock = clock or SystemClock()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self.preempted: list[int] = []
-        """Ids of the requests preempted since the engine last took note."""
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
         self._promised: list[int] | None = None
@@ -57,7 +60,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return self._is_busy or bool(self._released) or self.lobby.is_open(busy=False)
+        under_way = bool(self._released) or self.preemption.is_busy
+        return self._is_busy or under_way or self.lobby.is_open(busy=False)
 
     @property
     def num_waiting(self) -> int:
@@ -93,6 +97,7 @@ class Scheduler:
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget)
+        plan.transfers = self.preemption.take_untold()
         plan.finished = self.take_released()
         return plan
 
@@ -112,7 +117,7 @@ class Scheduler:
 
     def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
         """Pass 1; returns the budget that is left."""
-        budget = self.max_num_batched_tokens
+        budget, num_stalled = self.max_num_batched_tokens, 0
         for sequence in decodes:
             if budget == 0:
                 break
@@ -120,7 +125,11 @@ class Scheduler:
                 if self._advance(plan, sequence, 1):
                     budget -= 1
                     break
-                self.preempt(self._victim(plan))
+                victim = self._victim(plan)
+                if self.preemption.is_worth_waiting_for(sequence, victim, num_stalled):
+                    num_stalled += 1
+                    break
+                self.preempt(victim)
         return budget
 
     def _catch_up(self, plan: StepPlan, decodes: list[Sequence], budget: int) -> None:
@@ -128,15 +137,13 @@ class Scheduler:
         may_start = True
         self._promised = None
         for sequence, most, firm in self.policy.turns(self.running, self.waiting, decodes, budget):
-            if sequence.state == WAITING:
-                if not (may_start and self._start(plan, sequence)):
-                    may_start = may_start and not firm
-                    continue
-            elif sequence.state != RUNNING:
+            if sequence.state == WAITING and not (may_start and self._start(plan, sequence)):
+                may_start = may_start and not firm
+            if sequence.state != RUNNING:
                 continue
             count = min(len(sequence.tokens) - sequence.computed, most, budget)
             while not self._advance(plan, sequence, count):
-                if plan.advanced:
+                if plan.advanced or self.preemption.is_busy:
                     return
                 victim = self._victim(plan)
                 self.preempt(victim)
@@ -150,45 +157,66 @@ class Scheduler:
     def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
         """Let a waiting sequence run if there is room for all its known tokens.
 
-        Room is what the running ones will not need; weaker ones make way where that suffices.
+        Room is what the running ones will not need; weaker ones make way where that suffices. One
+        whose KV is in host memory runs when that is back.
         """
-        hit = self._fitting(sequence)
+        if self.preemption.is_flying(sequence):
+            return False
+        hit = self._fitting(sequence) or self._make_way(plan, sequence)
         if hit is None:
-            needed = self.kv.still_needed(sequence, self.kv.find(sequence, partly=False))
-            weaker = self.policy.weaker(sequence, self._unplanned(plan))
-            held = [sum(len(s.block_tables[g]) for s in weaker) for g in range(len(needed))]
-            if not weaker or not self.kv.has_room(
-                [max(n - h, 0) for n, h in zip(needed, held, strict=True)]
-            ):
-                return False
-            for victim in weaker:
-                self.preempt(victim)
-                hit = self._fitting(sequence)
-                if hit is not None:
-                    break
-            else:
-                return False
-        self.kv.reuse(sequence, hit)
+            return False
         self.waiting.remove(sequence)
-        sequence.state = RUNNING
         self.running.append(sequence)
+        if sequence.host_tables:
+            self.preemption.bring_in(sequence)
+        else:
+            self.kv.reuse(sequence, hit)
+            sequence.state = RUNNING
+            self.preemption.count_lost(sequence, hit.num_tokens)
         return True
 
-    def _fitting(self, sequence: Sequence) -> Hit | None:
+    def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
+        """Preempt weaker sequences where that suffices; what `sequence` may begin with then.
+
+        None too where it has to wait until they are copied.
+        """
+        weaker = self.policy.weaker(sequence, self._unplanned(plan))
+        if not weaker:
+            return None
+        hit = None if sequence.host_tables else self.kv.find(sequence, partly=False)
+        needed = self.kv.still_needed(sequence, hit)
+        held = [sum(len(s.block_tables[g]) for s in weaker) for g in range(len(needed))]
+        held = added(held, self.preemption.leaving())
+        if not self.kv.has_room([max(n - h, 0) for n, h in zip(needed, held, strict=True)]):
+            return None
+        for victim in weaker:
+            if self._fitting(sequence, self.preemption.leaving()) is not None:
+                return None
+            self.preempt(victim)
+            hit = self._fitting(sequence)
+            if hit is not None:
+                return hit
+        return None
+
+    def _fitting(self, sequence: Sequence, leaving: TypingSequence[int] = ()) -> Hit | None:
         """What `sequence` may begin with, or None where it has no row, or no blocks beside those
-        promised to the running."""
+        promised to the running; so many blocks that are `leaving` count as free."""
         if len(self.running) >= self.max_num_seqs:
             return None
         if self._promised is None:
             self._promised = [0] * len(self.kv.pools)
             for running in self.running:
                 self._promised = added(self._promised, self.kv.still_needed(running))
-        return self.kv.find_room(sequence, self._promised)
+        promised = self._promised
+        if leaving:
+            promised = [p - coming for p, coming in zip(promised, leaving, strict=True)]
+        return self.kv.find_room(sequence, promised)
 
     def _unplanned(self, plan: StepPlan) -> list[Sequence]:
-        """The running sequences that the step does not advance so far."""
+        """The running sequences that the step does not advance so far, and whose KV is there."""
         planned = {row.sequence_id for row in plan.advanced}
-        return [s for s in self.running if s.sequence_id not in planned]
+        here = [s for s in self.running if s.state == RUNNING]
+        return [s for s in here if s.sequence_id not in planned]
 
     def _victim(self, plan: StepPlan) -> Sequence:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
@@ -221,19 +249,32 @@ class Scheduler:
         self._by_id[sequence.sequence_id] = sequence
         plan.new.append(sequence.introduction())
 
-    def preempt(self, victim: Sequence) -> None:
-        """Send a running sequence back to the head of the queue: nothing of it is computed."""
+    def preempt(self, victim: Sequence, *, may_copy: bool = True) -> None:
+        """Send a running sequence back to the head of the queue.
+
+        What it has computed is copied to host memory, or where that takes longer, is lost.
+        """
         self.running.remove(victim)
-        self._forget(victim)
+        if may_copy and self.preemption.is_cheaper(victim):
+            self._leave_runtime(victim)
+            self.preemption.send_out(victim)
+        else:
+            victim.num_lost = victim.computed
+            self._forget(victim)
         victim.state = WAITING
         self.waiting.appendleft(victim)
         self._promised = None
         self.num_preemptions += 1
-        self.preempted.append(victim.request.request_id)
+        self.preemption.preempted.append(victim.request.request_id)
 
     def _forget(self, sequence: Sequence) -> None:
-        """Release the blocks of `sequence` here and its mirror in the runtime."""
-        self.kv.release(sequence)
+        """Release the blocks of `sequence` here, or once they are copied, and its mirror there."""
+        if not self.preemption.drop(sequence):
+            self.kv.release(sequence)
+        self._leave_runtime(sequence)
+
+    def _leave_runtime(self, sequence: Sequence) -> None:
+        """Release the mirror of `sequence` in the runtime, and its place in a grammar."""
         if sequence.grammar is not None:
             sequence.grammar.release()
         if sequence.known_to_runtime:
@@ -246,6 +287,7 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
         """Take a step's result: append, stop, release. Aborted sequences are passed over."""
         by_id = self._by_id
+        self.preemption.done(result.transfers_done, result.transfer_s)
         for row in plan.advanced:
             sequence = by_id.get(row.sequence_id)
             if sequence is not None:
@@ -266,7 +308,7 @@ class Scheduler:
                 finished |= update.finish_reason is not None
                 updates.append(update)
         if finished:
-            self.running = [s for s in self.running if s.state == RUNNING]
+            self.running = [s for s in self.running if s.state != FINISHED]
         return updates
 
     def _append(
@@ -326,7 +368,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Take `sequence` out at any moment: waiting, running, or waiting for its parent."""
-        if sequence.state == RUNNING:
+        if sequence.state in (RUNNING, WAITING_FOR_KV):
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -345,7 +387,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""
-        assert all(s.state == RUNNING for s in self.running)
+        assert all(s.state in (RUNNING, WAITING_FOR_KV) for s in self.running)
         assert all(s.state == WAITING for s in [*self.waiting, *self.lobby])
         self.lobby.check_integrity()
         known = [s for s in self.running if s.known_to_runtime]
@@ -356,7 +398,8 @@ class Scheduler:
         assert len({s.sequence_id for s in everybody}) == len(everybody), "a sequence is twice"
         for sequence in everybody:
             sequence.check_integrity()
-        self.kv.check_integrity(everybody)
+        self.preemption.check_integrity(everybody)
+        self.kv.check_integrity([*everybody, *self.preemption.guests])
 
 
 def added(some: list[int], more: list[int]) -> list[int]:

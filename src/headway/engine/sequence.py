@@ -13,6 +13,8 @@ from headway.engine.chain import Chain
 from headway.engine.grammar.state import GrammarState
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+WAITING_FOR_KV = "waiting for KV"
+"""It has a row and blocks; what was computed is on its way into them."""
 
 
 class Sequence:
@@ -29,10 +31,12 @@ class Sequence:
         "first_token_s",
         "forks",
         "grammar",
+        "host_tables",
         "index",
         "known_to_runtime",
         "max_len",
         "num_cached",
+        "num_lost",
         "num_prompt",
         "num_remembered",
         "overtaken",
@@ -66,6 +70,8 @@ class Sequence:
         self.num_prompt = len(self.tokens)
         self.computed = 0
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.host_tables: list[list[int]] = []
+        """By group: the host blocks its computed tokens are in, or on their way; mostly none."""
         self.first_live = [0] * num_groups
         """By group: how many entries of the table are given back, out of the window's sight."""
         self.shares_blocks = False
@@ -89,6 +95,8 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
         """Prompt tokens whose KV was there when the sequence was first scheduled."""
+        self.num_lost = 0
+        """Tokens that were computed when it was preempted, until it comes back."""
         self.arrived_s = request.arrived_s
         self.first_token_s: float | None = None
         self.expected = 0
@@ -156,5 +164,8 @@ class Sequence:
             assert self.grammar.num_accepted == self.num_generated, self
         assert self.num_prompt <= len(self.tokens) <= self.max_len, self
         if self.state != RUNNING:
-            assert self.computed == 0 and not any(self.block_tables), self
             assert not self.known_to_runtime, self
+        if self.host_tables:
+            assert self.computed > 0 and self.state != RUNNING, self
+        elif self.state != RUNNING:
+            assert self.computed == 0 and not any(self.block_tables), self

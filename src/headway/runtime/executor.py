@@ -43,6 +43,7 @@ from headway.runtime.native.sampling import NativeSampling
 from headway.runtime.probe import Probe, use_threads
 from headway.runtime.rope import RopeTable
 from headway.runtime.sampler import NO_TOKEN, Sampler
+from headway.runtime.transfers import make_transfers
 from headway.runtime.weight_cache import Lookup
 
 PROMPT_LOGPROB_ROWS = 64
@@ -96,6 +97,7 @@ class TorchExecutor:
                 "Lower --kv-memory or --max-model-len.",
             ) from error
         self.program, self._lowered = self._lower(isinstance(attention, NativeAttention))
+        self.transfers = make_transfers(self.kv, settings.host_blocks, self.device)
         self.mirror = Mirror(
             max_num_seqs=settings.max_num_seqs,
             max_blocks=-(-settings.max_model_len // settings.block_size),
@@ -114,6 +116,8 @@ class TorchExecutor:
         self._result: StepResult | None = None
         self._prepare_s = self._forward_s = 0.0
         self._experts_read = 0
+        self._is_idle = False
+        """Whether the last step advances nobody, and may as well wait for a transfer."""
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
@@ -123,6 +127,9 @@ class TorchExecutor:
         self.mirror.apply(plan)
         if plan.copies:
             copy_blocks(self.kv, plan.copies)
+        if plan.transfers:
+            assert self.transfers is not None, "there is no host memory"
+            self.transfers.begin(plan.transfers)
         if not plan.advanced:
             self._pending = (plan, None, None)
             return
@@ -159,8 +166,8 @@ class TorchExecutor:
         """Sample the rows of step `step` that are due."""
         assert self._pending is not None and self._pending[0].step == step
         plan, batch, hidden = self._pending
-        self._pending = None
-        result = StepResult(plan.step, [], transfers_done=[t.transfer_id for t in plan.transfers])
+        self._pending, self._is_idle = None, batch is None
+        result = StepResult(plan.step, [])
         self._result = result
         if batch is None or hidden is None:
             return
@@ -249,6 +256,9 @@ class TorchExecutor:
         """The result of the step sampled last."""
         assert self._result is not None, "nothing was submitted"
         result, self._result = self._result, None
+        if self.transfers is not None:
+            done = self.transfers.take_done(wait=self._is_idle)
+            result.transfers_done, result.transfer_s = done
         return result
 
     def describe(self) -> Description:

@@ -37,7 +37,8 @@ class NullExecutor:
             for row in plan.advanced
             if row.sample
         ]
-        return StepResult(plan.step, samples)
+        done = [transfer.transfer_id for transfer in plan.transfers]
+        return StepResult(plan.step, samples, transfers_done=done)
 
     def describe(self) -> Description:
         return Description(device="null")

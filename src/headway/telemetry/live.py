@@ -153,12 +153,17 @@ class Telemetry:
             slot.saved_s += saved_s
         if record.num_preemptions != self._seen_preemptions:
             self._count_preemptions(record)
+        if record.num_lost_tokens:
+            self.registry.add("preempted_tokens", record.num_lost_tokens, "lost")
 
     def _count_preemptions(self, record: StepRecord) -> None:
         new = record.num_preemptions - self._seen_preemptions
         self._seen_preemptions = record.num_preemptions
         if new > 0:  # a restarted engine counts from 0 again
             self.registry.add("num_preemptions", new)
+            self.registry.add("preemptions", new - record.num_swapped, "lost")
+            self.registry.add("preemptions", record.num_swapped, "copied")
+            self.registry.add("preempted_tokens", record.num_swapped_tokens, "copied")
             self.slots.current.num_preemptions += new
         for request_id in record.preempted:
             timeline = self._by_engine.get(request_id)

@@ -63,6 +63,8 @@ ROWS = (
     Row("generation_tokens", C, "Tokens generated."),
     Row("request_success", C, "Sequences finished, by reason.", ("finished_reason",)),
     Row("num_preemptions", C, "Sequences sent back to the queue."),
+    Row("preemptions", C, "The same by what becomes of their KV: lost, copied.", ("kv",)),
+    Row("preempted_tokens", C, "Their tokens: computed again, or copied to the host.", ("kv",)),
     Row("spec_decode_num_drafts", C, "Drafts proposed for verification."),
     Row("spec_decode_num_draft_tokens", C, "Tokens of those drafts."),
     Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),

@@ -85,6 +85,11 @@ class EngineOptions:
     kv_memory: Bytes | None = option(
         None, "Memory for the KV cache, as 4GiB or a share of the free memory as 40%.", common=True
     )
+    kv_host_memory: Bytes = option(
+        Bytes(0),
+        "Host memory that preempted requests are copied to where that is cheaper than to compute "
+        "them again, as 8GiB or a share of what is free; 0 for none.",
+    )
     gpu_memory_utilization: float = option(
         0.9, "On CUDA: share of the GPU's memory for weights and KV.", low=0.05, high=1.0
     )

@@ -75,10 +75,13 @@ class KVCache:
 
         A window group holds at most the window and one chunk: blocks of 4, a window of 6, chunks
         of 8 → (5 + 8) / 4, rounded up, and one for where they begin: 5. With `hit` a newcomer
-        begins there: what it finds free is free no more, and a block found in part is copied.
+        begins there: what it finds free is free no more, and a block found in part is copied. One
+        whose KV is elsewhere begins behind that.
         """
         tables, first_live = sequence.block_tables, sequence.first_live
         computed, copied = sequence.computed, False
+        if sequence.host_tables:
+            hit = None
         if hit is not None:
             tables, first_live = hit.tables, hit.first_live
             computed, copied = hit.num_tokens, hit.is_partial
@@ -188,6 +191,65 @@ class KVCache:
         sequence.computed = sequence.num_remembered = 0
         sequence.shares_blocks = False
 
+    # ── what is kept elsewhere ──────────────────────────────────────────────────────────────
+
+    def live_blocks(self, sequence: Sequence) -> list[list[int]]:
+        """By group the blocks of `sequence` that hold what tokens to come will see.
+
+        Whatever else it holds is given back.
+        """
+        self._drop_unseen(sequence)
+        end = self.blocks_for(sequence.computed)
+        live = []
+        for pool, table, first in zip(
+            self.pools, sequence.block_tables, sequence.first_live, strict=True
+        ):
+            while len(table) > end:
+                pool.release(table.pop())
+            live.append(table[first:])
+        return live
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give back the blocks of `sequence`; its tokens stay computed, their KV is elsewhere."""
+        computed, first_live = sequence.computed, list(sequence.first_live)
+        self.release(sequence)
+        sequence.computed, sequence.first_live[:] = computed, first_live
+
+    def come_back(self, sequence: Sequence, counts: list[int]) -> list[list[int]]:
+        """New blocks, so many by group, for one that had left; the caller has checked the room."""
+        taken = []
+        for pool, table, first, count in zip(
+            self.pools, sequence.block_tables, sequence.first_live, counts, strict=True
+        ):
+            blocks = [pool.take() for _ in range(count)]
+            table.extend([NULL_BLOCK] * first + blocks)
+            taken.append(blocks)
+        return taken
+
+    def num_alone(self, blocks: list[list[int]]) -> list[int]:
+        """By group how many of `blocks` only one sequence refers to."""
+        return [
+            sum([pool.references[block] == 1 for block in own])
+            for pool, own in zip(self.pools, blocks, strict=True)
+        ]
+
+    def num_kept_by_others(self, sequence: Sequence) -> int:
+        """Tokens that `sequence` begins with and that stay findable while others run."""
+        if not self._indexes or not sequence.takes_hits:
+            return 0
+        count = 0
+        for blocks in zip(*sequence.block_tables, strict=True):
+            if not all(map(self._is_kept_by_others, self.pools, blocks)):
+                break
+            count += 1
+        return min(count, sequence.computed // self.block_size) * self.block_size
+
+    @staticmethod
+    def _is_kept_by_others(pool: BlockPool, block: int) -> bool:
+        if block == NULL_BLOCK:
+            return True
+        return pool.references[block] > 1 and pool.is_listed(block)
+
     # ── what was computed before ────────────────────────────────────────────────────────────
 
     def find(self, sequence: Sequence, *, partly: bool = True) -> Hit:
@@ -200,7 +262,7 @@ class KVCache:
         none = Hit(
             num_tokens=0, tables=[[] for _ in range(num_groups)], first_live=[0] * num_groups
         )
-        if not self._indexes or not sequence.takes_hits:
+        if not self._indexes or not sequence.takes_hits or sequence.host_tables:
             return none
         chain, limit = self._chain(sequence), len(sequence.tokens) - 1
         count = blocks_held(chain, limit // size, self._indexes, size, self.windows)
@@ -314,7 +376,9 @@ class KVCache:
                 table, first_live = sequence.block_tables[group], sequence.first_live[group]
                 live.append(table[first_live:])
                 assert not any(table[:first_live]), "a block that was given back is still listed"
-                assert len(table) >= self.blocks_for(sequence.computed), "computed without a block"
+                if table or not sequence.host_tables:
+                    held = self.blocks_for(sequence.computed)
+                    assert len(table) >= held, "computed without a block"
                 seen = first_seen(sequence.computed, window) // self.block_size
                 assert first_live <= seen, "a block was given back that is still seen"
             pool.check_integrity(live)

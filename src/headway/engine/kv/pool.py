@@ -92,8 +92,11 @@ class BlockPool:
 
     def is_kept(self, block: int) -> bool:
         """Whether others need `block` as it is: who writes into it needs a copy."""
-        cached = self.index is not None and self.index.cached[block] is not None
-        return cached or self.references[block] > 1
+        return self.is_listed(block) or self.references[block] > 1
+
+    def is_listed(self, block: int) -> bool:
+        """Whether `block` can be found."""
+        return self.index is not None and self.index.cached[block] is not None
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Assert that the counts are exactly the references held by `tables`."""

@@ -88,4 +88,4 @@ def is_behind(sequence: Sequence) -> bool:
 
 def lacking_one(running: list[Sequence]) -> list[Sequence]:
     """The running sequences that decode, in their order."""
-    return [s for s in running if len(s.tokens) - s.computed == 1]
+    return [s for s in running if s.state == RUNNING and len(s.tokens) - s.computed == 1]

@@ -1,0 +1,168 @@
+"""KV blocks copied to host memory and back, as `core.plan.Transfer` says.
+
+Given the layers of the KV memory it keeps a block store of the same layout in host memory, every
+part of every layer (int8 has scales beside its numbers), and copies runs of neighbouring blocks at
+once. On a CPU a copy is done when `begin` returns; on CUDA it runs on a stream of its own beside
+the model, and ends when its event has happened. Worked example: blocks [5, 6, 9] to host blocks
+[0, 1, 2] are two copies, 5 … 6 to 0 … 1 and 9 to 2.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import CapacityError
+from headway.core.plan import Transfer
+from headway.runtime.attention.cache import KVLayer
+
+
+class HostMemory:
+    """By layer the parts of its host blocks, block ids first as in `KVLayer.parts`."""
+
+    def __init__(self, layers: list[KVLayer], num_blocks: tuple[int, ...], *, pinned: bool) -> None:
+        self._layers = layers
+        try:
+            self._parts = [
+                [
+                    torch.empty(
+                        (num_blocks[layer.group], *part.shape[1:]),
+                        dtype=part.dtype,
+                        pin_memory=pinned,
+                    )
+                    for part in layer.parts
+                ]
+                for layer in layers
+            ]
+        except RuntimeError as error:  # torch's out-of-memory is one
+            raise CapacityError(
+                f"Host memory for KV could not be allocated: {str(error)[:200]}.",
+                "Lower --kv-host-memory.",
+            ) from error
+
+    def copy(self, transfer: Transfer) -> None:
+        """Copy the blocks of `transfer` in every layer of its group, on the current stream."""
+        spans = runs(transfer.blocks, transfer.host_blocks)
+        for layer, stored in zip(self._layers, self._parts, strict=True):
+            if layer.group == transfer.group:
+                for part, kept in zip(layer.parts, stored, strict=True):
+                    copy_spans(part, kept, spans, transfer.direction)
+
+
+def copy_spans(
+    part: Tensor, kept: Tensor, spans: list[tuple[int, int, int]], direction: str
+) -> None:
+    """Copy each (block, host block, count) out of `part` to `kept`, or in from there."""
+    for block, host, count in spans:
+        here, there = part[block : block + count], kept[host : host + count]
+        if direction == "out":
+            there.copy_(here, non_blocking=True)
+        else:
+            here.copy_(there, non_blocking=True)
+
+
+def runs(blocks: list[int], host_blocks: list[int]) -> list[tuple[int, int, int]]:
+    """(block, host block, count) of neighbours on both sides.
+
+    >>> runs([5, 6, 9], [0, 1, 2])
+    [(5, 0, 2), (9, 2, 1)]
+    """
+    spans: list[tuple[int, int, int]] = []
+    for block, host in zip(blocks, host_blocks, strict=True):
+        if spans:
+            first, first_host, count = spans[-1]
+            if (block, host) == (first + count, first_host + count):
+                spans[-1] = (first, first_host, count + 1)
+                continue
+        spans.append((block, host, 1))
+    return spans
+
+
+class Transfers(Protocol):
+    """What the executor does with the transfers of its plans."""
+
+    def begin(self, transfers: list[Transfer]) -> None:
+        """Start these, but for those under way: they are told again when a step has raised."""
+        ...
+
+    def take_done(self, *, wait: bool) -> tuple[list[int], float]:
+        """(ids of those that ended since it was asked last, their seconds in all).
+
+        With `wait` at least one has ended, where any is under way.
+        """
+        ...
+
+
+class DirectTransfers:
+    """Copies in the caller's thread: a transfer is done as soon as it is begun."""
+
+    def __init__(self, memory: HostMemory, clock: Clock | None = None) -> None:
+        self._memory = memory
+        self._clock = clock or SystemClock()
+        self._done: list[int] = []
+        self._seconds = 0.0
+
+    def begin(self, transfers: list[Transfer]) -> None:
+        """Copy now."""
+        if not transfers:
+            return
+        started_s = self._clock.now_s()
+        for transfer in transfers:
+            self._memory.copy(transfer)
+            if transfer.transfer_id not in self._done:
+                self._done.append(transfer.transfer_id)
+        self._seconds += self._clock.now_s() - started_s
+
+    def take_done(self, *, wait: bool) -> tuple[list[int], float]:
+        """All that were begun."""
+        done = self._done, self._seconds
+        self._done, self._seconds = [], 0.0
+        return done
+
+
+class StreamTransfers:
+    """Copies on a CUDA stream beside the model's, one after the other.
+
+    A copy begins behind what the model's stream has been told so far: steps before it have written
+    what leaves, and no longer read the blocks that are filled.
+    """
+
+    def __init__(self, memory: HostMemory, device: str) -> None:
+        self._memory = memory
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._under_way: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+
+    def begin(self, transfers: list[Transfer]) -> None:
+        """Queue the copies behind the model's work so far."""
+        if not transfers:
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for transfer in transfers:
+                if transfer.transfer_id not in self._under_way:
+                    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    begun.record(self._stream)
+                    self._memory.copy(transfer)
+                    ended.record(self._stream)
+                    self._under_way[transfer.transfer_id] = begun, ended
+
+    def take_done(self, *, wait: bool) -> tuple[list[int], float]:
+        """Those whose event has happened."""
+        if wait and self._under_way:
+            next(iter(self._under_way.values()))[1].synchronize()
+        done = [number for number, (_, ended) in self._under_way.items() if ended.query()]
+        pairs = [self._under_way.pop(number) for number in done]
+        return done, sum(begun.elapsed_time(ended) for begun, ended in pairs) / 1000
+
+
+def make_transfers(
+    layers: list[KVLayer], num_blocks: tuple[int, ...], device: str
+) -> Transfers | None:
+    """The transfers of a device; None without host blocks. Raises CapacityError."""
+    if not num_blocks:
+        return None
+    on_cuda = device.startswith("cuda")
+    memory = HostMemory(layers, num_blocks, pinned=on_cuda)
+    return StreamTransfers(memory, device) if on_cuda else DirectTransfers(memory)
