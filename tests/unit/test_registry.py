@@ -14,6 +14,7 @@ from unit.telemetry_cases import answer, step, telemetry
 CONTRACT = (
     "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries "
     "prefix_cache_hits prompt_tokens generation_tokens request_success num_preemptions "
+    "preemptions preempted_tokens "
     "time_to_first_token_seconds inter_token_latency_seconds "
     "request_time_per_output_token_seconds e2e_request_latency_seconds "
     "request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds "

@@ -242,6 +242,16 @@ def test_live_requests():
     assert [found.id for found in take_snapshot(model).now.requests] == ["chatcmpl-2"]
 
 
+def test_what_becomes_of_preempted_tokens_is_counted():
+    """Three were preempted, one of them copied; two came back, 30 tokens are computed again."""
+    model = telemetry(VirtualClock())
+    model.on_step(step(1, num_preemptions=3, num_swapped=1, num_swapped_tokens=100))
+    model.on_step(step(2, num_preemptions=3, num_lost_tokens=30))
+    model.on_step(step(3, num_preemptions=3))
+    assert model.registry.values["preemptions"] == {("lost",): 2, ("copied",): 1}
+    assert model.registry.values["preempted_tokens"] == {("lost",): 30, ("copied",): 100}
+
+
 def test_a_preempted_request_says_so():
     clock = VirtualClock()
     model = telemetry(clock)
