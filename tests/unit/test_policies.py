@@ -242,3 +242,18 @@ def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_bl
         world.abort(request_id)
     world.drain()
     policy.users.check_integrity([])
+
+
+def test_the_victim_is_who_can_bear_it():
+    """Of two in time the one with less to redo would miss its time per token: the other goes."""
+    world = roomy("slo")
+    patient, hurried = Terms(ttft_s=9, tpot_s=1), Terms(ttft_s=9, tpot_s=0.0015)
+    lost = Terms(ttft_s=1e-3, tpot_s=0.05)
+    for terms, length, num_steps in ((patient, 60, 3), (lost, 30, 3), (hurried, 20, 5)):
+        left = 10 if terms is hurried else 40
+        world.add([length // 10] * length, terms=terms, max_tokens=left, ignore_eos=True)
+        for _ in range(num_steps):
+            world.step()
+    running = world.engine.scheduler.running
+    victims = world.engine.scheduler.policy.victims(running)
+    assert [v.request.terms for v in victims] == [lost, patient, hurried]

@@ -39,6 +39,8 @@ CATCH_UP = 0.75
 """The same beside a decode that has fallen behind."""
 UNHURRIED = 0.6
 """The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
+AGAIN = 512
+"""Tokens of a step in which a preempted sequence is computed again, for a guess of how long."""
 LOOKED_UP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
 
@@ -132,12 +134,11 @@ class Slo(Fcfs):
         Infinite where it has no objective, or cannot meet it any more.
         """
         terms = sequence.request.terms
-        if terms.tpot_s is None or sequence.first_token_s is None or self.is_lost(sequence):
+        if terms.tpot_s is None or sequence.first_token_s is None:
+            return inf, inf
+        if self.misses(sequence, now_s, decode_s):
             return inf, inf
         had_s = now_s - sequence.first_token_s
-        left = sequence.max_len - len(sequence.tokens)
-        if had_s - sequence.num_generated * terms.tpot_s > left * max(terms.tpot_s - decode_s, 0.0):
-            return inf, inf
         due_s = sequence.num_generated * terms.tpot_s * TARGET - had_s
         return max(due_s, terms.tpot_s * CATCH_UP), terms.tpot_s * UNHURRIED
 
@@ -146,6 +147,17 @@ class Slo(Fcfs):
         given_s = sequence.request.terms.first_token_s(sequence.num_prompt - sequence.num_cached)
         first_s = sequence.first_token_s
         return first_s is not None and first_s - sequence.arrived_s > given_s
+
+    def misses(self, sequence: Sequence, from_s: float, decode_s: float) -> bool:
+        """Whether it misses an objective for good where it goes on at `from_s`, undisturbed."""
+        tpot_s = sequence.request.terms.tpot_s
+        if sequence.first_token_s is None:
+            return from_s > self.deadline_s(sequence)
+        if tpot_s is None or self.is_lost(sequence):
+            return self.is_lost(sequence)
+        late_s = from_s - sequence.first_token_s - sequence.num_generated * tpot_s
+        left = sequence.max_len - len(sequence.tokens)
+        return late_s > left * max(tpot_s - decode_s, 0.0)
 
     def work_of(self, rows: list[Sequence]) -> Work:
         """What `rows` do as decodes."""
@@ -294,17 +306,26 @@ class Slo(Fcfs):
     # ── who makes way ───────────────────────────────────────────────────────────────────────
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:
-        """Who loses least goodput first: idle classes, those lost, then what is least to redo."""
+        """Who loses least goodput first: idle classes, those lost, those that can bear it; of
+        equals who has least to redo."""
         return sorted(running, key=self.loss)
 
-    def loss(self, sequence: Sequence) -> tuple[bool, bool, bool, int]:
+    def loss(self, sequence: Sequence) -> tuple[bool, bool, int, int]:
         """What a preemption of `sequence` would lose; small is little."""
         return (
             sequence.overtaken >= self.bound(sequence),
             not self.is_idle(sequence),
-            not self.is_lost(sequence),
+            self.at_stake(sequence),
             sequence.computed,
         )
+
+    def at_stake(self, sequence: Sequence) -> int:
+        """0: it misses its objectives anyway; 1: not even if it computes all again; 2: then."""
+        now_s, decode_s = self.clock.now_s(), self.cost.seconds(self._beside)
+        if self.misses(sequence, now_s, decode_s):
+            return 0
+        again_s = self.cost.prefill_s(sequence.computed, 0, AGAIN)
+        return 1 + self.misses(sequence, now_s + again_s, decode_s)
 
     def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of idle classes make way for all others, youngest first."""
