@@ -1,0 +1,75 @@
+"""Blocks copied to host memory and back are the same to the bit, in every layout and place."""
+
+import pytest
+import torch
+
+from headway.core.model_spec import KVGroupSpec
+from headway.core.plan import Transfer
+from headway.runtime.attention.cache import KVLayer, allocate_kv
+from headway.runtime.attention.native import NativeKVLayer
+from headway.runtime.transfers import make_transfers, runs
+
+GROUPS = tuple(
+    KVGroupSpec(layers=layers, num_kv_heads=2, head_dim=8, window=window)
+    for layers, window in (((0, 2), 0), ((1,), 32))
+)
+KINDS = [(KVLayer, torch.float32), (KVLayer, torch.bfloat16), (NativeKVLayer, torch.int8)]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    ),
+]
+
+
+def filled(kind: type[KVLayer], dtype: torch.dtype, device: str) -> list[KVLayer]:
+    layers = allocate_kv(GROUPS, (12, 9), 4, dtype, device, kind)
+    for layer in layers:
+        for part in layer.parts:
+            part.copy_(torch.randint(-100, 100, part.shape).to(part.dtype))
+    return layers
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+def test_what_comes_back_is_what_left(kind, dtype, device):
+    """Into other blocks than it left from; all others stay as they are."""
+    if device == "cuda" and kind is NativeKVLayer:
+        pytest.skip("a CPU's layout")
+    layers = filled(kind, dtype, device)
+    before = [[part.clone() for part in layer.parts] for layer in layers]
+    transfers = make_transfers(layers, (6, 4), device)
+    assert transfers is not None
+    transfers.begin([Transfer(7, 0, [5, 6, 9, 2], "out", "host", [0, 1, 2, 5])])
+    assert transfers.take_done(wait=True)[0] == [7]
+    assert transfers.take_done(wait=True)[0] == []
+    transfers.begin([Transfer(8, 0, [1, 2, 3, 4], "in", "host", [0, 1, 2, 5])])
+    done, seconds = transfers.take_done(wait=True)
+    assert done == [8] and seconds >= 0
+    for layer, parts in zip(layers, before, strict=True):
+        for part, old in zip(layer.parts, parts, strict=True):
+            if layer.group == 0:
+                assert torch.equal(part[[1, 2, 3, 4]], old[[5, 6, 9, 2]])
+                assert torch.equal(part[5:], old[5:]) and torch.equal(part[0], old[0])
+            else:
+                assert torch.equal(part, old)
+
+
+def test_told_again_is_done_once():
+    """A transfer whose step raised comes again with the next."""
+    layers = filled(KVLayer, torch.float32, "cpu")
+    transfers = make_transfers(layers, (6, 4), "cpu")
+    assert transfers is not None
+    for _ in range(2):
+        transfers.begin([Transfer(7, 1, [5], "out", "host", [3])])
+    assert transfers.take_done(wait=False)[0] == [7]
+
+
+def test_without_host_blocks_there_is_nothing():
+    assert make_transfers([], (), "cpu") is None
+
+
+def test_neighbours_are_copied_at_once():
+    assert runs([5, 6, 9], [0, 1, 2]) == [(5, 0, 2), (9, 2, 1)]
+    assert runs([5, 6, 7], [2, 1, 0]) == [(5, 2, 1), (6, 1, 1), (7, 0, 1)]
+    assert runs([], []) == []
