@@ -42,7 +42,7 @@ class Rules:
     max_queue_wait_s: float | None = None
     max_long_queue: int = 32
     long_prefill_s: float = 1.5
-    lane_share: float = 0.25
+    lane_share: float = 0.1
     policy: str = "slo"
 
 

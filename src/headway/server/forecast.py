@@ -56,7 +56,7 @@ class Forecast:
                      `lane_share` of the time while others wait
     """
 
-    def __init__(self, clock: Clock, *, policy: str = "slo", lane_share: float = 0.25) -> None:
+    def __init__(self, clock: Clock, *, policy: str = "slo", lane_share: float = 0.1) -> None:
         self.clock = clock
         self.in_order = policy in IN_ORDER
         self._by_deadline = policy == "slo"
