@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_engine import EXAMPLES, World, make_settings
 
 from headway.core.terms import Terms
+from headway.engine.cost import Work
 from headway.engine.policy.on_time import Due, on_time
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
@@ -121,6 +122,20 @@ def test_a_short_prompt_passes_a_long_one():
     chat = world.add([2] * 20, terms=CHAT, max_tokens=2, ignore_eos=True)
     world.drain()
     assert ends(world, chat) <= 4 < ends(world, long)
+
+
+def test_without_objectives_a_step_takes_the_whole_budget():
+    """Offline nobody comes in the middle; with an objective a step of a slow machine is shorter."""
+    sizes = []
+    for terms in (Terms(), CHAT):
+        world = roomy("slo", budget=512)
+        for number in range(4):
+            world.add([number] * 500, terms=terms, max_tokens=2)
+        for _ in range(40):  # a token takes a millisecond here, and the policy has learned it
+            world.engine.cost.learn(Work(64, 1, 2080, 64), 0.064)
+        world.step()
+        sizes.append(world.plan.num_tokens)
+    assert sizes[0] == 512 > sizes[1]
 
 
 def test_who_cannot_make_it_lets_others_pass():

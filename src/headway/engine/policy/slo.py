@@ -23,6 +23,7 @@ Users who have had more than others present by half the credit of `policy.users`
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 from headway.core.clock import Clock
@@ -41,6 +42,7 @@ UNHURRIED = 0.6
 """The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
 AGAIN = 512
 """Tokens of a step in which a preempted sequence is computed again, for a guess of how long."""
+UNLIMITED_S = 3600.0
 LOOKED_UP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
 
@@ -107,8 +109,9 @@ class Slo(Fcfs):
         self._beside = self.work_of(first)
         decode_s = self.cost.seconds(self._beside)
         bears = [self.bears_s(s, now_s, decode_s) for s in first]
-        self._step_s = min([self.rules.longest_step_s, *[step_s for step_s, _ in bears]])
-        self._calm_s = min([self.rules.longest_step_s, *[calm_s for _, calm_s in bears]])
+        longest_s = self.longest_s(running, waiting)
+        self._step_s = min([longest_s, *[step_s for step_s, _ in bears]])
+        self._calm_s = min([longest_s, *[calm_s for _, calm_s in bears]])
         idle = [s for s in rows if self.is_idle(s)]
         wanting = sum(not self.is_idle(s) for s in waiting) if idle else 0
         left = idle[: max(len(idle) - wanting, 0)]
@@ -122,6 +125,16 @@ class Slo(Fcfs):
             first.append(sequence)
             self._beside = more
         return first
+
+    def longest_s(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> float:
+        """How long a step may last for whoever comes meanwhile, on a slow machine four of a token.
+
+        Where nobody has an objective for the first token, offline, it may last as it will.
+        """
+        if all(s.request.terms.ttft_s is None for s in chain(running, waiting)):
+            return UNLIMITED_S
+        shortest_s = self.cost.seconds(self.cost.beside(NOTHING, 0, 1))
+        return max(self.rules.longest_step_s, 4 * shortest_s)
 
     def is_idle(self, sequence: Sequence) -> bool:
         """Whether it takes only what nobody else wants; not so once it has aged."""
