@@ -35,6 +35,7 @@ class Sequence:
         "index",
         "known_to_runtime",
         "max_len",
+        "missed",
         "num_cached",
         "num_lost",
         "num_prompt",
@@ -99,6 +100,8 @@ class Sequence:
         """Tokens that were computed when it was preempted, until it comes back."""
         self.arrived_s = request.arrived_s
         self.first_token_s: float | None = None
+        self.missed: bool | None = None
+        """Whether its first token came too late; None before that was asked."""
         self.expected = 0
         """Tokens of it that were in memory when a policy last looked, while it waits."""
         self.overtaken = 0

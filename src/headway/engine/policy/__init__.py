@@ -21,6 +21,7 @@ def make_slo(settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> P
         lane_share=settings.lane_share,
         long_prefill_s=settings.long_prefill_s,
         aging_tokens=settings.aging_tokens,
+        max_num_seqs=settings.max_num_seqs,
         shed=settings.late == "shed",
     )
     return Slo(cost, clock, rules, lambda sequence: kv.find(sequence).num_tokens)

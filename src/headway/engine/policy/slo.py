@@ -32,7 +32,7 @@ from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.policy.users import Users
-from headway.engine.sequence import WAITING, Sequence
+from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 TARGET = 0.9
 """Time per token that is aimed at, as a share of the objective: predictions err."""
@@ -54,6 +54,7 @@ class SloRules:
     lane_share: float = 0.1
     long_prefill_s: float = 1.5
     longest_step_s: float = 0.25
+    max_num_seqs: int = 64
     aging_tokens: int = 16_384
     idle_patience: int = 16
     """How many times longer those of idle classes age."""
@@ -147,19 +148,23 @@ class Slo(Fcfs):
         Infinite where it has no objective, or cannot meet it any more.
         """
         terms = sequence.request.terms
-        if terms.tpot_s is None or sequence.first_token_s is None:
+        first_s = sequence.first_token_s
+        if terms.tpot_s is None or first_s is None or self.is_lost(sequence):
             return inf, inf
-        if self.misses(sequence, now_s, decode_s):
+        due_s = first_s + sequence.num_generated * terms.tpot_s * TARGET - now_s
+        if due_s < 0 and self.misses(sequence, now_s, decode_s):
             return inf, inf
-        had_s = now_s - sequence.first_token_s
-        due_s = sequence.num_generated * terms.tpot_s * TARGET - had_s
         return max(due_s, terms.tpot_s * CATCH_UP), terms.tpot_s * UNHURRIED
 
     def is_lost(self, sequence: Sequence) -> bool:
         """Whether it has missed its first token's objective for good."""
-        given_s = sequence.request.terms.first_token_s(sequence.num_prompt - sequence.num_cached)
-        first_s = sequence.first_token_s
-        return first_s is not None and first_s - sequence.arrived_s > given_s
+        if sequence.first_token_s is None:
+            return False
+        if sequence.missed is None:
+            uncached = sequence.num_prompt - sequence.num_cached
+            given_s = sequence.request.terms.first_token_s(uncached)
+            sequence.missed = sequence.first_token_s - sequence.arrived_s > given_s
+        return sequence.missed
 
     def misses(self, sequence: Sequence, from_s: float, decode_s: float) -> bool:
         """Whether it misses an objective for good where it goes on at `from_s`, undisturbed."""
@@ -193,9 +198,13 @@ class Slo(Fcfs):
         """The aged, those ahead, the lane, the idle, each with its share of the step's time."""
         self._behind = behind = [*(s for s in running if is_behind(s)), *waiting]
         self.token_s = self.cost.token_s(self._step_s, self._beside, budget)
+        is_full = len(running) >= self.rules.max_num_seqs and not any(map(self.is_idle, running))
+        if is_full and not self.rules.shed:  # nobody who waits can start: why sort them
+            behind = [s for s in behind if s.state == RUNNING]
         if not behind:
             return
-        self.look_up(waiting)
+        if not is_full:
+            self.look_up(waiting)
         self._num_decodes = self._beside.num_sampled
         decode_s = self.cost.seconds(self._beside)
         room_s = max(self._step_s - decode_s, 0.0)
@@ -267,8 +276,9 @@ class Slo(Fcfs):
     ) -> tuple[list[Sequence], list[Sequence], float]:
         """Those in time and those late; users who have had more than others come behind."""
         level = self.users.least + self.rules.credit / 2
-        modest = [job for job in short if self.users.had(job[1]) <= level]
-        greedy = [job for job in short if self.users.had(job[1]) > level]
+        modest, greedy = [], []
+        for job in short:
+            (modest if self.users.had(job[1]) <= level else greedy).append(job)
         ahead, late, end_s = on_time(modest, now_s)
         more, later, end_s = on_time(greedy, end_s)
         return ahead + more, late + later, end_s
