@@ -112,6 +112,17 @@ def test_the_rate_is_learned_from_transfers():
     assert preemption.rate.byte_s == pytest.approx(4e-6, rel=0.01)
 
 
+def test_a_rate_that_stops_all_copies_is_not_for_ever():
+    """One hiccup of a second a byte: nothing is copied, until the rate is near the prior again."""
+    world = World(swap_settings(num_blocks=(33,)))
+    world.add([1] * 12, max_tokens=8, ignore_eos=True)
+    world.step()
+    preemption, (victim,) = world.engine.scheduler.preemption, world.engine.scheduler.running
+    preemption.rate.observe(1, 1.0)
+    choices = [preemption.is_cheaper(victim) for _ in range(200)]
+    assert not any(choices[:50]) and all(choices[150:])
+
+
 # ── out and in ──────────────────────────────────────────────────────────────────────────────────
 
 

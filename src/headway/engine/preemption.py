@@ -27,13 +27,15 @@ MOST_TRIES = 16
 """Steps in a row that may raise with the same transfer in them."""
 FORGETS = 0.2
 """Weight of the newest measurement of the rate."""
+DOUBTS = 0.05
+"""How far each copy that was not made moves the rate back to the prior: then one is tried again."""
 
 
 class CopyRate:
     """Seconds a byte takes between device and host: the prior's until transfers were measured."""
 
-    def __init__(self, byte_s: float) -> None:
-        self.byte_s = byte_s
+    def __init__(self, prior_s: float) -> None:
+        self.prior_s = self.byte_s = prior_s
         self.num_observed = 0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
@@ -42,6 +44,10 @@ class CopyRate:
             weight = max(FORGETS, 1 / (self.num_observed + 1))
             self.byte_s += weight * (seconds / num_bytes - self.byte_s)
             self.num_observed += 1
+
+    def doubt(self) -> None:
+        """A copy seemed too slow: nothing is measured then, and what was may have been a hiccup."""
+        self.byte_s += DOUBTS * (self.prior_s - self.byte_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,8 +97,12 @@ class Preemption:
         if not self.host.num_blocks or not victim.computed:
             return False
         counts = [len(blocks) for blocks in self.kv.live_blocks(victim)]
-        fits = any(counts) and self.host.has_room(counts)
-        return fits and self.copy_s(counts) < self.again_s(victim)
+        if not any(counts) or not self.host.has_room(counts):
+            return False
+        if self.copy_s(counts) < self.again_s(victim):
+            return True
+        self.rate.doubt()
+        return False
 
     def copy_s(self, counts: list[int]) -> float:
         """Predicted seconds to copy so many blocks by group out and back in."""

@@ -26,7 +26,7 @@ class HostMemory:
         try:
             self._parts = [
                 [
-                    torch.empty(
+                    torch.zeros(
                         (num_blocks[layer.group], *part.shape[1:]),
                         dtype=part.dtype,
                         pin_memory=pinned,
