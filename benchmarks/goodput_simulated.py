@@ -116,7 +116,7 @@ def serve(asked: list[Asked], **changes: object) -> Engine:
         windows=(0,),
         threads=1,
         seed=0,
-        prefix_cache="cost",
+        prefix_cache="lfu",
     )
     settings = dataclasses.replace(settings, **changes)
     engine = Engine(Timed(clock), settings, vocab_size=50_000, eos_token_ids=(1,), clock=clock)

@@ -63,7 +63,7 @@ class Bench:
 
 def system_prompt(bench: Bench, times: int, length: int) -> dict[str, float]:
     """Seconds to the first token, cold and warm, the best of `times`."""
-    engine, cold, warm = bench.engine("cost"), [], []
+    engine, cold, warm = bench.engine("lfu"), [], []
     for _ in range(times):
         system = bench.tokens(length)
         cold.append(bench.ask(engine, system + bench.tokens(QUESTION), 1)[0])
@@ -74,7 +74,7 @@ def system_prompt(bench: Bench, times: int, length: int) -> dict[str, float]:
 def conversation(bench: Bench, times: int) -> dict[str, float]:
     """Ten turns: prompt tokens computed and seconds to first tokens in all, with and without."""
     found: dict[str, float] = {}
-    for name, policy in (("with", "cost"), ("without", "")):
+    for name, policy in (("with", "lfu"), ("without", "")):
         best_s = float("inf")
         for _ in range(times):
             engine, text, seconds, tokens = bench.engine(policy), [], 0.0, 0
@@ -92,7 +92,7 @@ def conversation(bench: Bench, times: int) -> dict[str, float]:
 
 def unique(bench: Bench, times: int, length: int, count: int) -> dict[str, float]:
     """Microseconds a prompt token with and without, in turn; best of `times`, median of ratios."""
-    engines = {"with": bench.engine("cost"), "without": bench.engine("")}
+    engines = {"with": bench.engine("lfu"), "without": bench.engine("")}
     took: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(times * count):
         prompt = bench.tokens(length)

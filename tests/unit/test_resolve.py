@@ -79,7 +79,7 @@ def test_worked_example():
         threads=8,
         seed=0,
         policy="slo",
-        prefix_cache="cost",
+        prefix_cache="lfu",
         attention_cost=settings.attention_cost,
     )
     assert 1 + 8192 * settings.attention_cost == pytest.approx(2, abs=0.02)

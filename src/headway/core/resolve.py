@@ -60,7 +60,7 @@ class Settings:
     long_prefill_s: float = 1.5
     lane_share: float = 0.1
     aging_tokens: int = 16_384
-    prefix_cache: str = "cost"
+    prefix_cache: str = "lfu"
     """What goes first of the blocks that are kept; "" keeps none."""
     attention_cost: float = 0.0
     """What each token of context adds to computing one, as a share of all else it takes."""

@@ -97,7 +97,7 @@ class EngineOptions:
         True, "Keep what was computed for the next prompt that begins with the same tokens."
     )
     prefix_cache_policy: str = option(
-        "cost",
+        "lfu",
         "What goes first: least recently used, least often, or cheapest to compute again.",
         choices=("lru", "lfu", "cost"),
     )
