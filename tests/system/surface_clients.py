@@ -151,11 +151,16 @@ def whole_message(clients: Clients, fields: dict[str, Any]) -> Got:
     return message_got(call(clients.anthropic.messages.create, fields))
 
 
+def prompt_tokens(usage: Any) -> int:
+    """All tokens of the prompt: this dialect counts those that were cached apart."""
+    return int(usage.input_tokens + (usage.cache_read_input_tokens or 0))
+
+
 def message_got(raw: Any) -> Got:
     return Got(
         texts=["".join(block.text for block in raw.content if block.type == "text")],
         finish=[FINISHES.get(raw.stop_reason, "stop")],
-        num_prompt=raw.usage.input_tokens,
+        num_prompt=prompt_tokens(raw.usage),
         num_answer=raw.usage.output_tokens,
         raw=raw,
     )
@@ -168,7 +173,7 @@ def streamed_message(clients: Clients, fields: dict[str, Any]) -> Got:
     return Got(
         texts=[text],
         finish=[FINISHES.get(told.delta.stop_reason, "stop")],
-        num_prompt=started.usage.input_tokens,
+        num_prompt=prompt_tokens(started.usage),
         num_answer=told.usage.output_tokens,
         raw=told if told.model_extra else started,
         chunks=events,

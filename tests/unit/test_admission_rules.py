@@ -259,7 +259,7 @@ def test_who_is_late_or_idle_is_not_waited_for():
     idle = Place(user="alice", idle_only=True, lengths=[100], left={0: 100}, untouched={0})
     assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
     house.clock.advance(1.6)  # by now the five are late, and have the lane
-    assert house.forecast.wait_s(place) == pytest.approx(0.1 / (1 - 0.25) + 0.1)
+    assert house.forecast.wait_s(place) == pytest.approx(0.1 / (1 - 0.1) + 0.1)
     assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
 
 
@@ -326,7 +326,7 @@ def test_long_jobs_have_a_lane_and_a_bound():
     full(error, "long_queue")
     chat = house.ask(100)
     assert chat.place.long is False
-    wait_s = 100 * TOKEN_S / (1 - 0.25) + 0.1
+    wait_s = 100 * TOKEN_S / (1 - 0.1) + 0.1
     assert house.forecast.wait_s(chat.place) == pytest.approx(wait_s)
 
 
