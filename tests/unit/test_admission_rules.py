@@ -18,6 +18,7 @@ from headway.server.admission import Admission, Asked, Rules, Ticket
 from headway.server.forecast import Forecast, Place
 from headway.server.keys import Caller
 from headway.server.rates import Meter
+from headway.server.seen import Seen
 from headway.telemetry.records import StepRecord
 
 TOKEN_S = 0.001
@@ -455,3 +456,37 @@ class Door(RuleBasedStateMachine):
 
 TestDoor = Door.TestCase
 TestDoor.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+def test_what_was_computed_before_is_not_waited_for_again():
+    """A system prompt of 1,500 tokens counts once, by owner, and never the last token."""
+    house = House()
+    system, question = list(range(1500)), [7] * 150
+    first = Asked(
+        lengths=[1650],
+        sampling=SamplingParams(),
+        max_model_len=8192,
+        prompts=[system + question],
+        salt="alice",
+    )
+    ticket = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
+    ticket.measure(first)
+    assert ticket.place.left == {0: 1650}
+    ticket.began(0)
+    seen = house.admission.seen
+    assert seen.found("alice", system + [9] * 150) == 1472
+    assert seen.found("bob", system + question) == 0
+    assert seen.found("alice", system[:64]) == 63
+    again = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
+    again.measure(replace(first, prompts=[system + [9] * 150]))
+    assert again.place.left == {0: 178}
+
+
+def test_what_was_seen_is_bounded():
+    """The least recently used pages go first."""
+    seen = Seen(most_pages=4)
+    seen.add("", [1] * 128)
+    seen.add("", [2] * 192)
+    assert len(seen) == 4
+    assert seen.found("", [2] * 300) == 192
+    assert seen.found("", [1] * 300) == 0  # its first page is gone

@@ -153,6 +153,7 @@ def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules"
         long_prefill_s=engine_options.long_prefill,
         lane_share=engine_options.lane_share,
         policy=engine_options.policy,
+        prefix_cache=engine_options.prefix_cache,
     )
 
 

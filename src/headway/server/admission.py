@@ -24,6 +24,7 @@ from headway.core.slo import Slo
 from headway.server.forecast import Forecast, Place
 from headway.server.keys import Caller
 from headway.server.rates import MAX_RETRY_S, Meter, too_many
+from headway.server.seen import Seen
 
 QUEUE_OF_ENGINE = 4
 """Requests that may wait, for each that the engine runs at once."""
@@ -44,6 +45,7 @@ class Rules:
     long_prefill_s: float = 1.5
     lane_share: float = 0.1
     policy: str = "slo"
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Asked:
     lengths: list[int]
     sampling: SamplingParams
     max_model_len: int
+    prompts: list[list[int]] | None = None
+    salt: str = ""
     slo: Slo | None = None
     prompt_param: str = "prompt"
     answer_param: str | None = None
@@ -69,6 +73,7 @@ class Admission:
         self.clock = clock
         self.rules = rules or Rules()
         self.forecast = Forecast(clock, policy=self.rules.policy, lane_share=self.rules.lane_share)
+        self.seen = Seen() if self.rules.prefix_cache else None
         self._meters: dict[tuple[str, str], Meter] = {}
 
     def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
@@ -196,7 +201,7 @@ class Ticket:
     """One request that was let in, until `close`."""
 
     __slots__ = (
-        *("_admission", "_caller", "_held", "_open", "_service_class"),
+        *("_admission", "_caller", "_held", "_open", "_prompts", "_salt", "_service_class"),
         *("late", "meter", "place"),
     )
 
@@ -212,6 +217,8 @@ class Ticket:
         self._caller = caller
         self._service_class = service_class
         self._held = [0, 0]
+        self._prompts: list[list[int]] = []
+        self._salt = ""
         self._open = True
         self.place = place
         self.meter = meter
@@ -228,13 +235,24 @@ class Ticket:
         bound_answer(asked, limits.max_output_tokens)
         self._hold(asked)
         forecast, place = self._admission.forecast, self.place
-        forecast.measured(place, asked.lengths)
+        found = self._found(asked)
+        forecast.measured(place, asked.lengths, found)
         longest = round(max(asked.lengths) * forecast.uncached)
+        if found is not None:
+            longest = max(place.left.values())
         slo = asked.slo or self._service_class.objectives(longest)
         given_s = inf if slo.ttft_s is None else slo.ttft_s
         place.due_s = self._admission.clock.now_s() + given_s
         wait_s = self._admission.judge(place, self._service_class, self._caller, slo)
         self.late = isfinite(given_s) and wait_s > given_s and any(forecast.before(place))
+
+    def _found(self, asked: Asked) -> list[int] | None:
+        """Tokens of each prompt that the engine will probably find; None where nobody knows."""
+        seen = self._admission.seen
+        if seen is None or asked.prompts is None:
+            return None
+        self._prompts, self._salt = asked.prompts, asked.salt
+        return [seen.found(asked.salt, prompt) for prompt in asked.prompts]
 
     def _hold(self, asked: Asked) -> None:
         """Keep what it may cost free of the minute's tokens of its key and its class."""
@@ -254,6 +272,8 @@ class Ticket:
     def began(self, number: int) -> None:
         """One of its prompts has its first token."""
         self._admission.forecast.began(self.place, number)
+        if self._admission.seen is not None and self._prompts:
+            self._admission.seen.add(self._salt, self._prompts[number])
 
     def close(self, num_tokens: int = 0) -> None:
         """The request is over and took `num_tokens`; safe to call twice."""

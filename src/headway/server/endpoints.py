@@ -201,6 +201,8 @@ class Generate:
             lengths=[len(prompt) for prompt in generation.prompts],
             sampling=generation.sampling,
             max_model_len=generation.model.info().max_model_len,
+            prompts=generation.prompts,
+            salt=generation.caller.principal.salted(generation.cache_salt).cache_salt,
             slo=generation.slo,
             prompt_param=self._row.prompt,
             answer_param=given[0] if given else None,

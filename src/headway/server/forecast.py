@@ -74,11 +74,17 @@ class Forecast:
         """A request is here; its prompts may not be known yet."""
         self.places[place] = None
 
-    def measured(self, place: Place, lengths: list[int]) -> None:
-        """Its prompts have so many tokens."""
+    def measured(self, place: Place, lengths: list[int], found: list[int] | None = None) -> None:
+        """Its prompts have so many tokens, of which `found` will be in memory.
+
+        Where that is not known they count at the share that had to be computed of late.
+        """
         place.lengths = lengths
         place.left = dict(enumerate(lengths))
         place.untouched = set(place.left)
+        if found is not None:
+            place.left = {n: length - found[n] for n, length in enumerate(lengths)}
+            place.untouched.clear()
 
     def sent(self, place: Place, number: int, engine_id: int) -> None:
         """One of its prompts went to the engine under this number."""

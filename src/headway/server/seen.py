@@ -1,0 +1,51 @@
+"""Which beginnings of prompts the engine has computed lately: what it will probably find in memory.
+
+The server decides on admission without asking the engine, so it remembers the prompts that had a
+first token, page by page, by owner. An estimate: what was evicted meanwhile is still seen here.
+Worked example, pages of 64: a system prompt of 1,500 tokens and a question of 150 were computed;
+the same with another question is seen up to 1,472, and 178 are to be computed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+PAGE_TOKENS = 64
+MOST_PAGES = 65_536
+"""Four million tokens, some ten megabytes; the least recently used go first."""
+
+
+class Seen:
+    """Hashes of pages, each with all that comes before it, and whose they are."""
+
+    def __init__(self, most_pages: int = MOST_PAGES) -> None:
+        self.most_pages = most_pages
+        self._pages: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def found(self, salt: str, prompt: list[int]) -> int:
+        """How many tokens `prompt` begins with that were computed, but for its last."""
+        count = 0
+        for page in chain(salt, prompt):
+            if page not in self._pages:
+                break
+            self._pages.move_to_end(page)
+            count += PAGE_TOKENS
+        return min(count, max(len(prompt) - 1, 0))
+
+    def add(self, salt: str, prompt: list[int]) -> None:
+        """`prompt` is computed."""
+        for page in chain(salt, prompt):
+            self._pages[page] = None
+            self._pages.move_to_end(page)
+        while len(self._pages) > self.most_pages:
+            self._pages.popitem(last=False)
+
+
+def chain(salt: str, prompt: list[int]) -> Iterator[int]:
+    """One hash for each whole page, of it and all before it."""
+    page = hash(salt)
+    for start in range(0, len(prompt) - PAGE_TOKENS + 1, PAGE_TOKENS):
+        page = hash((page, *prompt[start : start + PAGE_TOKENS]))
+        yield page
