@@ -276,7 +276,8 @@ class Slo(Fcfs):
     ) -> tuple[list[Sequence], list[Sequence], float]:
         """Those in time and those late; users who have had more than others come behind."""
         level = self.users.least + self.rules.credit / 2
-        modest, greedy = [], []
+        modest: list[tuple[Due, Sequence]] = []
+        greedy: list[tuple[Due, Sequence]] = []
         for job in short:
             (modest if self.users.had(job[1]) <= level else greedy).append(job)
         ahead, late, end_s = on_time(modest, now_s)
