@@ -371,8 +371,6 @@ def test_the_engines_own_prediction_goes_first():
     house.ask(1000)
     house.forecast.on_record(step(0, 0.1, started_s=1.0, prefill_s_per_token=0.004))
     assert house.forecast.token_s == 0.004
-    house.forecast.on_record(step(0, 0.1, started_s=1.0, backlog_s=3.0))
-    assert house.forecast.token_s == pytest.approx(0.003)
 
 
 def test_before_any_step_nobody_is_refused_for_load():

@@ -15,6 +15,8 @@ import msgspec
 class Terms(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Objectives in seconds, None where there is none; defaults promise nothing.
 
+    `e2e_s` is for who judges: no policy schedules for it.
+
     `weight` is the share of its user beside others under contention; a smaller `priority` goes
     first where the policy is `priority`; `idle_only` takes only what nobody else wants (batch).
     """

@@ -35,7 +35,6 @@ class Place:
     idle_only: bool = False
     long: bool = False
     due_s: float = inf
-    sent_s: float = inf
     left: dict[int, int] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
     untouched: set[int] = field(default_factory=set)
@@ -88,7 +87,6 @@ class Forecast:
 
     def sent(self, place: Place, number: int, engine_id: int) -> None:
         """One of its prompts went to the engine under this number."""
-        place.sent_s = min(place.sent_s, self.clock.now_s())
         place.engine_ids.append(engine_id)
         self._by_engine[engine_id] = place, number
 
@@ -124,14 +122,7 @@ class Forecast:
             keep = 0.5 ** (record.num_queried_tokens / max(self._queried, 1.0))
             self._queried = self._queried * keep + record.num_queried_tokens
             self._cached = self._cached * keep + record.num_cached_tokens
-        self._told_s = self._told(record)
-
-    def _told(self, record: StepRecord) -> float:
-        """Seconds a prompt token by the engine's own model, 0 where the record does not say."""
-        known = sum(self.tokens(p) for p in self.places if p.sent_s <= record.started_s)
-        if record.backlog_s and known:
-            return record.backlog_s / known
-        return record.prefill_s_per_token
+        self._told_s = record.prefill_s_per_token
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────
 
