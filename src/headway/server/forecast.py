@@ -122,7 +122,11 @@ class Forecast:
             keep = 0.5 ** (record.num_queried_tokens / max(self._queried, 1.0))
             self._queried = self._queried * keep + record.num_queried_tokens
             self._cached = self._cached * keep + record.num_cached_tokens
-        self._told_s = record.prefill_s_per_token
+        self._told_s = self._told(record)
+
+    def _told(self, record: StepRecord) -> float:
+        """Seconds a prompt token by the engine's own model, 0 where the record does not say."""
+        return record.prefill_s_per_token
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────
 
