@@ -241,6 +241,7 @@ def test_a_floor_is_never_undercut() -> None:
     """A measured step below its own floor (a stale ceiling) must not promise negative time."""
     step = decode_step(replace(HEALTHY, **FEW | {"decode_steps": steps(0.01, WEIGHTS, 1e9)}))
     assert step is not None
+    assert step.floor_s() == pytest.approx(step.seconds), "the machine can do what it did"
     assert step.with_(weights=0.5) >= step.floor_s(weights=0.5) > 0
 
 

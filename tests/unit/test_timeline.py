@@ -94,11 +94,14 @@ def test_states():
     timeline.tokens_left(0, 1)
     assert timeline.state() == "decode" and timeline.prefill_time_s == 1
     clock.advance(1)
-    timeline.preempted_s = clock.now_s()
+    timeline.preempted(2)
     assert timeline.state() == "preempted"
     clock.advance(1)
     timeline.tokens_left(0, 1)
-    assert timeline.state() == "decode"
+    assert timeline.state() == "preempted", "made before, and left after the news"
+    clock.advance(1)
+    timeline.tokens_left(0, 1)
+    assert timeline.state() == "decode" and timeline.num_preemptions == 1
 
 
 # ── judged ──────────────────────────────────────────────────────────────────────────────────

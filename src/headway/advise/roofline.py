@@ -48,7 +48,11 @@ class DecodeStep:
 
 
 def decode_step(reading: Reading) -> DecodeStep | None:
-    """The mean decode step; None where the source does not tell or the weights stay in cache."""
+    """The mean decode step; None where the source does not tell or the weights stay in cache.
+
+    What steps reach the machine can do: a ceiling that was measured lower was measured in a bad
+    moment.
+    """
     steps, seconds = reading.decode_steps, reading.decode_step_s
     weights, bandwidth = reading.step_weight_bytes, reading.bandwidth
     if steps is None or not seconds or not weights or not bandwidth or reading.cache_resident:
@@ -61,6 +65,6 @@ def decode_step(reading: Reading) -> DecodeStep | None:
         weight_bytes=weights,
         kv_bytes_per_row=kv / rows,
         flops_per_row=steps.flops_per_s * seconds / rows,
-        bandwidth=bandwidth,
-        flops=reading.flops,
+        bandwidth=max(bandwidth, steps.bytes_per_s),
+        flops=max(reading.flops, steps.flops_per_s) if reading.flops else None,
     )

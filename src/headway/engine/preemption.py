@@ -84,8 +84,8 @@ class Preemption:
         self.block_bytes = block_bytes
         self.chunk = chunk
         self.rate = CopyRate(self.cost.prior.copied_byte_s)
-        self.preempted: list[int] = []
-        """Ids of the requests preempted since the engine last took note."""
+        self.preempted: list[tuple[int, int]] = []
+        """(request id, tokens it had made) of who was preempted since the engine last took note."""
         self._num_swapped = self._num_swapped_tokens = self._num_lost_tokens = 0
         self._flights: dict[int, Flight] = {}
         self._next_id = 0

@@ -265,7 +265,7 @@ class Scheduler:
         self.waiting.appendleft(victim)
         self._promised = None
         self.num_preemptions += 1
-        self.preemption.preempted.append(victim.request.request_id)
+        self.preemption.preempted.append((victim.request.request_id, victim.num_generated))
 
     def _forget(self, sequence: Sequence) -> None:
         """Release the blocks of `sequence` here, or once they are copied, and its mirror there."""

@@ -165,11 +165,10 @@ class Telemetry:
             self.registry.add("preemptions", record.num_swapped, "copied")
             self.registry.add("preempted_tokens", record.num_swapped_tokens, "copied")
             self.slots.current.num_preemptions += new
-        for request_id in record.preempted:
+        for request_id, num_made in record.preempted:
             timeline = self._by_engine.get(request_id)
             if timeline is not None:
-                timeline.num_preemptions += 1
-                timeline.preempted_s = self.clock.now_s()
+                timeline.preempted(num_made)
 
     def on_death(self) -> None:
         """The engine is gone, and with it all that ran, waited or held a block."""

@@ -21,7 +21,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     before, `gap_s` passed with work waiting or `idle_s` with none. `kv_tokens_read` and
     `group_blocks_used` are by KV group. Of `num_queried_tokens` prompt tokens that were scheduled
     for the first time, `num_cached_tokens` needed no computing. `prefilling` holds (request id,
-    index, tokens computed) of the rows that are not decodes, `preempted` request ids.
+    index, tokens computed) of the rows that are not decodes, `preempted` (request id, tokens made).
     `experts_read` counts the experts that were hit, over all layers. Grammar masks took `mask_s`
     to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
     grammar compiled since the step before. `predicted_s` is what the cost model had said of this
@@ -56,7 +56,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     forward_s: float = 0.0
     sample_s: float = 0.0
     prefilling: list[tuple[int, int, int]] = []
-    preempted: list[int] = []
+    preempted: list[tuple[int, int]] = []
     experts_read: int = 0
     mask_s: float = 0.0
     mask_wait_s: float = 0.0

@@ -32,8 +32,9 @@ class Timeline:
 
     __slots__ = (
         *("_listener", "_now_s", "_slots", "arrived_s", "cached_tokens", "computed", "ended"),
-        *("first_s", "num_preemptions", "num_prompt", "objectives", "parent", "prefill_s"),
-        *("preempted_s", "published_s", "request_id", "scheduled_s", "service_class", "times"),
+        *("first_s", "num_preemptions", "num_prompt", "objectives", "parent", "preempted_after"),
+        *("preempted_s", "prefill_s", "published_s", "request_id", "scheduled_s"),
+        *("service_class", "times"),
     )
 
     def __init__(
@@ -64,7 +65,7 @@ class Timeline:
         """When the first text for the user left, neither reasoning nor a tool call."""
         self.prefill_s = self.preempted_s = 0.0
         self.cached_tokens = 0
-        self.num_preemptions = 0
+        self.num_preemptions = self.preempted_after = 0
         self.computed: dict[tuple[int, int], int] = {}
         self.times = [array("d") for _ in range(num_choices)]
         self.ended: Ended | None = None
@@ -76,6 +77,11 @@ class Timeline:
         if self.scheduled_s is None or first_scheduled_s < self.scheduled_s:
             self.scheduled_s = max(first_scheduled_s, self.arrived_s)
         self.cached_tokens += num_cached_tokens
+
+    def preempted(self, num_made: int) -> None:
+        """One of its sequences was sent back to the queue when it had made so many tokens."""
+        self.num_preemptions += 1
+        self.preempted_s, self.preempted_after = self._now_s(), num_made
 
     def tokens_left(self, choice: int, count: int) -> None:
         """`count` tokens of a choice left now, in one piece."""
@@ -200,10 +206,10 @@ class Timeline:
         }
 
     def state(self) -> str:
-        """waiting, prefill, decode or preempted."""
-        last_s = max((times[-1] for times in self.times if times), default=0.0)
-        if self.preempted_s > max(last_s, self.prefill_s):
+        """waiting, prefill, decode or preempted; tokens made before leave after the news of it."""
+        if self.preempted_s > self.prefill_s and max(map(len, self.times)) <= self.preempted_after:
             return "preempted"
+        last_s = max((times[-1] for times in self.times if times), default=0.0)
         if last_s > self.prefill_s:
             return "decode"
         return "waiting" if self.scheduled_s is None else "prefill"
