@@ -279,6 +279,39 @@ async def test_another_server_answers_what_would_be_refused(
         live.close()
 
 
+async def test_what_is_given_up_goes_to_the_fallback(tiny_model: Path, server: LiveServer) -> None:
+    """Let in, and then it cannot be in time any more; without a fallback that is a 503."""
+    shed = (NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--late=shed",
+            "--max-queue-wait=1000", "--max-num-batched-tokens=1", "--no-prefix-cache")  # fmt: skip
+    hurried = {"slo": {"ttft_ms": 1}}
+    live = LiveServer(tiny_model, *shed, f"--fallback-model=nickname={server.url}/v1")
+    try:
+        live.wait_ready()
+        async with full(live) as client:
+            for stream in (False, True):
+                raw = await client.completions.with_raw_response.create(
+                    model="m", prompt=[5, 6, 7], max_tokens=4, stream=stream, extra_body=hurried
+                )
+                assert raw.headers["x-headway-fallback"] == "nickname; reason=late"
+        assert live.metric("fallback_requests_total", reason="late") == 2
+    finally:
+        live.close()
+    live = LiveServer(tiny_model, *shed)
+    try:
+        live.wait_ready()
+        async with full(live) as client:
+            for stream in (False, True):
+                with pytest.raises(openai.APIStatusError) as given_up:
+                    await client.completions.create(
+                        model="m", prompt=[5, 6, 7], max_tokens=4, stream=stream, extra_body=hurried
+                    )
+                assert (given_up.value.status_code, given_up.value.code) == (503, "overloaded")
+                assert given_up.value.response.headers["retry-after"] == "1"
+        assert live.metric("admission_rejections_total", reason="given_up") == 2
+    finally:
+        live.close()
+
+
 async def test_a_second_engine_answers_what_would_be_refused(tiny_model: Path) -> None:
     live = LiveServer(tiny_model, *FULL, f"--fallback-model=second={tiny_model}")
     try:

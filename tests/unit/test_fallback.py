@@ -204,8 +204,8 @@ def test_what_would_be_late_goes_elsewhere_and_comes_back_when_that_fails(
     forecast.measured(ticket.place, [10_000])
     ticket.place.due_s = forecast.clock.now_s() + 1.0
     full.post()  # something to learn a rate from
-    forecast._told_s, told = 1.0, forecast._told
-    forecast._told = lambda record: 1.0  # type: ignore[method-assign]
+    forecast._told_s, learn = 1.0, forecast.on_record
+    forecast.on_record = lambda record: None  # type: ignore[method-assign]
     full.server.state.upstream = Upstream(elsewhere.url, "small")
     try:
         answer = full.post(slo={"ttft_ms": 2000})
@@ -214,7 +214,7 @@ def test_what_would_be_late_goes_elsewhere_and_comes_back_when_that_fails(
         answer = full.post(slo={"ttft_ms": 2000})
         assert answer.status_code == 200 and answer.json()["model"] == "tiny"
     finally:
-        forecast._told, forecast._told_s = told, 0.0  # type: ignore[method-assign]
+        forecast.on_record, forecast._told_s = learn, 0.0  # type: ignore[method-assign]
         full.model.admission.rules = type(full.model.admission.rules)(max_queue=1)
     full.model.admission.check_integrity()
 

@@ -233,7 +233,7 @@ def test_live_requests():
     timeline.tokens_left(0, 1)
     clock.advance(1)
     timeline.tokens_left(0, 1)
-    model.on_step(step(2, num_preemptions=1, preempted=[7]))
+    model.on_step(step(2, num_preemptions=1, preempted=[(7, 0)]))
     clock.advance(1)
     first = take_snapshot(model).now.requests[0]
     assert (first.generated_tokens, first.computed_tokens, first.ttft_s) == (2, 101, 3.0)
@@ -261,7 +261,7 @@ def test_a_preempted_request_says_so():
     clock.advance(1)
     timeline.tokens_left(0, 1)
     clock.advance(1)
-    model.on_step(step(1, num_preemptions=1, preempted=[3]))
+    model.on_step(step(1, num_preemptions=1, preempted=[(3, 1)]))
     (found,) = take_snapshot(model).now.requests
     assert found.state == "preempted" and found.num_preemptions == 1
     assert timeline.timings()["preemptions"] == 1

@@ -99,6 +99,10 @@ class RequestError(HeadwayError):
         return ERROR_TYPES.get(self.status, "invalid_request_error")
 
 
+GIVEN_UP = "given_up"
+"""The reason of one that was let in and then refused: it can no longer be in time."""
+
+
 class OverloadedError(RequestError):
     """The client sees it when the server is full: of what, and for how long."""
 

@@ -330,13 +330,13 @@ class EngineClient:
                 self._suspects.begin(self._streams, self._send)
             case messages.Probed(ceilings):
                 self.on_probe(ceilings)
-            case messages.Refused(request_id, text, param, code, status, retry_after_s):
+            case messages.Refused(request_id, text, param, code, status, retry_after_s, reason):
                 stream = self._streams.pop(request_id, None)
                 self._suspects.left(request_id)
                 if stream is not None:
                     fault = code == messages.FAULT
                     refusal = RequestError(text, param=param, code=code, status=status)
-                    refusal.retry_after_s = retry_after_s
+                    refusal.retry_after_s, refusal.reason = retry_after_s, reason
                     stream.fail(ServerFaultError() if fault else refusal)
             case messages.Failed(cause, fix, exit_code):
                 failure = HeadwayError(cause, fix)

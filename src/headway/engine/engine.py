@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import RequestError
+from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
 from headway.core.grammar import Grammar
 from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
@@ -372,6 +372,7 @@ class Engine:
         record.sample_s = timings.sample_s
         record.experts_read = result.experts_read
         record.prefill_s_per_token = scheduler.policy.token_s
+        record.alone_s_per_token = scheduler.policy.alone_s
         if self._ended_s is not None:
             since_s = started_s - self._ended_s
             record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
@@ -412,10 +413,9 @@ class Engine:
 
 def too_late() -> RequestError:
     """The 503 for a request that waited until it could no longer meet its objectives."""
-    return RequestError(
+    return OverloadedError(
         "The server is too busy to answer within the objectives of this request.",
-        code="overloaded",
-        status=503,
+        reason=GIVEN_UP,
         retry_after_s=1.0,
     )
 

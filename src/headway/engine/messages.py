@@ -95,6 +95,7 @@ class Refused(msgspec.Struct, array_like=True, tag=4):
     code: str | None
     status: int = 400
     retry_after_s: float | None = None
+    reason: str | None = None
 
 
 class Failed(msgspec.Struct, array_like=True, tag=5):

@@ -198,7 +198,8 @@ def idle_ms(engine: Engine) -> int:
 def refused(request_id: int, error: RequestError) -> messages.Refused:
     """`error` as a message."""
     return messages.Refused(
-        request_id, error.cause, error.param, error.code, error.status, error.retry_after_s
+        *(request_id, error.cause, error.param, error.code, error.status),
+        *(error.retry_after_s, error.reason),
     )
 
 

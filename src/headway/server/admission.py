@@ -154,7 +154,7 @@ class Admission:
     def judge(self, place: Place, service_class: ServiceClass, caller: Caller, slo: Slo) -> float:
         """Seconds until the first token; raises when that is beyond what may be waited."""
         forecast, rules = self.forecast, self.rules
-        own = forecast.tokens(place) * forecast.token_s
+        own = forecast.tokens(place) * forecast.alone_s
         place.long = own > rules.long_prefill_s
         wait_s = forecast.wait_s(place)
         if not any(forecast.before(place)):

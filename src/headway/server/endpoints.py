@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from headway.core.errors import OverloadedError, RequestError
+from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
 from headway.core.service import ServiceClass, choose_class
 from headway.core.slo import DEFAULT_CLASS
 from headway.server import body as bodies
@@ -23,7 +23,7 @@ from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
 from headway.server.doors import header
-from headway.server.generation import Dialect, Generation, respond
+from headway.server.generation import Dialect, Generation, respond, send_response
 from headway.server.keys import Caller
 from headway.server.models import State
 from headway.server.openai import chat, completions
@@ -133,6 +133,12 @@ class Generate:
             if late and await self._fall_back(call, "late", scope, receive, send, ticket.close):
                 return
             await self._row.respond(self._state, generation, dialect, receive, send)
+        except RequestError as error:
+            ticket.close()
+            if error.reason != GIVEN_UP:
+                raise
+            if not await self._fall_back(call, "late", scope, receive, send):
+                await send_response(dialect.refusal(error), send, generation.headers)
         except BaseException:
             ticket.close()
             raise

@@ -65,7 +65,7 @@ class Forecast:
         self._by_engine: dict[int, tuple[Place, int]] = {}
         self._seconds = self._tokens = 0.0
         self._queried = self._cached = 0.0
-        self._told_s = 0.0
+        self._told_s = self._alone_s = 0.0
 
     # ── what happens ────────────────────────────────────────────────────────────────────────
 
@@ -122,11 +122,7 @@ class Forecast:
             keep = 0.5 ** (record.num_queried_tokens / max(self._queried, 1.0))
             self._queried = self._queried * keep + record.num_queried_tokens
             self._cached = self._cached * keep + record.num_cached_tokens
-        self._told_s = self._told(record)
-
-    def _told(self, record: StepRecord) -> float:
-        """Seconds a prompt token by the engine's own model, 0 where the record does not say."""
-        return record.prefill_s_per_token
+        self._told_s, self._alone_s = record.prefill_s_per_token, record.alone_s_per_token
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────
 
@@ -136,6 +132,11 @@ class Forecast:
         if self._told_s:
             return self._told_s
         return self._seconds / self._tokens if self._tokens > 0 else 0.0
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds a prompt token takes beside nothing, where the engine tells."""
+        return self._alone_s or self.token_s
 
     @property
     def uncached(self) -> float:

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Send
 
-from headway.core.errors import RequestError, ServerFaultError
+from headway.core.errors import GIVEN_UP, RequestError, ServerFaultError
 from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass
 from headway.core.slo import DEFAULT_CLASS, Slo
@@ -190,7 +190,10 @@ class Dialect(Protocol):
 async def respond(
     state: State, generation: Generation, dialect: Dialect, receive: Receive, send: Send
 ) -> None:
-    """Run `generation` and answer, streamed or whole; its timeline ends with it."""
+    """Run `generation` and answer, streamed or whole; its timeline ends with it.
+
+    Raises RequestError with the reason GIVEN_UP, and nothing was sent, when the engine sheds it.
+    """
     telemetry = generation.model.telemetry
     timeline = generation.begin()
     streams: list[Stream] = []
@@ -339,6 +342,8 @@ async def send_whole(
     except ClientGoneError:
         raise
     except RequestError as error:
+        if error.reason == GIVEN_UP:
+            raise
         response = dialect.refusal(error)
     await send_response(response, send, generation.headers)
 
@@ -434,6 +439,8 @@ async def send_chunks(
         raise
     except RequestError as error:
         events.stop_pinging()
+        if error.reason == GIVEN_UP and not events.started:
+            raise
         await send_failure(events, dialect, error, send, generation.headers)
     except Exception:
         events.stop_pinging()

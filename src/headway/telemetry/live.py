@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import RequestError
+from headway.core.errors import GIVEN_UP, RequestError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
 from headway.core.service import ServiceClass, service_classes
@@ -310,8 +310,8 @@ class Telemetry:
         self._count_slo(ended)
 
     def failed(self, timeline: Timeline, error: RequestError) -> None:
-        """A request that had begun ended with `error`; 4xx is the engine's refusal of it."""
-        if error.status < 500:
+        """A request that was let in ended with `error`; 4xx and given up are refusals of it."""
+        if error.status < 500 or error.reason == GIVEN_UP:
             self.refused(error, timeline)
             return
         code = error.code or "unknown"

@@ -26,10 +26,11 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
     grammar compiled since the step before. `predicted_s` is what the cost model had said of this
     step and the gap before it, 0 when it was not asked. By the same model a prompt token takes
-    `prefill_s_per_token` beside what decodes; 0 where the policy does not predict. Of preempted
-    sequences, `num_lost_tokens` that had been computed are computed again since they came back in
-    this step; of `num_swapped` the KV of `num_swapped_tokens` is copied to host memory instead.
-    Transfers that ended in this step took `transfer_s`.
+    `prefill_s_per_token` beside what decodes, and `alone_s_per_token` beside nothing; 0 where the
+    policy does not predict. Of preempted sequences, `num_lost_tokens` that had been computed are
+    computed again since they came back in this step; of `num_swapped` the KV of
+    `num_swapped_tokens` is copied to host memory instead. Transfers that ended in this step took
+    `transfer_s`.
     """
 
     step: int
@@ -63,6 +64,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     compiles_s: list[float] = []
     predicted_s: float = 0.0
     prefill_s_per_token: float = 0.0
+    alone_s_per_token: float = 0.0
     num_lost_tokens: int = 0
     num_swapped: int = 0
     num_swapped_tokens: int = 0

@@ -15,7 +15,7 @@ from headway.engine.sequence import Sequence
 class Fcfs:
     """No state: the queues have the order."""
 
-    token_s = 0.0
+    token_s = alone_s = 0.0
 
     def arrived(self, sequence: Sequence) -> None:
         """Nothing to note."""

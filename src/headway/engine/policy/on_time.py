@@ -8,9 +8,12 @@ the longest so far is given up: no other choice saves more of them. Worked examp
     deadline    4    5    6    7
 
     a ends at 4; b at 5; c would end at 7 > 6: a, the longest, is given up, c ends at 3; d at 5
+
+All that are kept could begin 2 later: b has 4 to spare, c 3 and d 2.
 """
 
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple, TypeVar
 
 Job = TypeVar("Job")
@@ -23,8 +26,9 @@ class Due(NamedTuple):
     duration_s: float
 
 
-def on_time(jobs: list[tuple[Due, Job]], now_s: float) -> tuple[list[Job], list[Job], float]:
-    """(those that make it, by deadline; those given up, in their order here; when the last ends).
+def on_time(jobs: list[tuple[Due, Job]], now_s: float) -> tuple[list[Job], list[Job], float, float]:
+    """(those that make it, by deadline; those given up, in their order here; when the last ends;
+    how much later all could begin and still make it).
 
     O(n log n). Equal deadlines keep the order of `jobs`.
     """
@@ -40,5 +44,10 @@ def on_time(jobs: list[tuple[Due, Job]], now_s: float) -> tuple[list[Job], list[
             duration_s, worst = heappop(longest)
             end_s += duration_s
             given_up.add(worst)
-    kept = [jobs[index][1] for index in order if index not in given_up]
-    return kept, [jobs[index][1] for index in sorted(given_up)], end_s
+    kept = [jobs[index] for index in order if index not in given_up]
+    ends_s, spare_s = now_s, inf
+    for due, _ in kept:
+        ends_s += due.duration_s
+        spare_s = min(spare_s, due.deadline_s - ends_s)
+    late = [jobs[index][1] for index in sorted(given_up)]
+    return [job for _, job in kept], late, end_s, spare_s

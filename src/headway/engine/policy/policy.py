@@ -31,10 +31,12 @@ class Turn(NamedTuple):
 class Policy(Protocol):
     """Order and amount; one object for the life of an engine.
 
-    `token_s` is what a prompt token takes in its steps at present, 0 where it does not predict.
+    `token_s` is what a prompt token takes in its steps at present, `alone_s` what it takes with
+    nothing beside it; 0 where it does not predict.
     """
 
     token_s: float
+    alone_s: float
 
     def arrived(self, sequence: Sequence) -> None:
         """A newcomer is in the queue."""

@@ -4,8 +4,9 @@ Who is behind is sorted anew in each step:
 
     aged     overtaken by more than its bound in tokens that came later: by arrival
     ahead    short, and can still make it: by deadline (`policy.on_time`)
-    late     short, and too late to make it: by arrival
-    lane     long by its predicted prefill: those in time by deadline, then the shortest
+    late     short, and too late to make it: by arrival; ahead, where all there can spare the time
+    lane     long by its predicted prefill, were it alone: those in time by deadline, then the
+             shortest
     idle     of a class that takes only what nobody else wants
 
 A step lasts as long as the decodes beside it can bear, and no longer than `longest_step_s`, for a
@@ -40,6 +41,8 @@ CATCH_UP = 0.75
 """The same beside a decode that has fallen behind."""
 UNHURRIED = 0.6
 """The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
+SPARED = 0.5
+"""The share of the time that all in time have to spare which is given to those late."""
 AGAIN = 512
 """Tokens of a step in which a preempted sequence is computed again, for a guess of how long."""
 UNLIMITED_S = 3600.0
@@ -73,7 +76,7 @@ class Slo(Fcfs):
         self.clock = clock
         self.rules = rules
         self.users = Users(rules.credit)
-        self.token_s = 0.0
+        self.token_s = self.alone_s = 0.0
         self._shed: list[Sequence] = []
         self._step_s = self._calm_s = rules.longest_step_s
         self._lane_waits = False
@@ -198,6 +201,7 @@ class Slo(Fcfs):
         """The aged, those ahead, the lane, the idle, each with its share of the step's time."""
         self._behind = behind = [*(s for s in running if is_behind(s)), *waiting]
         self.token_s = self.cost.token_s(self._step_s, self._beside, budget)
+        self.alone_s = self.cost.token_s(self.rules.longest_step_s, NOTHING, budget)
         is_full = len(running) >= self.rules.max_num_seqs and not any(map(self.is_idle, running))
         if is_full and not self.rules.shed:  # nobody who waits can start: why sort them
             behind = [s for s in behind if s.state == RUNNING]
@@ -246,20 +250,27 @@ class Slo(Fcfs):
                 aged.append(sequence)
             elif self.is_idle(sequence):
                 idle.append(sequence)
-            elif due.duration_s > self.rules.long_prefill_s:
+            elif self.alone_s * missing(sequence) > self.rules.long_prefill_s:
                 lane.append((due, sequence))
             else:
                 short.append((due, sequence))
-        ahead, late, end_s = self.by_users(short, now_s)
-        in_time, hopeless, _ = on_time(lane, end_s)
+        ahead, late, end_s, spare_s = self.by_users(short, now_s)
+        in_time, hopeless, *_ = on_time(lane, end_s)
         if self.rules.shed:
             self.give_up(late, now_s, token_s)
             self.give_up(hopeless, now_s, token_s)
         self._lane_waits = bool(aged or in_time or hopeless)
+        late.sort(key=arrival)
+        num_spared = 0
+        for sequence in late if ahead else ():
+            spare_s -= token_s * missing(sequence) / SPARED
+            if spare_s < 0:
+                break
+            num_spared += 1
         return Groups(
             aged=sorted(aged, key=arrival),
-            ahead=ahead,
-            late=sorted(late, key=arrival),
+            ahead=late[:num_spared] + ahead,
+            late=late[num_spared:],
             lane=in_time + sorted(hopeless, key=missing),
             idle=idle,
         )
@@ -273,16 +284,16 @@ class Slo(Fcfs):
 
     def by_users(
         self, short: list[tuple[Due, Sequence]], now_s: float
-    ) -> tuple[list[Sequence], list[Sequence], float]:
+    ) -> tuple[list[Sequence], list[Sequence], float, float]:
         """Those in time and those late; users who have had more than others come behind."""
         level = self.users.least + self.rules.credit / 2
         modest: list[tuple[Due, Sequence]] = []
         greedy: list[tuple[Due, Sequence]] = []
         for job in short:
             (modest if self.users.had(job[1]) <= level else greedy).append(job)
-        ahead, late, end_s = on_time(modest, now_s)
-        more, later, end_s = on_time(greedy, end_s)
-        return ahead + more, late + later, end_s
+        ahead, late, end_s, spare_s = on_time(modest, now_s)
+        more, later, end_s, more_s = on_time(greedy, end_s)
+        return ahead + more, late + later, end_s, min(spare_s, more_s)
 
     def deadline_s(self, sequence: Sequence) -> float:
         """When its next token is due: the first, or after a preemption the one that follows."""
