@@ -1,9 +1,9 @@
 """Prefill and decode speed of a model, offline: `python benchmarks/offline.py FOLDER`.
 
-A prompt of 512 random tokens gives prefill tokens/s; then 1, 8 and 32 sequences of that context are
-decoded together. Each figure is the median of repeats, beside the machine's own ceiling, the best
-of the runtime's probes before each: bytes a decode step must read over the memory's bandwidth,
-FLOPs over the peak of the matrix product. Rates are wall time; MBU and MFU come from the step
+A prompt of 512 random tokens (`--context`) gives prefill tokens/s; then 1, 8 and 32 sequences of
+that context are decoded together. Each figure is the median of repeats, beside the machine's own
+ceiling, the best of the runtime's probes before each: bytes a decode step must read over the
+memory's bandwidth, FLOPs over the peak of the matrix product. Rates are wall time; MBU and MFU come from the step
 records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline engine, from a
 virtual environment of its own, on the same folder between two halves of our repeats, so that both
 meet the same machine.
@@ -24,7 +24,7 @@ from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import StepSums
 
 CONTEXT = 512
-DECODE_STEPS = {1: 48, 8: 24, 32: 16}
+DECODE_STEPS = {1: 48, 4: 24, 8: 24, 32: 16}
 PROBE_S = 0.6
 
 Figures = dict[str, float]
@@ -34,10 +34,10 @@ Repeat = tuple[Figures, Figures, dict[str, tuple[float, float]]]
 
 
 class Rates:
-    """Measures one LLM."""
+    """Measures one LLM with prompts of `context` tokens."""
 
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
+    def __init__(self, llm: LLM, context: int = CONTEXT) -> None:
+        self.llm, self.context = llm, context
         self.records: list[StepRecord] = []
         """Of the last measurement."""
         self._random = random.Random(0)
@@ -47,7 +47,7 @@ class Rates:
         vocab = self.llm.spec.vocab_size
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         for _ in range(num_seqs):
-            prompt = [self._random.randrange(vocab) for _ in range(CONTEXT)]
+            prompt = [self._random.randrange(vocab) for _ in range(self.context)]
             self.llm.engine.add(Request(next(self._ids), prompt, params))
 
     def prefill(self) -> float:
@@ -57,7 +57,7 @@ class Rates:
         started = time.perf_counter()
         while self.llm.engine.has_work:
             self.records.append(self.llm.engine.step()[1])
-        return CONTEXT / (time.perf_counter() - started)
+        return self.context / (time.perf_counter() - started)
 
     def decode(self, num_seqs: int) -> float:
         """Tokens/s while all sequences decode, prompts not counted."""
@@ -87,20 +87,17 @@ class Rates:
         return place.mbu, place.mfu
 
 
-def ceilings(llm: LLM) -> Figures:
+def ceilings(llm: LLM, work: Work, context: int, batches: list[int]) -> Figures:
     """Tokens/s that bandwidth (decode) and the product (prefill) allow here and now."""
-    spec, dtype = llm.spec, llm.settings.dtype
+    spec = llm.spec
     llm.engine.executor.probe(PROBE_S)
     probed = llm.engine.executor.describe().ceilings
     bandwidth, peak = probed.bandwidth_bytes_per_s, probed.flops_per_s
     print(f"  probed: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s {probed.flops_dtype}")
-    found = {"prefill": CONTEXT * peak / spec.flops(CONTEXT, CONTEXT // 2, num_sampled=1)}
-    for batch in DECODE_STEPS:
-        kv = batch * CONTEXT * spec.kv_bytes_per_token(dtype)
-        seconds = max(
-            (spec.step_weight_bytes(dtype) + kv) / bandwidth,
-            spec.flops(batch, CONTEXT) / peak,
-        )
+    found = {"prefill": context * peak / spec.flops(context, context // 2, num_sampled=1)}
+    for batch in batches:
+        num_bytes = work.weight_bytes + batch * context * sum(work.kv_bytes)
+        seconds = max(num_bytes / bandwidth, spec.flops(batch, context) / peak)
         found[f"batch {batch}"] = batch / seconds
     return found
 
@@ -121,16 +118,19 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
         dtype=chosen.dtype,
         kernels=chosen.kernels,
         quantization=chosen.quantization,
-        max_model_len=1024,
+        load_format=chosen.load_format,
+        kv_cache_dtype=chosen.kv_cache_dtype,
+        max_model_len=chosen.context + 512,
         max_num_seqs=32,
         skip_tokenizer_init=True,
     )
-    rates = Rates(llm)
+    rates = Rates(llm, chosen.context)
     rates.prefill()
-    work = Work(llm.spec, llm.settings.dtype)
+    per_weight = llm.engine.executor.describe().bytes_per_weight
+    work = Work(llm.spec, llm.settings.dtype, llm.settings.kv_dtype, per_weight)
     found = []
     for _ in range(chosen.repeats):
-        limits = ceilings(llm)
+        limits = ceilings(llm, work, chosen.context, batches)
         figures = {"prefill": rates.prefill()}
         used = {"prefill": rates.utilization(work)}
         for batch in batches:
@@ -147,6 +147,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernels", default="auto", help="auto, native or torch")
     parser.add_argument("--quantization", default="none", help="none, int8 or int4")
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of a prompt")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--repeats", type=int, default=3, help="of ours; twice that with a peer")
     parser.add_argument("--peer", help="python of an environment with vLLM")

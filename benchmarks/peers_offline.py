@@ -23,7 +23,6 @@ from benchmarks.offline import CONTEXT, DECODE_STEPS, PROBE_S, Rates
 
 from headway import LLM
 
-COLUMNS = ("prefill", *(f"batch {batch}" for batch in DECODE_STEPS))
 Measure = Callable[[str], float]
 """Tokens/s of one column."""
 
