@@ -3,10 +3,10 @@
 A prompt of 512 random tokens (`--context`) gives prefill tokens/s; then 1, 8 and 32 sequences of
 that context are decoded together. Each figure is the median of repeats, beside the machine's own
 ceiling, the best of the runtime's probes before each: bytes a decode step must read over the
-memory's bandwidth, FLOPs over the peak of the matrix product. Rates are wall time; MBU and MFU come from the step
-records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline engine, from a
-virtual environment of its own, on the same folder between two halves of our repeats, so that both
-meet the same machine.
+memory's bandwidth, FLOPs over the peak of the matrix product. Rates are wall time; MBU and MFU come
+from the step records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline
+engine, from a virtual environment of its own, on the same folder between two halves of our repeats,
+so that both meet the same machine.
 """
 
 import argparse
