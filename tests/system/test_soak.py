@@ -10,7 +10,7 @@ from live_server import wait_until
 from conftest import StartServer
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("HEADWAY_SOAK_S", "60"))
+SECONDS = float(os.environ.get("HEADWAY_SOAK_S", "30"))
 RATE = 20.0
 
 
