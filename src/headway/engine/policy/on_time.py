@@ -45,9 +45,9 @@ def on_time(jobs: list[tuple[Due, Job]], now_s: float) -> tuple[list[Job], list[
             end_s += duration_s
             given_up.add(worst)
     kept = [jobs[index] for index in order if index not in given_up]
-    ends_s, spare_s = now_s, inf
+    end_s, spare_s = now_s, inf
     for due, _ in kept:
-        ends_s += due.duration_s
-        spare_s = min(spare_s, due.deadline_s - ends_s)
+        end_s += due.duration_s
+        spare_s = min(spare_s, due.deadline_s - end_s)
     late = [jobs[index][1] for index in sorted(given_up)]
     return [job for _, job in kept], late, end_s, spare_s
