@@ -175,7 +175,9 @@ class EngineClient:
                 self._fail_all(died())
             if why is None:
                 continue
-            if self.failure is not None:
+            failure = self._failure()
+            if failure is not None:
+                self._give_up(failure)
                 return
             if not await self._restart(why):
                 return
@@ -194,6 +196,17 @@ class EngineClient:
         if self.ready and pulse.busy_s > max(self.step_timeout_s, HANGS * pulse.longest_s):
             return f"was in one step for {pulse.busy_s:.1f} s"
         return None
+
+    def _failure(self) -> HeadwayError | None:
+        """Why the process that has ended could not start, where it knew."""
+        file = self._folder / str(self._generation) / messages.FAILURE_FILE
+        try:
+            failed = messages.decode_failed(file.read_bytes())
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        failure = HeadwayError(failed.cause, failed.fix)
+        failure.exit_code = failed.exit_code
+        return failure
 
     async def _restart(self, why: str) -> bool:
         """Make sure the old process is gone, start a new one, and keep the streams for it.
@@ -338,10 +351,6 @@ class EngineClient:
                     refusal = RequestError(text, param=param, code=code, status=status)
                     refusal.retry_after_s, refusal.reason = retry_after_s, reason
                     stream.fail(ServerFaultError() if fault else refusal)
-            case messages.Failed(cause, fix, exit_code):
-                failure = HeadwayError(cause, fix)
-                failure.exit_code = exit_code
-                self._give_up(failure)
 
     def submit(
         self,

@@ -2,7 +2,9 @@
 
 The server sends `ToEngine`, the engine `FromEngine`, over a ZeroMQ pair in a private folder; a
 second socket carries the engine's heartbeat from a thread of its own, so that a long step is
-silence in the first and life in the second, which tells how long the step has been.
+silence in the first and life in the second, which tells how long the step has been. Why an engine
+cannot start is left beside them in a file: that is whole when the process has ended, while ZeroMQ
+may not have read what was sent to it.
 """
 
 import msgspec
@@ -12,7 +14,7 @@ from headway.core.request import Request, SequenceUpdate
 from headway.telemetry.records import StepRecord
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-ENGINE_SOCKET, BEAT_SOCKET = "engine", "beat"
+ENGINE_SOCKET, BEAT_SOCKET, FAILURE_FILE = "engine", "beat", "failure"
 BEAT_INTERVAL_S = 0.5
 FAULT = "internal_error"
 PARENT_VARIABLE = "HEADWAY_PARENT"
@@ -98,7 +100,7 @@ class Refused(msgspec.Struct, array_like=True, tag=4):
     reason: str | None = None
 
 
-class Failed(msgspec.Struct, array_like=True, tag=5):
+class Failed(msgspec.Struct, array_like=True):
     """The engine cannot start: a HeadwayError's parts."""
 
     cause: str
@@ -107,9 +109,10 @@ class Failed(msgspec.Struct, array_like=True, tag=5):
 
 
 ToEngine = Submit | Abort | Stop | Flush
-FromEngine = Loading | Ready | Steps | Refused | Failed | Probed
+FromEngine = Loading | Ready | Steps | Refused | Probed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 decode_beat = msgspec.msgpack.Decoder(Beat).decode
+decode_failed = msgspec.msgpack.Decoder(Failed).decode

@@ -68,8 +68,7 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
         engine = build(tell_progress(pair))
     except HeadwayError as error:
         failure = messages.Failed(error.cause, error.fix, error.exit_code)
-        pair.send(messages.encode(failure))
-        pair.close(linger=2000)
+        (sockets / messages.FAILURE_FILE).write_bytes(messages.encode(failure))
         return error.exit_code
     engine.executor.probe(START_PROBE_S)
     pair.send(messages.encode(introduction(engine)))
@@ -100,7 +99,7 @@ def beat(context: zmq.Context, sockets: Path, parent: int, pulse: Pulse) -> None
 
 def remove_sockets(sockets: Path) -> None:
     """What a server that was killed could not remove: its sockets, and folders left empty."""
-    for name in (messages.ENGINE_SOCKET, messages.BEAT_SOCKET):
+    for name in (messages.ENGINE_SOCKET, messages.BEAT_SOCKET, messages.FAILURE_FILE):
         (sockets / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         sockets.rmdir()
