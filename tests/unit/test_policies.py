@@ -5,6 +5,7 @@ policies pass its random histories in test_engine.py. Here is what each promises
 """
 
 import logging
+from dataclasses import replace
 from itertools import combinations
 from math import inf
 
@@ -16,6 +17,7 @@ from test_engine import EXAMPLES, World, make_settings
 from headway.core.terms import Terms
 from headway.engine.cost import Work
 from headway.engine.policy.on_time import Due, on_time
+from headway.engine.sequence import Sequence
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
 STEP_S, TOKEN_S = 1e-3, 1e-4  # of the world's clock
@@ -208,6 +210,44 @@ def test_a_greedy_user_comes_behind_a_modest_one():
     assert passed - before <= 3
 
 
+def test_a_free_row_goes_to_who_has_had_less():
+    """Rows are short, and one user has sixty requests waiting: theirs is the row of whoever else
+    comes, however many came before and however long these have waited."""
+    world = roomy("slo", max_num_seqs=2, aging_tokens=150, prefix_cache="")
+    policy = world.engine.scheduler.policy
+    policy.rules = replace(policy.rules, credit=100.0)
+    policy.users.credit = 100.0
+    terms = Terms(ttft_s=0.5, tpot_s=1.0)
+    for number in range(60):
+        world.add([number % 40] * 20, user="heavy", terms=terms, max_tokens=10, ignore_eos=True)
+    modest: dict[int, int] = {}
+    for step in range(240):
+        if step >= 36 and step % 12 == 0:
+            user = f"modest {step // 12 % 3}"
+            one = world.add([step % 40] * 20, user=user, terms=terms, max_tokens=5, ignore_eos=True)
+            modest[one] = step
+        world.step()
+    assert len(world.finished_at) > len(modest), "what they leave is the heavy user's"
+    took = [world.finished_at[one] - came for one, came in modest.items() if came < 215]
+    assert max(took) <= 10 + 5 + 2, "a row came free within ten steps, and five were its own"
+
+
+def test_who_crowds_the_queue_waits_longer():
+    """Forty sequences beside four users with one each: forty times the bound; alone, one."""
+    world = roomy("slo", aging_tokens=100)
+    policy = world.engine.scheduler.policy
+    crowd = [world.add([1] * 8, user="heavy", max_tokens=2) for _ in range(40)]
+    heavy = world.engine.scheduler.waiting[0]
+    assert policy.bound(heavy) == 100
+    for user in "abcd":
+        world.add([1] * 8, user=user, max_tokens=2)
+    assert policy.bound(heavy) == 4000
+    assert policy.bound(world.engine.scheduler.waiting[-1]) == 100
+    for one in crowd[9:]:
+        world.abort(one)
+    assert policy.bound(heavy) == 900
+
+
 streams = st.lists(
     st.tuples(
         st.integers(1, 100),
@@ -233,7 +273,8 @@ streams = st.lists(
 def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_blocks, max_num_seqs):
     """An endless stream of later prompts: each of the first is passed by its bound at most.
 
-    Beyond the bound come only prompts that had already begun when it could not.
+    Beyond the bound come only prompts that had already begun when it could not. The bound grows
+    while its user has more than its share here, and shrinks when others are gone.
     """
     logging.disable(logging.CRITICAL)
     world = roomy(
@@ -249,6 +290,7 @@ def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_bl
     capacity = (num_blocks - 1) * world.settings.block_size
     watched = [world.add([1] * n, user=u, terms=t, max_tokens=2) for n, u, t in first]
     policy = world.engine.scheduler.policy
+    longest: dict[Sequence, float] = {}
     for number in range(400):
         if all(one in world.finished_at for one in watched):
             break
@@ -257,7 +299,8 @@ def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_bl
         world.step()
         for sequence in [*world.engine.scheduler.running, *world.engine.scheduler.waiting]:
             most = policy.limit(sequence) + capacity + world.settings.max_num_batched_tokens
-            assert sequence.overtaken <= most
+            longest[sequence] = max(longest.get(sequence, 0), most)
+            assert sequence.overtaken <= longest[sequence]
     for request_id in list(world.requests):
         world.abort(request_id)
     world.drain()

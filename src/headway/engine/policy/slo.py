@@ -5,6 +5,7 @@ Who is behind is sorted anew in each step:
     aged     overtaken by more than its bound in tokens that came later: by arrival
     ahead    short, and can still make it: by deadline (`policy.on_time`)
     late     short, and too late to make it: by arrival; ahead, where all there can spare the time
+             and no user has had less
     lane     long by its predicted prefill, were it alone: those in time by deadline, then the
              shortest
     idle     of a class that takes only what nobody else wants
@@ -18,12 +19,13 @@ tokens at most, for then nothing that came later goes before it.
     decodes 40 ms │ aged, lane 10% │ ahead, late 90%     │ what is left: lane, then idle
     0            40               48                   120 ms
 
-Users who have had more than others present by half the credit of `policy.users` come behind them.
+Users who have had more than the least served come behind, by steps of half the credit of
+`policy.users`; who has more waiting than others waits longer before it is aged.
 """
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as TypingSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
@@ -254,24 +256,28 @@ class Slo(Fcfs):
                 lane.append((due, sequence))
             else:
                 short.append((due, sequence))
-        ahead, late, end_s, spare_s = self.by_users(short, now_s)
-        in_time, hopeless, *_ = on_time(lane, end_s)
+        soon = self.by_users(short, now_s)
+        later = self.by_users(lane, soon.end_s)
         if self.rules.shed:
-            self.give_up(late, now_s, token_s)
-            self.give_up(hopeless, now_s, token_s)
-        self._lane_waits = bool(aged or in_time or hopeless)
-        late.sort(key=arrival)
-        num_spared = 0
-        for sequence in late if ahead else ():
+            for late in soon.late + later.late:
+                self.give_up(late, now_s, token_s)
+        self._lane_waits = bool(aged or later.in_time or any(later.late))
+        for late in soon.late:
+            late.sort(key=arrival)
+        for late in later.late:
+            late.sort(key=missing)
+        late = list(chain.from_iterable(soon.late))
+        num_spared, spare_s = 0, soon.spare_s
+        for sequence in soon.late[0] if soon.in_time else ():
             spare_s -= token_s * missing(sequence) / SPARED
             if spare_s < 0:
                 break
             num_spared += 1
         return Groups(
             aged=sorted(aged, key=arrival),
-            ahead=late[:num_spared] + ahead,
+            ahead=late[:num_spared] + soon.in_time,
             late=late[num_spared:],
-            lane=in_time + sorted(hopeless, key=missing),
+            lane=later.in_time + list(chain.from_iterable(later.late)),
             idle=idle,
         )
 
@@ -282,18 +288,21 @@ class Slo(Fcfs):
             sequence = waiting[self._looked_up]
             sequence.expected = self.in_memory(sequence)
 
-    def by_users(
-        self, short: list[tuple[Due, Sequence]], now_s: float
-    ) -> tuple[list[Sequence], list[Sequence], float, float]:
-        """Those in time and those late; users who have had more than others come behind."""
-        level = self.users.least + self.rules.credit / 2
-        modest: list[tuple[Due, Sequence]] = []
-        greedy: list[tuple[Due, Sequence]] = []
-        for job in short:
-            (modest if self.users.had(job[1]) <= level else greedy).append(job)
-        ahead, late, end_s, spare_s = on_time(modest, now_s)
-        more, later, end_s, more_s = on_time(greedy, end_s)
-        return ahead + more, late + later, end_s, min(spare_s, more_s)
+    def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> "Ranked":
+        """Who is in time where users who have had more come behind, by steps of half the credit."""
+        step = max(self.rules.credit / 2, 1.0)
+        least = self.users.least
+        ranks: dict[int, list[tuple[Due, Sequence]]] = {}
+        for job in jobs:
+            rank = int((self.users.had(job[1]) - least) / step)
+            ranks.setdefault(rank, []).append(job)
+        ranked = Ranked(end_s=now_s)
+        for rank in sorted(ranks):
+            in_time, late, ranked.end_s, spare_s = on_time(ranks[rank], ranked.end_s)
+            ranked.in_time += in_time
+            ranked.late.append(late)
+            ranked.spare_s = min(ranked.spare_s, spare_s)
+        return ranked
 
     def deadline_s(self, sequence: Sequence) -> float:
         """When its next token is due: the first, or after a preemption the one that follows."""
@@ -306,9 +315,13 @@ class Slo(Fcfs):
         return sequence.first_token_s + sequence.num_generated * terms.tpot_s
 
     def bound(self, sequence: Sequence) -> int:
-        """Tokens that came later and may go before it; then it is aged."""
+        """Tokens that came later and may go before it; then it is aged.
+
+        Where a user has more sequences here than its share they wait longer: what goes before them
+        is the share of others.
+        """
         patience = self.rules.idle_patience if sequence.request.terms.idle_only else 1
-        return self.rules.aging_tokens * patience
+        return round(self.rules.aging_tokens * patience * self.users.crowding(sequence))
 
     def limit(self, sequence: Sequence) -> float:
         """The same and what goes beside it while it has its share; then it has everything."""
@@ -378,6 +391,19 @@ class Groups:
     late: list[Sequence]
     lane: list[Sequence]
     idle: list[Sequence]
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranked:
+    """Those in time in their order, those late by the rank of their users, least served first.
+
+    The last in time ends at `end_s`; all of them could begin `spare_s` later.
+    """
+
+    in_time: list[Sequence] = field(default_factory=list)
+    late: list[list[Sequence]] = field(default_factory=list)
+    end_s: float
+    spare_s: float = inf
 
 
 def missing(sequence: Sequence) -> int:

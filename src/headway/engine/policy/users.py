@@ -9,6 +9,8 @@ nobody is left everybody has had what they wanted, and all begin anew.
     light  comes with 1,200 of its own → max(1,200, 90,000 − 8,192) = 81,808: ahead by the credit
 """
 
+from math import isclose
+
 from headway.engine.sequence import Sequence
 
 OUTPUT_PRICE = 2.0
@@ -20,32 +22,45 @@ class Users:
     `credit` in tokens of a prompt; 0 is the paper's rule.
     """
 
-    __slots__ = ("_counters", "_present", "_weights", "credit")
+    __slots__ = (
+        *("_counters", "_num_present", "_present", "_weight_present", "_weights", "credit"),
+    )
 
     def __init__(self, credit: float = 0.0) -> None:
         self.credit = credit
         self._counters: dict[str, float] = {}
         self._present: dict[str, set[int]] = {}
         self._weights: dict[str, float] = {}
+        self._num_present, self._weight_present = 0, 0.0
 
     def arrived(self, sequence: Sequence) -> None:
         """One more sequence of its user is here."""
-        user = name(sequence)
-        self._weights[user] = sequence.request.terms.weight
+        user, weight = name(sequence), sequence.request.terms.weight
         if user not in self._present:
             level = self.least - self.credit if self._present else 0.0
             self._counters[user] = max(self._counters.get(user, 0.0), level)
-        self._present.setdefault(user, set()).add(sequence.sequence_id)
+            self._weight_present += weight
+        else:
+            self._weight_present += weight - self._weights[user]
+        self._weights[user] = weight
+        here = self._present.setdefault(user, set())
+        self._num_present += sequence.sequence_id not in here
+        here.add(sequence.sequence_id)
 
     def left(self, sequence: Sequence) -> None:
         """One of its sequences is over, if it ever came."""
         user = name(sequence)
         here = self._present.get(user, set())
-        here.discard(sequence.sequence_id)
+        if sequence.sequence_id not in here:
+            return
+        here.remove(sequence.sequence_id)
+        self._num_present -= 1
         if not here:
-            self._present.pop(user, None)
+            del self._present[user]
+            self._weight_present -= self._weights[user]
         if not self._present:
             self._counters.clear()
+            self._weight_present = 0.0
 
     def charge(self, sequence: Sequence, num_tokens: int, *, generated: bool) -> None:
         """`num_tokens` are computed for its user."""
@@ -56,6 +71,18 @@ class Users:
     def had(self, sequence: Sequence) -> float:
         """The counter of its user."""
         return self._counters[name(sequence)]
+
+    def crowding(self, sequence: Sequence) -> float:
+        """How many times as many sequences as the others, by weight, its user has; at least 1.
+
+        Ten users of one weight, nine with two each and one with 90: 90 / 2 = 45 times.
+        """
+        user = name(sequence)
+        own, weight = len(self._present.get(user, ())), self._weights[user]
+        others = self._num_present - own
+        if not own or not others:
+            return 1.0
+        return max(1.0, own / weight * (self._weight_present - weight) / others)
 
     @property
     def least(self) -> float:
@@ -68,6 +95,9 @@ class Users:
         for sequence in sequences:
             here.setdefault(name(sequence), set()).add(sequence.sequence_id)
         assert here == self._present, "the users present differ from those of the sequences"
+        assert self._num_present == sum(map(len, here.values()))
+        weight = sum(self._weights[user] for user in here)
+        assert isclose(self._weight_present, weight, abs_tol=1e-6)
 
 
 def name(sequence: Sequence) -> str:
