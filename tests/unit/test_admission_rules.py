@@ -1,6 +1,7 @@
 """Admission on a virtual clock: who is let in, who is refused, why, and for how long."""
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -378,6 +379,45 @@ def test_before_any_step_nobody_is_refused_for_load():
     house.admission.forecast = house.forecast = Forecast(house.clock)
     for _ in range(10):
         house.ask(5000)
+
+
+def test_while_rows_are_short_the_queue_is_so_many_rows_long():
+    """Ten short prompts of one user take 1 s to compute and, a row every 0.4 s, 4 s to begin; the
+    next would have its row after 4.4 s, and another user, who has it after one of theirs, 0.8 s."""
+    house, full = House(max_queue_wait_s=4.0), step(10, 0.01, row_s=0.4)
+    relaxed = Slo(ttft_s=100.0)
+    heavy = house.caller("heavy")
+    for _ in range(10):
+        house.ask(100, caller=heavy, slo=relaxed)
+    newcomer = Place(user="heavy", due_s=inf)
+    house.forecast.measured(newcomer, [100])
+    other = Place(user="other", due_s=inf)
+    house.forecast.measured(other, [100])
+    assert house.forecast.wait_s(newcomer) == pytest.approx(1.1 + 0.1)
+    house.forecast.on_record(full)
+    assert house.forecast.wait_s(newcomer) == pytest.approx(4.4 + 0.01)
+    assert house.forecast.wait_s(other) == pytest.approx(0.8 + 0.01)
+    with pytest.raises(OverloadedError) as error:
+        house.ask(100, caller=heavy, slo=relaxed)
+    assert error.value.reason == "queue_seconds"
+    house.ask(100, caller=house.caller("other"), slo=relaxed).close()
+    house.forecast.on_record(step(10, 0.01))
+    assert house.forecast.wait_s(newcomer) < 2, "there are rows again"
+
+
+def test_rows_that_others_had_of_late_are_not_counted_on():
+    """Of the last forty rows each second went to one who does not wait now: twice as long."""
+    house = House()
+    house.forecast.on_record(step(10, 0.01, row_s=0.4))
+    relaxed = Slo(ttft_s=100.0)
+    for number in range(40):
+        caller = house.caller("heavy" if number % 2 else f"light {number % 3}")
+        ticket = house.ask(10, caller=caller, slo=relaxed)
+        ticket.began(0)
+        ticket.close()
+    newcomer = Place(user="heavy", due_s=inf)
+    house.forecast.measured(newcomer, [10])
+    assert house.forecast.wait_s(newcomer) == pytest.approx(0.8, rel=0.05)
 
 
 # ── any order of events ─────────────────────────────────────────────────────────────────────────

@@ -232,6 +232,21 @@ def test_a_free_row_goes_to_who_has_had_less():
     assert max(took) <= 10 + 5 + 2, "a row came free within ten steps, and five were its own"
 
 
+def test_a_row_takes_as_long_as_the_last_ones_took():
+    """Two rows, and three steps for two prompts of eight tokens and three of answer."""
+    world = roomy("slo", max_num_seqs=2, prefix_cache="")
+    for number in range(20):
+        world.add([number] * 8, max_tokens=3, ignore_eos=True)
+    seconds = []
+    while world.engine.scheduler.has_work:
+        _, record = world.step()
+        seconds.append(record.row_s)
+    rows = [s for s in seconds if s]
+    two_s = 3 * STEP_S + 2 * (8 + 2) * TOKEN_S
+    assert len(rows) > 20 and rows[-3] == pytest.approx(two_s / 2, rel=0.1)
+    assert seconds[-1] == 0.0, "nobody waits any more"
+
+
 def test_who_crowds_the_queue_waits_longer():
     """Forty sequences beside four users with one each: forty times the bound; alone, one."""
     world = roomy("slo", aging_tokens=100)

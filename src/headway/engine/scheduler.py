@@ -56,6 +56,7 @@ class Scheduler:
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
         self._promised: list[int] | None = None
+        self._was_refused = False
         self._step = 0
 
     @property
@@ -93,10 +94,12 @@ class Scheduler:
         """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
+        self._was_refused = False
         decodes = self.policy.decodes(self.running, self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget)
+        self.policy.turnover.step(self.clock.now_s(), lacking=self._lacks_room())
         plan.transfers = self.preemption.take_untold()
         plan.finished = self.take_released()
         return plan
@@ -164,9 +167,11 @@ class Scheduler:
             return False
         hit = self._fitting(sequence) or self._make_way(plan, sequence)
         if hit is None:
+            self._was_refused = True
             return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        self.policy.turnover.began(self.clock.now_s())
         if sequence.host_tables:
             self.preemption.bring_in(sequence)
         else:
@@ -174,6 +179,12 @@ class Scheduler:
             sequence.state = RUNNING
             self.preemption.count_lost(sequence, hit.num_tokens)
         return True
+
+    def _lacks_room(self) -> bool:
+        """Whether somebody waits for a row or for blocks; idle work makes way for most."""
+        if not self.waiting or any(s.request.terms.idle_only for s in self.running):
+            return False
+        return self._was_refused or len(self.running) >= self.max_num_seqs
 
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
         """Preempt weaker sequences where that suffices; what `sequence` may begin with then.

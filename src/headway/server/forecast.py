@@ -6,9 +6,13 @@ asked, so an answer comes at once, also while a step is running. Worked example,
 
     waiting   a 300 tokens, b 1,200 of which 1,000 are computed, c of an idle class
     newcomer  100 tokens: (300 + 200 + 100) x 1 ms = 0.6 s; what is idle goes behind it
+
+While rows or blocks are short the queue is also so many rows long, of which one comes free every
+`StepRecord.row_s`: (a + b + newcomer) x 0.4 s = 1.2 s. Where others, who do not wait now, have had
+half of the rows of late, it takes twice as long. The longer of the two counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -17,6 +21,10 @@ from headway.telemetry.records import StepRecord
 
 HALF_LIFE_S = 2.0
 """How soon half of what was learned is forgotten, in seconds in which there was work."""
+STARTS = 32
+"""How many starts back half of them count no more."""
+LEAST_SHARE = 0.05
+"""Of the rows: what users of less are taken to get."""
 IN_ORDER = ("fcfs", "priority")
 """Policies under which one waits for all who came before, whoever they are."""
 
@@ -46,6 +54,34 @@ class Place:
         return len(self.left) if self.lengths else 1
 
 
+class Shares:
+    """Which part of the rows each user had of late, while they were short."""
+
+    def __init__(self) -> None:
+        self._num_starts = 0
+        self._had: dict[str, tuple[float, int]] = {}
+
+    def began(self, user: str) -> None:
+        """A row went to this user."""
+        had = self._decayed(user)
+        self._num_starts += 1
+        self._had[user] = had * 0.5 ** (1 / STARTS) + 1.0, self._num_starts
+        if len(self._had) > 16 * STARTS:
+            self._had = {u: had for u, had in self._had.items() if self._decayed(u) > 0.01}
+
+    def of(self, users: set[str]) -> float:
+        """The share of these together, from `LEAST_SHARE` to 1."""
+        keep = 0.5 ** (1 / STARTS)
+        total = (1 - keep**self._num_starts) / (1 - keep)
+        had = sum(self._decayed(user) for user in users)
+        return max(had / total, LEAST_SHARE) if total else 1.0
+
+    def _decayed(self, user: str) -> float:
+        had, since = self._had.get(user, (0.0, self._num_starts))
+        age: float = 0.5 ** ((self._num_starts - since) / STARTS)
+        return had * age
+
+
 class Forecast:
     """The queue before one engine, as its `policy` serves it.
 
@@ -65,7 +101,8 @@ class Forecast:
         self._by_engine: dict[int, tuple[Place, int]] = {}
         self._seconds = self._tokens = 0.0
         self._queried = self._cached = 0.0
-        self._told_s = self._alone_s = 0.0
+        self._told_s = self._alone_s = self._row_s = 0.0
+        self._shares = Shares()
 
     # ── what happens ────────────────────────────────────────────────────────────────────────
 
@@ -92,6 +129,8 @@ class Forecast:
 
     def began(self, place: Place, number: int) -> None:
         """The first token of one of its prompts is here."""
+        if self._row_s:
+            self._shares.began(place.user)
         place.left.pop(number, None)
         place.untouched.discard(number)
         if not place.left:
@@ -123,6 +162,7 @@ class Forecast:
             self._queried = self._queried * keep + record.num_queried_tokens
             self._cached = self._cached * keep + record.num_cached_tokens
         self._told_s, self._alone_s = record.prefill_s_per_token, record.alone_s_per_token
+        self._row_s = record.row_s
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────
 
@@ -178,13 +218,25 @@ class Forecast:
     def wait_s(self, newcomer: Place) -> float:
         """Seconds until the newcomer's first token, its own prompts included."""
         ahead, stretch = list(self.before(newcomer)), 1.0
-        beside = bool(ahead)
+        beside, rows_s = bool(ahead), self._rows_s(newcomer, ahead)
         if self._by_deadline and not (newcomer.long or newcomer.idle_only):
             ahead = [place for place in ahead if not place.long]
             if self._lane_is_used(newcomer):
                 beside, stretch = True, 1 / (1 - self._lane_share)
-        tokens = self._shared(newcomer, ahead) * self.token_s
-        return tokens * stretch + (self.step_s if beside else 0.0)
+        tokens_s = self._shared(newcomer, ahead, self.tokens) * self.token_s * stretch
+        return max(tokens_s, rows_s) + (self.step_s if beside else 0.0)
+
+    def _rows_s(self, newcomer: Place, ahead: list[Place]) -> float:
+        """Seconds until the newcomer has its rows, 0 while there are enough.
+
+        Those of its user and of the users ahead come at the rate at which these had them of late.
+        """
+        if not self._row_s:
+            return 0.0
+        seconds = self._shared(newcomer, ahead, lambda place: place.num_waiting) * self._row_s
+        if self.in_order:
+            return seconds
+        return seconds / self._shares.of({newcomer.user, *(place.user for place in ahead)})
 
     def _lane_is_used(self, newcomer: Place) -> bool:
         """Whether long or late ones take their share beside the newcomer."""
@@ -195,18 +247,18 @@ class Forecast:
             if place is not newcomer
         )
 
-    def _shared(self, newcomer: Place, ahead: list[Place]) -> float:
-        """Prompt tokens that are computed until the newcomer's are.
+    def _shared(self, newcomer: Place, ahead: list[Place], size: Callable[[Place], float]) -> float:
+        """What is served until the newcomer is, in prompt tokens or in rows.
 
         While a user's are computed each other user gets as many, by weight, as far as it has any:
         100 tokens of one who waits beside 5,000 of another take 200.
         """
         if self.in_order:
-            return sum(map(self.tokens, ahead)) + self.tokens(newcomer)
-        users: dict[str, float] = {newcomer.user: self.tokens(newcomer)}
+            return sum(map(size, ahead)) + size(newcomer)
+        users: dict[str, float] = {newcomer.user: size(newcomer)}
         weights = {newcomer.user: newcomer.weight}
         for place in ahead:
-            users[place.user] = users.get(place.user, 0.0) + self.tokens(place)
+            users[place.user] = users.get(place.user, 0.0) + size(place)
             weights.setdefault(place.user, place.weight)
         each = users[newcomer.user] / newcomer.weight
         return sum(min(tokens, each * weights[user]) for user, tokens in users.items())

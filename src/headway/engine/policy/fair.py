@@ -22,6 +22,7 @@ class Fair(Fcfs):
     """The order of arrival within a user, the counters between users."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.users = Users()
 
     def arrived(self, sequence: Sequence) -> None:

@@ -10,12 +10,16 @@ from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.sequence import Sequence
+from headway.engine.turnover import Turnover
 
 
 class Fcfs:
-    """No state: the queues have the order."""
+    """The queues have the order."""
 
     token_s = alone_s = 0.0
+
+    def __init__(self) -> None:
+        self.turnover = Turnover()
 
     def arrived(self, sequence: Sequence) -> None:
         """Nothing to note."""

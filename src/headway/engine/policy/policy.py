@@ -14,6 +14,7 @@ from collections.abc import Sequence as TypingSequence
 from typing import NamedTuple, Protocol
 
 from headway.engine.sequence import RUNNING, Sequence
+from headway.engine.turnover import Turnover
 
 
 class Turn(NamedTuple):
@@ -32,11 +33,12 @@ class Policy(Protocol):
     """Order and amount; one object for the life of an engine.
 
     `token_s` is what a prompt token takes in its steps at present, `alone_s` what it takes with
-    nothing beside it; 0 where it does not predict.
+    nothing beside it; 0 where it does not predict. The scheduler keeps its `turnover`.
     """
 
     token_s: float
     alone_s: float
+    turnover: Turnover
 
     def arrived(self, sequence: Sequence) -> None:
         """A newcomer is in the queue."""

@@ -19,6 +19,9 @@ tokens at most, for then nothing that came later goes before it.
     decodes 40 ms │ aged, lane 10% │ ahead, late 90%     │ what is left: lane, then idle
     0            40               48                   120 ms
 
+While rows or blocks are short a prompt that waits takes as long as it takes until one is free
+(`engine.turnover`), where that is longer than its prefill.
+
 Users who have had more than the least served come behind, by steps of half the credit of
 `policy.users`; who has more waiting than others waits longer before it is aged.
 """
@@ -73,6 +76,7 @@ class Slo(Fcfs):
     def __init__(
         self, cost: StepCost, clock: Clock, rules: SloRules, in_memory: Callable[[Sequence], int]
     ) -> None:
+        super().__init__()
         self.cost = cost
         self.in_memory = in_memory
         self.clock = clock
@@ -242,12 +246,16 @@ class Slo(Fcfs):
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
         token_s = self.token_s / (1 - self.rules.lane_share * self._lane_waits)
+        row_s = self.turnover.row_s(now_s)
         aged: list[Sequence] = []
         lane: list[tuple[Due, Sequence]] = []
         idle: list[Sequence] = []
         short: list[tuple[Due, Sequence]] = []
         for sequence in behind:
-            due = Due(self.deadline_s(sequence), token_s * missing(sequence))
+            takes_s = token_s * missing(sequence)
+            if sequence.state == WAITING:
+                takes_s = max(takes_s, row_s)
+            due = Due(self.deadline_s(sequence), takes_s)
             if sequence.overtaken >= self.bound(sequence):
                 aged.append(sequence)
             elif self.is_idle(sequence):
@@ -269,7 +277,7 @@ class Slo(Fcfs):
         late = list(chain.from_iterable(soon.late))
         num_spared, spare_s = 0, soon.spare_s
         for sequence in soon.late[0] if soon.in_time else ():
-            spare_s -= token_s * missing(sequence) / SPARED
+            spare_s -= max(token_s * missing(sequence), row_s) / SPARED
             if spare_s < 0:
                 break
             num_spared += 1
