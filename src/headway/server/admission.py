@@ -28,9 +28,11 @@ from headway.server.seen import Seen
 
 QUEUE_OF_ENGINE = 4
 """Requests that may wait, for each that the engine runs at once."""
+PUNCTUAL = 0.8
+"""How much of the time that an objective leaves beside the prompt's own may be waited: predictions
+err, and whoever is let in and late all the same takes time from those in time once it has aged."""
 LATENESS = 2.0
-"""A first token later than this many times its objective is not waited for: predictions err, and
-one that comes a little late is still worth having."""
+"""One that could not make it even alone is not waited for beyond so many times its objective."""
 UNKNOWN_ANSWER = 256
 """Tokens that an answer of no given length is held as, of a minute's worth."""
 
@@ -171,7 +173,7 @@ class Admission:
                 max(1.0, wait_s - key_s),
                 "key_queue_seconds",
             )
-        bound_s, reason = self._bound_s(service_class, slo)
+        bound_s, reason = self._bound_s(service_class, slo, own)
         if wait_s > bound_s:
             raise self._full(
                 f"The first token would take {wait_s:.1f} s; at most {bound_s:.1f} s are waited.",
@@ -180,13 +182,20 @@ class Admission:
             )
         return wait_s
 
-    def _bound_s(self, service_class: ServiceClass, slo: Slo) -> tuple[float, str]:
-        """(how long a first token may be waited for, the limit's name)."""
+    def _bound_s(self, service_class: ServiceClass, slo: Slo, own_s: float) -> tuple[float, str]:
+        """(how long a first token may be waited for, the limit's name); alone it takes `own_s`.
+
+        An objective of 1.5 s: 1.3 s where the prompt takes 0.5 s, 3 s where it takes 2 s.
+        """
         if service_class.limits.queue_seconds is not None:
             return service_class.limits.queue_seconds, "class_queue_seconds"
         if self.rules.max_queue_wait_s is not None:
             return self.rules.max_queue_wait_s, "queue_seconds"
-        return (inf if slo.ttft_s is None else LATENESS * slo.ttft_s), "queue_seconds"
+        if slo.ttft_s is None:
+            return inf, "queue_seconds"
+        if own_s > slo.ttft_s:
+            return LATENESS * slo.ttft_s, "queue_seconds"
+        return own_s + PUNCTUAL * (slo.ttft_s - own_s), "queue_seconds"
 
     def check_integrity(self) -> None:
         """Counts of the queue and of the meters."""

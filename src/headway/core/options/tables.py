@@ -226,7 +226,7 @@ class ServerOptions:
     )
     max_queue_wait: Seconds | None = option(
         None,
-        "Longest predicted wait for a first token; by default twice what its class promises.",
+        "Longest predicted wait for a first token; by default a little less than its objective.",
         low=0,
         unit="seconds",
     )
