@@ -40,9 +40,9 @@ from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
-TARGET = 0.9
+TARGET = 0.8
 """Time per token that is aimed at, as a share of the objective: predictions err."""
-CATCH_UP = 0.75
+CATCH_UP = 0.65
 """The same beside a decode that has fallen behind."""
 UNHURRIED = 0.6
 """The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
