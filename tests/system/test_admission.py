@@ -294,6 +294,7 @@ async def test_what_is_given_up_goes_to_the_fallback(tiny_model: Path, server: L
                 )
                 assert raw.headers["x-headway-fallback"] == "nickname; reason=late"
         assert live.metric("fallback_requests_total", reason="late") == 2
+        assert live.metric("admission_rejections_total", reason="given_up") == 0
     finally:
         live.close()
     live = LiveServer(tiny_model, *shed)

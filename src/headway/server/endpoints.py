@@ -23,7 +23,8 @@ from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
 from headway.server.doors import header
-from headway.server.generation import Dialect, Generation, respond, send_response
+from headway.server.event_stream import send_response
+from headway.server.generation import Dialect, Generation, respond
 from headway.server.keys import Caller
 from headway.server.models import State
 from headway.server.openai import chat, completions
@@ -138,6 +139,7 @@ class Generate:
             if error.reason != GIVEN_UP:
                 raise
             if not await self._fall_back(call, "late", scope, receive, send):
+                generation.model.telemetry.refused(error, service_class=call.service_class.name)
                 await send_response(dialect.refusal(error), send, generation.headers)
         except BaseException:
             ticket.close()

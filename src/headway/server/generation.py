@@ -26,15 +26,12 @@ from headway.engine.text import Reading
 from headway.engine.text.parts import CallEnds, Said
 from headway.server.admission import Ticket
 from headway.server.errors import json_response
+from headway.server.event_stream import DONE, EventStream, send_response
 from headway.server.keys import Caller, anybody
 from headway.server.models import ServedModel, State
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
 from headway.telemetry.timeline import Timeline
-
-PING_INTERVAL_S = 15.0
-PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 
 
 class ClientGoneError(RequestError):
@@ -208,6 +205,9 @@ async def respond(
     except ClientGoneError:
         telemetry.sequence_finished("abort")
         timeline.left()
+    except RequestError as error:
+        timeline.moved() if error.reason == GIVEN_UP else timeline.failed()
+        raise
     except Exception:
         timeline.failed()
         raise
@@ -226,6 +226,11 @@ async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
     try:
         submit(generation, timeline, streams)
         return await collect(generation, dialect, streams, timeline)
+    except RequestError as error:
+        if error.reason == GIVEN_UP:
+            generation.model.telemetry.failed(timeline, error)
+        timeline.failed()
+        raise
     except Exception:
         timeline.failed()
         raise
@@ -302,7 +307,8 @@ async def arriving(
     except ClientGoneError:
         raise
     except RequestError as error:
-        telemetry.failed(timeline, error)
+        if error.reason != GIVEN_UP:
+            telemetry.failed(timeline, error)
         raise
     timeline.complete()
 
@@ -360,52 +366,6 @@ async def collect(
     return dialect.whole(choices)
 
 
-class EventStream:
-    """An SSE answer: headers with the first event, pings while nothing else is sent."""
-
-    __slots__ = ("_headers", "_keep_alive", "_pinger", "_send", "last_s", "started")
-
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], ping: bytes = PING) -> None:
-        self._send = send
-        self._headers = headers
-        self._keep_alive = ping
-        self.started = False
-        self.last_s = 0.0
-        self._pinger = asyncio.get_running_loop().create_task(self._ping())
-
-    async def write(self, data: bytes) -> None:
-        """Send one or several events."""
-        if not self.started:
-            await self._start()
-        self.last_s = 0.0
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def _start(self) -> None:
-        self.started = True
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            *self._headers,
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    async def _ping(self) -> None:
-        """A ping after every 15 s of silence; it also sends the headers of a long wait."""
-        while True:
-            await asyncio.sleep(1.0)
-            self.last_s += 1.0
-            if self.last_s >= PING_INTERVAL_S:
-                await self.write(self._keep_alive)
-
-    def stop_pinging(self) -> None:
-        self._pinger.cancel()
-
-    async def end(self, data: bytes) -> None:
-        """The last event; the response is complete."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
-
-
 async def send_chunks(
     generation: Generation,
     dialect: Dialect,
@@ -439,8 +399,10 @@ async def send_chunks(
         raise
     except RequestError as error:
         events.stop_pinging()
-        if error.reason == GIVEN_UP and not events.started:
-            raise
+        if error.reason == GIVEN_UP:
+            if not events.started:
+                raise
+            generation.model.telemetry.failed(timeline, error)
         await send_failure(events, dialect, error, send, generation.headers)
     except Exception:
         events.stop_pinging()
@@ -462,15 +424,3 @@ async def send_failure(
         await events.end(dialect.failure(error))
         return
     await send_response(dialect.refusal(error), send, headers)
-
-
-async def send_response(response: Response, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-    """A complete answer, with `headers` beside its own."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status_code,
-            "headers": [*response.raw_headers, *headers],
-        }
-    )
-    await send({"type": "http.response.body", "body": response.body})

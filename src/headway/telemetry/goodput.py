@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from headway.core.slo import Slo
 
-OK, FAILED, REFUSED, LEFT, INVALID = "ok", "failed", "refused", "left", "invalid"
-"""How a request ended: complete, by our fault, refused for load, its client went away, or it was
-not one we can serve."""
+OK, FAILED, REFUSED, LEFT = "ok", "failed", "refused", "left"
+INVALID, MOVED = "invalid", "moved"
+"""How a request ended: complete, by our fault, refused for load, its client went away, it was not
+one we can serve, or it was given up here and went to the fallback, or was refused if that failed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def judge(
     """
     if outcome in (FAILED, REFUSED):
         return (outcome,)
-    if outcome == INVALID:
+    if outcome in (INVALID, MOVED):
         return None
     if outcome == LEFT:
         late = slo.missed(e2e_s if ttft_s is None else ttft_s, None, None, e2e_s)

@@ -18,7 +18,7 @@ from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
 from headway.core.service import ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS, Slo
-from headway.telemetry.goodput import FAILED, INVALID, OK, REFUSED, Ended
+from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
@@ -225,9 +225,10 @@ class Telemetry:
         self._live.pop(timeline.request_id, None)
         for engine_id in self._engine_ids.pop(timeline.request_id, ()):
             self._by_engine.pop(engine_id, None)
-        self.slots.current.ended.append(ended)
         self.finished.append(timeline)
-        self._count_slo(ended)
+        if ended.outcome != MOVED:
+            self.slots.current.ended.append(ended)
+            self._count_slo(ended)
         self._count_price(timeline, ended)
         if ended.outcome == OK:
             registry = self.registry

@@ -14,7 +14,7 @@ import numpy as np
 from headway.core.service import ServiceClass
 from headway.core.slo import Slo
 from headway.telemetry.formulas import p99
-from headway.telemetry.goodput import FAILED, LEFT, OK, Ended, judge
+from headway.telemetry.goodput import FAILED, LEFT, MOVED, OK, Ended, judge
 from headway.telemetry.snapshot import LiveRequest
 from headway.telemetry.windows import Slots
 
@@ -142,6 +142,10 @@ class Timeline:
     def failed(self) -> None:
         """It ended by our own fault."""
         self.end(FAILED)
+
+    def moved(self) -> None:
+        """It was given up before anything was sent: whoever takes it, or refuses it, counts it."""
+        self.end(MOVED)
 
     def left(self) -> None:
         """The client went away."""

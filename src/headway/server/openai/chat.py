@@ -11,7 +11,8 @@ from headway.engine.answer import Delta
 from headway.engine.text import Tokenizer
 from headway.engine.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
 from headway.server.errors import error_event, error_response
-from headway.server.generation import PING, Generation
+from headway.server.event_stream import PING
+from headway.server.generation import Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.calls import short_ids

@@ -9,7 +9,8 @@ from headway.core.request import TokenLogprobs
 from headway.core.service import request_slo
 from headway.engine.answer import Delta
 from headway.server.errors import error_event, error_response
-from headway.server.generation import PING, Generation
+from headway.server.event_stream import PING
+from headway.server.generation import Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.chat import fits

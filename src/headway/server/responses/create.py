@@ -15,6 +15,7 @@ from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.server import body as bodies
 from headway.server import generation as generations
 from headway.server.errors import json_response
+from headway.server.event_stream import send_response
 from headway.server.generation import Generation
 from headway.server.models import State
 from headway.server.openai import chat
@@ -194,7 +195,7 @@ async def respond(
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     response = json_response(dialect.queued(task))
-    await generations.send_response(response, send, generation.headers)
+    await send_response(response, send, generation.headers)
 
 
 async def in_background(generation: Generation, dialect: ResponsesDialect) -> None:

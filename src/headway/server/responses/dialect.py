@@ -23,7 +23,8 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.engine.answer import Delta
 from headway.server.errors import error_body, error_response
-from headway.server.generation import PING, Generation
+from headway.server.event_stream import PING
+from headway.server.generation import Generation
 from headway.server.models import State
 from headway.server.responses.output import Output
 from headway.server.responses.schema import ResponsesBody, wants_logprobs
