@@ -211,16 +211,32 @@ def test_queues_of_a_class_and_of_a_key():
     assert (refusal.value.status, refusal.value.reason) == (429, "key_queue_requests")
 
 
-def test_what_would_be_late_is_not_waited_for():
-    """1 ms a token: 1,000 tokens are before a chat whose first token may take 1.5 s."""
+def test_far_beyond_its_objective_a_first_token_is_not_waited_for():
+    """1 ms a token: 1,700 tokens are before a chat whose first token may take 1.5 s."""
     house = House()
     house.ask(500)
-    assert not house.ask(500).late
+    house.ask(500)
+    assert not house.ask(300).late
+    assert house.ask(200).late, "it is let in: one that comes a little late is worth having"
+    house.ask(200)
     with pytest.raises(OverloadedError) as error:
         house.ask(200)
     full(error, "queue_seconds")
-    assert "would take 1.3 s; at most 1.2 s" in str(error.value), "1.0, its own 0.2, a step of 0.1"
-    assert not house.ask(100).late, "0.1 of its own and 0.8 of 1.4 may be waited: 1.22 s"
+    assert "would take 2.0 s; at most 1.9 s" in str(error.value), "1.7, its own 0.2, a step of 0.1"
+
+
+def test_while_others_are_late_nobody_who_would_be_is_let_in():
+    """1 ms a token and a tenth of the time for those late: 900 tokens are before a chat of 200."""
+    house = House()
+    house.ask(50, slo=Slo(ttft_s=0.1))
+    house.clock.advance(0.2)
+    house.ask(500)
+    assert not house.ask(400).late
+    with pytest.raises(OverloadedError) as error:
+        house.ask(200)
+    full(error, "queue_seconds")
+    assert "would take 1.3 s; at most 1.2 s" in str(error.value), "0.2 and 0.8 of 1.3 may be waited"
+    assert not house.ask(50).late, "1.16 s of 1.21"
     house.ask(200, slo=Slo(ttft_s=60))
     house.ask(200, CLASSES["standard"])
     house.ask(200, CLASSES["batch"])

@@ -29,10 +29,11 @@ from headway.server.seen import Seen
 QUEUE_OF_ENGINE = 4
 """Requests that may wait, for each that the engine runs at once."""
 PUNCTUAL = 0.8
-"""How much of the time that an objective leaves beside the prompt's own may be waited: predictions
-err, and whoever is let in and late all the same takes time from those in time once it has aged."""
-LATENESS = 2.0
-"""One that could not make it even alone is not waited for beyond so many times its objective."""
+"""How much of the time that an objective leaves beside the prompt's own may be waited while others
+are late already: predictions err, and one more late takes time from all in time when it ages."""
+LENIENT, LATENESS = 1.25, 2.0
+"""How many times its objective may be waited while nobody is late, and where it could not be met
+even alone: one that comes a little late is worth having."""
 UNKNOWN_ANSWER = 256
 """Tokens that an answer of no given length is held as, of a minute's worth."""
 
@@ -185,7 +186,8 @@ class Admission:
     def _bound_s(self, service_class: ServiceClass, slo: Slo, own_s: float) -> tuple[float, str]:
         """(how long a first token may be waited for, the limit's name); alone it takes `own_s`.
 
-        An objective of 1.5 s: 1.3 s where the prompt takes 0.5 s, 3 s where it takes 2 s.
+        An objective of 1.5 s while others are late: 1.3 s where the prompt takes 0.5 s, 3 s where
+        it takes 2 s.
         """
         if service_class.limits.queue_seconds is not None:
             return service_class.limits.queue_seconds, "class_queue_seconds"
@@ -195,6 +197,8 @@ class Admission:
             return inf, "queue_seconds"
         if own_s > slo.ttft_s:
             return LATENESS * slo.ttft_s, "queue_seconds"
+        if not self.forecast.has_late:
+            return LENIENT * slo.ttft_s, "queue_seconds"
         return own_s + PUNCTUAL * (slo.ttft_s - own_s), "queue_seconds"
 
     def check_integrity(self) -> None:

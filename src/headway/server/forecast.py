@@ -188,6 +188,12 @@ class Forecast:
         """Prompts without a first token."""
         return sum(place.num_waiting for place in self.places)
 
+    @property
+    def has_late(self) -> bool:
+        """Whether one that waits has missed its objective already; long and idle ones aside."""
+        now_s = self.clock.now_s()
+        return any(p.due_s < now_s and not (p.long or p.idle_only) for p in self.places)
+
     def count(self, **like: object) -> int:
         """Prompts that wait at places with these fields: count(user="alice")."""
         return sum(

@@ -226,7 +226,7 @@ class ServerOptions:
     )
     max_queue_wait: Seconds | None = option(
         None,
-        "Longest predicted wait for a first token; by default a little less than its objective.",
+        "Longest predicted wait for a first token; by default from its objective.",
         low=0,
         unit="seconds",
     )
