@@ -429,7 +429,8 @@ def test_while_rows_are_short_the_queue_is_so_many_rows_long():
 
 
 def test_rows_that_others_had_of_late_are_not_counted_on():
-    """Of the last forty rows each second went to one who does not wait now: twice as long."""
+    """Of the last forty rows each second went to one who does not wait now: a backlog of two takes
+    twice as long, but not the first request of one who asks seldom."""
     house = House()
     house.forecast.on_record(step(10, 0.01, row_s=0.4))
     relaxed = Slo(ttft_s=100.0)
@@ -438,9 +439,11 @@ def test_rows_that_others_had_of_late_are_not_counted_on():
         ticket = house.ask(10, caller=caller, slo=relaxed)
         ticket.began(0)
         ticket.close()
-    newcomer = Place(user="heavy", due_s=inf)
-    house.forecast.measured(newcomer, [10])
-    assert house.forecast.wait_s(newcomer) == pytest.approx(0.8, rel=0.05)
+    house.ask(10, caller=house.caller("heavy"), slo=relaxed)
+    for user, wait_s in (("heavy", 2 * 0.4 * 2), ("seldom", 2 * 0.4)):
+        newcomer = Place(user=user, due_s=inf)
+        house.forecast.measured(newcomer, [10])
+        assert house.forecast.wait_s(newcomer) == pytest.approx(wait_s, rel=0.05)
 
 
 # ── any order of events ─────────────────────────────────────────────────────────────────────────

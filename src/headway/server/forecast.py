@@ -8,8 +8,9 @@ asked, so an answer comes at once, also while a step is running. Worked example,
     newcomer  100 tokens: (300 + 200 + 100) x 1 ms = 0.6 s; what is idle goes behind it
 
 While rows or blocks are short the queue is also so many rows long, of which one comes free every
-`StepRecord.row_s`: (a + b + newcomer) x 0.4 s = 1.2 s. Where others, who do not wait now, have had
-half of the rows of late, it takes twice as long. The longer of the two counts.
+`StepRecord.row_s`: (a + b + newcomer) x 0.4 s = 1.2 s. Where a user has more of its own before it,
+and others, who do not wait now, had half of the rows of late, it takes twice as long. The longer
+of the two counts.
 """
 
 from collections.abc import Callable, Iterator
@@ -235,12 +236,13 @@ class Forecast:
     def _rows_s(self, newcomer: Place, ahead: list[Place]) -> float:
         """Seconds until the newcomer has its rows, 0 while there are enough.
 
-        Those of its user and of the users ahead come at the rate at which these had them of late.
+        Where its user has more waiting before it they come at the rate at which it and the users
+        ahead had them of late; who asks seldom had few.
         """
         if not self._row_s:
             return 0.0
         seconds = self._shared(newcomer, ahead, lambda place: place.num_waiting) * self._row_s
-        if self.in_order:
+        if self.in_order or all(place.user != newcomer.user for place in ahead):
             return seconds
         return seconds / self._shares.of({newcomer.user, *(place.user for place in ahead)})
 
