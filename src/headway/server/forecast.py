@@ -269,7 +269,7 @@ class Forecast:
             users[place.user] = users.get(place.user, 0.0) + size(place)
             weights.setdefault(place.user, place.weight)
         each = users[newcomer.user] / newcomer.weight
-        return sum(min(tokens, each * weights[user]) for user, tokens in users.items())
+        return sum(min(amount, each * weights[user]) for user, amount in users.items())
 
     def backlog_s(self) -> float:
         """Seconds until all that waits has its first token."""

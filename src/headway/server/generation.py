@@ -205,10 +205,9 @@ async def respond(
     except ClientGoneError:
         telemetry.sequence_finished("abort")
         timeline.left()
-    except RequestError as error:
-        timeline.moved() if error.reason == GIVEN_UP else timeline.failed()
-        raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, RequestError) and error.reason == GIVEN_UP:
+            timeline.moved()
         timeline.failed()
         raise
     finally:
@@ -226,12 +225,9 @@ async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
     try:
         submit(generation, timeline, streams)
         return await collect(generation, dialect, streams, timeline)
-    except RequestError as error:
-        if error.reason == GIVEN_UP:
+    except Exception as error:
+        if isinstance(error, RequestError) and error.reason == GIVEN_UP:
             generation.model.telemetry.failed(timeline, error)
-        timeline.failed()
-        raise
-    except Exception:
         timeline.failed()
         raise
     finally:

@@ -252,10 +252,7 @@ class Slo(Fcfs):
         idle: list[Sequence] = []
         short: list[tuple[Due, Sequence]] = []
         for sequence in behind:
-            takes_s = token_s * missing(sequence)
-            if sequence.state == WAITING:
-                takes_s = max(takes_s, row_s)
-            due = Due(self.deadline_s(sequence), takes_s)
+            due = Due(self.deadline_s(sequence), takes_s(sequence, token_s, row_s))
             if sequence.overtaken >= self.bound(sequence):
                 aged.append(sequence)
             elif self.is_idle(sequence):
@@ -277,7 +274,7 @@ class Slo(Fcfs):
         late = list(chain.from_iterable(soon.late))
         num_spared, spare_s = 0, soon.spare_s
         for sequence in soon.late[0] if soon.in_time else ():
-            spare_s -= max(token_s * missing(sequence), row_s) / SPARED
+            spare_s -= takes_s(sequence, token_s, row_s) / SPARED
             if spare_s < 0:
                 break
             num_spared += 1
@@ -412,6 +409,12 @@ class Ranked:
     late: list[list[Sequence]] = field(default_factory=list)
     end_s: float
     spare_s: float = inf
+
+
+def takes_s(sequence: Sequence, token_s: float, row_s: float) -> float:
+    """Seconds until it is computed; one that waits first needs a row, and one comes in `row_s`."""
+    seconds = token_s * missing(sequence)
+    return max(seconds, row_s) if sequence.state == WAITING else seconds
 
 
 def missing(sequence: Sequence) -> int:
