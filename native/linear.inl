@@ -1,8 +1,10 @@
 // Linear layers on 16- and 32-bit weights.
 //
 // Weights are packed in panels of 2 · lanes outputs, [O / panel][I][panel], so that one step along
-// the inputs is one or two vector loads. In bf16 a panel's step is `lanes` words, output j in the
-// low half of word j and output j + lanes in the high half: a shift and a mask widen both.
+// the inputs is one or two vector loads; inputs are padded with zeros to a multiple of 32. In bf16 a
+// panel's step is `lanes` words, output j in the low half of word j and output j + lanes in the high
+// half: a shift and a mask widen both. With matrix tiles it is two inputs of each output, as
+// tiles.inl multiplies them.
 //
 // Every output is one chain of fused multiply-adds over its inputs, first to last, whatever the
 // rows beside it: results do not depend on the batch. Rows are computed several at a time and
@@ -14,12 +16,12 @@
 
 #include "pool.h"
 #include "simd.h"
+#include "tiles.inl"
 
 namespace headway {
 namespace {
 
-constexpr int panel_width = 2 * lanes;
-constexpr int64_t chunk_bytes = 256 * 1024, ahead_bytes = 4096;
+constexpr int64_t chunk_bytes = 256 * 1024, ahead_bytes = 4096, input_step = 32;
 #if defined(__AVX512F__)
 constexpr int most_sums = 12, most_rows = 12, most_panels = 6;
 #else
@@ -28,6 +30,16 @@ constexpr int most_sums = 6, most_rows = 6, most_panels = 4;
 
 template <Type type>
 constexpr int64_t step_bytes() { return panel_width * (type == Type::f32 ? 4 : 2); }
+
+inline int64_t padded(int64_t inputs) { return (inputs + input_step - 1) / input_step * input_step; }
+
+// Where a panel keeps a number: which of its numbers, those of all inputs in a row.
+template <Type type>
+inline int64_t place_of(int64_t input, int lane) {
+    if constexpr (type != Type::bf16) return input * panel_width + lane;
+    if constexpr (has_tiles) return input / 2 * 2 * panel_width + 2 * lane + input % 2;
+    return input * panel_width + (lane < lanes ? 2 * lane : 2 * (lane - lanes) + 1);
+}
 
 template <Type type>
 inline void widen(const char* at, Floats& low, Floats& high) {
@@ -41,29 +53,37 @@ inline void widen(const char* at, Floats& low, Floats& high) {
     }
 }
 
-template <Type type>
-void pack(Pool& pool, const void* weight, void* packed, int64_t outputs, int64_t inputs) {
-    const int64_t panels = (outputs + panel_width - 1) / panel_width;
+template <Type type, class Number>
+void pack(Pool& pool, const Number* weight, Number* packed, int64_t outputs, int64_t inputs) {
+    const int64_t panels = (outputs + panel_width - 1) / panel_width, width = padded(inputs);
     pool.run(panels, [&](int64_t panel, int) {
-        char* to = static_cast<char*>(packed) + panel * inputs * step_bytes<type>();
-        for (int64_t input = 0; input < inputs; ++input, to += step_bytes<type>()) {
+        Number* to = packed + panel * width * panel_width;
+        for (int64_t input = 0; input < width; ++input)
             for (int lane = 0; lane < panel_width; ++lane) {
                 const int64_t output = panel * panel_width + lane;
-                const int64_t index = output * inputs + input;
-                const bool inside = output < outputs;
-                if constexpr (type == Type::f32) {
-                    const float value = inside ? static_cast<const float*>(weight)[index] : 0;
-                    std::memcpy(to + 4 * lane, &value, 4);
-                } else {
-                    const uint16_t value =
-                        inside ? static_cast<const uint16_t*>(weight)[index] : uint16_t{0};
-                    const int place = type == Type::bf16
-                        ? (lane < lanes ? 2 * lane : 2 * (lane - lanes) + 1) : lane;
-                    std::memcpy(to + 2 * place, &value, 2);
-                }
+                const bool inside = output < outputs && input < inputs;
+                to[place_of<type>(input, lane)] = inside ? weight[output * inputs + input] : Number{};
             }
-        }
     });
+}
+
+// One row's outputs of a panel, with the bias; those beyond the last are left out.
+inline void put_outputs(const Linear& job, int64_t row, int64_t output, Floats low, Floats high) {
+    const int64_t index = row * job.outputs + output;
+    if (output + panel_width <= job.outputs) {
+        if (job.bias) {
+            low += floats_at(job.bias, output, job.type);
+            high += floats_at(job.bias, output + lanes, job.type);
+        }
+        put_floats(job.y, index, low, job.type);
+        put_floats(job.y, index + lanes, high, job.type);
+        return;
+    }
+    for (int lane = 0; output + lane < job.outputs; ++lane) {
+        float sum = lane < lanes ? low[lane] : high[lane - lanes];
+        if (job.bias) sum += number_at(job.bias, output + lane, job.type);
+        put_number(job.y, index + lane, sum, job.type);
+    }
 }
 
 // `rows` rows of x times `panels` panels.
@@ -73,7 +93,7 @@ void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
     Floats sums[rows][panels][2] = {};
     const char* at[panels];
     for (int p = 0; p < panels; ++p)
-        at[p] = static_cast<const char*>(job.packed) + (panel + p) * inputs * step_bytes<type>();
+        at[p] = static_cast<const char*>(job.packed) + (panel + p) * padded(inputs) * step_bytes<type>();
     const float* from = x + row * inputs;
     for (int64_t input = 0; input < inputs; ++input) {
         const int64_t offset = input * step_bytes<type>();
@@ -90,26 +110,9 @@ void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
             }
         }
     }
-    for (int p = 0; p < panels; ++p) {
-        const int64_t output = (panel + p) * panel_width;
-        const int64_t width = std::min<int64_t>(panel_width, job.outputs - output);
-        for (int r = 0; r < rows; ++r) {
-            const int64_t index = (row + r) * job.outputs + output;
-            if (width == panel_width) {
-                for (int half = 0; half < 2; ++half) {
-                    Floats sum = sums[r][p][half];
-                    if (job.bias) sum += floats_at(job.bias, output + half * lanes, job.type);
-                    put_floats(job.y, index + half * lanes, sum, job.type);
-                }
-                continue;
-            }
-            for (int64_t lane = 0; lane < width; ++lane) {
-                float sum = sums[r][p][lane / lanes][lane % lanes];
-                if (job.bias) sum += number_at(job.bias, output + lane, job.type);
-                put_number(job.y, index + lane, sum, job.type);
-            }
-        }
-    }
+    for (int p = 0; p < panels; ++p)
+        for (int r = 0; r < rows; ++r)
+            put_outputs(job, row + r, (panel + p) * panel_width, sums[r][p][0], sums[r][p][1]);
 }
 
 template <Type type, int rows>
@@ -133,7 +136,7 @@ void by_height(const Linear& job, const float* x, int64_t row, int height, int64
 template <Type type>
 void multiply(Pool& pool, const Linear& job, const float* x) {
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
-    const int64_t bytes = job.inputs * step_bytes<type>();
+    const int64_t bytes = padded(job.inputs) * step_bytes<type>();
     const int64_t share = (panels + 4 * pool.threads() - 1) / (4 * pool.threads());
     const int64_t each = std::max<int64_t>(1, std::min(share, chunk_bytes / bytes));
     const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
@@ -153,18 +156,66 @@ void multiply(Pool& pool, const Linear& job, const float* x) {
 
 void pack_linear(Pool& pool, const void* weight, void* packed, int64_t outputs, int64_t inputs,
                  Type type) {
-    if (type == Type::f32) pack<Type::f32>(pool, weight, packed, outputs, inputs);
-    else if (type == Type::bf16) pack<Type::bf16>(pool, weight, packed, outputs, inputs);
-    else pack<Type::f16>(pool, weight, packed, outputs, inputs);
+    const auto* halves = static_cast<const uint16_t*>(weight);
+    auto* to = static_cast<uint16_t*>(packed);
+    if (type == Type::f32)
+        pack<Type::f32>(pool, static_cast<const float*>(weight), static_cast<float*>(packed),
+                        outputs, inputs);
+    else if (type == Type::bf16) pack<Type::bf16>(pool, halves, to, outputs, inputs);
+    else pack<Type::f16>(pool, halves, to, outputs, inputs);
 }
 
+// Calls convert(first, end) for all numbers of x, in chunks of whole rows.
+template <class Convert>
+void each_block_of_rows(Pool& pool, const Linear& job, const Convert& convert) {
+    const int64_t block = std::max<int64_t>(1, 16384 / job.inputs);
+    pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
+        convert(chunk * block, std::min(job.tokens, (chunk + 1) * block));
+    });
+}
+
+#if defined(__AMX_BF16__)
+
+// Rows of x in bf16, padded to whole tiles: x itself where nothing is to be done.
+const uint16_t* rows_in_bf16(Pool& pool, const Linear& job) {
+    const int64_t width = padded(job.inputs);
+    if (job.type == Type::bf16 && width == job.inputs) return static_cast<const uint16_t*>(job.x);
+    uint16_t* rows = reinterpret_cast<uint16_t*>(job.scratch);
+    each_block_of_rows(pool, job, [&](int64_t row, int64_t end) {
+        for (; row < end; ++row)
+            for (int64_t input = 0; input < width; ++input)
+                rows[row * width + input] =
+                    input < job.inputs
+                        ? to_bf16(number_at(job.x, row * job.inputs + input, job.type)) : 0;
+    });
+    return rows;
+}
+
+void multiply_in_tiles(Pool& pool, const Linear& job) {
+    const int64_t width = padded(job.inputs);
+    const uint16_t* x = rows_in_bf16(pool, job);
+    const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
+    const TileProduct product{reinterpret_cast<const char*>(x), static_cast<const char*>(job.packed),
+                              2 * width, job.tokens, panels};
+    multiply_tiles<true>(pool, product, [&](int64_t row, int rows, int64_t panel, const char* at) {
+        const float* sums = reinterpret_cast<const float*>(at);
+        for (int r = 0; r < rows; ++r, sums += panel_width)
+            put_outputs(job, row + r, panel * panel_width, load<Floats>(sums),
+                        load<Floats>(sums + lanes));
+    });
+}
+
+#endif
+
 void linear(Pool& pool, const Linear& job) {
+#if defined(__AMX_BF16__)
+    if (job.weight_type == Type::bf16) return multiply_in_tiles(pool, job);
+#endif
     const float* x = static_cast<const float*>(job.x);
     if (job.type != Type::f32) {
-        const int64_t block = std::max<int64_t>(1, 16384 / job.inputs);
-        pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
-            const int64_t end = std::min(job.tokens, (chunk + 1) * block) * job.inputs;
-            int64_t at = chunk * block * job.inputs;
+        each_block_of_rows(pool, job, [&](int64_t row, int64_t last) {
+            const int64_t end = last * job.inputs;
+            int64_t at = row * job.inputs;
             for (; at + lanes <= end; at += lanes)
                 store(job.scratch + at, floats_at(job.x, at, job.type));
             for (; at < end; ++at) job.scratch[at] = number_at(job.x, at, job.type);

@@ -7,6 +7,13 @@
 #include "program.h"
 #include "table.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -17,16 +24,35 @@ namespace {
 using namespace headway;
 using Address = uintptr_t;
 
+#if defined(__x86_64__)
+
+// Whether the CPU has matrix tiles, in int8 and bf16, and the system lets this process use them.
+bool tiles_are_granted() {
+#if defined(__linux__)
+    constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+    constexpr uint32_t wanted = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, int8
+    uint32_t eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & wanted) != wanted) return false;
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
+#endif
+
 std::vector<const Table*> runnable() {
     std::vector<const Table*> found;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                           __builtin_cpu_supports("f16c");
-    if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vnni"))
-        found.push_back(&avx512_table);
+        __builtin_cpu_supports("avx512vnni");
+    if (has_avx512 && __builtin_cpu_supports("avx512bf16") && tiles_are_granted())
+        found.push_back(&amx_table);
+    if (has_avx512) found.push_back(&avx512_table);
     if (has_avx2) found.push_back(&avx2_table);
 #endif
     found.push_back(&portable_table);

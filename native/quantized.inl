@@ -17,12 +17,12 @@
 namespace headway {
 namespace {
 
-constexpr int64_t dots_bytes = 4 * lanes;
+constexpr int64_t dots_bytes = 4 * lanes, int8_unit = 64;
 constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the second cache for all rows
 constexpr int together_at_once = lanes == 16 ? 6 : 4;  // panels of one row, half as many of two
 
 inline int64_t padded_inputs(int64_t inputs, int64_t group) {
-    const int64_t unit = group ? group : 4;
+    const int64_t unit = group ? group : int8_unit;
     return (inputs + unit - 1) / unit * unit;
 }
 
@@ -149,7 +149,7 @@ inline T levels_of(const int8_t* weight, int64_t outputs, int64_t inputs, int64_
 void pack_panel_int8(const int8_t* weight, char* to, int64_t outputs, int64_t inputs,
                      int64_t panel) {
     const int64_t first = panel * panel_width;
-    for (int64_t begin = 0; begin < inputs; begin += 4)
+    for (int64_t begin = 0; begin < padded_inputs(inputs, 0); begin += 4)
         for (int lane = 0; lane < panel_width; ++lane, to += 4)
             store(to, levels_of<uint32_t>(weight, outputs, inputs, first + lane, begin));
 }
@@ -346,7 +346,30 @@ void multiply_quantized(Pool& pool, const Quantized& job) {
     });
 }
 
+#if defined(__AMX_INT8__)
+
+constexpr int64_t few_rows = 4;  // that vectors multiply as fast as memory gives the weights
+
+void multiply_int8_in_tiles(Pool& pool, const Quantized& job) {
+    const TileProduct product{reinterpret_cast<const char*>(job.q),
+                              static_cast<const char*>(job.packed), padded_inputs(job.inputs, 0),
+                              job.tokens, (job.outputs + panel_width - 1) / panel_width};
+    multiply_tiles<false>(pool, product, [&](int64_t row, int rows, int64_t panel, const char* at) {
+        Floats found[8];
+        for (int r = 0; r < rows; r += 4, at += sizeof found) {
+            for (int i = 0; i < 8; ++i)
+                found[i] = __builtin_convertvector(load<Ints>(at + i * sizeof(Ints)), Floats);
+            finish(job, row + r, std::min(4, rows - r), panel, 1, found);
+        }
+    });
+}
+
+#endif
+
 void quantized(Pool& pool, const Quantized& job) {
+#if defined(__AMX_INT8__)
+    if (!job.group && job.tokens > few_rows) return multiply_int8_in_tiles(pool, job);
+#endif
     if (job.group) multiply_quantized<Int4>(pool, job);
     else multiply_quantized<Int8>(pool, job);
 }

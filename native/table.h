@@ -13,7 +13,7 @@ class Pool;
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 
 // y[T][O] = x[T][I] · weight[O][I]ᵀ + bias[O]; x, bias and y are of `type`, the weight is packed
-// by `pack_linear` from `weight_type`. `scratch` holds T · I floats.
+// by `pack_linear` from `weight_type`. `scratch` holds T · I floats, I rounded up to 32.
 struct Linear {
     const void* x;
     const void* packed;
@@ -175,6 +175,6 @@ struct Table {
     void (*attention)(Pool&, const Attention&);
 };
 
-extern const Table portable_table, avx2_table, avx512_table;
+extern const Table portable_table, avx2_table, avx512_table, amx_table;
 
 }  // namespace headway

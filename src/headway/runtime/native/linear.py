@@ -13,6 +13,9 @@ from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.lower import recordable
 
 
+INPUT_STEP = 32
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A weight (outputs, inputs) in the panels of one instruction set."""
@@ -23,8 +26,18 @@ class PackedWeight:
     dtype: torch.dtype
 
     @property
+    def padded(self) -> int:
+        """Inputs of a panel."""
+        return padded_inputs(self.inputs)
+
+    @property
     def nbytes(self) -> int:
         return int(self.panels.nbytes)
+
+
+def padded_inputs(inputs: int) -> int:
+    """Inputs of a panel: with zeros to whole steps."""
+    return -(-inputs // INPUT_STEP) * INPUT_STEP
 
 
 class NativeLinear:
@@ -37,11 +50,12 @@ class NativeLinear:
         self._scratch = torch.empty(0)
 
     def prepare(self, weight_OH: Tensor) -> PackedWeight:
-        """The weight in panels; as many bytes, outputs rounded up to whole panels."""
+        """The weight in panels; as many bytes, outputs and inputs rounded up."""
         weight = weight_OH.detach().contiguous()
         outputs, inputs = weight.shape
         width = 2 * self._library.lanes
-        panels = torch.empty(-(-outputs // width) * width, inputs, dtype=weight.dtype)
+        size = -(-outputs // width) * width, padded_inputs(inputs)
+        panels = torch.empty(size, dtype=weight.dtype)
         self._library.calls.pack_linear(
             address(weight), address(panels), outputs, inputs, TYPES[weight.dtype]
         )
@@ -52,8 +66,9 @@ class NativeLinear:
         """(T, O) in the type of x; a bias has that type too."""
         x = x_TH.contiguous()
         out_TO = torch.empty(x.shape[0], weight.outputs, dtype=x.dtype)
-        if x.dtype != torch.float32 and self._scratch.numel() < x.numel():
-            self._scratch = torch.empty(x.numel())
+        scratch = x.shape[0] * weight.padded
+        if self._scratch.numel() < scratch:
+            self._scratch = torch.empty(scratch)
         self._library.calls.linear(
             address(x),
             address(weight.panels),

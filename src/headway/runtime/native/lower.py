@@ -126,7 +126,7 @@ class Recorder:
         return y
 
     def linear(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
-        scratch_bytes = 4 * weight.inputs
+        scratch_bytes = 4 * weight.padded
         return self._product("linear", x, weight, bias_O, scratch_bytes, kind=TYPES[weight.dtype])
 
     def quantized(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:

@@ -13,7 +13,7 @@ from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight
 
-INT8_STEP, LONGEST_BLOCK = 4, 64
+INT8_STEP, LONGEST_BLOCK = 64, 64
 MOST_INPUTS = 1 << 17
 """Beyond it a sum of products of bytes could leave 32 bits."""
 
