@@ -195,9 +195,10 @@ void multiply_in_tiles(Pool& pool, const Linear& job) {
     const int64_t width = padded(job.inputs);
     const uint16_t* x = rows_in_bf16(pool, job);
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
-    const TileProduct product{reinterpret_cast<const char*>(x), static_cast<const char*>(job.packed),
-                              2 * width, job.tokens, panels};
-    multiply_tiles<true>(pool, product, [&](int64_t row, int rows, int64_t panel, const char* at) {
+    const PlainTiles<true> format{reinterpret_cast<const char*>(x),
+                                  static_cast<const char*>(job.packed), 2 * width};
+    multiply_tiles(pool, format, job.tokens, panels, [&](int64_t row, int rows, int64_t panel,
+                                                         const char* at) {
         const float* sums = reinterpret_cast<const float*>(at);
         for (int r = 0; r < rows; ++r, sums += panel_width)
             put_outputs(job, row + r, panel * panel_width, load<Floats>(sums),

@@ -36,18 +36,19 @@ constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20, far_bytes = 819
 // One thread's tiles: C 0 … 3, A 4 and 5, B 6 and 7. `depth` bytes of A are one step.
 class TileShape {
 public:
-    ~TileShape() { release(); }
+    ~TileShape() { if (depth_) asm volatile("tilerelease"); }
 
-    void set(int rows, int64_t depth = tile_bytes) {
-        if (rows == rows_ && depth == depth_) return;
-        rows_ = rows;
+    // `first` rows in A0, C00 and C01, `second` in A1, C10 and C11; one at least.
+    void set(int first, int second, int64_t depth = tile_bytes) {
+        if (first == first_ && second == second_ && depth == depth_) return;
+        first_ = first;
+        second_ = second;
         depth_ = depth;
         struct alignas(64) {
             uint8_t palette = 1, start = 0, reserved[14] = {};
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } shape;
-        const int first = std::min(rows, tile_height), second = std::max(1, rows - tile_height);
         for (int tile = 0; tile < 8; ++tile) {
             shape.bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? depth : tile_bytes);
             shape.rows[tile] = static_cast<uint8_t>(
@@ -57,8 +58,7 @@ public:
     }
 
 private:
-    void release() { if (rows_) asm volatile("tilerelease"); }
-    int rows_ = 0;
+    int first_ = 0, second_ = 0;
     int64_t depth_ = 0;
 };
 
@@ -67,10 +67,14 @@ private:
 #define HEADWAY_STORE_TILE(tile, at, step) \
     asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(at), "r"(step) : "memory")
 #define HEADWAY_ZERO_TILE(tile) asm volatile("tilezero %%tmm" #tile : :)
-#define HEADWAY_ADD_TILES(sum, a, b)                                                        \
-    do {                                                                                    \
-        if constexpr (bf16) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :); \
-        else asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :);               \
+#define HEADWAY_ADD_BF16(sum, a, b) \
+    asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
+#define HEADWAY_ADD_INT8(sum, a, b) \
+    asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
+#define HEADWAY_ADD_TILES(sum, a, b)                  \
+    do {                                              \
+        if constexpr (bf16) HEADWAY_ADD_BF16(sum, a, b); \
+        else HEADWAY_ADD_INT8(sum, a, b);             \
     } while (false)
 
 // Adds `steps` steps of up to 32 rows of `a`, `a_step` bytes apart, times a panel to sums[32][32].
@@ -123,51 +127,81 @@ inline char* thread_memory(int64_t bytes) {
     return memory.get();
 }
 
-// Rows of `row_bytes`, whole steps, times panels of `row_bytes` · 32.
-struct TileProduct {
+// Rows and panels as they lie, in steps of 64 bytes of each row.
+template <bool bf16>
+struct PlainTiles {
     const char *rows, *panels;
-    int64_t row_bytes, num_rows, num_panels;
+    int64_t row_bytes;
 
-    int64_t panel_bytes() const { return row_bytes * panel_width; }
+    static constexpr int64_t step_bytes = tile_bytes, most_steps = 1 << 20;
+    static int64_t scratch_bytes(int64_t) { return 0; }
+
+    const char* open(int64_t panel, int64_t step, int64_t, char*) const {
+        return panels + panel * row_bytes * panel_width + step * step_of_panel;
+    }
+
+    void add(TileShape& shape, int64_t row, int count, int64_t step, int64_t steps, const char* b,
+             char* sums, int64_t ahead) const {
+        const char* a = rows + row * row_bytes + step * tile_bytes;
+        shape.set(std::min(count, tile_height), std::max(1, count - tile_height));
+        if (count > tile_height)
+            add_tiles<bf16, true>(a, row_bytes, b, steps, sums, step == 0, ahead);
+        else add_tiles<bf16, false>(a, row_bytes, b, steps, sums, step == 0, ahead);
+    }
 };
 
-// Calls finish(row, rows, panel, sums[32][32]) for each tile of the product, once it is complete.
-template <bool bf16, class Finish>
-void multiply_tiles(Pool& pool, const TileProduct& job, const Finish& finish) {
-    if (job.num_rows == 0) return;
+inline int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
+
+// How a product is cut: `block` steps of all rows stay in the second cache, `strip` steps of a
+// panel in the first.
+struct TileBlocks {
+    int64_t rows, tiles, steps, block, strip;
+
+    TileBlocks(int64_t num_rows, int64_t row_bytes, int64_t step_bytes, int64_t most_steps)
+        : rows(std::min(num_rows, rows_at_once)),
+          tiles(parts_of(rows, tile_pair)),
+          steps(row_bytes / step_bytes),
+          block(parts_of(steps, parts_of(rows * row_bytes, near_rows_bytes))),
+          strip(parts_of(block, parts_of(block, most_steps))) {}
+
+    bool whole() const { return block == steps; }
+    int64_t sums_of_panel() const { return strip == steps ? 1 : tiles; }
+};
+
+// Calls finish(row, rows, panel, sums[32][32]) for each tile of `num_rows` rows and `num_panels`
+// panels, once all of its steps are added.
+template <class Format, class Finish>
+void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, int64_t num_panels,
+                    const Finish& finish) {
+    if (num_rows == 0) return;
     constexpr int64_t sum_bytes = 4 * tile_pair * tile_pair;
-    const int64_t block_rows = std::min(job.num_rows, rows_at_once);
-    const int64_t steps = job.row_bytes / tile_bytes;
-    const int64_t blocks = (block_rows * job.row_bytes + near_rows_bytes - 1) / near_rows_bytes;
-    const int64_t block = (steps + blocks - 1) / blocks;
-    const int64_t parts = blocks > 1 ? pool.threads() : 4 * pool.threads();
-    int64_t each = (job.num_panels + parts - 1) / parts;
-    if (job.num_rows <= tile_pair)
-        each = std::max<int64_t>(1, std::min(each, (256 << 10) / job.panel_bytes()));
-    const int64_t tiles = (block_rows + tile_pair - 1) / tile_pair;
-    const int64_t ahead = job.num_rows <= tile_pair ? far_bytes : 0;
-    pool.run((job.num_panels + each - 1) / each, [&](int64_t chunk, int) {
-        const int64_t begin = chunk * each, end = std::min(job.num_panels, begin + each);
-        char* memory = thread_memory(sum_bytes * (blocks > 1 ? (end - begin) * tiles : 1));
+    const TileBlocks cut(num_rows, format.row_bytes, format.step_bytes, format.most_steps);
+    const bool few = num_rows <= tile_pair;
+    int64_t each = parts_of(num_panels, cut.whole() ? 4 * pool.threads() : pool.threads());
+    if (few) each = std::clamp<int64_t>((256 << 10) / (format.row_bytes * panel_width), 1, each);
+    pool.run(parts_of(num_panels, each), [&](int64_t chunk, int) {
+        const int64_t begin = chunk * each, end = std::min(num_panels, begin + each);
+        const int64_t of_panel = cut.sums_of_panel() * sum_bytes;
+        const int64_t kept = cut.whole() ? of_panel : of_panel * (end - begin);
+        char* memory = thread_memory(kept + format.scratch_bytes(cut.strip));
         TileShape shape;
-        for (int64_t first = 0; first < job.num_rows; first += rows_at_once)
-            for (int64_t at = 0; at < steps; at += block)
+        const auto add = [&](int64_t first, int64_t panel, int64_t step, int64_t steps) {
+            const int64_t last = std::min(num_rows, first + rows_at_once);
+            const char* b = format.open(panel, step, steps, memory + kept);
+            char* sums = memory + (cut.whole() ? 0 : (panel - begin) * of_panel);
+            for (int64_t row = first; row < last; row += tile_pair) {
+                const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
+                format.add(shape, row, rows, step, steps, b, sums, few ? far_bytes : 0);
+                if (step + steps == cut.steps) finish(row, rows, panel, sums);
+                if (of_panel > sum_bytes) sums += sum_bytes;
+            }
+        };
+        for (int64_t first = 0; first < num_rows; first += rows_at_once)
+            for (int64_t block = 0; block < cut.steps; block += cut.block)
                 for (int64_t panel = begin; panel < end; ++panel)
-                    for (int64_t row = first, last = std::min(job.num_rows, first + rows_at_once);
-                         row < last; row += tile_pair) {
-                        const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
-                        const int64_t index = (panel - begin) * tiles + (row - first) / tile_pair;
-                        char* sums = memory + (blocks > 1 ? index * sum_bytes : 0);
-                        const char* a = job.rows + row * job.row_bytes + at * tile_bytes;
-                        const char* b = job.panels + panel * job.panel_bytes() + at * step_of_panel;
-                        const int64_t count = std::min(block, steps - at);
-                        shape.set(rows);
-                        if (rows > tile_height)
-                            add_tiles<bf16, true>(a, job.row_bytes, b, count, sums, at == 0, ahead);
-                        else
-                            add_tiles<bf16, false>(a, job.row_bytes, b, count, sums, at == 0, ahead);
-                        if (at + count == steps) finish(row, rows, panel, sums);
-                    }
+                    for (int64_t step = block, last = std::min(cut.steps, block + cut.block);
+                         step < last; step += cut.strip)
+                        add(first, panel, step, std::min(cut.strip, last - step));
     });
 }
 
