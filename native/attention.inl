@@ -14,9 +14,10 @@
 // run in tiles of up to 6, and a tile reads K and V once: lanes are tokens for the scores and
 // channels for the sum.
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
-#include "attention_tile.inl"
+#include "attention_matrix.inl"
 #include "kv.inl"
 
 namespace headway {
@@ -32,9 +33,9 @@ struct Unit {
     float* partial;
 };
 
-// One thread's memory. Sums of a row are [highest score][sum of weights][weighted V].
+// One thread's memory. Sums of a row are [weighted V][highest score][sum of weights].
 struct Room {
-    float *q, *staged, *scores, *weights, *part, *sums;
+    float *q, *staged, *scores, *weights, *part, *sums, *matrix;
 };
 
 inline int64_t first_seen(const Attention& job, int64_t position) {
@@ -65,6 +66,8 @@ void find_strip(const Attention& job, const Unit& unit, int64_t start, int64_t b
     const bool direct = size % lanes == 0;
     strip.k_type = direct ? kv.type : Type::f32;
     strip.k_step = direct ? size * width : strip_tokens * 4;
+    strip.begin = static_cast<int>(begin - start);
+    strip.end = static_cast<int>(end - start);
     for (int v = 0; v < strip_vectors && !direct; ++v)
         strip.k[v] = reinterpret_cast<const char*>(staged + v * lanes);
     const int64_t from = direct ? begin / lanes * lanes : begin;
@@ -87,6 +90,26 @@ void find_strip(const Attention& job, const Unit& unit, int64_t start, int64_t b
     });
 }
 
+// One row's scores of the strip at `start` become weights, and its sums are brought to their scale.
+inline void soften_row(const Attention& job, const Unit& unit, const Shape& shape,
+                       const Strip& strip, int64_t start, int64_t row, float* scores, float factor,
+                       int first, int last, Room& room, float* sums) {
+    const auto inside = [](int64_t token) {
+        return static_cast<int>(std::clamp<int64_t>(token, 0, strip_tokens));
+    };
+    const int64_t position = unit.position + row / shape.group;
+    const float worth = soften(job, strip, scores, factor, first, last,
+                               inside(first_seen(job, position) - start),
+                               inside(position + 1 - start), shape.highest(sums),
+                               room.weights + row * lanes);
+    if (worth != 1) multiply_row(sums, worth, shape.channels);
+}
+
+// What turns a product into a power of two's exponent.
+inline float score_factor(const Attention& job) {
+    return job.softcap > 0 ? job.scale * (2 * log2_e / job.softcap) : job.scale * log2_e;
+}
+
 // Rows `row` … of the unit over the strip at `start`, fetching the next one if `ahead`.
 template <bool ahead>
 void attend_tile(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
@@ -103,22 +126,75 @@ void attend_tile(const Attention& job, const Unit& unit, const Shape& shape, con
         with_type(strip.k_type, [&](auto type) {
             score<type(), height(), ahead>(strip, next, q, job.kv.head_dim, first, last, room.scores);
         });
-        for (int r = 0; r < height(); ++r) {
-            const int64_t at = unit.position + (row + r) / shape.group - start;
-            const int64_t seen = first_seen(job, at + start) - start;
-            float* record = sums + r * shape.record;
-            const float worth = soften(
-                job, strip, room.scores + r * strip_tokens, first, last,
-                static_cast<int>(std::clamp<int64_t>(seen, 0, strip_tokens)),
-                static_cast<int>(std::clamp<int64_t>(at + 1, 0, strip_tokens)), record[0],
-                room.weights + (row + r) * lanes);
-            if (worth != 1) multiply_row(record + 2, worth, shape.channels);
-        }
+        for (int r = 0; r < height(); ++r)
+            soften_row(job, unit, shape, strip, start, row + r, room.scores + r * strip_tokens, 1,
+                       first, last, room, sums + r * shape.record);
         with_type(job.kv.type, [&](auto type) {
-            sum<type(), height(), ahead>(strip, next, room.scores, sums + 2, shape, lo, hi);
+            sum<type(), height(), ahead>(strip, next, room.scores, sums, shape, lo, hi);
         });
     });
 }
+
+#if defined(__AMX_BF16__)
+
+// All rows of the unit over the strip at `start`.
+void attend_in_tiles(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
+                     const Strip& next, bool ahead, int64_t start, Room& room, float* part,
+                     TileShape& tiles) {
+    const int64_t rows = unit.tokens * shape.group;
+    const MatrixRoom matrix(room.matrix, std::max(unit_rows, shape.group), job.kv.head_dim);
+    const auto seen = [&](int64_t row, int64_t end, const auto& work) {
+        const int64_t early = unit.position + row / shape.group;
+        const int64_t late = unit.position + (end - 1) / shape.group;
+        const int64_t lo = std::max<int64_t>(0, first_seen(job, early) - start);
+        const int64_t hi = std::min<int64_t>(strip_tokens, late + 1 - start);
+        if (lo < hi) work(static_cast<int>(lo / lanes), static_cast<int>((hi + lanes - 1) / lanes));
+    };
+    seen(0, rows, [&](int first, int last) {
+        with_type(strip.k_type, [&](auto type) {
+            read_k<type()>(strip, next, ahead, job.kv.head_dim, first, last, matrix);
+        });
+        with_type(job.kv.type, [&](auto type) {
+            read_v<type()>(strip, next, ahead, shape.channels, first, last, matrix);
+        });
+    });
+    for (int64_t row = 0; row < rows; row += tile_height) {
+        const int height = static_cast<int>(std::min<int64_t>(tile_height, rows - row));
+        seen(row, row + height, [&](int first, int last) {
+            float* sums = part + row * shape.record;
+            tiles.set(height, height);
+            score_in_tiles(matrix, matrix.q + 2 * row * matrix.depth, first, last);
+            for (int r = 0; r < height; ++r) {
+                float* scores = matrix.scores + r * strip_tokens;
+                soften_row(job, unit, shape, strip, start, row + r, scores, score_factor(job), first,
+                           last, room, sums + r * shape.record);
+                for (int v = first / 2 * 2; v < (last + 1) / 2 * 2; ++v) {
+                    const bool inside = v >= first && v < last;
+                    put_floats(matrix.weights, r * strip_tokens + v * lanes,
+                               inside ? load<Floats>(scores + v * lanes) : Floats{}, Type::bf16);
+                }
+            }
+            sum_in_tiles(matrix, reinterpret_cast<char*>(sums), 4 * shape.record, shape.channels,
+                         first, last);
+        });
+    }
+}
+
+// The unit's queries as they are, with zeros to whole steps.
+void read_queries_in_bf16(const Attention& job, const Unit& unit, const Shape& shape, Room& room) {
+    const int64_t dim = job.kv.head_dim;
+    const MatrixRoom matrix(room.matrix, std::max(unit_rows, shape.group), dim);
+    const char* q = static_cast<const char*>(job.q);
+    for (int64_t row = 0; row < unit.tokens * shape.group; ++row) {
+        const int64_t head = unit.head * shape.group + row % shape.group;
+        const int64_t at = (unit.token + row / shape.group) * job.q_step + head * dim;
+        char* to = matrix.q + 2 * row * matrix.depth;
+        std::memcpy(to, q + 2 * at, 2 * dim);
+        std::memset(to + 2 * dim, 0, 2 * (matrix.depth - dim));
+    }
+}
+
+#endif
 
 void attend_split(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,
                   Room& room, float* part) {
@@ -130,7 +206,7 @@ void attend_split(const Attention& job, const Unit& unit, const Shape& shape, in
     const bool direct = job.kv.block_size % lanes == 0;
     std::fill_n(part, rows * shape.record, 0.0f);
     std::fill_n(room.weights, rows * lanes, 0.0f);
-    for (int64_t row = 0; row < rows; ++row) part[row * shape.record] = nothing;
+    for (int64_t row = 0; row < rows; ++row) shape.highest(part + row * shape.record) = nothing;
     Strip strips[2];
     for (Strip& strip : strips) {  // fetched ahead before they are found: any address will do
         std::fill_n(strip.k, strip_vectors, static_cast<const char*>(job.kv.k));
@@ -139,6 +215,10 @@ void attend_split(const Attention& job, const Unit& unit, const Shape& shape, in
     int64_t start = begin / strip_tokens * strip_tokens;
     find_strip(job, unit, start, begin, std::min(start + strip_tokens, end), room.staged,
                strips[0]);
+#if defined(__AMX_BF16__)
+    TileShape shape_of_tiles;
+    const bool in_tiles = fits_tiles(job);
+#endif
     for (int now = 0; start < end; start += strip_tokens, now = 1 - now) {
         const int64_t following = start + strip_tokens;
         const bool more = following < (direct ? last : end);
@@ -146,6 +226,12 @@ void attend_split(const Attention& job, const Unit& unit, const Shape& shape, in
         if (more)
             find_strip(job, unit, following, following, std::min(following + strip_tokens, last),
                        room.staged + (1 - now) * staged_size, strips[1 - now]);
+#if defined(__AMX_BF16__)
+        if (in_tiles) {
+            attend_in_tiles(job, unit, shape, strip, next, more, start, room, part, shape_of_tiles);
+            continue;
+        }
+#endif
         for (int64_t tile = 0; tile < tiles; ++tile) {
             const int64_t row = rows * tile / tiles;
             const int height = static_cast<int>(rows * (tile + 1) / tiles - row);
@@ -154,34 +240,49 @@ void attend_split(const Attention& job, const Unit& unit, const Shape& shape, in
         }
     }
     for (int64_t row = 0; row < rows; ++row)
-        part[row * shape.record + 1] = total_of(room.weights + row * lanes);
+        shape.total(part + row * shape.record) = total_of(room.weights + row * lanes);
 }
 
 // ── units ───────────────────────────────────────────────────────────────────────────────────
 
+constexpr int64_t line_floats = 16;  // of a cache line
+
+inline float* at_a_line(float* memory) {
+    const auto at = reinterpret_cast<uintptr_t>(memory);
+    return memory + (at + 63) / 64 * 16 - at / 4;
+}
+
 inline float* of_this_thread(int64_t count) {
     static thread_local std::vector<float> memory;
-    if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
-    return memory.data();
+    const auto size = static_cast<size_t>(count + line_floats);
+    if (memory.size() < size) memory.resize(size);
+    return at_a_line(memory.data());
 }
 
 Room take_room(const Attention& job, const Shape& shape) {
     const int64_t rows = std::max(unit_rows, shape.group), dim = job.kv.head_dim;
+    const int64_t sizes[] = {rows * dim, rows * lanes, rows * shape.record, rows * shape.record,
+                             tile_rows * strip_tokens, 2 * dim * strip_tokens, matrix_size(rows, dim)};
     Room room;
-    room.q = of_this_thread(rows * (dim + lanes + 2 * shape.record) +
-                            (2 * dim + tile_rows) * strip_tokens);
-    room.weights = room.q + rows * dim;
-    room.part = room.weights + rows * lanes;
-    room.sums = room.part + rows * shape.record;
-    room.scores = room.sums + rows * shape.record;
-    room.staged = room.scores + tile_rows * strip_tokens;
+    float** places[] = {&room.q, &room.weights, &room.part, &room.sums, &room.scores, &room.staged,
+                        &room.matrix};
+    int64_t total = 0;
+    for (int64_t size : sizes) total += (size + line_floats - 1) / line_floats * line_floats;
+    float* at = of_this_thread(total);
+    for (size_t i = 0; i < std::size(sizes); ++i) {
+        *places[i] = at;
+        at += (sizes[i] + line_floats - 1) / line_floats * line_floats;
+    }
     return room;
 }
 
-// The unit's queries in fp32, times what turns a product into a power of two's exponent.
-void read_queries(const Attention& job, const Unit& unit, const Shape& shape, float* q) {
-    const float factor = job.softcap > 0 ? job.scale * (2 * log2_e / job.softcap)
-                                         : job.scale * log2_e;
+// The unit's queries in fp32, times `score_factor`, or as tiles want them.
+void read_queries(const Attention& job, const Unit& unit, const Shape& shape, Room& room) {
+#if defined(__AMX_BF16__)
+    if (fits_tiles(job)) return read_queries_in_bf16(job, unit, shape, room);
+#endif
+    float* q = room.q;
+    const float factor = score_factor(job);
     const int64_t count = shape.group * job.kv.head_dim;
     for (int64_t token = 0; token < unit.tokens; ++token) {
         const int64_t at = (unit.token + token) * job.q_step + unit.head * count;
@@ -197,11 +298,11 @@ void write_rows(const Attention& job, const Unit& unit, const Shape& shape, cons
     for (int64_t row = 0; row < unit.tokens * shape.group; ++row, sums += shape.record) {
         const int64_t head = unit.head * shape.group + row % shape.group;
         const int64_t at = ((unit.token + row / shape.group) * job.heads + head) * dim;
-        const float inverse = 1 / sums[1];
+        const float inverse = 1 / sums[shape.channels + 1];
         int64_t d = 0;
         for (; d + lanes <= dim; d += lanes)
-            put_floats(job.out, at + d, load<Floats>(sums + 2 + d) * inverse, job.type);
-        for (; d < dim; ++d) put_number(job.out, at + d, sums[2 + d] * inverse, job.type);
+            put_floats(job.out, at + d, load<Floats>(sums + d) * inverse, job.type);
+        for (; d < dim; ++d) put_number(job.out, at + d, sums[d] * inverse, job.type);
     }
 }
 
@@ -215,7 +316,7 @@ void finish(const Attention& job, const Unit& unit, const Shape& shape, float* s
         if (split == 0) std::copy_n(part, rows * shape.record, sums);
         else
             for (int64_t row = 0; row < rows * shape.record; row += shape.record)
-                merge_row(sums + row, part + row, shape.channels);
+                merge_row(shape, sums + row, part + row);
     }
     write_rows(job, unit, shape, sums);
 }
@@ -242,7 +343,7 @@ std::vector<Unit> find_units(const Attention& job, const Shape& shape) {
 
 void attend_unit(const Attention& job, const Unit& unit, const Shape& shape) {
     Room room = take_room(job, shape);
-    read_queries(job, unit, shape, room.q);
+    read_queries(job, unit, shape, room);
     finish(job, unit, shape, room.sums, [&](int64_t split) {
         attend_split(job, unit, shape, unit.first_split + split, room, room.part);
         return room.part;
@@ -266,8 +367,9 @@ std::vector<Task> find_tasks(std::vector<Unit>& units, const Shape& shape, int t
         const int64_t size = units[i].num_splits * units[i].tokens * shape.group * shape.record;
         if (few && units[i].num_splits > 1 && size <= most_partial) total += sizes[i] = size;
     }
-    if (static_cast<int64_t>(memory.size()) < total) memory.resize(total);
-    float* next = memory.data();
+    const auto wanted = static_cast<size_t>(total + line_floats);
+    if (memory.size() < wanted) memory.resize(wanted);
+    float* next = at_a_line(memory.data());
     for (size_t i = 0; i < units.size(); next += sizes[i++]) {
         if (sizes[i]) units[i].partial = next;
         for (int64_t split = 0; split < (sizes[i] ? units[i].num_splits : 1); ++split)
@@ -288,7 +390,7 @@ void attention(Pool& pool, const Attention& job) {
         const auto& [unit, split] = tasks[task];
         if (!unit->partial) return attend_unit(job, *unit, shape);
         Room room = take_room(job, shape);
-        read_queries(job, *unit, shape, room.q);
+        read_queries(job, *unit, shape, room);
         attend_split(job, *unit, shape, unit->first_split + split, room, part_of(*unit, split));
     });
     if (tasks.size() == units.size()) return;

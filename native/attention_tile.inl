@@ -30,6 +30,7 @@ struct Strip {
     float k_scale[strip_tokens], v_scale[strip_tokens];
     int64_t k_step;
     Type k_type;
+    int begin, end;  // tokens that are there
 };
 
 struct Shape {
@@ -38,7 +39,11 @@ struct Shape {
     explicit Shape(const Attention& job)
         : group(job.heads / job.kv.kv_heads),
           channels((job.kv.head_dim + lanes - 1) / lanes * lanes),
-          record(channels + 2) {}
+          record(channels + lanes) {}
+
+    // Behind the weighted V of a row.
+    float& highest(float* sums) const { return sums[channels]; }
+    float& total(float* sums) const { return sums[channels + 1]; }
 };
 
 // ── products ────────────────────────────────────────────────────────────────────────────────
@@ -178,17 +183,18 @@ inline float shrink(float from, float to) {
     return from == to ? 1 : exp2_of(all(from - to))[0];
 }
 
-// A row's scores of a strip, of which it sees tokens lo … hi - 1, become 2^(score - highest).
+// A row's scores of a strip, times `factor`, of which it sees tokens lo … hi - 1, become
+// 2^(score - highest).
 // Returns what the sums so far are worth beside the new highest score.
 __attribute__((noinline)) float soften(const Attention& job, const Strip& strip, float* scores,
-                                       int first, int last, int lo, int hi, float& highest,
-                                       float* weights) {
+                                       float factor, int first, int last, int lo, int hi,
+                                       float& highest, float* weights) {
     const bool cut = lo > first * lanes || hi < last * lanes, scaled = job.kv.type == Type::i8;
     Ints token;
     for (int lane = 0; lane < lanes; ++lane) token[lane] = first * lanes + lane;
     Floats best = all(nothing);
     for (int v = first; v < last; ++v, token += lanes) {
-        Floats z = load<Floats>(scores + v * lanes);
+        Floats z = load<Floats>(scores + v * lanes) * factor;
         if (scaled) z *= load<Floats>(strip.k_scale + v * lanes);
         if (job.softcap > 0) z = tanh_of_log2(z) * (job.softcap * log2_e);
         if (cut) z = (token < lo) | (token >= hi) ? all(nothing) : z;
@@ -202,7 +208,10 @@ __attribute__((noinline)) float soften(const Attention& job, const Strip& strip,
     for (int v = first; v < last; ++v) {
         Floats weight = exp2_of(load<Floats>(scores + v * lanes) - base);
         total += weight;
-        if (scaled) weight *= load<Floats>(strip.v_scale + v * lanes);
+        if (scaled) {  // what lies at a token that is not there may be no number: it weighs nothing
+            const Floats scale = load<Floats>(strip.v_scale + v * lanes);
+            weight *= bits_of<Floats>(bits_of<Ints>(scale) & (weight != 0));
+        }
         store(scores + v * lanes, weight);
     }
     store(weights, total);
@@ -215,12 +224,14 @@ __attribute__((noinline)) void multiply_row(float* row, float factor, int64_t ch
 }
 
 // The sums of a later split join those of the earlier ones.
-__attribute__((noinline)) void merge_row(float* sums, const float* part, int64_t channels) {
-    const float now = std::max(sums[0], part[0]), base = now == nothing ? 0 : now;
-    const float old = shrink(sums[0], base), fresh = shrink(part[0], base);
-    sums[0] = now;
-    sums[1] = sums[1] * old + part[1] * fresh;
-    for (int64_t c = 2; c < channels + 2; c += lanes) {
+__attribute__((noinline)) void merge_row(const Shape& shape, float* sums, const float* from) {
+    float* part = const_cast<float*>(from);
+    const float now = std::max(shape.highest(sums), shape.highest(part));
+    const float base = now == nothing ? 0 : now;
+    const float old = shrink(shape.highest(sums), base), fresh = shrink(shape.highest(part), base);
+    shape.highest(sums) = now;
+    shape.total(sums) = shape.total(sums) * old + shape.total(part) * fresh;
+    for (int64_t c = 0; c < shape.channels; c += lanes) {
         const Floats kept = load<Floats>(sums + c) * old;
         store(sums + c, kept + load<Floats>(part + c) * fresh);
     }

@@ -209,8 +209,6 @@ void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int pane
 }
 
 // Calls work(0) … work(count - 1) with constants: an array indexed by these lives in registers.
-#define HEADWAY_INLINE __attribute__((always_inline))
-
 template <class Work, int... i>
 HEADWAY_INLINE inline void each_of(const Work& work, std::integer_sequence<int, i...>) {
     (work(std::integral_constant<int, i>{}), ...);

@@ -13,6 +13,8 @@
 
 #include "table.h"
 
+#define HEADWAY_INLINE __attribute__((always_inline))
+
 namespace headway {
 namespace {
 
@@ -168,7 +170,11 @@ inline void put_floats(void* base, int64_t index, Floats values, Type type) {
     }
     uint16_t* at = static_cast<uint16_t*>(base) + index;
     if (type == Type::bf16) {
+#if defined(__AVX512BF16__)
+        store(at, _mm512_cvtneps_pbh(bits_of<__m512>(values)));
+#else
         store(at, low_halves(round_to_bf16(values) >> 16));
+#endif
         return;
     }
 #if defined(__AVX512F__)
