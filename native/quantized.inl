@@ -388,7 +388,7 @@ struct Int4Tiles {
     }
 
     void add(TileShape& shape, int64_t row, int count, int64_t step, int64_t steps, const char* b,
-             char* sums, int64_t) const {
+             char* sums, int64_t, int64_t) const {
         const char* a = rows + row * row_bytes + step * step_bytes;
         for (int first = 0; first < count; first += tile_height) {
             const int height = std::min(tile_height, count - first);

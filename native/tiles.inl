@@ -30,7 +30,7 @@ constexpr int panel_width = 2 * lanes;
 
 constexpr bool has_tiles = true;
 constexpr int tile_height = 16, tile_pair = 32;
-constexpr int64_t tile_bytes = 64, step_of_panel = 2048;
+constexpr int64_t tile_bytes = 64, step_of_panel = 2048, lines_of_step = step_of_panel / tile_bytes;
 constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20, far_bytes = 8192;
 
 // One thread's tiles: C 0 … 3, A 4 and 5, B 6 and 7. `depth` bytes of A are one step.
@@ -77,10 +77,22 @@ private:
         else HEADWAY_ADD_INT8(sum, a, b);             \
     } while (false)
 
+inline int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
+
+// What is fetched from memory beside a step: `lines` cache lines.
+struct Ahead {
+    const char* at;
+    int64_t lines;
+
+    inline void fetch() {
+        for (int64_t line = 0; line < lines; ++line, at += tile_bytes) prefetch(at);
+    }
+};
+
 // Adds `steps` steps of up to 32 rows of `a`, `a_step` bytes apart, times a panel to sums[32][32].
 template <bool bf16, bool two>
 inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t steps, char* sums,
-                      bool fresh, int64_t ahead) {
+                      bool fresh, Ahead ahead) {
     constexpr int64_t sum_step = 4 * tile_pair, half = tile_height * sum_step, line = 128;
     if (fresh) {
         HEADWAY_ZERO_TILE(0);
@@ -99,9 +111,7 @@ inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t step
         if constexpr (two) HEADWAY_LOAD_TILE(5, second + step * tile_bytes, a_step);
         HEADWAY_LOAD_TILE(6, b, line);
         HEADWAY_LOAD_TILE(7, b + 64, line);
-        if (ahead)
-#pragma GCC unroll 32
-            for (int at = 0; at < step_of_panel; at += 64) prefetch(b + ahead + at);
+        ahead.fetch();
         HEADWAY_ADD_TILES(0, 4, 6);
         HEADWAY_ADD_TILES(1, 4, 7);
         if constexpr (two) HEADWAY_ADD_TILES(2, 5, 6);
@@ -133,7 +143,7 @@ struct PlainTiles {
     const char *rows, *panels;
     int64_t row_bytes;
 
-    static constexpr int64_t step_bytes = tile_bytes, most_steps = 1 << 20;
+    static constexpr int64_t step_bytes = tile_bytes, most_steps = 10;
     static int64_t scratch_bytes(int64_t) { return 0; }
 
     const char* open(int64_t panel, int64_t step, int64_t, char*) const {
@@ -141,16 +151,19 @@ struct PlainTiles {
     }
 
     void add(TileShape& shape, int64_t row, int count, int64_t step, int64_t steps, const char* b,
-             char* sums, int64_t ahead) const {
+             char* sums, int64_t tile, int64_t tiles) const {
         const char* a = rows + row * row_bytes + step * tile_bytes;
+        Ahead ahead{b + far_bytes, lines_of_step};
+        if (tiles > 1) {  // a part of the next panel beside each tile of rows
+            ahead.lines = parts_of(lines_of_step, tiles);
+            ahead.at = b + row_bytes * panel_width + tile * steps * ahead.lines * tile_bytes;
+        }
         shape.set(std::min(count, tile_height), std::max(1, count - tile_height));
         if (count > tile_height)
             add_tiles<bf16, true>(a, row_bytes, b, steps, sums, step == 0, ahead);
         else add_tiles<bf16, false>(a, row_bytes, b, steps, sums, step == 0, ahead);
     }
 };
-
-inline int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
 
 // How a product is cut: `block` steps of all rows stay in the second cache, `strip` steps of a
 // panel in the first.
@@ -162,7 +175,7 @@ struct TileBlocks {
           tiles(parts_of(rows, tile_pair)),
           steps(row_bytes / step_bytes),
           block(parts_of(steps, parts_of(rows * row_bytes, near_rows_bytes))),
-          strip(parts_of(block, parts_of(block, most_steps))) {}
+          strip(num_rows <= tile_pair ? block : parts_of(block, parts_of(block, most_steps))) {}
 
     bool whole() const { return block == steps; }
     int64_t sums_of_panel() const { return strip == steps ? 1 : tiles; }
@@ -191,7 +204,8 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, int64_t 
             char* sums = memory + (cut.whole() ? 0 : (panel - begin) * of_panel);
             for (int64_t row = first; row < last; row += tile_pair) {
                 const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
-                format.add(shape, row, rows, step, steps, b, sums, few ? far_bytes : 0);
+                format.add(shape, row, rows, step, steps, b, sums, (row - first) / tile_pair,
+                           parts_of(last - first, tile_pair));
                 if (step + steps == cut.steps) finish(row, rows, panel, sums);
                 if (of_panel > sum_bytes) sums += sum_bytes;
             }
