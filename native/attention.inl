@@ -143,6 +143,7 @@ void attend_in_tiles(const Attention& job, const Unit& unit, const Shape& shape,
                      TileShape& tiles) {
     const int64_t rows = unit.tokens * shape.group;
     const MatrixRoom matrix(room.matrix, std::max(unit_rows, shape.group), job.kv.head_dim);
+    const int64_t v_bytes = shape.channels * size_of(job.kv.type);
     const auto seen = [&](int64_t row, int64_t end, const auto& work) {
         const int64_t early = unit.position + row / shape.group;
         const int64_t late = unit.position + (end - 1) / shape.group;
@@ -155,7 +156,7 @@ void attend_in_tiles(const Attention& job, const Unit& unit, const Shape& shape,
             read_k<type()>(strip, next, ahead, job.kv.head_dim, first, last, matrix);
         });
         with_type(job.kv.type, [&](auto type) {
-            read_v<type()>(strip, next, ahead, shape.channels, first, last, matrix);
+            read_v<type()>(strip, shape.channels, first, last, matrix);
         });
     });
     for (int64_t row = 0; row < rows; row += tile_height) {
@@ -165,6 +166,7 @@ void attend_in_tiles(const Attention& job, const Unit& unit, const Shape& shape,
             tiles.set(height, height);
             score_in_tiles(matrix, matrix.q + 2 * row * matrix.depth, first, last);
             for (int r = 0; r < height; ++r) {
+                if (ahead && row == 0) fetch_v(next, v_bytes, r, height);
                 float* scores = matrix.scores + r * strip_tokens;
                 soften_row(job, unit, shape, strip, start, row + r, scores, score_factor(job), first,
                            last, room, sums + r * shape.record);

@@ -64,47 +64,65 @@ inline Words bf16_words(const char* at) {
 }
 
 template <Type type>
+constexpr int64_t size_of_type() { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
+
+// Into the second cache, which fetches more at once than the first.
+inline void fetch_later(const char* at) { __builtin_prefetch(at, 0, 2); }
+
+// Pairs of `lanes` numbers, the first of each in the low half of a word.
+template <Type type>
+inline Words paired(const char* low, const char* high) {
+    return bf16_words<type>(low) | bf16_words<type>(high) << 16;
+}
+
+// Channels in pairs; one that is not there is zeros.
+template <Type type>
 void read_k(const Strip& strip, const Strip& next, bool ahead, int64_t head_dim, int first, int last,
             const MatrixRoom& room) {
-    const int64_t pairs = room.depth / 2;
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t low = 2 * pair * strip.k_step, high = low + strip.k_step;
-        for (int v = first; v < last; ++v) {
-            Words words{};
-            if (2 * pair < head_dim) words = bf16_words<type>(strip.k[v] + low);
-            if (2 * pair + 1 < head_dim) words |= bf16_words<type>(strip.k[v] + high) << 16;
-            store(room.k + (v * pairs + pair) * tile_bytes, words);
+    const int64_t pairs = room.depth / 2, whole = head_dim / 2, step = strip.k_step;
+    for (int v = first; v < last; ++v) {
+        const char* k = strip.k[v];
+        const char* later = ahead ? next.k[v] : k;
+        char* to = room.k + v * pairs * tile_bytes;
+        for (int64_t pair = 0; pair < whole; ++pair, k += 2 * step, later += 2 * step) {
+            store(to + pair * tile_bytes, paired<type>(k, k + step));
+            fetch_later(later);
+            if (step >= tile_bytes) fetch_later(later + step);
         }
-        if (!ahead || 2 * pair + 1 >= head_dim) continue;
-        for (int v = first; v < last; v += 2) {
-            prefetch(next.k[v] + low);
-            prefetch(next.k[v] + high);
+        for (int64_t pair = whole; pair < pairs; ++pair)
+            store(to + pair * tile_bytes, 2 * pair < head_dim ? bf16_words<type>(k) : Words{});
+    }
+}
+
+// Tokens in pairs; one that is not there is zeros.
+template <Type type>
+void read_v(const Strip& strip, int64_t channels, int first, int last, const MatrixRoom& room) {
+    constexpr int64_t tile_size = tile_height * tile_bytes, width = size_of_type<type>();
+    const int64_t step = channels / lanes * tile_size;
+    const int end = (last * lanes + 31) / 32 * 32;
+    for (int token = first * lanes / 32 * 32; token < end; token += 2) {
+        char* to = room.v + token / 32 * step + token % 32 / 2 * tile_bytes;
+        const char *low = strip.v[token], *high = strip.v[token + 1];
+        if (token >= strip.begin && token + 1 < strip.end) {
+            for (int64_t c = 0; c < channels; c += lanes, to += tile_size)
+                store(to, paired<type>(low + c * width, high + c * width));
+        } else {
+            const bool has_low = token >= strip.begin && token < strip.end;
+            const bool has_high = token + 1 >= strip.begin && token + 1 < strip.end;
+            for (int64_t c = 0; c < channels; c += lanes, to += tile_size) {
+                Words words{};
+                if (has_low) words = bf16_words<type>(low + c * width);
+                if (has_high) words |= bf16_words<type>(high + c * width) << 16;
+                store(to, words);
+            }
         }
     }
 }
 
-template <Type type>
-void read_v(const Strip& strip, const Strip& next, bool ahead, int64_t channels, int first, int last,
-            const MatrixRoom& room) {
-    constexpr int64_t tile_size = tile_height * tile_bytes;
-    const int64_t step = channels / lanes * tile_size, width = size_of(type);
-    const int end = (last * lanes + 31) / 32 * 32;
-    for (int token = first * lanes / 32 * 32; token < end; token += 2) {
-        char* to = room.v + token / 32 * step + token % 32 / 2 * tile_bytes;
-        const bool low = token >= strip.begin && token < strip.end;
-        const bool high = token + 1 >= strip.begin && token + 1 < strip.end;
-        for (int64_t c = 0; c < channels; c += lanes) {
-            Words words{};
-            if (low) words = bf16_words<type>(strip.v[token] + c * width);
-            if (high) words |= bf16_words<type>(strip.v[token + 1] + c * width) << 16;
-            store(to + c / lanes * tile_size, words);
-        }
-        if (!ahead) continue;
-        for (int64_t c = 0; c < channels * width; c += tile_bytes) {
-            prefetch(next.v[token] + c);
-            prefetch(next.v[token + 1] + c);
-        }
-    }
+// V of a share of the tokens of the next strip: part `part` of `parts`.
+inline void fetch_v(const Strip& next, int64_t bytes, int part, int parts) {
+    for (int token = strip_tokens * part / parts; token < strip_tokens * (part + 1) / parts; ++token)
+        for (int64_t at = 0; at < bytes; at += tile_bytes) fetch_later(next.v[token] + at);
 }
 
 // scores[16][64] of the rows from `q` on, of the vectors of tokens first … last - 1.

@@ -346,7 +346,8 @@ void multiply_quantized(Pool& pool, const Quantized& job) {
 
 #if defined(__AMX_INT8__)
 
-constexpr int64_t few_rows = 4;  // that vectors multiply as fast as memory gives the weights
+// Rows that vectors multiply as fast as memory gives the weights.
+constexpr int64_t few_rows_int8 = 1, few_rows_int4 = 12;
 
 // Groups of int4: levels of a panel's block are unpacked once for all rows, as int8 lies, with the
 // scales in front of them. The integers of a group become fp32 and join the sums: with the scale as
@@ -498,7 +499,8 @@ void multiply_in_tiles(Pool& pool, const Quantized& job) {
 
 void quantized(Pool& pool, const Quantized& job) {
 #if defined(__AMX_INT8__)
-    if (job.tokens > few_rows) return multiply_in_tiles(pool, job);
+    if (job.tokens > (job.group ? few_rows_int4 : few_rows_int8))
+        return multiply_in_tiles(pool, job);
 #endif
     if (job.group) multiply_quantized<Int4>(pool, job);
     else multiply_quantized<Int8>(pool, job);
