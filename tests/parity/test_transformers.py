@@ -296,7 +296,7 @@ def test_greedy_tokens_are_those_of_generate(tmp_path: Path):
         assert finish(engine, [greedy(i, prompt, NUM_TOKENS)])[i, 0].token_ids == found
 
 
-SURE = {"granite": {"logits_scaling": 0.5}, "qwen3moe": {"initializer_range": 0.1}}
+SURE = {"granite": {"logits_scaling": 0.5}, "qwen3moe": {"initializer_range": 0.12}}
 """Changes that keep a tiny model from hesitating, or its router from choosing by rounding."""
 
 
