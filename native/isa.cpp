@@ -4,7 +4,7 @@
 #include "attention.inl"
 #include "linear.inl"
 #include "sampling.inl"
-#include "quantized.inl"
+#include "quantized_tiles.inl"
 #include "rounding.inl"
 
 namespace headway {

@@ -21,7 +21,7 @@
 namespace headway {
 namespace {
 
-constexpr int64_t chunk_bytes = 256 * 1024, ahead_bytes = 4096, input_step = 32;
+constexpr int64_t ahead_bytes = 4096, input_step = 32;
 #if defined(__AVX512F__)
 constexpr int most_sums = 12, most_rows = 12, most_panels = 6;
 #else

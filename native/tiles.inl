@@ -25,6 +25,7 @@ namespace headway {
 namespace {
 
 constexpr int panel_width = 2 * lanes;
+constexpr int64_t chunk_bytes = 256 * 1024;
 
 #if defined(__AMX_TILE__)
 
@@ -143,8 +144,11 @@ struct PlainTiles {
     const char *rows, *panels;
     int64_t row_bytes;
 
-    static constexpr int64_t step_bytes = tile_bytes, most_steps = 10;
+    static constexpr int64_t step_bytes = tile_bytes, near_steps = 10;
     static int64_t scratch_bytes(int64_t) { return 0; }
+
+    // A panel that more rows than one tile's read stays in the first cache meanwhile.
+    static int64_t most_steps(int64_t num_rows) { return num_rows > tile_pair ? near_steps : 1 << 20; }
 
     const char* open(int64_t panel, int64_t step, int64_t, char*) const {
         return panels + panel * row_bytes * panel_width + step * step_of_panel;
@@ -175,7 +179,7 @@ struct TileBlocks {
           tiles(parts_of(rows, tile_pair)),
           steps(row_bytes / step_bytes),
           block(parts_of(steps, parts_of(rows * row_bytes, near_rows_bytes))),
-          strip(num_rows <= tile_pair ? block : parts_of(block, parts_of(block, most_steps))) {}
+          strip(parts_of(block, parts_of(block, most_steps))) {}
 
     bool whole() const { return block == steps; }
     int64_t sums_of_panel() const { return strip == steps ? 1 : tiles; }
@@ -188,10 +192,11 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, int64_t 
                     const Finish& finish) {
     if (num_rows == 0) return;
     constexpr int64_t sum_bytes = 4 * tile_pair * tile_pair;
-    const TileBlocks cut(num_rows, format.row_bytes, format.step_bytes, format.most_steps);
+    const TileBlocks cut(num_rows, format.row_bytes, format.step_bytes,
+                         format.most_steps(num_rows));
     const bool few = num_rows <= tile_pair;
     int64_t each = parts_of(num_panels, cut.whole() ? 4 * pool.threads() : pool.threads());
-    if (few) each = std::clamp<int64_t>((256 << 10) / (format.row_bytes * panel_width), 1, each);
+    if (few) each = std::clamp<int64_t>(chunk_bytes / (format.row_bytes * panel_width), 1, each);
     pool.run(parts_of(num_panels, each), [&](int64_t chunk, int) {
         const int64_t begin = chunk * each, end = std::min(num_panels, begin + each);
         const int64_t of_panel = cut.sums_of_panel() * sum_bytes;

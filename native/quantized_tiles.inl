@@ -1,0 +1,177 @@
+// Linear layers on int8 and int4 weights in matrix tiles (tiles.inl), and the choice between them and
+// vectors.
+//
+// int8 lies in its panels as tiles want it. The levels of int4 are unpacked once for all rows, 512
+// inputs of a panel at a time, to where the first cache holds them, behind the scales of these groups:
+//
+//     [groups][32 scales in fp32]  [inputs / 4][2][16][4]
+//
+// The integers of a group become fp32 and join the sums with the group's scale, first group to last:
+// the same operations in the same order as with vectors, so a row has the same bits either way.
+#include "quantized.inl"
+#include "tiles.inl"
+
+namespace headway {
+namespace {
+
+#if defined(__AMX_INT8__)
+
+// Rows that vectors multiply as fast as memory gives the weights.
+constexpr int64_t few_rows_int8 = 1, few_rows_int4 = 12;
+
+struct Int4Tiles {
+    const char *rows, *panels;
+    int64_t row_bytes, step_bytes;
+    static constexpr int64_t strip_inputs = 512;
+    static constexpr int64_t scale_bytes = 4 * panel_width, sum_step = 4 * panel_width;
+
+    int64_t most_steps(int64_t) const { return strip_inputs / step_bytes; }
+    int64_t scratch_bytes(int64_t steps) const {
+        return steps * (scale_bytes + step_bytes * panel_width);
+    }
+
+    const char* open(int64_t panel, int64_t step, int64_t steps, char* scratch) const {
+        const int64_t bytes = panel_width * (2 + step_bytes / 2);
+        const char* at = panels + (panel * (row_bytes / step_bytes) + step) * bytes;
+        char *scales = scratch, *levels = scratch + steps * scale_bytes;
+        for (int64_t n = 0; n < steps; ++n, scales += scale_bytes) {
+            for (int half = 0; half < 2; ++half)
+                store(scales + half * sizeof(Floats), floats_at(at, half * lanes, Type::f16));
+            at += 2 * panel_width;
+            for (int64_t input = 0; input < step_bytes; input += 8, at += 128, levels += 256) {
+                prefetch(at + ahead_bytes);
+                prefetch(at + ahead_bytes + 64);
+                for (int half = 0; half < 2; ++half) {
+                    const Words both = load<Words>(at + 64 * half);
+                    store(levels + 64 * half, less_eight(both & 0x0F0F0F0Fu));
+                    store(levels + 64 * half + 128, less_eight(both >> 4 & 0x0F0F0F0Fu));
+                }
+            }
+        }
+        return scratch;
+    }
+
+    static __m512i less_eight(Words halves) {
+        return _mm512_sub_epi8(bits_of<__m512i>(halves), _mm512_set1_epi8(8));
+    }
+
+    void add(TileShape& shape, int64_t row, int count, int64_t step, int64_t steps, const char* b,
+             char* sums, int64_t, int64_t) const {
+        const char* a = rows + row * row_bytes + step * step_bytes;
+        for (int first = 0; first < count; first += tile_height) {
+            const int height = std::min(tile_height, count - first);
+            shape.set(height, height, std::min(step_bytes, tile_bytes));
+            const char *from = a + first * row_bytes;
+            char* to = sums + first * sum_step;
+            if (step_bytes > tile_bytes) add_some<2>(height, from, steps, b, to, step == 0);
+            else add_some<1>(height, from, steps, b, to, step == 0);
+        }
+    }
+
+    template <int parts>
+    void add_some(int height, const char* a, int64_t steps, const char* b, char* sums,
+                  bool fresh) const {
+        if (height > 12) add_rows<parts, 16>(a, steps, b, sums, fresh);
+        else if (height > 8) add_rows<parts, 12>(a, steps, b, sums, fresh);
+        else if (height > 4) add_rows<parts, 8>(a, steps, b, sums, fresh);
+        else add_rows<parts, 4>(a, steps, b, sums, fresh);
+    }
+
+    // Group `n` of one half in tile `sum`, and from there to whole[place].
+#define HEADWAY_MULTIPLY_GROUP(n, sum, a_tile, b_tile)                                \
+    do {                                                                              \
+        HEADWAY_ZERO_TILE(sum);                                                       \
+        HEADWAY_LOAD_TILE(a_tile, a + (n) * depth, row_bytes);                        \
+        HEADWAY_LOAD_TILE(b_tile, levels + (n) * depth * panel_width, line);          \
+        HEADWAY_ADD_INT8(sum, a_tile, b_tile);                                        \
+        if constexpr (parts == 2) {                                                   \
+            HEADWAY_LOAD_TILE(a_tile, a + (n) * depth + tile_bytes, row_bytes);       \
+            HEADWAY_LOAD_TILE(b_tile, levels + ((n) * depth + tile_bytes) * panel_width, line); \
+            HEADWAY_ADD_INT8(sum, a_tile, b_tile);                                    \
+        }                                                                             \
+    } while (false)
+
+    // Up to `rows` rows: numbers of those that are not there are computed and not read. Two groups
+    // are multiplied while the two before them are added.
+    template <int parts, int rows>
+    void add_rows(const char* a, int64_t steps, const char* b, char* sums, bool fresh) const {
+        constexpr int64_t line = 128;
+        const int64_t depth = step_bytes;
+        alignas(64) char whole[4][tile_height * 64];
+        for (int half = 0; half < 2; ++half, sums += sizeof(Floats)) {
+            Floats found[rows];
+            each<rows>([&](auto r) HEADWAY_INLINE {
+                found[r] = fresh ? Floats{} : load<Floats>(sums + r * sum_step);
+            });
+            const char* levels = b + steps * scale_bytes + 64 * half;
+            const char* scales = b + 64 * half;
+            const auto join = [&](int64_t n) HEADWAY_INLINE {
+                const Floats scale = load<Floats>(scales + n * scale_bytes);
+                const char* integers = whole[n % 4];
+                each<rows>([&](auto r) HEADWAY_INLINE {
+                    const Ints found_here = load<Ints>(integers + 64 * r);
+                    found[r] += __builtin_convertvector(found_here, Floats) * scale;
+                });
+            };
+            int64_t n = 0;
+            for (; n + 2 <= steps; n += 2) {
+                HEADWAY_MULTIPLY_GROUP(n, 0, 4, 6);
+                if (n > 0) join(n - 2);
+                HEADWAY_MULTIPLY_GROUP(n + 1, 1, 5, 7);
+                if (n > 0) join(n - 1);
+                HEADWAY_STORE_TILE(0, whole[n % 4], int64_t{64});
+                HEADWAY_STORE_TILE(1, whole[n % 4 + 1], int64_t{64});
+            }
+            if (n > 0) join(n - 2);
+            if (n > 0) join(n - 1);
+            if (n < steps) {
+                HEADWAY_MULTIPLY_GROUP(n, 0, 4, 6);
+                HEADWAY_STORE_TILE(0, whole[n % 4], int64_t{64});
+                join(n);
+            }
+            each<rows>([&](auto r) HEADWAY_INLINE { store(sums + r * sum_step, found[r]); });
+        }
+    }
+#undef HEADWAY_MULTIPLY_GROUP
+};
+
+// Writes the outputs of a tile whose sums are numbers of type `V`.
+template <class V>
+void finish_tile(const Quantized& job, int64_t row, int rows, int64_t panel, const char* at) {
+    Floats found[8];
+    for (int r = 0; r < rows; r += 4, at += sizeof found) {
+        for (int i = 0; i < 8; ++i)
+            found[i] = __builtin_convertvector(load<V>(at + i * sizeof(V)), Floats);
+        finish(job, row + r, std::min(4, rows - r), panel, 1, found);
+    }
+}
+
+void multiply_in_tiles(Pool& pool, const Quantized& job) {
+    const char* q = reinterpret_cast<const char*>(job.q);
+    const char* packed = static_cast<const char*>(job.packed);
+    const int64_t width = padded_inputs(job.inputs, job.group);
+    const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
+    if (job.group)
+        multiply_tiles(pool, Int4Tiles{q, packed, width, job.group}, job.tokens, panels,
+                       [&](int64_t row, int rows, int64_t panel, const char* sums) {
+                           finish_tile<Floats>(job, row, rows, panel, sums);
+                       });
+    else
+        multiply_tiles(pool, PlainTiles<false>{q, packed, width}, job.tokens, panels,
+                       [&](int64_t row, int rows, int64_t panel, const char* sums) {
+                           finish_tile<Ints>(job, row, rows, panel, sums);
+                       });
+}
+
+#endif
+
+void quantized(Pool& pool, const Quantized& job) {
+#if defined(__AMX_INT8__)
+    if (job.tokens > (job.group ? few_rows_int4 : few_rows_int8)) return multiply_in_tiles(pool, job);
+#endif
+    if (job.group) multiply_quantized<Int4>(pool, job);
+    else multiply_quantized<Int8>(pool, job);
+}
+
+}  // namespace
+}  // namespace headway
