@@ -4,9 +4,9 @@ Every linear layer of Qwen2.5-0.5B in each format, for 1, 8, 32 and 512 rows (`-
 torch's own. A
 cell is the time and its share of the ceiling: the weights' bytes over the bandwidth, or the
 multiplications over the peak, whichever takes longer; both are measured in the same run. The peak
-of int8 is taken as twice that of fp32, int4's as three times: AVX2 needs 4 and 2.3 instructions for
-32 products, fp32 4 (and adds on the way), VNNI one. Weights come from memory: copies take turns.
-With one thread time is what it has computed, so other work on the machine hardly counts.
+of a format is the best that its own kernel or torch reached on a product that the caches hold.
+Weights come from memory: copies take turns. With one thread time is what it has computed, so other
+work on the machine hardly counts. `--set` takes another instruction set than the best.
 """
 
 import argparse
@@ -35,10 +35,13 @@ SHAPES = {
 """Layer → (outputs, inputs)."""
 ROWS = (1, 8, 32, 512)
 HEAD_ROWS = 64
-PEAKS = {"int8": 2.0, "int4": 3.0}
-"""Multiplications per second, as multiples of those in fp32."""
+PEAK_SHAPE = (1536, 896)
+PEAK_ROWS = 480
+"""Outputs, inputs and rows that the second cache holds."""
 CASE_S, MOST_RUNS = 0.4, 200
 Run = Callable[[Tensor, int], object]
+Peaks = dict[str, float]
+"""FLOP/s by column."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +51,6 @@ class Case:
     run: Run
     dtype: torch.dtype
     num_bytes: int
-    peak: float = 1.0
 
 
 def turns(num_bytes: int) -> int:
@@ -65,7 +67,7 @@ def plain_case(dtype: torch.dtype, outputs: int, inputs: int) -> Case:
     )
 
 
-def native_case(kernel: Any, dtype: torch.dtype, peak: float, outputs: int, inputs: int) -> Case:
+def native_case(kernel: Any, dtype: torch.dtype, outputs: int, inputs: int) -> Case:
     """A native kernel's product."""
     packed = kernel.prepare(torch.randn(outputs, inputs).to(dtype))
     copies = [
@@ -73,7 +75,7 @@ def native_case(kernel: Any, dtype: torch.dtype, peak: float, outputs: int, inpu
         for _ in range(turns(packed.nbytes))
     ]
     return Case(
-        lambda x, turn: kernel(x, copies[turn % len(copies)], None), dtype, packed.nbytes, peak
+        lambda x, turn: kernel(x, copies[turn % len(copies)], None), dtype, packed.nbytes
     )
 
 
@@ -82,8 +84,8 @@ def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], 
     linear = NativeLinear(library)
     rounded = {"int8": 0, "int4": group}
 
-    def native(kernel: Any, dtype: torch.dtype, peak: float = 1.0) -> Callable[[int, int], Case]:
-        return lambda outputs, inputs: native_case(kernel, dtype, peak, outputs, inputs)
+    def native(kernel: Any, dtype: torch.dtype) -> Callable[[int, int], Case]:
+        return lambda outputs, inputs: native_case(kernel, dtype, outputs, inputs)
 
     def plain(dtype: torch.dtype) -> Callable[[int, int], Case]:
         return lambda outputs, inputs: plain_case(dtype, outputs, inputs)
@@ -92,7 +94,7 @@ def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], 
         "f32": native(linear, torch.float32),
         "bf16": native(linear, torch.bfloat16),
         **{
-            name: native(NativeQuantizedLinear(library, size), torch.bfloat16, PEAKS[name])
+            name: native(NativeQuantizedLinear(library, size), torch.bfloat16)
             for name, size in rounded.items()
         },
         "torch f32": plain(torch.float32),
@@ -112,19 +114,27 @@ def best_s(run: Callable[[int], object], clock: Callable[[], float]) -> float:
     return best
 
 
-def ceilings(library: NativeLibrary, clock: Callable[[], float]) -> tuple[float, float]:
-    """(bytes/s, FLOP/s in fp32): the best of torch and of the native kernels."""
+def bandwidth(library: NativeLibrary, clock: Callable[[], float]) -> float:
+    """Bytes/s: the best of torch and of the native kernels."""
     words = torch.ones(64 * 2**20)
-    packed = native_case(NativeLinear(library), torch.float32, 1.0, 65_536, 1024)
-    x, size = torch.ones(1, 1024), 512
-    square = torch.randn(size, size)
-    kernel = NativeLinear(library)
-    weight = kernel.prepare(square)
+    packed = native_case(NativeLinear(library), torch.float32, 65_536, 1024)
+    x = torch.ones(1, 1024)
     read_s = best_s(lambda _: words.sum(), clock) / words.nbytes
     read_s = min(read_s, best_s(lambda turn: packed.run(x, turn), clock) / packed.num_bytes)
-    works = [lambda _: square @ square, lambda _: kernel(square, weight, None)]
-    multiply_s = min(best_s(work, clock) for work in works)
-    return 1 / read_s, 2 * size**3 / multiply_s
+    return 1 / read_s
+
+
+def peaks(columns: dict[str, Callable[[int, int], Case]], clock: Callable[[], float]) -> Peaks:
+    """FLOP/s of each column; torch's and our own in one type share the better."""
+    found: Peaks = {}
+    for name, make in columns.items():
+        case = make(*PEAK_SHAPE)
+        x = torch.randn(PEAK_ROWS, PEAK_SHAPE[1]).to(case.dtype)
+        spent_s = best_s(lambda _, x=x, case=case: case.run(x, 0), clock)
+        kind = name.removeprefix("torch ")
+        rate = 2 * PEAK_ROWS * PEAK_SHAPE[0] * PEAK_SHAPE[1] / spent_s
+        found[kind] = max(found.get(kind, 0), rate)
+    return {name: found[name.removeprefix("torch ")] for name in columns}
 
 
 def main() -> None:
@@ -134,18 +144,20 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=64, help="int4: inputs that share a scale")
     parser.add_argument("--layers", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--set", help="avx2, say; the best by default")
     parser.add_argument("--formats", nargs="*", help="columns; all by default")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    library, why = load(chosen.threads)
+    library, why = load(chosen.threads, chosen.set)
     if library is None:
         raise SystemExit(why)
     clock = time.thread_time if chosen.threads == 1 else time.perf_counter
-    bandwidth, peak = ceilings(library, clock)
-    print(f"{processor_name()}, {library.instruction_set}, {chosen.threads} threads: ", end="")
-    print(f"{bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s in fp32; µs, share of the ceiling")
     columns = cases(library, chosen.group)
     columns = {name: columns[name] for name in chosen.formats or columns}
+    read, peak_of = bandwidth(library, clock), peaks(columns, clock)
+    rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in peak_of.items())
+    print(f"{processor_name()}, {library.instruction_set}, {chosen.threads} threads: ", end="")
+    print(f"{read / 1e9:.1f} GB/s; GFLOP/s: {rates}; µs, share of the ceiling")
     cells: dict[tuple[int, str, str], str] = {}
     for layer in chosen.layers:
         outputs, inputs = SHAPES[layer]
@@ -156,8 +168,8 @@ def main() -> None:
                     continue
                 x = torch.randn(rows, inputs).to(case.dtype)
                 found_s = best_s(lambda turn, x=x, case=case: case.run(x, turn), clock)
-                compute_s = 2 * rows * outputs * inputs / (peak * case.peak)
-                ceiling_s = max(case.num_bytes / bandwidth, compute_s)
+                compute_s = 2 * rows * outputs * inputs / peak_of[column]
+                ceiling_s = max(case.num_bytes / read, compute_s)
                 cells[rows, layer, column] = f"{found_s * 1e6:,.0f} {ceiling_s / found_s:.0%}"
     for rows in chosen.rows:
         print(f"\n| {rows} rows | {' | '.join(columns)} |")

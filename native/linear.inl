@@ -3,8 +3,8 @@
 // Weights are packed in panels of 2 · lanes outputs, [O / panel][I][panel], so that one step along
 // the inputs is one or two vector loads; inputs are padded with zeros to a multiple of 32. In bf16 a
 // panel's step is `lanes` words, output j in the low half of word j and output j + lanes in the high
-// half: a shift and a mask widen both. With matrix tiles it is two inputs of each output, as
-// tiles.inl multiplies them.
+// half: a shift and a mask widen both. Where the CPU multiplies bf16 it is two inputs of each output,
+// for vdpbf16ps, which adds two products to a sum at once, and for matrix tiles (tiles.inl).
 //
 // Every output is one chain of fused multiply-adds over its inputs, first to last, whatever the
 // rows beside it: results do not depend on the batch. Rows are computed several at a time and
@@ -37,7 +37,7 @@ inline int64_t padded(int64_t inputs) { return (inputs + input_step - 1) / input
 template <Type type>
 inline int64_t place_of(int64_t input, int lane) {
     if constexpr (type != Type::bf16) return input * panel_width + lane;
-    if constexpr (has_tiles) return input / 2 * 2 * panel_width + 2 * lane + input % 2;
+    if constexpr (has_pairs) return input / 2 * 2 * panel_width + 2 * lane + input % 2;
     return input * panel_width + (lane < lanes ? 2 * lane : 2 * (lane - lanes) + 1);
 }
 
@@ -86,7 +86,46 @@ inline void put_outputs(const Linear& job, int64_t row, int64_t output, Floats l
     }
 }
 
-// `rows` rows of x times `panels` panels.
+template <int rows, int panels>
+inline void put_tile(const Linear& job, int64_t row, int64_t panel,
+                     const Floats (&sums)[rows][panels][2]) {
+    for (int p = 0; p < panels; ++p)
+        for (int r = 0; r < rows; ++r)
+            put_outputs(job, row + r, (panel + p) * panel_width, sums[r][p][0], sums[r][p][1]);
+}
+
+#if defined(__AVX512BF16__)
+
+// Adds two products of bf16 to each sum. gcc 12 spills the intrinsic at 24 sums.
+inline void add_pair(Floats& sum, Words weights, Words numbers) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(numbers));
+}
+
+// The sums of `tile` from x in bf16, two inputs at a time.
+template <int rows, int panels>
+inline HEADWAY_INLINE void add_pairs(const uint16_t* x, const char* const (&at)[panels],
+                                     int64_t width, Floats (&sums)[rows][panels][2]) {
+    constexpr int64_t step = 2 * step_bytes<Type::bf16>();
+    for (int64_t pair = 0; pair < width / 2; ++pair) {
+#pragma GCC unroll 8
+        for (int p = 0; p < panels; ++p) {
+            const char* weights = at[p] + pair * step;
+            prefetch(weights + ahead_bytes);
+            prefetch(weights + ahead_bytes + step / 2);
+            const Words low = load<Words>(weights), high = load<Words>(weights + step / 2);
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; ++r) {
+                const Words numbers = Words{} + load<uint32_t>(x + r * width + 2 * pair);
+                add_pair(sums[r][p][0], low, numbers);
+                add_pair(sums[r][p][1], high, numbers);
+            }
+        }
+    }
+}
+
+#endif
+
+// `rows` rows of x times `panels` panels; x is in fp32, or with `has_pairs` in the weight's bf16.
 template <Type type, int rows, int panels>
 void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
     const int64_t inputs = job.inputs;
@@ -94,6 +133,14 @@ void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
     const char* at[panels];
     for (int p = 0; p < panels; ++p)
         at[p] = static_cast<const char*>(job.packed) + (panel + p) * padded(inputs) * step_bytes<type>();
+#if defined(__AVX512BF16__)
+    if constexpr (type == Type::bf16) {
+        const int64_t width = padded(inputs);
+        const uint16_t* halves = reinterpret_cast<const uint16_t*>(x) + row * width;
+        add_pairs<rows, panels>(halves, at, width, sums);
+        return put_tile<rows, panels>(job, row, panel, sums);
+    }
+#endif
     const float* from = x + row * inputs;
     for (int64_t input = 0; input < inputs; ++input) {
         const int64_t offset = input * step_bytes<type>();
@@ -110,9 +157,7 @@ void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
             }
         }
     }
-    for (int p = 0; p < panels; ++p)
-        for (int r = 0; r < rows; ++r)
-            put_outputs(job, row + r, (panel + p) * panel_width, sums[r][p][0], sums[r][p][1]);
+    put_tile<rows, panels>(job, row, panel, sums);
 }
 
 template <Type type, int rows>
@@ -174,7 +219,7 @@ void each_block_of_rows(Pool& pool, const Linear& job, const Convert& convert) {
     });
 }
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 
 // Rows of x in bf16, padded to whole tiles: x itself where nothing is to be done.
 const uint16_t* rows_in_bf16(Pool& pool, const Linear& job) {
@@ -191,9 +236,11 @@ const uint16_t* rows_in_bf16(Pool& pool, const Linear& job) {
     return rows;
 }
 
-void multiply_in_tiles(Pool& pool, const Linear& job) {
+#endif
+#if defined(__AMX_BF16__)
+
+void multiply_in_tiles(Pool& pool, const Linear& job, const uint16_t* x) {
     const int64_t width = padded(job.inputs);
-    const uint16_t* x = rows_in_bf16(pool, job);
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
     const PlainTiles<true> format{reinterpret_cast<const char*>(x),
                                   static_cast<const char*>(job.packed), 2 * width};
@@ -209,8 +256,15 @@ void multiply_in_tiles(Pool& pool, const Linear& job) {
 #endif
 
 void linear(Pool& pool, const Linear& job) {
+#if defined(__AVX512BF16__)
+    if (job.weight_type == Type::bf16) {
+        const uint16_t* halves = rows_in_bf16(pool, job);
 #if defined(__AMX_BF16__)
-    if (job.weight_type == Type::bf16) return multiply_in_tiles(pool, job);
+        return multiply_in_tiles(pool, job, halves);
+#else
+        return multiply<Type::bf16>(pool, job, reinterpret_cast<const float*>(halves));
+#endif
+    }
 #endif
     const float* x = static_cast<const float*>(job.x);
     if (job.type != Type::f32) {

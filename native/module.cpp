@@ -50,9 +50,13 @@ std::vector<const Table*> runnable() {
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vnni");
-    if (has_avx512 && __builtin_cpu_supports("avx512bf16") && tiles_are_granted())
-        found.push_back(&amx_table);
+    const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
+    if (has_bf16 && tiles_are_granted()) found.push_back(&amx_table);
+    // One vdpbf16ps takes an Intel core as long as four fused multiply-adds, an AMD core one.
+    const bool pays = __builtin_cpu_is("amd");
+    if (has_bf16 && pays) found.push_back(&avx512_bf16_table);
     if (has_avx512) found.push_back(&avx512_table);
+    if (has_bf16 && !pays) found.push_back(&avx512_bf16_table);
     if (has_avx2) found.push_back(&avx2_table);
 #endif
     found.push_back(&portable_table);

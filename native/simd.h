@@ -24,6 +24,13 @@ constexpr int lanes = 16;
 constexpr int lanes = 8;
 #endif
 
+// Whether products of bf16 are instructions: two at a time, of neighbouring inputs.
+#if defined(__AVX512BF16__)
+constexpr bool has_pairs = true;
+#else
+constexpr bool has_pairs = false;
+#endif
+
 typedef float Floats __attribute__((vector_size(4 * lanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * lanes)));

@@ -175,6 +175,7 @@ struct Table {
     void (*attention)(Pool&, const Attention&);
 };
 
-extern const Table portable_table, avx2_table, avx512_table, amx_table;
+extern const Table portable_table, avx2_table, avx512_table, avx512_bf16_table,
+    amx_table;
 
 }  // namespace headway

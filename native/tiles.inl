@@ -29,7 +29,6 @@ constexpr int64_t chunk_bytes = 256 * 1024;
 
 #if defined(__AMX_TILE__)
 
-constexpr bool has_tiles = true;
 constexpr int tile_height = 16, tile_pair = 32;
 constexpr int64_t tile_bytes = 64, step_of_panel = 2048, lines_of_step = step_of_panel / tile_bytes;
 constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20, far_bytes = 8192;
@@ -223,10 +222,6 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, int64_t 
                         add(first, panel, step, std::min(cut.strip, last - step));
     });
 }
-
-#else
-
-constexpr bool has_tiles = false;
 
 #endif
 
