@@ -30,9 +30,14 @@ struct Int4Tiles {
         return steps * (scale_bytes + step_bytes * panel_width);
     }
 
+    int64_t group_bytes() const { return panel_width * (2 + step_bytes / 2); }
+
+    const char* packed(int64_t panel, int64_t step) const {
+        return panels + (panel * (row_bytes / step_bytes) + step) * group_bytes();
+    }
+
     const char* open(int64_t panel, int64_t step, int64_t steps, char* scratch) const {
-        const int64_t bytes = panel_width * (2 + step_bytes / 2);
-        const char* at = panels + (panel * (row_bytes / step_bytes) + step) * bytes;
+        const char* at = packed(panel, step);
         char *scales = scratch, *levels = scratch + steps * scale_bytes;
         for (int64_t n = 0; n < steps; ++n, scales += scale_bytes) {
             for (int half = 0; half < 2; ++half)
@@ -55,16 +60,21 @@ struct Int4Tiles {
         return _mm512_sub_epi8(bits_of<__m512i>(halves), _mm512_set1_epi8(8));
     }
 
-    void add(TileShape& shape, int64_t row, int count, int64_t step, int64_t steps, const char* b,
-             char* sums, int64_t, int64_t) const {
-        const char* a = rows + row * row_bytes + step * step_bytes;
-        for (int first = 0; first < count; first += tile_height) {
-            const int height = std::min(tile_height, count - first);
+    void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
+        if (at.tiles > 1) {
+            const int64_t bytes = at.steps * group_bytes(), lines = parts_of(bytes, tile_bytes);
+            Ahead ahead{packed(at.panel, at.step) + bytes, parts_of(lines, at.tiles)};
+            ahead.at += at.tile * ahead.lines * tile_bytes;
+            ahead.fetch();
+        }
+        const char* a = rows + at.row * row_bytes + at.step * step_bytes;
+        for (int first = 0; first < at.rows; first += tile_height) {
+            const int height = std::min(tile_height, at.rows - first);
             shape.set(height, height, std::min(step_bytes, tile_bytes));
-            const char *from = a + first * row_bytes;
+            const char* from = a + first * row_bytes;
             char* to = sums + first * sum_step;
-            if (step_bytes > tile_bytes) add_some<2>(height, from, steps, b, to, step == 0);
-            else add_some<1>(height, from, steps, b, to, step == 0);
+            if (step_bytes > tile_bytes) add_some<2>(height, from, at.steps, b, to, at.step == 0);
+            else add_some<1>(height, from, at.steps, b, to, at.step == 0);
         }
     }
 

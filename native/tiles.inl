@@ -137,6 +137,13 @@ inline char* thread_memory(int64_t bytes) {
     return memory.get();
 }
 
+// One tile of a product: up to 32 rows, of which it is number `tile` of `tiles`, and the steps of a
+// panel that it adds. The panel's next steps are fetched beside all of the tiles, a part by each.
+struct TilePlace {
+    int64_t row, panel, step, steps, tile, tiles;
+    int rows;
+};
+
 // Rows and panels as they lie, in steps of 64 bytes of each row.
 template <bool bf16>
 struct PlainTiles {
@@ -153,18 +160,17 @@ struct PlainTiles {
         return panels + panel * row_bytes * panel_width + step * step_of_panel;
     }
 
-    void add(TileShape& shape, int64_t row, int count, int64_t step, int64_t steps, const char* b,
-             char* sums, int64_t tile, int64_t tiles) const {
-        const char* a = rows + row * row_bytes + step * tile_bytes;
+    void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
+        const char* a = rows + at.row * row_bytes + at.step * tile_bytes;
         Ahead ahead{b + far_bytes, lines_of_step};
-        if (tiles > 1) {  // a part of the next panel beside each tile of rows
-            ahead.lines = parts_of(lines_of_step, tiles);
-            ahead.at = b + row_bytes * panel_width + tile * steps * ahead.lines * tile_bytes;
+        if (at.tiles > 1) {
+            ahead.lines = parts_of(lines_of_step, at.tiles);
+            ahead.at = b + row_bytes * panel_width + at.tile * at.steps * ahead.lines * tile_bytes;
         }
-        shape.set(std::min(count, tile_height), std::max(1, count - tile_height));
-        if (count > tile_height)
-            add_tiles<bf16, true>(a, row_bytes, b, steps, sums, step == 0, ahead);
-        else add_tiles<bf16, false>(a, row_bytes, b, steps, sums, step == 0, ahead);
+        shape.set(std::min(at.rows, tile_height), std::max(1, at.rows - tile_height));
+        if (at.rows > tile_height)
+            add_tiles<bf16, true>(a, row_bytes, b, at.steps, sums, at.step == 0, ahead);
+        else add_tiles<bf16, false>(a, row_bytes, b, at.steps, sums, at.step == 0, ahead);
     }
 };
 
@@ -208,8 +214,8 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, int64_t 
             char* sums = memory + (cut.whole() ? 0 : (panel - begin) * of_panel);
             for (int64_t row = first; row < last; row += tile_pair) {
                 const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
-                format.add(shape, row, rows, step, steps, b, sums, (row - first) / tile_pair,
-                           parts_of(last - first, tile_pair));
+                const int64_t tile = (row - first) / tile_pair;
+                format.add(shape, {row, panel, step, steps, tile, cut.tiles, rows}, b, sums);
                 if (step + steps == cut.steps) finish(row, rows, panel, sums);
                 if (of_panel > sum_bytes) sums += sum_bytes;
             }

@@ -11,7 +11,7 @@ def compiled_module() -> Path:
 
 
 def best_instruction_set() -> tuple[str, str]:
-    """(its name, why), or ("", why there is none): avx512, avx2 or portable.
+    """(its name, why), or ("", why there is none): amx, avx512, avx2 …
 
     The module may be missing (no compiler at install) or may not load (another machine's build).
     """
