@@ -35,7 +35,11 @@ OF_THE_MACHINE = {"slow-forward", "client-bottleneck"}
 def light(tiny_model: Path) -> Iterator[LiveServer]:
     """A server of its own, so that windows hold no other test's requests."""
     live = LiveServer(
-        tiny_model, "--served-model-name=tiny", "--kv-memory=64MiB", "--price-per-hour=2"
+        tiny_model,
+        "--served-model-name=tiny",
+        "--kv-memory=64MiB",
+        "--price-per-hour=2",
+        "--max-queue-wait=1m",
     )
     try:
         yield live.wait_ready()
@@ -102,7 +106,7 @@ async def test_slow_client(light: LiveServer) -> None:
 
 
 async def test_over_saturated_queue(light: LiveServer) -> None:
-    found = await diagnose_under(light, open_loop(0.01, lambda i: body(20, 300, i)), seconds=4)
+    found = await diagnose_under(light, open_loop(0.01, lambda i: body(20, 450, i)), seconds=4)
     assert planted(found) == "over-saturated", found["findings"]
     assert any("quantization" in text and "queueing" in text for text in found["waste"])
     assert found["ttft"]["queue_s"] > found["ttft"]["prefill_s"]

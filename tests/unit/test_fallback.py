@@ -197,11 +197,11 @@ def test_what_is_known_here_alone_does_not_go_elsewhere(full: Full, elsewhere: E
 def test_what_would_be_late_goes_elsewhere_and_comes_back_when_that_fails(
     full: Full, elsewhere: Elsewhere
 ) -> None:
-    """The queue has room, but a prompt of 10,000 tokens is before this one."""
+    """The queue has room, but a prompt of 1,000,000 tokens is before this one."""
     forecast = full.model.admission.forecast
     (ticket,) = full.tickets
     full.model.admission.rules = type(full.model.admission.rules)(max_queue_wait_s=1e9)
-    forecast.measured(ticket.place, [10_000])
+    forecast.measured(ticket.place, [1_000_000])
     ticket.place.due_s = forecast.clock.now_s() + 1.0
     full.post()  # something to learn a rate from
     forecast._told_s, learn = 1.0, forecast.on_record

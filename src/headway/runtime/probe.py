@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.core.clock import SystemClock
-from headway.core.machine import Machine, last_level_cache_bytes, processor_name
+from headway.core.machine import Machine, cache_share_bytes, processor_name
 from headway.core.plan import Ceilings
 from headway.core.resolve import Settings
 from headway.runtime.datasheet import datasheet
@@ -47,7 +47,7 @@ class Probe:
             flops_dtype=dtype,
             datasheet_bandwidth_bytes_per_s=bandwidth,
             datasheet_flops_per_s=flops,
-            cache_bytes=cuda_cache_bytes() if cuda else last_level_cache_bytes(),
+            cache_bytes=cuda_cache_bytes() if cuda else cache_share_bytes(),
         )
         self._device, self._library = settings.device, kernels.library
         quick = settings.threads == 1 or kernels.library is not None
