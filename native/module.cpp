@@ -24,7 +24,7 @@ namespace {
 using namespace headway;
 using Address = uintptr_t;
 
-#if defined(__x86_64__)
+#if defined(HEADWAY_HAS_AMX)
 
 // Whether the CPU has matrix tiles, in int8 and bf16, and the system lets this process use them.
 bool tiles_are_granted() {
@@ -47,16 +47,20 @@ std::vector<const Table*> runnable() {
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                           __builtin_cpu_supports("f16c");
-    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vnni");
+    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#if defined(HEADWAY_HAS_AMX)
     const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
     if (has_bf16 && tiles_are_granted()) found.push_back(&amx_table);
     // One vdpbf16ps takes an Intel core as long as four fused multiply-adds, an AMD core one.
     const bool pays = __builtin_cpu_is("amd");
     if (has_bf16 && pays) found.push_back(&avx512_bf16_table);
+#endif
     if (has_avx512) found.push_back(&avx512_table);
+#if defined(HEADWAY_HAS_AMX)
     if (has_bf16 && !pays) found.push_back(&avx512_bf16_table);
+#endif
     if (has_avx2) found.push_back(&avx2_table);
 #endif
     found.push_back(&portable_table);
