@@ -74,9 +74,7 @@ def native_case(kernel: Any, dtype: torch.dtype, outputs: int, inputs: int) -> C
         dataclasses.replace(packed, panels=packed.panels.clone())
         for _ in range(turns(packed.nbytes))
     ]
-    return Case(
-        lambda x, turn: kernel(x, copies[turn % len(copies)], None), dtype, packed.nbytes
-    )
+    return Case(lambda x, turn: kernel(x, copies[turn % len(copies)], None), dtype, packed.nbytes)
 
 
 def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], Case]]:

@@ -32,6 +32,7 @@ constexpr int64_t chunk_bytes = 256 * 1024;
 constexpr int tile_height = 16, tile_pair = 32;
 constexpr int64_t tile_bytes = 64, step_of_panel = 2048, lines_of_step = step_of_panel / tile_bytes;
 constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20, far_bytes = 8192;
+constexpr int64_t most_kept_panels = 16;  // whose sums, 64 KB each, lie in memory between blocks
 
 // One thread's tiles: C 0 … 3, A 4 and 5, B 6 and 7. `depth` bytes of A are one step.
 class TileShape {
@@ -71,10 +72,10 @@ private:
     asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
 #define HEADWAY_ADD_INT8(sum, a, b) \
     asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
-#define HEADWAY_ADD_TILES(sum, a, b)                  \
-    do {                                              \
+#define HEADWAY_ADD_TILES(sum, a, b)                     \
+    do {                                                 \
         if constexpr (bf16) HEADWAY_ADD_BF16(sum, a, b); \
-        else HEADWAY_ADD_INT8(sum, a, b);             \
+        else HEADWAY_ADD_INT8(sum, a, b);                \
     } while (false)
 
 inline int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
@@ -153,7 +154,7 @@ struct PlainTiles {
     static constexpr int64_t step_bytes = tile_bytes, near_steps = 10;
     static int64_t scratch_bytes(int64_t) { return 0; }
 
-    // A panel that more rows than one tile's read stays in the first cache meanwhile.
+    // A panel that several tiles of rows read stays in the first cache meanwhile.
     static int64_t most_steps(int64_t num_rows) { return num_rows > tile_pair ? near_steps : 1 << 20; }
 
     const char* open(int64_t panel, int64_t step, int64_t, char*) const {
@@ -200,7 +201,8 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, int64_t 
     const TileBlocks cut(num_rows, format.row_bytes, format.step_bytes,
                          format.most_steps(num_rows));
     const bool few = num_rows <= tile_pair;
-    int64_t each = parts_of(num_panels, cut.whole() ? 4 * pool.threads() : pool.threads());
+    int64_t each = parts_of(num_panels, 4 * pool.threads());
+    if (!cut.whole()) each = std::min(parts_of(num_panels, pool.threads()), most_kept_panels);
     if (few) each = std::clamp<int64_t>(chunk_bytes / (format.row_bytes * panel_width), 1, each);
     pool.run(parts_of(num_panels, each), [&](int64_t chunk, int) {
         const int64_t begin = chunk * each, end = std::min(num_panels, begin + each);

@@ -47,6 +47,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library, dtype):
 
 
 @each_instruction_set
+def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library):
+    """More rows and inputs than are multiplied at once, more panels than sums are kept for."""
+    x, weight, bias = operands(600, 2181, 1700, torch.bfloat16, True)
+    kernel = NativeLinear(library)
+    packed = kernel.prepare(weight)
+    whole = kernel(x, packed, bias)
+    for begin, end in [(0, 1), (7, 19), (500, 513), (511, 551), (30, 542), (0, 599)]:
+        assert torch.equal(kernel(x[begin:end], packed, bias), whole[begin:end])
+    exact = reference.linear(x[490:530].double(), weight.double(), bias.double())
+    torch.testing.assert_close(whole[490:530].double(), exact, rtol=2**-8, atol=2**-9)
+
+
+@each_instruction_set
 def test_large_layers_are_shared_by_threads(library):
     """Many chunks, many times: none is lost, none is computed twice by accident."""
     x, weight, _ = operands(9, 512, 3000, torch.float32, False)

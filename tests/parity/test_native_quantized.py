@@ -69,6 +69,21 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library, group, dtype):
     assert torch.equal(alone(x, packed, bias), whole)
 
 
+@each_instruction_set
+@each_format
+def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, group):
+    """More rows and inputs than are multiplied at once, more panels than sums are kept for."""
+    x, weight, bias = operands(600, 2181, 1700, torch.bfloat16, True)
+    native = NativeQuantizedLinear(library, group)
+    packed = native.prepare(weight)
+    whole = native(x, packed, bias)
+    for begin, end in [(0, 1), (7, 19), (500, 513), (511, 551), (30, 542), (0, 599)]:
+        assert torch.equal(native(x[begin:end], packed, bias), whole[begin:end])
+    plain = RoundedLinear(group)
+    expected = plain(x[490:530], plain.prepare(weight), bias)
+    torch.testing.assert_close(whole[490:530], expected, rtol=2**-7, atol=2**-7)
+
+
 def extremes(dtype: torch.dtype) -> torch.Tensor:
     """Rows that are hard to round: an outlier, nothing, the tiny, the huge, ties, not finite."""
     x = torch.randn(12, 75, generator=torch.Generator().manual_seed(3)).to(dtype)
