@@ -12,7 +12,6 @@ from torch import Tensor
 from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.lower import recordable
 
-
 INPUT_STEP = 32
 
 
