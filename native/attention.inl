@@ -110,14 +110,25 @@ inline float score_factor(const Attention& job) {
     return job.softcap > 0 ? job.scale * (2 * log2_e / job.softcap) : job.scale * log2_e;
 }
 
+// Tokens lo … hi - 1 of the strip at `start` are seen by some of the rows `row` … end - 1.
+struct Seen {
+    int lo, hi;
+};
+
+inline Seen seen_by(const Attention& job, const Unit& unit, const Shape& shape, int64_t start,
+                    int64_t row, int64_t end) {
+    const int64_t early = unit.position + row / shape.group;
+    const int64_t late = unit.position + (end - 1) / shape.group;
+    return {static_cast<int>(std::max<int64_t>(0, first_seen(job, early) - start)),
+            static_cast<int>(std::min<int64_t>(strip_tokens, late + 1 - start))};
+}
+
 // Rows `row` … of the unit over the strip at `start`, fetching the next one if `ahead`.
 template <bool ahead>
 void attend_tile(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
                  const Strip& next, int64_t start, int64_t row, int rows, Room& room, float* part) {
-    const int64_t early = unit.position + row / shape.group;
-    const int64_t late = unit.position + (row + rows - 1) / shape.group;
-    const int lo = static_cast<int>(std::max<int64_t>(0, first_seen(job, early) - start));
-    const int hi = static_cast<int>(std::min<int64_t>(strip_tokens, late + 1 - start));
+    const Seen seen = seen_by(job, unit, shape, start, row, row + rows);
+    const int lo = seen.lo, hi = seen.hi;
     if (lo >= hi) return;
     const int first = lo / lanes, last = (hi + lanes - 1) / lanes;
     const float* q = room.q + row * job.kv.head_dim;
@@ -145,11 +156,8 @@ void attend_in_tiles(const Attention& job, const Unit& unit, const Shape& shape,
     const MatrixRoom matrix(room.matrix, std::max(unit_rows, shape.group), job.kv.head_dim);
     const int64_t v_bytes = shape.channels * size_of(job.kv.type);
     const auto seen = [&](int64_t row, int64_t end, const auto& work) {
-        const int64_t early = unit.position + row / shape.group;
-        const int64_t late = unit.position + (end - 1) / shape.group;
-        const int64_t lo = std::max<int64_t>(0, first_seen(job, early) - start);
-        const int64_t hi = std::min<int64_t>(strip_tokens, late + 1 - start);
-        if (lo < hi) work(static_cast<int>(lo / lanes), static_cast<int>((hi + lanes - 1) / lanes));
+        const auto [lo, hi] = seen_by(job, unit, shape, start, row, end);
+        if (lo < hi) work(lo / lanes, (hi + lanes - 1) / lanes);
     };
     seen(0, rows, [&](int first, int last) {
         with_type(strip.k_type, [&](auto type) {
