@@ -16,25 +16,22 @@ namespace {
 
 #if !defined(__AMX_BF16__)
 
-inline int64_t matrix_size(int64_t, int64_t) { return 0; }
+struct TileShape {};
+
+inline int64_t query_step(int64_t) { return 0; }
+inline int64_t matrix_size(int64_t) { return 0; }
 
 #else
 
 // One thread's memory: K [4][D / 2][16][2], V [2][channels / 16][16][16][2], numbers of 16 bits.
 struct MatrixRoom {
-    char *q, *k, *v, *weights;
+    char *k, *v, *weights;
     float* scores;
     int64_t depth;  // D in whole steps of 32 channels
 
     static int64_t depth_of(int64_t head_dim) { return (head_dim + 31) / 32 * 32; }
 
-    // Numbers of 32 bits, `rows` of queries.
-    static int64_t size(int64_t rows, int64_t head_dim) {
-        const int64_t depth = depth_of(head_dim);
-        return rows * depth / 2 + depth * strip_tokens + tile_height * strip_tokens * 2;
-    }
-
-    MatrixRoom(float* memory, int64_t rows, int64_t head_dim) : depth(depth_of(head_dim)) {
+    MatrixRoom(float* memory, int64_t head_dim) : depth(depth_of(head_dim)) {
         const auto take = [&](int64_t count) {
             char* at = reinterpret_cast<char*>(memory);
             memory += count;
@@ -45,11 +42,15 @@ struct MatrixRoom {
         weights = take(tile_height * strip_tokens);
         k = take(depth * strip_tokens / 2);
         v = take(depth * strip_tokens / 2);
-        q = take(rows * depth / 2);
     }
 };
 
-inline int64_t matrix_size(int64_t rows, int64_t head_dim) { return MatrixRoom::size(rows, head_dim); }
+// In numbers of 32 bits: a row of queries, and the memory of a MatrixRoom.
+inline int64_t query_step(int64_t head_dim) { return MatrixRoom::depth_of(head_dim) / 2; }
+
+inline int64_t matrix_size(int64_t head_dim) {
+    return (MatrixRoom::depth_of(head_dim) + 2 * tile_height) * strip_tokens;
+}
 
 // Whether tiles compute it: queries in bf16, and numbers that are exact in it.
 inline bool fits_tiles(const Attention& job) {

@@ -28,7 +28,8 @@ from headway.server.seen import Seen
 
 QUEUE_OF_ENGINE = 4
 """Requests that may wait, for each that the engine runs at once."""
-PUNCTUAL = 0.8
+import os
+PUNCTUAL = float(os.environ.get('PUNC','0.8'))
 """How much of the time that an objective leaves beside the prompt's own may be waited while others
 are late already: predictions err, and one more late takes time from all in time when it ages."""
 LENIENT, LATENESS = 1.25, 2.0
@@ -78,6 +79,7 @@ class Admission:
         self.forecast = Forecast(clock, policy=self.rules.policy, lane_share=self.rules.lane_share)
         self.seen = Seen() if self.rules.prefix_cache else None
         self._meters: dict[tuple[str, str], Meter] = {}
+        self._refused_s = -inf
 
     def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
         """Let a request into the queue of an engine that runs `num_rows` at once.
@@ -176,6 +178,7 @@ class Admission:
             )
         bound_s, reason = self._bound_s(service_class, slo, own)
         if wait_s > bound_s:
+            self._refused_s = self.clock.now_s()
             raise self._full(
                 f"The first token would take {wait_s:.1f} s; at most {bound_s:.1f} s are waited.",
                 reason,
@@ -197,7 +200,8 @@ class Admission:
             return inf, "queue_seconds"
         if own_s > slo.ttft_s:
             return LATENESS * slo.ttft_s, "queue_seconds"
-        if not self.forecast.has_late:
+        since_s = self.clock.now_s() - self._refused_s
+        if not self.forecast.has_late and since_s > slo.ttft_s:
             return LENIENT * slo.ttft_s, "queue_seconds"
         return own_s + PUNCTUAL * (slo.ttft_s - own_s), "queue_seconds"
 

@@ -1,0 +1,270 @@
+// Attention of one unit of rows over one split of the context, strip by strip, see attention.inl.
+#pragma once
+#include <algorithm>
+
+#include "attention_matrix.inl"
+#include "kv.inl"
+
+namespace headway {
+namespace {
+
+constexpr int split_tokens = 512;
+constexpr int64_t unit_rows = 128, most_partial = 1 << 18;
+
+// Rows of the tokens `token` … of one sequence, for each of the KV heads `head` …. `partial` is where
+// the splits' sums are left, if each is a task.
+struct Unit {
+    int64_t sequence, token, tokens, position, head, heads, first_split, num_splits;
+    float* partial;
+
+    int64_t part_size(const Shape& shape) const {
+        return heads * tokens * shape.group * shape.record;
+    }
+
+    // Its rows of one of the heads.
+    Unit of_head(int64_t which) const {
+        Unit one = *this;
+        one.head += which;
+        one.heads = 1;
+        return one;
+    }
+};
+
+// One thread's memory. Sums of a row are [weighted V][highest score][sum of weights].
+struct Room {
+    float *q, *staged, *scores, *weights, *part, *sums, *matrix;
+    int64_t q_step;
+
+    // Where the rows after the first `rows` lie.
+    Room beyond(int64_t rows) const {
+        Room rest = *this;
+        rest.q += rows * q_step;
+        rest.weights += rows * lanes;
+        return rest;
+    }
+};
+
+inline int64_t first_seen(const Attention& job, int64_t position) {
+    return job.window ? std::max<int64_t>(0, position - job.window + 1) : 0;
+}
+
+// visit(block, token, offset in the block, count) for each block of the tokens begin … end - 1.
+template <class Visit>
+inline void each_block(const Attention& job, int64_t sequence, int64_t begin, int64_t end,
+                       const Visit& visit) {
+    const int64_t size = job.kv.block_size;
+    const int64_t* block = job.tables + sequence * job.width + begin / size;
+    for (int64_t token = begin, offset = begin % size; token < end; offset = 0, ++block) {
+        const int64_t count = std::min(size - offset, end - token);
+        visit(*block, token, offset, count);
+        token += count;
+    }
+}
+
+// Finds the tokens begin … end - 1 of the strip at `start`. Blocks that are no whole vectors have
+// their K copied, channel by channel, into `staged`.
+void find_strip(const Attention& job, const Unit& unit, int64_t start, int64_t begin, int64_t end,
+                float* staged, Strip& strip) {
+    const KVMemory& kv = job.kv;
+    const int64_t width = size_of(kv.type), size = kv.block_size, dim = kv.head_dim;
+    const bool direct = size % lanes == 0;
+    strip.k_type = direct ? kv.type : Type::f32;
+    strip.k_step = direct ? size * width : strip_tokens * 4;
+    strip.begin = static_cast<int>(begin - start);
+    strip.end = static_cast<int>(end - start);
+    for (int v = 0; v < strip_vectors && !direct; ++v)
+        strip.k[v] = reinterpret_cast<const char*>(staged + v * lanes);
+    const int64_t from = direct ? begin / lanes * lanes : begin;
+    each_block(job, unit.sequence, from, end, [&](int64_t block, int64_t token,
+                                                                   int64_t offset, int64_t count) {
+        const int64_t at = block * kv.kv_heads + unit.head, place = token - start;
+        const char* k = static_cast<const char*>(kv.k) + at * dim * size * width;
+        const char* v = static_cast<const char*>(kv.v) + (at * size + offset) * dim * width;
+        for (int64_t i = 0; i < count; ++i) strip.v[place + i] = v + i * dim * width;
+        for (int64_t i = 0; i < count && direct; i += lanes)
+            strip.k[(place + i) / lanes] = k + (offset + i) * width;
+        if (!direct)
+            for (int64_t d = 0; d < dim; ++d)
+                for (int64_t i = 0; i < count; ++i)
+                    staged[d * strip_tokens + place + i] =
+                        number_at(k, d * size + offset + i, kv.type);
+        if (kv.type != Type::i8) return;
+        std::copy_n(kv.k_scale + at * size + offset, count, strip.k_scale + place);
+        std::copy_n(kv.v_scale + at * size + offset, count, strip.v_scale + place);
+    });
+}
+
+// One row's scores of the strip at `start` become weights, and its sums are brought to their scale.
+inline void soften_row(const Attention& job, const Unit& unit, const Shape& shape,
+                       const Strip& strip, int64_t start, int64_t row, float* scores, float factor,
+                       int first, int last, Room& room, float* sums) {
+    const auto inside = [](int64_t token) {
+        return static_cast<int>(std::clamp<int64_t>(token, 0, strip_tokens));
+    };
+    const int64_t position = unit.position + row / shape.group;
+    const float worth = soften(job, strip, scores, factor, first, last,
+                               inside(first_seen(job, position) - start),
+                               inside(position + 1 - start), shape.highest(sums),
+                               room.weights + row * lanes);
+    if (worth != 1) multiply_row(sums, worth, shape.channels);
+}
+
+// What turns a product into a power of two's exponent.
+inline float score_factor(const Attention& job) {
+    return job.softcap > 0 ? job.scale * (2 * log2_e / job.softcap) : job.scale * log2_e;
+}
+
+// Tokens lo … hi - 1 of the strip at `start` are seen by some of the rows `row` … end - 1.
+struct Seen {
+    int lo, hi;
+};
+
+inline Seen seen_by(const Attention& job, const Unit& unit, const Shape& shape, int64_t start,
+                    int64_t row, int64_t end) {
+    const int64_t early = unit.position + row / shape.group;
+    const int64_t late = unit.position + (end - 1) / shape.group;
+    return {static_cast<int>(std::max<int64_t>(0, first_seen(job, early) - start)),
+            static_cast<int>(std::min<int64_t>(strip_tokens, late + 1 - start))};
+}
+
+// Rows `row` … of the unit over the strip at `start`, fetching the next one if `ahead`.
+template <bool ahead>
+void attend_tile(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
+                 const Strip& next, int64_t start, int64_t row, int rows, Room& room, float* part) {
+    const Seen seen = seen_by(job, unit, shape, start, row, row + rows);
+    const int lo = seen.lo, hi = seen.hi;
+    if (lo >= hi) return;
+    const int first = lo / lanes, last = (hi + lanes - 1) / lanes;
+    const float* q = room.q + row * job.kv.head_dim;
+    float* sums = part + row * shape.record;
+    with_rows<tile_rows>(rows, [&](auto height) {
+        with_type(strip.k_type, [&](auto type) {
+            score<type(), height(), ahead>(strip, next, q, job.kv.head_dim, first, last, room.scores);
+        });
+        for (int r = 0; r < height(); ++r)
+            soften_row(job, unit, shape, strip, start, row + r, room.scores + r * strip_tokens, 1,
+                       first, last, room, sums + r * shape.record);
+        with_type(job.kv.type, [&](auto type) {
+            sum<type(), height(), ahead>(strip, next, room.scores, sums, shape, lo, hi);
+        });
+    });
+}
+
+#if defined(__AMX_BF16__)
+
+// All rows of the unit over the strip at `start`.
+void attend_in_tiles(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
+                     const Strip& next, bool ahead, int64_t start, Room& room, float* part,
+                     TileShape& tiles) {
+    const int64_t rows = unit.tokens * shape.group;
+    const MatrixRoom matrix(room.matrix, job.kv.head_dim);
+    const char* q = reinterpret_cast<const char*>(room.q);
+    const int64_t v_bytes = shape.channels * size_of(job.kv.type);
+    const auto seen = [&](int64_t row, int64_t end, const auto& work) {
+        const auto [lo, hi] = seen_by(job, unit, shape, start, row, end);
+        if (lo < hi) work(lo / lanes, (hi + lanes - 1) / lanes);
+    };
+    seen(0, rows, [&](int first, int last) {
+        with_type(strip.k_type, [&](auto type) {
+            read_k<type()>(strip, next, ahead, job.kv.head_dim, first, last, matrix);
+        });
+        with_type(job.kv.type, [&](auto type) {
+            read_v<type()>(strip, shape.channels, first, last, matrix);
+        });
+    });
+    for (int64_t row = 0; row < rows; row += tile_height) {
+        const int height = static_cast<int>(std::min<int64_t>(tile_height, rows - row));
+        seen(row, row + height, [&](int first, int last) {
+            float* sums = part + row * shape.record;
+            tiles.set(height, height);
+            score_in_tiles(matrix, q + 2 * row * matrix.depth, first, last);
+            for (int r = 0; r < height; ++r) {
+                if (ahead && row == 0) fetch_v(next, v_bytes, r, height);
+                float* scores = matrix.scores + r * strip_tokens;
+                soften_row(job, unit, shape, strip, start, row + r, scores, score_factor(job), first,
+                           last, room, sums + r * shape.record);
+                for (int v = first / 2 * 2; v < (last + 1) / 2 * 2; ++v) {
+                    const bool inside = v >= first && v < last;
+                    put_floats(matrix.weights, r * strip_tokens + v * lanes,
+                               inside ? load<Floats>(scores + v * lanes) : Floats{}, Type::bf16);
+                }
+            }
+            sum_in_tiles(matrix, reinterpret_cast<char*>(sums), 4 * shape.record, shape.channels,
+                         first, last);
+        });
+    }
+}
+
+// The unit's queries as they are, with zeros to whole steps.
+void read_queries_in_bf16(const Attention& job, const Unit& unit, const Shape& shape, Room& room) {
+    const int64_t dim = job.kv.head_dim;
+    const int64_t depth = MatrixRoom::depth_of(dim);
+    const char* q = static_cast<const char*>(job.q);
+    for (int64_t row = 0; row < unit.tokens * shape.group; ++row) {
+        const int64_t head = unit.head * shape.group + row % shape.group;
+        const int64_t at = (unit.token + row / shape.group) * job.q_step + head * dim;
+        char* to = reinterpret_cast<char*>(room.q) + 2 * row * depth;
+        std::memcpy(to, q + 2 * at, 2 * dim);
+        std::memset(to + 2 * dim, 0, 2 * (depth - dim));
+    }
+}
+
+#endif
+
+// Rows of one head over one strip, fetching the next one if `ahead`.
+void attend_strip(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
+                  const Strip& next, [[maybe_unused]] bool ahead, int64_t start, Room& room,
+                  float* part, [[maybe_unused]] TileShape& matrix_tiles) {
+#if defined(__AMX_BF16__)
+    if (fits_tiles(job))
+        return attend_in_tiles(job, unit, shape, strip, next, ahead, start, room, part,
+                               matrix_tiles);
+#endif
+    const int64_t rows = unit.tokens * shape.group, tiles = (rows + tile_rows - 1) / tile_rows;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t row = rows * tile / tiles;
+        const int height = static_cast<int>(rows * (tile + 1) / tiles - row);
+        const auto attend = tile == 0 ? attend_tile<true> : attend_tile<false>;
+        attend(job, unit, shape, strip, next, start, row, height, room, part);
+    }
+}
+
+void attend_split(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,
+                  Room& room, float* part) {
+    const int64_t of_head = unit.tokens * shape.group, rows = unit.heads * of_head;
+    const int64_t last = unit.position + unit.tokens, end = std::min((split + 1) * split_tokens, last);
+    const int64_t begin = std::max(split * split_tokens, first_seen(job, unit.position));
+    const bool direct = job.kv.block_size % lanes == 0;
+    std::fill_n(part, rows * shape.record, 0.0f);
+    std::fill_n(room.weights, rows * lanes, 0.0f);
+    for (int64_t row = 0; row < rows; ++row) shape.highest(part + row * shape.record) = nothing;
+    Strip strips[2];
+    for (Strip& strip : strips) {  // fetched ahead before they are found: any address will do
+        std::fill_n(strip.k, strip_vectors, static_cast<const char*>(job.kv.k));
+        std::fill_n(strip.v, strip_tokens, static_cast<const char*>(job.kv.v));
+    }
+    const auto find = [&](int64_t start, int64_t head, int which) {
+        float* staged = room.staged + which * job.kv.head_dim * strip_tokens;
+        find_strip(job, unit.of_head(head), start, std::max(start, begin),
+                   std::min(start + strip_tokens, last), staged, strips[which]);
+    };
+    TileShape tiles;
+    int64_t start = begin / strip_tokens * strip_tokens;
+    find(start, 0, 0);
+    for (int64_t head = 0, now = 0; start < end; now = 1 - now) {
+        const int64_t next_head = head + 1 < unit.heads ? head + 1 : 0;
+        const int64_t following = next_head ? start : start + strip_tokens;
+        const bool more = following < (direct ? last : end);
+        if (more) find(following, next_head, 1 - now);
+        Room own = room.beyond(head * of_head);
+        attend_strip(job, unit.of_head(head), shape, strips[now], strips[more ? 1 - now : now], more,
+                     start, own, part + head * of_head * shape.record, tiles);
+        head = next_head;
+        start = following;
+    }
+    for (int64_t row = 0; row < rows; ++row)
+        shape.total(part + row * shape.record) = total_of(room.weights + row * lanes);
+}
+
+}  // namespace
+}  // namespace headway
