@@ -226,21 +226,48 @@ def test_far_beyond_its_objective_a_first_token_is_not_waited_for():
 
 
 def test_while_others_are_late_nobody_who_would_be_is_let_in():
-    """1 ms a token and a tenth of the time for those late: 900 tokens are before a chat of 200."""
+    """1 ms a token and a tenth of the time for those late: 600 tokens are before a chat of 200."""
     house = House()
     house.ask(50, slo=Slo(ttft_s=0.1))
     house.clock.advance(0.2)
-    house.ask(500)
-    assert not house.ask(400).late
+    house.ask(300)
+    assert not house.ask(300).late
     with pytest.raises(OverloadedError) as error:
-        house.ask(200)
+        house.ask(220)
     full(error, "queue_seconds")
-    assert "would take 1.3 s; at most 1.2 s" in str(error.value), "0.2 and 0.8 of 1.3 may be waited"
-    assert not house.ask(50).late, "1.16 s of 1.21"
-    house.ask(200, slo=Slo(ttft_s=60))
+    assert "would take 1.0 s; at most 0.9 s" in str(error.value), "0.22 and half of 1.28 are waited"
+    house.ask(220, slo=Slo(ttft_s=60))
     house.ask(200, CLASSES["standard"])
     house.ask(200, CLASSES["batch"])
     house.ask(200, caller=house.caller("bob"))
+
+
+def test_after_a_refusal_less_may_be_waited_for_as_long_as_an_objective():
+    """1 ms a token: where 1,000 tokens are before it, a chat of 300 waits 1.4 s."""
+    house = House()
+    places = [house.ask(500) for _ in range(3)]
+    with pytest.raises(OverloadedError, match=r"would take 2.0 s; at most 1.9 s"):
+        house.ask(400)
+    places.pop().close()
+    house.clock.advance(1.4)
+    with pytest.raises(OverloadedError, match=r"would take 1.4 s; at most 0.9 s"):
+        house.ask(300)
+    for place in places:
+        place.close()
+    house.clock.advance(1.6)
+    house.ask(500)
+    house.ask(500)
+    assert not house.ask(300).late, "long ago"
+
+
+def test_a_bound_that_was_said_holds_under_pressure():
+    house = House(max_queue_wait_s=1.5)
+    for length in 500, 500, 300:
+        house.ask(length)
+    for _ in range(2):
+        with pytest.raises(OverloadedError, match=r"at most 1.5 s"):
+            house.ask(200)
+    assert not house.ask(50).late
 
 
 def test_what_is_late_even_alone_may_wait_twice_its_objective():
