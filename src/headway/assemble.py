@@ -170,8 +170,11 @@ def make_executor(
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     lookup = look_up_weights(folder, settings)
     from headway.runtime.executor import TorchExecutor
+    from headway.runtime.memory import keep_freed
 
-    return TorchExecutor(folder, spec, settings, machine, progress, lookup)
+    executor = TorchExecutor(folder, spec, settings, machine, progress, lookup)
+    keep_freed()  # not before: what loading frees goes back to the system
+    return executor
 
 
 def look_up_weights(folder: Path, settings: Settings) -> "Lookup | None":

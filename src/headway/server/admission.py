@@ -29,9 +29,9 @@ from headway.server.seen import Seen
 QUEUE_OF_ENGINE = 4
 """Requests that may wait, for each that the engine runs at once."""
 PUNCTUAL = 0.5
-"""How much of the time that an objective leaves beside the prompt's own may be waited under pressure:
-predictions err, one more late takes time from all in time when it ages, and half of it is queue
-enough to keep every row busy."""
+"""How much of the time that an objective leaves beside the prompt's own may be waited under
+pressure: predictions err, one more late takes time from all in time when it ages, and half of it is
+queue enough to keep every row busy."""
 LENIENT, LATENESS = 1.25, 2.0
 """How many times its objective may be waited without pressure, and where it could not be met even
 alone: one that comes a little late is worth having."""
@@ -189,7 +189,8 @@ class Admission:
     def _bound_s(self, service_class: ServiceClass, slo: Slo, own_s: float) -> tuple[float, str]:
         """(how long a first token may be waited for, the limit's name); alone it takes `own_s`.
 
-        An objective of 1.5 s under pressure: 1 s where the prompt takes 0.5 s, 3 s where it takes 2 s.
+        An objective of 1.5 s under pressure: 1 s where the prompt takes 0.5 s, 3 s where that
+        takes 2 s.
         """
         if service_class.limits.queue_seconds is not None:
             return service_class.limits.queue_seconds, "class_queue_seconds"
@@ -204,7 +205,7 @@ class Admission:
         return own_s + PUNCTUAL * (slo.ttft_s - own_s), "queue_seconds"
 
     def _is_pressed(self, within_s: float) -> bool:
-        """Whether one that waits is late, or one was refused for its wait in the last `within_s`."""
+        """Whether one that waits is late, or was refused for its wait in the last `within_s`."""
         since_s = self.clock.now_s() - self._refused_s
         return self.forecast.has_late or since_s < within_s
 
