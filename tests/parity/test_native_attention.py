@@ -116,6 +116,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(library, rule, kv_dtype):
     for lib, chunk, block_size, neighbours in [
         (library, 1, 16, 0),
         (library, 7, 16, 2),
+        (library, 7, 16, 8),  # enough splits for three threads: both KV heads in one task
         (library, 64, 16, 0),
         (library, 350, 5, 1),
         (alone, 41, 32, 1),
