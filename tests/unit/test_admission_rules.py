@@ -260,6 +260,22 @@ def test_after_a_refusal_less_may_be_waited_for_as_long_as_an_objective():
     assert not house.ask(300).late, "long ago"
 
 
+def test_who_bears_little_and_is_refused_puts_no_pressure_on_others():
+    """1,200 tokens are before a chat of 300: it is late by 0.1 s, and let in."""
+    house, impatient = House(), Slo(ttft_s=0.25)
+    house.ask(500)
+    house.ask(500)
+    with pytest.raises(OverloadedError) as error:
+        house.ask(20, with_limits(queue_seconds=0.5))
+    full(error, "class_queue_seconds")
+    house.ask(100, slo=impatient)
+    house.ask(100, slo=impatient)
+    with pytest.raises(OverloadedError) as error:
+        house.ask(150, slo=impatient)
+    full(error, "queue_seconds")
+    assert house.ask(300).late
+
+
 def test_a_bound_that_was_said_holds_under_pressure():
     house = House(max_queue_wait_s=1.5)
     for length in 500, 500, 300:

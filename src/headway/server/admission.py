@@ -79,7 +79,7 @@ class Admission:
         self.forecast = Forecast(clock, policy=self.rules.policy, lane_share=self.rules.lane_share)
         self.seen = Seen() if self.rules.prefix_cache else None
         self._meters: dict[tuple[str, str], Meter] = {}
-        self._refused_s = -inf
+        self._refused = -inf, 0.0
 
     def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
         """Let a request into the queue of an engine that runs `num_rows` at once.
@@ -178,7 +178,8 @@ class Admission:
             )
         bound_s, reason = self._bound_s(service_class, slo, own)
         if wait_s > bound_s:
-            self._refused_s = self.clock.now_s()
+            if reason == "queue_seconds":
+                self._refused = self.clock.now_s(), wait_s
             raise self._full(
                 f"The first token would take {wait_s:.1f} s; at most {bound_s:.1f} s are waited.",
                 reason,
@@ -204,10 +205,15 @@ class Admission:
             return LENIENT * slo.ttft_s, "queue_seconds"
         return own_s + PUNCTUAL * (slo.ttft_s - own_s), "queue_seconds"
 
-    def _is_pressed(self, within_s: float) -> bool:
-        """Whether one that waits is late, or was refused for its wait in the last `within_s`."""
-        since_s = self.clock.now_s() - self._refused_s
-        return self.forecast.has_late or since_s < within_s
+    def _is_pressed(self, given_s: float) -> bool:
+        """Whether one that waits is late, or one was refused less than `given_s` ago.
+
+        That one would have waited for as long as may be waited here: a class or a request that
+        bears little says nothing of the others.
+        """
+        at_s, wait_s = self._refused
+        recent = self.clock.now_s() - at_s < given_s and wait_s > PUNCTUAL * given_s
+        return self.forecast.has_late or recent
 
     def check_integrity(self) -> None:
         """Counts of the queue and of the meters."""
