@@ -23,6 +23,7 @@
 namespace headway {
 namespace {
 
+constexpr int64_t most_partial = 1 << 18;
 constexpr int64_t line_floats = 16;  // of a cache line
 
 inline float* at_a_line(float* memory) {

@@ -9,7 +9,7 @@ namespace headway {
 namespace {
 
 constexpr int split_tokens = 512;
-constexpr int64_t unit_rows = 128, most_partial = 1 << 18;
+constexpr int64_t unit_rows = 128;
 
 // Rows of the tokens `token` … of one sequence, for each of the KV heads `head` …. `partial` is where
 // the splits' sums are left, if each is a task.

@@ -1,4 +1,4 @@
-"""Memory for what is large: huge pages are asked for, and what is freed is kept."""
+"""What is freed is kept for what comes next."""
 
 import subprocess
 import sys
