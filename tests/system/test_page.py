@@ -33,7 +33,8 @@ FLAGS = (
 )
 PHONE = {"width": 360, "height": 740}
 TICK_MS = 10.0
-DONE = "TTFT .* tok/s · .* tokens"
+DONE = "TTFT .* tokens?"
+"""What stands under an answer that is whole; its speed too, where it came in more than one piece."""
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +194,20 @@ async def test_reasoning_is_shown_apart_from_the_answer(
     await one.wait_text(answer_of(2) + " .after", DONE)
     assert await one.text(answer_of(2) + " .said") == "Six."
     assert await one.page.locator(answer_of(2) + " .thought").count() == 0
+
+
+async def test_a_speed_is_said_of_what_came_in_more_than_one_piece(
+    thinking: ScriptedServer, visit: OpenPage
+) -> None:
+    one = await visit(thinking.url)
+    await one.wait_text("#status-text", "^ready$")
+    thinking.says("Six. " * 200)
+    await ask(one, "Say it often.")
+    await one.wait_text(answer_of(1) + " .after", r"TTFT .* tok/s · \d+ tokens")
+    thinking.says("Six.", pace=100)
+    await ask(one, "And once?")
+    await one.wait_text(answer_of(2) + " .after", DONE)
+    assert "tok/s" not in await one.text(answer_of(2) + " .after")
 
 
 async def test_a_model_without_a_template_continues_text(
