@@ -67,9 +67,6 @@ inline Words bf16_words(const char* at) {
 template <Type type>
 constexpr int64_t size_of_type() { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
 
-// Into the second cache, which fetches more at once than the first.
-inline void fetch_later(const char* at) { __builtin_prefetch(at, 0, 2); }
-
 // Pairs of `lanes` numbers, the first of each in the low half of a word.
 template <Type type>
 inline Words paired(const char* low, const char* high) {

@@ -9,29 +9,23 @@
 //                   from -8 · Σa on, what remains is Σ q · a, at most 32 · 7 · 127 = 28448
 //     elsewhere     32-bit multiplications of widened bytes
 //
-// A start for int4 is two 16-bit numbers, since vpmaddubsw adds the inputs in pairs: -8 · (a0 + a1)
-// and -8 · (a2 + a3), over a block of at most 64 inputs.
+// A start for int4 is -8 · Σa over a group. In AVX2 it is two 16-bit numbers, since vpmaddubsw adds the
+// inputs in pairs: -8 · (a0 + a1) and -8 · (a2 + a3), over a block of at most 64 inputs.
 #pragma once
 #include "simd.h"
 
 namespace headway {
 namespace {
 
-constexpr int64_t longest_block = 64;
+constexpr int64_t longest_group = 128;
 
 inline int32_t word_at(const void* at) { return load<int32_t>(at); }
 
-// -8 · (low, high) for a start that two 16-bit halves make up.
-inline int32_t pair_start(int32_t low, int32_t high) {
-    return static_cast<int32_t>((static_cast<uint32_t>(-8 * high) << 16) |
-                                (static_cast<uint32_t>(-8 * low) & 0xFFFFu));
-}
-
-inline int32_t whole_start(int32_t pair) {
-    return static_cast<int16_t>(pair & 0xFFFF) + static_cast<int16_t>(pair >> 16);
-}
-
 #if defined(__AVX512VNNI__)
+
+constexpr int64_t longest_block = longest_group;
+
+inline int32_t int4_start(int32_t low, int32_t high) { return -8 * (low + high); }
 
 using Four = Ints;
 
@@ -57,12 +51,20 @@ struct Int4Dots {
     Ints weights;
     Int4Dots() = default;
     Int4Dots(const char* at, int shift) : weights(load<Ints>(at) >> shift & 0x0F0F0F0F) {}
-    static Sum start(int32_t pair) { return Ints{} + whole_start(pair); }
+    static Sum start(int32_t word) { return Ints{} + word; }
     void add(Sum& sum, Four four) const { add_products(sum, weights, four); }
     static Ints total(Sum sum) { return sum; }
 };
 
 #elif defined(__AVX2__)
+
+constexpr int64_t longest_block = 64;
+
+// -8 · (low, high) in two 16-bit halves.
+inline int32_t int4_start(int32_t low, int32_t high) {
+    return static_cast<int32_t>((static_cast<uint32_t>(-8 * high) << 16) |
+                                (static_cast<uint32_t>(-8 * low) & 0xFFFFu));
+}
 
 using Four = __m256i;
 
@@ -100,6 +102,10 @@ struct Int4Dots {
 
 #else
 
+constexpr int64_t longest_block = longest_group;
+
+inline int32_t int4_start(int32_t low, int32_t high) { return -8 * (low + high); }
+
 using Four = const int8_t*;
 
 inline Four four_of(const int8_t* a) { return a; }
@@ -127,7 +133,7 @@ struct Int4Dots {
         const Ints words = load<Ints>(at) >> shift;
         for (int i = 0; i < 4; ++i) parts[i] = words >> (8 * i) & 15;
     }
-    static Sum start(int32_t pair) { return Ints{} + whole_start(pair); }
+    static Sum start(int32_t word) { return Ints{} + word; }
     void add(Sum& sum, Four four) const {
         for (int i = 0; i < 4; ++i) sum += parts[i] * static_cast<int32_t>(four[i]);
     }

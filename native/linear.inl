@@ -68,21 +68,22 @@ void pack(Pool& pool, const Number* weight, Number* packed, int64_t outputs, int
 }
 
 // One row's outputs of a panel, with the bias; those beyond the last are left out.
-inline void put_outputs(const Linear& job, int64_t row, int64_t output, Floats low, Floats high) {
-    const int64_t index = row * job.outputs + output;
+inline void put_outputs(const Linear& job, int64_t row, int64_t output, Floats low, Floats high,
+                        const Target& to) {
+    const int64_t index = (row - to.row) * to.step + output - to.output;
     if (output + panel_width <= job.outputs) {
         if (job.bias) {
             low += floats_at(job.bias, output, job.type);
             high += floats_at(job.bias, output + lanes, job.type);
         }
-        put_floats(job.y, index, low, job.type);
-        put_floats(job.y, index + lanes, high, job.type);
+        put_floats(to.y, index, low, job.type);
+        put_floats(to.y, index + lanes, high, job.type);
         return;
     }
     for (int lane = 0; output + lane < job.outputs; ++lane) {
         float sum = lane < lanes ? low[lane] : high[lane - lanes];
         if (job.bias) sum += number_at(job.bias, output + lane, job.type);
-        put_number(job.y, index + lane, sum, job.type);
+        put_number(to.y, index + lane, sum, job.type);
     }
 }
 
@@ -91,7 +92,8 @@ inline void put_tile(const Linear& job, int64_t row, int64_t panel,
                      const Floats (&sums)[rows][panels][2]) {
     for (int p = 0; p < panels; ++p)
         for (int r = 0; r < rows; ++r)
-            put_outputs(job, row + r, (panel + p) * panel_width, sums[r][p][0], sums[r][p][1]);
+            put_outputs(job, row + r, (panel + p) * panel_width, sums[r][p][0], sums[r][p][1],
+                        {job.y, job.outputs});
 }
 
 #if defined(__AVX512BF16__)
@@ -239,30 +241,35 @@ const uint16_t* rows_in_bf16(Pool& pool, const Linear& job) {
 #endif
 #if defined(__AMX_BF16__)
 
-void multiply_in_tiles(Pool& pool, const Linear& job, const uint16_t* x) {
-    const int64_t width = padded(job.inputs);
-    const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
+void put_tile(const Linear& job, int64_t row, int rows, int64_t panel, const char* at,
+              const Target& to) {
+    const float* sums = reinterpret_cast<const float*>(at);
+    for (int r = 0; r < rows; ++r, sums += panel_width)
+        put_outputs(job, row + r, panel * panel_width, load<Floats>(sums),
+                    load<Floats>(sums + lanes), to);
+}
+
+// Says whether outputs that are to be gated are.
+bool multiply_in_tiles(Pool& pool, const Linear& job, const uint16_t* x) {
+    const TileOutputs<Linear> outputs{job, put_tile};
     const PlainTiles<true> format{reinterpret_cast<const char*>(x),
-                                  static_cast<const char*>(job.packed), 2 * width};
-    multiply_tiles(pool, format, job.tokens, panels, [&](int64_t row, int rows, int64_t panel,
-                                                         const char* at) {
-        const float* sums = reinterpret_cast<const float*>(at);
-        for (int r = 0; r < rows; ++r, sums += panel_width)
-            put_outputs(job, row + r, panel * panel_width, load<Floats>(sums),
-                        load<Floats>(sums + lanes));
-    });
+                                  static_cast<const char*>(job.packed), 2 * padded(job.inputs)};
+    multiply_tiles(pool, format, job.tokens, outputs);
+    return outputs.gated;
 }
 
 #endif
 
-void linear(Pool& pool, const Linear& job) {
+// Says whether outputs that are to be gated are.
+bool multiply(Pool& pool, const Linear& job) {
 #if defined(__AVX512BF16__)
     if (job.weight_type == Type::bf16) {
         const uint16_t* halves = rows_in_bf16(pool, job);
 #if defined(__AMX_BF16__)
         return multiply_in_tiles(pool, job, halves);
 #else
-        return multiply<Type::bf16>(pool, job, reinterpret_cast<const float*>(halves));
+        multiply<Type::bf16>(pool, job, reinterpret_cast<const float*>(halves));
+        return false;
 #endif
     }
 #endif
@@ -280,6 +287,11 @@ void linear(Pool& pool, const Linear& job) {
     if (job.weight_type == Type::f32) multiply<Type::f32>(pool, job, x);
     else if (job.weight_type == Type::bf16) multiply<Type::bf16>(pool, job, x);
     else multiply<Type::f16>(pool, job, x);
+    return false;
+}
+
+void linear(Pool& pool, const Linear& job) {
+    if (!multiply(pool, job)) gate_outputs(pool, job);
 }
 
 }  // namespace

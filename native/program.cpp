@@ -19,15 +19,15 @@ void embed(const Operation& it, const Step& step, char* y) {
     }
 }
 
-// The scratch of a step's rounded rows: starts, scales, then the bytes.
+// The scratch of a step's rounded rows: the bytes, whole cache lines, then scales and starts.
 void multiply_rounded(const Table& table, Pool& pool, const Operation& it, const Step& step,
-                      const void* x, void* y) {
-    int32_t* starts = reinterpret_cast<int32_t*>(step.buffers[it.scratch]);
-    float* scales = reinterpret_cast<float*>(starts + step.tokens * it.kind);
-    int8_t* q = reinterpret_cast<int8_t*>(scales + step.tokens);
+                      const void* x, void* y, const Gate& gate) {
+    int8_t* q = reinterpret_cast<int8_t*>(step.buffers[it.scratch]);
+    float* scales = reinterpret_cast<float*>(q + step.tokens * padded_inputs(it.width, it.group));
+    int32_t* starts = reinterpret_cast<int32_t*>(scales + step.tokens);
     table.quantize_rows(pool, {x, q, scales, starts, step.tokens, it.width, it.group, it.type});
     table.quantized(pool, {q, scales, starts, it.weight, static_cast<const float*>(it.scales),
-                           it.bias, y, step.tokens, it.width, it.count, it.group, it.type});
+                           it.bias, y, step.tokens, it.width, it.count, it.group, it.type, gate});
 }
 
 void attend(const Table& table, Pool& pool, const Operation& it, const Step& step, const void* q,
@@ -45,6 +45,7 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
     };
     char *x = at(it.x), *y = at(it.y), *second = at(it.second);
     const int64_t tokens = step.tokens;
+    const Gate gate{second, it.activation};
     switch (it.code) {
     case Code::embed:
         return embed(it, step, y);
@@ -54,17 +55,16 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
     case Code::linear:
         return table.linear(pool, {x, it.weight, it.bias, y,
                                    reinterpret_cast<float*>(step.buffers[it.scratch]), tokens,
-                                   it.width, it.count, it.type, static_cast<Type>(it.kind)});
+                                   it.width, it.count, it.type, static_cast<Type>(it.kind), gate});
     case Code::quantized:
-        return multiply_rounded(table, pool, it, step, x, y);
+        return multiply_rounded(table, pool, it, step, x, y, gate);
     case Code::rope:
         return table.rope(pool, {x, y, static_cast<const float*>(it.weight),
                                  static_cast<const float*>(it.bias), step.positions, tokens,
                                  it.count, it.width, it.kind, it.x.step, it.width, it.y.step,
                                  it.width, it.type});
     case Code::gated:
-        return table.gated(pool, {x, y, tokens, it.width, it.type,
-                                  static_cast<Activation>(it.kind)});
+        return table.gated(pool, {x, y, tokens, it.width, it.type, it.activation});
     case Code::add:
         return table.add(pool, {x, second, y, tokens, it.width, it.factor, it.type});
     case Code::write_kv:

@@ -30,7 +30,8 @@ struct Place {
     int32_t buffer, first, step;
 };
 
-// `scratch` names a buffer too. What a field is for each code:
+// `scratch` names a buffer too. The outputs of a product with a `second` place are gated into it, by
+// `activation`; y is then for its use alone. What a field is for each code:
 //
 //              weight    bias    scales    width    count    kind           group     factor  shift
 //     embed    table                       channels rows
@@ -38,7 +39,7 @@ struct Place {
 //     linear   panels    bias              inputs   outputs  weight's Type
 //     quant…   panels    bias    weight's  inputs   outputs  starts of row  of inputs
 //     rope     cosines   sines             channels heads    pairs
-//     gated                                inner             Activation
+//     gated                                inner
 //     add                                  channels                                   of x
 //     write_kv                                                              KV group
 //     attent…                                       heads    window         KV group  scale   softcap
@@ -47,12 +48,13 @@ struct Operation {
     Type type;
     Place x, y, second;
     int32_t scratch;
+    Activation activation;
     const void *weight, *bias, *scales;
     int64_t width, count, kind, group;
     float factor, shift;
     KVMemory kv;
 };
-static_assert(sizeof(Operation) == 176, "as OPERATION of runtime/native/program.py");
+static_assert(sizeof(Operation) == 184, "as OPERATION of runtime/native/program.py");
 
 // What the sequences of one KV group bring to a step: slots[T], tables[S][width].
 struct KVGroup {

@@ -19,13 +19,14 @@
 namespace headway {
 namespace {
 
-constexpr int64_t dots_bytes = 4 * lanes, int8_unit = 64;
+constexpr int64_t dots_bytes = 4 * lanes, line_bytes = 64;
 constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the second cache for all rows
 constexpr int together_at_once = lanes == 16 ? 6 : 4;  // panels of one row, half as many of two
 
-inline int64_t padded_inputs(int64_t inputs, int64_t group) {
-    const int64_t unit = group ? group : int8_unit;
-    return (inputs + unit - 1) / unit * unit;
+// AVX-512 is quick enough with int4 that 16 lines on their way to the first cache hold it up.
+inline void fetch_int4(const char* at) {
+    if constexpr (lanes == 16) fetch_later(at);
+    else prefetch(at);
 }
 
 inline int64_t block_of(int64_t group) { return std::min(group, longest_block); }
@@ -110,7 +111,7 @@ void quantize_row(const Rows& job, int64_t row) {
         }
         int32_t pairs[2] = {0, 0};
         for (int lane = 0; lane < lanes; ++lane) pairs[lane / 2 % 2] += sums[lane];
-        *start = job.group ? pair_start(pairs[0], pairs[1]) : -128 * (pairs[0] + pairs[1]);
+        *start = job.group ? int4_start(pairs[0], pairs[1]) : -128 * (pairs[0] + pairs[1]);
     }
 }
 
@@ -187,27 +188,37 @@ void pack_quantized(Pool& pool, const int8_t* weight, const uint16_t* scales, vo
 
 // ── products ────────────────────────────────────────────────────────────────────────────────
 
-// Scales, adds the bias and stores what a tile of `rows` · `panels` has summed up, [rows][panels][2].
+// Scales, adds the bias and stores what a tile of `rows` · `panels` has summed up, [rows][panels][2]
+// vectors of fp32 or of integers.
+template <Type type, class Sum>
 void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
-            const Floats* sums) {
-    for (int64_t end = row + rows; row < end; ++row)
-        for (int64_t half = 0; half < 2 * panels; ++half, ++sums) {
+            const Sum* sums, const Target& to) {
+    for (int r = 0; r < rows; ++r)
+        for (int half = 0; half < 2 * panels; ++half, ++sums) {
             const int64_t output = panel * panel_width + half * lanes;
-            const int64_t index = row * job.outputs + output;
+            const int64_t index = (row + r - to.row) * to.step + output - to.output;
             if (output >= job.outputs) continue;
-            Floats scale = all(job.scales[row]);
+            Floats scale = all(job.scales[row + r]);
             if (job.weight_scales) scale *= load<Floats>(job.weight_scales + output);
-            const Floats found = *sums * scale;
-            if (output + lanes <= job.outputs) {
-                const Floats bias = job.bias ? floats_at(job.bias, output, job.type) : Floats{};
-                put_floats(job.y, index, found + bias, job.type);
-                continue;
-            }
-            for (int64_t lane = 0; output + lane < job.outputs; ++lane) {
-                const float bias = job.bias ? number_at(job.bias, output + lane, job.type) : 0;
-                put_number(job.y, index + lane, found[lane] + bias, job.type);
-            }
+            const Floats found = __builtin_convertvector(*sums, Floats) * scale;
+            const Floats bias =
+                job.bias ? floats_before(job.bias, output, job.outputs, type) : Floats{};
+            put_some<type>(to.y, index, found + bias, job.outputs - output);
         }
+}
+
+template <class Sum>
+void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
+            const Sum* sums, const Target& to) {
+    if (job.type == Type::bf16) finish<Type::bf16>(job, row, rows, panel, panels, sums, to);
+    else if (job.type == Type::f16) finish<Type::f16>(job, row, rows, panel, panels, sums, to);
+    else finish<Type::f32>(job, row, rows, panel, panels, sums, to);
+}
+
+template <class Sum>
+void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
+            const Sum* sums) {
+    finish(job, row, rows, panel, panels, sums, {job.y, job.outputs});
 }
 
 // Calls work(0) … work(count - 1) with constants: an array indexed by these lives in registers.
@@ -235,9 +246,9 @@ struct Int8 {
         for (int64_t input = 0; input < width; input += 4, at += 2 * dots_bytes) {
             Int8Dots dots[halves];
             each<halves>([&](auto half) HEADWAY_INLINE {
-                const char* here = at + half / 2 * bytes;
-                if (half % 2 == 0) prefetch(here + ahead_bytes);
-                dots[half] = Int8Dots(here + half % 2 * dots_bytes);
+                const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
+                if (half % 2 == 0 || dots_bytes == line_bytes) prefetch(here + ahead_bytes);
+                dots[half] = Int8Dots(here);
             });
             each<rows>([&](auto r) HEADWAY_INLINE {
                 const Four four = four_of(q + r * width + input);
@@ -246,10 +257,8 @@ struct Int8 {
                 });
             });
         }
-        Floats found[rows * halves];
-        each<rows * halves>([&](auto i) HEADWAY_INLINE {
-            found[i] = __builtin_convertvector(Int8Dots::total(sums[i]), Floats);
-        });
+        Ints found[rows * halves];
+        each<rows * halves>([&](auto i) HEADWAY_INLINE { found[i] = Int8Dots::total(sums[i]); });
         finish(job, row, rows, panel, panels, found);
     }
 };
@@ -269,9 +278,10 @@ struct Int4 {
             each<2>([&](auto high) HEADWAY_INLINE {
                 Int4Dots dots[halves];
                 each<halves>([&](auto half) HEADWAY_INLINE {
-                    const char* here = at + half / 2 * bytes;
-                    if (half % 2 == 0 && high == 0) prefetch(here + ahead_bytes);
-                    dots[half] = Int4Dots(here + half % 2 * dots_bytes, 4 * high);
+                    const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
+                    if (high == 0 && (half % 2 == 0 || dots_bytes == line_bytes))
+                        fetch_int4(here + ahead_bytes);
+                    dots[half] = Int4Dots(here, 4 * high);
                 });
                 each<rows>([&](auto r) HEADWAY_INLINE {
                     const Four four = four_of(q + r * width + 4 * high);
@@ -298,10 +308,13 @@ struct Int4 {
             const char* scales = at;
             at += 2 * panel_width;
             Ints totals[rows * halves] = {};
-            for (const int64_t end = input + group; input < end; input += length, ++starts) {
+            const int64_t end = input + group;
+            do {
                 block<rows, panels>(totals, q + input, width, starts, blocks, at, bytes, length);
                 at += length * panel_width / 2;
-            }
+                input += length;
+                ++starts;
+            } while (longest_block < longest_group && input < end);
             each<rows * halves>([&](auto i) HEADWAY_INLINE {
                 const char* here = scales + i % halves / 2 * bytes;
                 const Floats scale = floats_at(here, i % 2 * lanes, Type::f16);

@@ -44,8 +44,8 @@ struct Int4Tiles {
                 store(scales + half * sizeof(Floats), floats_at(at, half * lanes, Type::f16));
             at += 2 * panel_width;
             for (int64_t input = 0; input < step_bytes; input += 8, at += 128, levels += 256) {
-                prefetch(at + ahead_bytes);
-                prefetch(at + ahead_bytes + 64);
+                fetch_int4(at + ahead_bytes);
+                fetch_int4(at + ahead_bytes + 64);
                 for (int half = 0; half < 2; ++half) {
                     const Words both = load<Words>(at + 64 * half);
                     store(levels + 64 * half, less_eight(both & 0x0F0F0F0Fu));
@@ -145,42 +145,38 @@ struct Int4Tiles {
 #undef HEADWAY_MULTIPLY_GROUP
 };
 
-// Writes the outputs of a tile whose sums are numbers of type `V`.
-template <class V>
-void finish_tile(const Quantized& job, int64_t row, int rows, int64_t panel, const char* at) {
-    Floats found[8];
-    for (int r = 0; r < rows; r += 4, at += sizeof found) {
-        for (int i = 0; i < 8; ++i)
-            found[i] = __builtin_convertvector(load<V>(at + i * sizeof(V)), Floats);
-        finish(job, row + r, std::min(4, rows - r), panel, 1, found);
-    }
+// Sums of int8 are integers, those of int4 numbers that carry their groups' scales.
+void put_tile(const Quantized& job, int64_t row, int rows, int64_t panel, const char* sums,
+              const Target& to) {
+    if (job.group) finish(job, row, rows, panel, 1, reinterpret_cast<const Floats*>(sums), to);
+    else finish(job, row, rows, panel, 1, reinterpret_cast<const Ints*>(sums), to);
 }
 
-void multiply_in_tiles(Pool& pool, const Quantized& job) {
+// Says whether outputs that are to be gated are.
+bool multiply_in_tiles(Pool& pool, const Quantized& job) {
     const char* q = reinterpret_cast<const char*>(job.q);
     const char* packed = static_cast<const char*>(job.packed);
     const int64_t width = padded_inputs(job.inputs, job.group);
-    const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
-    if (job.group)
-        multiply_tiles(pool, Int4Tiles{q, packed, width, job.group}, job.tokens, panels,
-                       [&](int64_t row, int rows, int64_t panel, const char* sums) {
-                           finish_tile<Floats>(job, row, rows, panel, sums);
-                       });
-    else
-        multiply_tiles(pool, PlainTiles<false>{q, packed, width}, job.tokens, panels,
-                       [&](int64_t row, int rows, int64_t panel, const char* sums) {
-                           finish_tile<Ints>(job, row, rows, panel, sums);
-                       });
+    const TileOutputs<Quantized> outputs{job, put_tile};
+    if (job.group) multiply_tiles(pool, Int4Tiles{q, packed, width, job.group}, job.tokens, outputs);
+    else multiply_tiles(pool, PlainTiles<false>{q, packed, width}, job.tokens, outputs);
+    return outputs.gated;
 }
 
 #endif
 
-void quantized(Pool& pool, const Quantized& job) {
+// Says whether outputs that are to be gated are.
+bool multiply(Pool& pool, const Quantized& job) {
 #if defined(__AMX_INT8__)
     if (job.tokens > (job.group ? few_rows_int4 : few_rows_int8)) return multiply_in_tiles(pool, job);
 #endif
     if (job.group) multiply_quantized<Int4>(pool, job);
     else multiply_quantized<Int8>(pool, job);
+    return false;
+}
+
+void quantized(Pool& pool, const Quantized& job) {
+    if (!multiply(pool, job)) gate_outputs(pool, job);
 }
 
 }  // namespace

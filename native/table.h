@@ -12,6 +12,15 @@ class Pool;
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 
+enum class Activation : int { silu = 0, gelu_tanh = 1 };
+
+// gated[T][O / 2] = activation(y[T][0 … O / 2]) · y[T][O / 2 … O] of a product's y, which is then not
+// always written; `to` is null where the product is all.
+struct Gate {
+    void* to = nullptr;
+    Activation activation = Activation::silu;
+};
+
 // y[T][O] = x[T][I] · weight[O][I]ᵀ + bias[O]; x, bias and y are of `type`, the weight is packed
 // by `pack_linear` from `weight_type`. `scratch` holds T · I floats, I rounded up to 32.
 struct Linear {
@@ -22,6 +31,7 @@ struct Linear {
     float* scratch;
     int64_t tokens, inputs, outputs;
     Type type, weight_type;
+    Gate gate;
 };
 
 // y[r][W] = x[r] / sqrt(mean(x[r]²) + eps) · weight, or · (offset + weight) where there is an offset.
@@ -47,8 +57,6 @@ struct Rope {
     int64_t x_token_stride, x_head_stride, y_token_stride, y_head_stride;
     Type type;
 };
-
-enum class Activation : int { silu = 0, gelu_tanh = 1 };
 
 // y[T][inner] = activation(x[T][0 … inner]) · x[T][inner … 2 · inner]
 struct Gated {
@@ -80,9 +88,14 @@ struct Draw {
     int32_t top_k;      // 0: none
 };
 
-// Rows of x[T][I] as bytes: x = q · scale. Rows of q are padded with zeros to a multiple of 4, or of
-// the group of int4 weights; `starts` holds what the sums begin with, one for each row, or for each
-// block of a row (a group, half of one of 128): see quantized.inl.
+// Bytes of a row of `inputs` numbers that are multiplied with int8 weights, or int4 in groups.
+inline int64_t padded_inputs(int64_t inputs, int64_t group) {
+    const int64_t unit = group ? group : 64;
+    return (inputs + unit - 1) / unit * unit;
+}
+
+// Rows of x[T][I] as bytes: x = q · scale. Rows of q are padded with zeros; `starts` holds what the sums begin with, one for each
+// row, or for each block of a row (a group, or half of one of 128): see quantized.inl.
 struct Rows {
     const void* x;
     int8_t* q;
@@ -114,6 +127,7 @@ struct Quantized {
     void* y;
     int64_t tokens, inputs, outputs, group;
     Type type;
+    Gate gate;
 };
 
 // A layer's KV memory: K is (blocks, G, D, block_size), V (blocks, G, block_size, D), and with int8

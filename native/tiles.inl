@@ -18,14 +18,20 @@
 #include <memory>
 #include <new>
 
+#include "elementwise.inl"
 #include "pool.h"
-#include "simd.h"
 
 namespace headway {
 namespace {
 
 constexpr int panel_width = 2 * lanes;
 constexpr int64_t chunk_bytes = 256 * 1024;
+
+// Rows of y that a tile writes: number 0 of `y` is output `output` of row `row`, rows are `step` apart.
+struct Target {
+    void* y;
+    int64_t step, row = 0, output = 0;
+};
 
 #if defined(__AMX_TILE__)
 
@@ -191,43 +197,92 @@ struct TileBlocks {
     int64_t sums_of_panel() const { return strip == steps ? 1 : tiles; }
 };
 
-// Calls finish(row, rows, panel, sums[32][32]) for each tile of `num_rows` rows and `num_panels`
-// panels, once all of its steps are added.
-template <class Format, class Finish>
-void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, int64_t num_panels,
-                    const Finish& finish) {
+// What becomes of the sums of a product's tiles; `put` writes what those of one amount to. Outputs that are gated are made a panel of gates and the
+// panel of what they gate in turn: 32 gates of each row wait for them in the second cache.
+template <class Job>
+struct TileOutputs {
+    const Job& job;
+    void (*put)(const Job&, int64_t row, int rows, int64_t panel, const char* sums, const Target&);
+    int64_t panels = parts_of(job.outputs, panel_width);
+    bool gated = job.gate.to && panels % 2 == 0 && panels * panel_width == job.outputs;
+
+    int64_t panel_at(int64_t turn) const {
+        return gated ? turn % 2 * (panels / 2) + turn / 2 : turn;
+    }
+
+    int64_t near_bytes(int64_t rows) const {
+        return gated ? (rows + tile_pair) * panel_width * size_of(job.type) : 0;
+    }
+
+    // `near` holds the gates of all rows from `first` on, behind those of this tile's other half.
+    void finish(int64_t first, int64_t row, int rows, int64_t panel, const char* sums,
+                char* near) const {
+        if (!gated) return put(job, row, rows, panel, sums, {job.y, job.outputs});
+        char* up = near;
+        char* gates = near + (tile_pair + row - first) * panel_width * size_of(job.type);
+        const bool gate = panel < panels / 2;
+        put(job, row, rows, panel, sums,
+            {gate ? gates : up, panel_width, row, panel * panel_width});
+        if (gate) return;
+        if (job.type == Type::bf16) close<Type::bf16>(row, rows, panel, gates, up);
+        else if (job.type == Type::f16) close<Type::f16>(row, rows, panel, gates, up);
+        else close<Type::f32>(row, rows, panel, gates, up);
+    }
+
+    template <Type type>
+    void close(int64_t row, int rows, int64_t panel, const char* gates, const char* up) const {
+        const int64_t width = job.outputs / 2, first = (panel - panels / 2) * panel_width;
+        for (int r = 0; r < rows; ++r) {
+            const int64_t to = (row + r) * width + first, at = r * panel_width;
+            if (job.gate.activation == Activation::silu)
+                gate_row<type, Activation::silu>(gates, up, at, job.gate.to, to, panel_width);
+            else
+                gate_row<type, Activation::gelu_tanh>(gates, up, at, job.gate.to, to, panel_width);
+        }
+    }
+};
+
+// Adds up each tile of `num_rows` rows and all panels, and hands its sums[32][32] to `outputs`.
+template <class Format, class Outputs>
+void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Outputs& outputs) {
     if (num_rows == 0) return;
     constexpr int64_t sum_bytes = 4 * tile_pair * tile_pair;
+    const int64_t num_panels = outputs.panels;
     const TileBlocks cut(num_rows, format.row_bytes, format.step_bytes,
                          format.most_steps(num_rows));
     const bool few = num_rows <= tile_pair;
     int64_t each = parts_of(num_panels, 4 * pool.threads());
     if (!cut.whole()) each = std::min(parts_of(num_panels, pool.threads()), most_kept_panels);
     if (few) each = std::clamp<int64_t>(chunk_bytes / (format.row_bytes * panel_width), 1, each);
+    if (outputs.gated) each += each % 2;
     pool.run(parts_of(num_panels, each), [&](int64_t chunk, int) {
         const int64_t begin = chunk * each, end = std::min(num_panels, begin + each);
         const int64_t of_panel = cut.sums_of_panel() * sum_bytes;
         const int64_t kept = cut.whole() ? of_panel : of_panel * (end - begin);
-        char* memory = thread_memory(kept + format.scratch_bytes(cut.strip));
+        const int64_t near_bytes = outputs.near_bytes(cut.rows);
+        char* near = thread_memory(near_bytes + kept + format.scratch_bytes(cut.strip));
+        char* memory = near + near_bytes;
         TileShape shape;
-        const auto add = [&](int64_t first, int64_t panel, int64_t step, int64_t steps) {
+        const auto add = [&](int64_t first, int64_t turn, int64_t step, int64_t steps) {
             const int64_t last = std::min(num_rows, first + rows_at_once);
+            const int64_t panel = outputs.panel_at(turn);
             const char* b = format.open(panel, step, steps, memory + kept);
-            char* sums = memory + (cut.whole() ? 0 : (panel - begin) * of_panel);
+            char* sums = memory + (cut.whole() ? 0 : (turn - begin) * of_panel);
             for (int64_t row = first; row < last; row += tile_pair) {
                 const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
                 const int64_t tile = (row - first) / tile_pair;
                 format.add(shape, {row, panel, step, steps, tile, cut.tiles, rows}, b, sums);
-                if (step + steps == cut.steps) finish(row, rows, panel, sums);
+                if (step + steps == cut.steps)
+                    outputs.finish(first, row, rows, panel, sums, near);
                 if (of_panel > sum_bytes) sums += sum_bytes;
             }
         };
         for (int64_t first = 0; first < num_rows; first += rows_at_once)
             for (int64_t block = 0; block < cut.steps; block += cut.block)
-                for (int64_t panel = begin; panel < end; ++panel)
+                for (int64_t turn = begin; turn < end; ++turn)
                     for (int64_t step = block, last = std::min(cut.steps, block + cut.block);
                          step < last; step += cut.strip)
-                        add(first, panel, step, std::min(cut.strip, last - step));
+                        add(first, turn, step, std::min(cut.strip, last - step));
     });
 }
 

@@ -3,6 +3,7 @@
 import random
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -188,6 +189,66 @@ def test_every_operation_is_the_one_called_alone(library, lens, dtype, group, se
         angles = layer.cos[batch.positions_T], layer.sin[batch.positions_T]
         wanted = layer(batch.token_ids_T, batch, angles)
         assert torch.equal(program(batch), wanted)
+
+
+def random_layer(library: NativeLibrary, dtype: torch.dtype, group: int | None, *sizes: int):
+    """(a table of 50 embeddings, a product's kernel, its packed weight, a bias)."""
+    draw = torch.Generator().manual_seed(3)
+    inputs, outputs = sizes
+    table, weight = (
+        torch.randn(50, inputs, generator=draw),
+        torch.randn(*sizes[::-1], generator=draw),
+    )
+    kernel = NativeLinear(library) if group is None else NativeQuantizedLinear(library, group)
+    packed = kernel.prepare((weight / inputs**0.5).to(dtype))
+    return table.to(dtype), kernel, packed, torch.randn(outputs, generator=draw).to(dtype)
+
+
+@each_instruction_set
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.one_of(st.integers(1, 70), st.sampled_from([513, 700])),
+    inputs=st.sampled_from([24, 600, 2200]),
+    inner=st.sampled_from([1, 33, 64, 96]),
+    dtype=st.sampled_from(TYPES),
+    group=st.sampled_from([None, 0, 32, 64, 128]),
+    activation=st.sampled_from(["silu", "gelu_tanh"]),
+    biased=st.booleans(),
+)
+def test_a_product_gates_its_own_outputs(
+    library, tokens, inputs, inner, dtype, group, activation, biased
+):
+    """In tiles panel by panel where panels are whole, elsewhere behind it: one operation."""
+    sizes = inputs, 2 * inner
+    table, kernel, packed, bias = random_layer(library, dtype, group, *sizes)
+    gated = NativeLayers(library).gated[activation]
+
+    def forward(token_ids: Any) -> Any:
+        x = torch.nn.functional.embedding(token_ids, table)
+        return gated(kernel(x, packed, bias if biased else None))
+
+    program, why = lower(forward, library, dtype)
+    assert program is not None and len(program.operations) == 2, why
+    batch = make_batch([tokens], [tokens], 8, random.Random(1))
+    batch.token_ids_T = batch.token_ids_T % 50
+    assert torch.equal(program(batch), forward(batch.token_ids_T))
+
+
+@each_instruction_set
+def test_outputs_that_somebody_else_reads_are_not_gated_away(library):
+    """The gate is an operation of its own, and both numbers are right."""
+    table, kernel, packed, bias = random_layer(library, torch.float32, None, 24, 64)
+    half = kernel.prepare(torch.randn(64, 32, generator=torch.Generator().manual_seed(7)))
+
+    def forward(token_ids: Any) -> Any:
+        both = kernel(torch.nn.functional.embedding(token_ids, table), packed, bias)
+        return kernel(NativeLayers(library).gated["silu"](both), half, None) + both
+
+    program, why = lower(forward, library, torch.float32)
+    assert program is not None and len(program.operations) == 5, why
+    batch = make_batch([40], [40], 8, random.Random(1))
+    batch.token_ids_T = batch.token_ids_T % 50
+    assert torch.equal(program(batch), forward(batch.token_ids_T))
 
 
 @each_instruction_set

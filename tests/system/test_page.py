@@ -34,7 +34,7 @@ FLAGS = (
 PHONE = {"width": 360, "height": 740}
 TICK_MS = 10.0
 DONE = "TTFT .* tokens?"
-"""What stands under an answer that is whole; its speed too, where it came in more than one piece."""
+"""What stands under a whole answer; its speed too, where it came in more than one piece."""
 
 
 @pytest.fixture(scope="module")

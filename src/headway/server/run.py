@@ -7,6 +7,7 @@ loaded, that `/health` answers at once, and that no child process or socket is l
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import resource
 import signal
@@ -116,6 +117,8 @@ async def serve(
         await asyncio.wait({settled, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
         if settled.done():
             settled.result()
+            gc.collect()
+            gc.freeze()  # what serves lives as long as the server: no collection need visit it again
             on_ready()
             notifier.ready()
         else:

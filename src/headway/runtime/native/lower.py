@@ -7,6 +7,7 @@ lowered: then the model runs as it is drawn, operation by operation, and `lower`
     x + attention(norm(x))    norm 0 → 1 · linear 1 → 2 · rope · write_kv · attention 2 → 1 · …
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -18,6 +19,8 @@ from torch.nn import functional
 
 from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.program import CODES, NOWHERE, OPERATION, Program
+
+PRODUCTS = ("linear", "quantized")
 
 
 class NotLoweredError(Exception):
@@ -159,7 +162,7 @@ class Recorder:
     def gated(self, x: Value, activation: int) -> Value:
         assert x.dense
         y = self._new(x.width // 2)
-        self._write("gated", x=x, y=y, width=y.width, kind=activation)
+        self._write("gated", x=x, y=y, width=y.width, activation=activation)
         return y
 
     def add(self, x: Value, other: Value | None, factor: float) -> Value:
@@ -178,9 +181,10 @@ class Recorder:
 
     def program(self, library: NativeLibrary, result: Value) -> Program:
         """What was written, in as few buffers as hold what is still to be read."""
-        slots, widths = share(self._operations, self.widths, result)
-        found = np.zeros(len(self._operations), OPERATION)
-        for record, operation in zip(found, self._operations, strict=True):
+        operations = with_gates(self._operations)
+        slots, widths = share(operations, self.widths, result)
+        found = np.zeros(len(operations), OPERATION)
+        for record, operation in zip(found, operations, strict=True):
             record["type"], record["scratch"] = TYPES[self.dtype], len(widths)
             record["code"] = CODES.index(operation["code"])
             for name in ("x", "y", "second"):
@@ -197,6 +201,34 @@ class Recorder:
         return Program(library, found, row_bytes, slots[result.buffer], self.dtype)
 
 
+def buffers_of(operation: dict[str, Any]) -> list[int]:
+    """The buffers that an operation reads and writes."""
+    return [operation[name].buffer for name in ("x", "second", "y") if operation.get(name)]
+
+
+def with_gates(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with each gate done by the product before it, where nobody else reads its outputs.
+
+    linear 1 → 2 · gated 2 → 3    becomes    linear 1 → 2, gated to 3
+    """
+    users = Counter(buffer for operation in operations for buffer in set(buffers_of(operation)))
+    found: list[dict[str, Any]] = []
+    for operation in operations:
+        before = found[-1] if found else None
+        if (
+            before is not None
+            and operation["code"] == "gated"
+            and before["code"] in PRODUCTS
+            and before["y"].buffer == operation["x"].buffer
+            and users[operation["x"].buffer] == 2
+        ):
+            gate = {"second": operation["y"], "activation": operation["activation"]}
+            found[-1] = before | gate
+        else:
+            found.append(operation)
+    return found
+
+
 def share(
     operations: list[dict[str, Any]], widths: list[int], result: Value
 ) -> tuple[dict[int, int], list[int]]:
@@ -205,10 +237,7 @@ def share(
     A slot is free again behind the last operation that reads its buffer; a sum may take the place
     of what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the sum, in the slots 0, 1 and 0.
     """
-    places = [
-        [operation[name].buffer for name in ("x", "second", "y") if operation.get(name)]
-        for operation in operations
-    ]
+    places = [buffers_of(operation) for operation in operations]
     last = {buffer: index for index, buffers in enumerate(places) for buffer in buffers}
     last[result.buffer] = len(operations)
     slots: dict[int, int] = {}

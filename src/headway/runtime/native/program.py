@@ -26,7 +26,7 @@ OPERATION = np.dtype(
     [
         *(("code", "i4"), ("type", "i4")),
         *((name, PLACE) for name in ("x", "y", "second")),
-        ("scratch", "i4"),
+        *(("scratch", "i4"), ("activation", "i4")),
         *((name, "u8") for name in ("weight", "bias", "scales")),
         *((name, "i8") for name in ("width", "count", "kind", "group")),
         *(("factor", "f4"), ("shift", "f4")),
