@@ -118,7 +118,7 @@ async def serve(
         if settled.done():
             settled.result()
             gc.collect()
-            gc.freeze()  # what serves lives as long as the server: no collection need visit it again
+            gc.freeze()  # what serves lives as long as the server
             on_ready()
             notifier.ready()
         else:
