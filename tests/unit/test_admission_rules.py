@@ -228,8 +228,8 @@ def test_far_beyond_its_objective_a_first_token_is_not_waited_for():
 def test_while_others_are_late_nobody_who_would_be_is_let_in():
     """1 ms a token and a tenth of the time for those late: 600 tokens are before a chat of 200."""
     house = House()
-    house.ask(50, slo=Slo(ttft_s=0.1))
-    house.clock.advance(0.2)
+    house.ask(50)
+    house.clock.advance(1.6)
     house.ask(300)
     assert not house.ask(300).late
     with pytest.raises(OverloadedError) as error:
@@ -274,6 +274,16 @@ def test_who_bears_little_and_is_refused_puts_no_pressure_on_others():
         house.ask(150, slo=impatient)
     full(error, "queue_seconds")
     assert house.ask(300).late
+
+
+def test_who_asks_for_the_impossible_and_waits_puts_no_pressure_on_others():
+    """Late by its own 0.1 s, not by its class's 1.5 s: a chat after 1,350 tokens is let in late."""
+    house = House()
+    house.ask(50, slo=Slo(ttft_s=0.1))
+    house.clock.advance(0.2)
+    for length in (500, 500, 350):
+        house.ask(length)
+    assert house.ask(200).late
 
 
 def test_a_bound_that_was_said_holds_under_pressure():

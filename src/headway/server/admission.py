@@ -267,9 +267,11 @@ class Ticket:
         longest = round(max(asked.lengths) * forecast.uncached)
         if found is not None:
             longest = max(place.left.values())
-        slo = asked.slo or self._service_class.objectives(longest)
+        usual = self._service_class.objectives(longest)
+        slo = asked.slo or usual
         given_s = inf if slo.ttft_s is None else slo.ttft_s
         place.due_s = self._admission.clock.now_s() + given_s
+        place.late_s = max(place.due_s, self._admission.clock.now_s() + (usual.ttft_s or 0.0))
         wait_s = self._admission.judge(place, self._service_class, self._caller, slo)
         self.late = isfinite(given_s) and wait_s > given_s and any(forecast.before(place))
 

@@ -35,7 +35,8 @@ class Place:
     """One request in the queue: its prompts without a first token, by number.
 
     `left` has the tokens not yet computed of each, `untouched` those that no step has begun; it is
-    `long` by what its prompts take; `due_s` is infinite without an objective.
+    `long` by what its prompts take; `due_s` is infinite without an objective, and `late_s` is when
+    others may say that it is late: not before its class's objective.
     """
 
     user: str = ""
@@ -44,6 +45,7 @@ class Place:
     idle_only: bool = False
     long: bool = False
     due_s: float = inf
+    late_s: float = inf
     left: dict[int, int] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
     untouched: set[int] = field(default_factory=set)
@@ -193,7 +195,7 @@ class Forecast:
     def has_late(self) -> bool:
         """Whether one that waits has missed its objective already; long and idle ones aside."""
         now_s = self.clock.now_s()
-        return any(p.due_s < now_s and not (p.long or p.idle_only) for p in self.places)
+        return any(p.late_s < now_s and not (p.long or p.idle_only) for p in self.places)
 
     def count(self, **like: object) -> int:
         """Prompts that wait at places with these fields: count(user="alice")."""
