@@ -94,8 +94,8 @@ inline int64_t padded_inputs(int64_t inputs, int64_t group) {
     return (inputs + unit - 1) / unit * unit;
 }
 
-// Rows of x[T][I] as bytes: x = q · scale. Rows of q are padded with zeros; `starts` holds what the sums begin with, one for each
-// row, or for each block of a row (a group, or half of one of 128): see quantized.inl.
+// Rows of x[T][I] as bytes: x = q · scale. Rows of q are padded with zeros; `starts` holds what the
+// sums begin with, one for each row, or for each block of a row (a group, or half of one of 128).
 struct Rows {
     const void* x;
     int8_t* q;

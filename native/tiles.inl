@@ -197,8 +197,9 @@ struct TileBlocks {
     int64_t sums_of_panel() const { return strip == steps ? 1 : tiles; }
 };
 
-// What becomes of the sums of a product's tiles; `put` writes what those of one amount to. Outputs that are gated are made a panel of gates and the
-// panel of what they gate in turn: 32 gates of each row wait for them in the second cache.
+// What becomes of the sums of a product's tiles; `put` writes what those of one amount to. Where
+// outputs are gated a panel of gates and the panel of what they gate come in turn, and 32 gates of
+// each row wait in the second cache meanwhile.
 template <class Job>
 struct TileOutputs {
     const Job& job;
