@@ -252,6 +252,23 @@ def test_outputs_that_somebody_else_reads_are_not_gated_away(library):
 
 
 @each_instruction_set
+def test_outputs_that_are_the_result_are_not_gated_away(library):
+    """Also where a gate that nobody reads follows."""
+    table, kernel, packed, bias = random_layer(library, torch.float32, None, 24, 64)
+
+    def forward(token_ids: Any) -> Any:
+        both = kernel(torch.nn.functional.embedding(token_ids, table), packed, bias)
+        NativeLayers(library).gated["silu"](both)
+        return both
+
+    program, why = lower(forward, library, torch.float32)
+    assert program is not None and len(program.operations) == 3, why
+    batch = make_batch([40], [40], 8, random.Random(1))
+    batch.token_ids_T = batch.token_ids_T % 50
+    assert torch.equal(program(batch), forward(batch.token_ids_T))
+
+
+@each_instruction_set
 @settings(max_examples=60, deadline=None)
 @given(
     tokens=st.integers(0, 30),

@@ -181,7 +181,7 @@ class Recorder:
 
     def program(self, library: NativeLibrary, result: Value) -> Program:
         """What was written, in as few buffers as hold what is still to be read."""
-        operations = with_gates(self._operations)
+        operations = with_gates(self._operations, result)
         slots, widths = share(operations, self.widths, result)
         found = np.zeros(len(operations), OPERATION)
         for record, operation in zip(found, operations, strict=True):
@@ -206,12 +206,13 @@ def buffers_of(operation: dict[str, Any]) -> list[int]:
     return [operation[name].buffer for name in ("x", "second", "y") if operation.get(name)]
 
 
-def with_gates(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str, Any]]:
     """The same with each gate done by the product before it, where nobody else reads its outputs.
 
     linear 1 → 2 · gated 2 → 3    becomes    linear 1 → 2, gated to 3
     """
     users = Counter(buffer for operation in operations for buffer in set(buffers_of(operation)))
+    users[result.buffer] += 1
     found: list[dict[str, Any]] = []
     for operation in operations:
         before = found[-1] if found else None
