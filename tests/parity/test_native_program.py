@@ -251,6 +251,24 @@ def test_outputs_that_somebody_else_reads_are_not_gated_away(library):
     assert torch.equal(program(batch), forward(batch.token_ids_T))
 
 
+@pytest.mark.parametrize("num_layers", [1, 2, 9])
+def test_gated_layers_share_their_buffers(num_layers: int):
+    """A residual, a product's outputs, their gate and what comes back: four for any number."""
+    recorder = Recorder(torch.float32)
+    x = recorder._new(8)
+    start = {"code": "embed", "y": x}
+    operations = [start]
+    for _ in range(num_layers):
+        both, gated, back, total = (recorder._new(width) for width in (64, 32, 8, 8))
+        operations += [
+            {"code": "linear", "x": x, "y": both, "second": gated},
+            {"code": "linear", "x": gated, "y": back},
+            {"code": "add", "x": x, "second": back, "y": total},
+        ]
+        x = total
+    assert len(share(operations, recorder.widths, x)[1]) <= 4
+
+
 @each_instruction_set
 def test_outputs_that_are_the_result_are_not_gated_away(library):
     """Also where a gate that nobody reads follows."""

@@ -235,7 +235,7 @@ def share(
 ) -> tuple[dict[int, int], list[int]]:
     """(the slot of each buffer, how wide each slot is).
 
-    A slot is free again behind the last operation that reads its buffer; a sum may take the place
+    A slot is free again behind the last operation that has its buffer; a sum may take the place
     of what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the sum, in the slots 0, 1 and 0.
     """
     places = [buffers_of(operation) for operation in operations]
@@ -245,9 +245,10 @@ def share(
     sizes: list[int] = []
     free: list[int] = []
     for index, (operation, buffers) in enumerate(zip(operations, places, strict=True)):
-        ended = [slots[b] for b in dict.fromkeys(buffers) if b in slots and last[b] == index]
+        ended = [buffer for buffer in dict.fromkeys(buffers) if last[buffer] == index]
         if operation["code"] == "add":
-            free, ended = free + ended, []
+            free += [slots[buffer] for buffer in ended if buffer in slots]
+            ended = [buffer for buffer in ended if buffer not in slots]
         for buffer in buffers:
             if buffer not in slots:
                 width = widths[buffer]
@@ -257,7 +258,7 @@ def share(
                 else:
                     free.remove(slot)
                 slots[buffer], sizes[slot] = slot, max(sizes[slot], width)
-        free += ended
+        free += [slots[buffer] for buffer in ended]
     return slots, sizes
 
 

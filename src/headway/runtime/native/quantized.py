@@ -71,7 +71,7 @@ def padded_inputs(inputs: int, group: int) -> int:
 
 
 def blocks_of(inputs: int, group: int) -> int:
-    """Parts of a row whose sums begin with a number of their own."""
+    """Parts of a row whose sums begin with a number of their own; on AVX2, elsewhere fewer."""
     return padded_inputs(inputs, group) // min(group, LONGEST_BLOCK) if group else 1
 
 
