@@ -18,7 +18,7 @@
 #include <iterator>
 #include <vector>
 
-#include "attention_split.inl"
+#include "attention_matrix_split.inl"
 
 namespace headway {
 namespace {
@@ -142,39 +142,52 @@ std::vector<Unit> find_units(const Attention& job, const Shape& shape, bool toge
     return units;
 }
 
+void attend(const Attention& job, const Unit& unit, const Shape& shape, int64_t split, Room& room,
+            float* part) {
+#if defined(__AMX_BF16__)
+    if (fits_tiles(job)) return attend_split_in_tiles(job, unit, shape, split, room, part);
+#endif
+    attend_split(job, unit, shape, split, room, part);
+}
+
 void attend_unit(const Attention& job, const Unit& unit, const Shape& shape) {
     Room room = take_room(job, shape);
     read_queries(job, unit, shape, room);
     finish(job, unit, shape, room.sums, [&](int64_t split) {
-        attend_split(job, unit, shape, unit.first_split + split, room, room.part);
+        attend(job, unit, shape, unit.first_split + split, room, room.part);
         return room.part;
     });
 }
 
+// Splits `begin` … `end` - 1 of a unit, counted from its first.
 struct Task {
     Unit* unit;
-    int64_t split;
+    int64_t begin, end;
 };
 
-// A task for each unit, or for each split of it where there are few units: then those that are
-// not long chunks are given room in `memory` for the parts.
+// A task for each unit or, where there are fewer than `busy`, for some splits of it in a row: then
+// those that are not long chunks are given room in `memory` for the parts. `busy` tasks in all will do,
+// as each waits for the first tokens it reads.
 std::vector<Task> find_tasks(std::vector<Unit>& units, const Shape& shape, int64_t busy,
                              std::vector<float>& memory) {
-    const bool few = static_cast<int64_t>(units.size()) < busy;
     std::vector<Task> tasks;
     std::vector<int64_t> sizes(units.size());
-    int64_t total = 0;
-    for (size_t i = 0; i < units.size(); ++i) {
+    int64_t total = 0, splits = 0;
+    for (size_t i = 0; i < units.size() && static_cast<int64_t>(units.size()) < busy; ++i) {
         const int64_t size = units[i].num_splits * units[i].part_size(shape);
-        if (few && units[i].num_splits > 1 && size <= most_partial) total += sizes[i] = size;
+        if (units[i].num_splits == 1 || size > most_partial) continue;
+        total += sizes[i] = size;
+        splits += units[i].num_splits;
     }
     const auto wanted = static_cast<size_t>(total + line_floats);
     if (memory.size() < wanted) memory.resize(wanted);
     float* next = at_a_line(memory.data());
+    const int64_t each = std::max<int64_t>(1, splits / std::max<int64_t>(1, busy));
     for (size_t i = 0; i < units.size(); next += sizes[i++]) {
+        const int64_t count = units[i].num_splits, step = sizes[i] ? each : count;
         if (sizes[i]) units[i].partial = next;
-        for (int64_t split = 0; split < (sizes[i] ? units[i].num_splits : 1); ++split)
-            tasks.push_back({&units[i], split});
+        for (int64_t split = 0; split < count; split += step)
+            tasks.push_back({&units[i], split, std::min(count, split + step)});
     }
     return tasks;
 }
@@ -189,13 +202,15 @@ void attention(Pool& pool, const Attention& job) {
         return unit.partial + split * unit.part_size(shape);
     };
     pool.run(static_cast<int64_t>(tasks.size()), [&](int64_t task, int) {
-        const auto& [unit, split] = tasks[task];
+        const auto& [unit, begin, end] = tasks[task];
         if (!unit->partial) return attend_unit(job, *unit, shape);
         Room room = take_room(job, shape);
         read_queries(job, *unit, shape, room);
-        attend_split(job, *unit, shape, unit->first_split + split, room, part_of(*unit, split));
+        for (int64_t split = begin; split < end; ++split)
+            attend(job, *unit, shape, unit->first_split + split, room, part_of(*unit, split));
     });
-    if (tasks.size() == units.size()) return;
+    if (std::none_of(units.begin(), units.end(), [](const Unit& unit) { return unit.partial; }))
+        return;
     pool.run(static_cast<int64_t>(units.size()), [&](int64_t i, int) {
         if (units[i].partial)
             finish(job, units[i], shape, take_room(job, shape).sums,

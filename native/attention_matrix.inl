@@ -1,12 +1,13 @@
 // The inner loops of attention in matrix tiles: 16 rows over a strip of 64 tokens, see attention.inl.
 //
-//     scores   q in bf16 [rows][D]        times K [16 tokens][pairs of channels]
+//     scores   q in bf16 [rows][D]        times K [pairs of channels][16 tokens]
 //     softmax  a row, as in attention_tile.inl; the weights are rounded to bf16
-//     sum      weights [rows][64] in bf16 times V [16 channels][pairs of tokens]
+//     sum      weights [rows][16] in bf16 times V [pairs of tokens][16 channels]
 //
-// A strip's K and V are brought into tiles once for all rows of a unit: numbers of int8 are exact in
-// bf16, and tokens that are not there are zeros. Each step adds its 32 products to a sum that lies in
-// fp32, first step to last, so that what a row computes is fixed by its position alone.
+// Memory in pairs (KVMemory in table.h) is tiles as it lies; other memory's K and V are brought into
+// them once for all rows of a unit: numbers of int8 are exact in bf16. Tokens that are not there are
+// zeros in V. Each step adds its 32 channels or 16 tokens to a sum that lies in fp32, first step to
+// last, so that what a row computes is fixed by its position alone.
 #pragma once
 #include "attention_tile.inl"
 #include "tiles.inl"
@@ -16,14 +17,12 @@ namespace {
 
 #if !defined(__AMX_BF16__)
 
-struct TileShape {};
-
 inline int64_t query_step(int64_t) { return 0; }
 inline int64_t matrix_size(int64_t) { return 0; }
 
 #else
 
-// One thread's memory: K [4][D / 2][16][2], V [2][channels / 16][16][16][2], numbers of 16 bits.
+// One thread's memory: K [4][D / 2][16][2], V [4][8][channels][2], numbers of 16 bits.
 struct MatrixRoom {
     char *k, *v, *weights;
     float* scores;
@@ -57,6 +56,77 @@ inline bool fits_tiles(const Attention& job) {
     return job.type == Type::bf16 && (job.kv.type == Type::bf16 || job.kv.type == Type::i8);
 }
 
+// Where the tiles of each 16 tokens of a strip lie: a pair of channels is `k_step` bytes behind the
+// one before, a pair of tokens `v_step`.
+struct TileStrip {
+    const char *k[strip_vectors], *v[strip_vectors];
+    int64_t k_step, v_step;
+};
+
+// Sums in 0 and 1; scores multiply 4 by 6 and 7, 32 channels deep, sums of V 5 by 2 and 3, 16 tokens.
+class AttentionTiles : public Tiles {
+public:
+    void set(int rows) {
+        if (rows == rows_) return;
+        rows_ = rows;
+        constexpr int64_t line = tile_bytes, half = line / 2, low = tile_height / 2;
+        load({line, line, line, line, line, half, line, line},
+             {rows, rows, low, low, rows, rows, tile_height, tile_height});
+    }
+
+private:
+    int rows_ = 0;
+};
+
+// The memory of a next strip, fetched a few lines at a time while one is computed, of all its pieces in
+// turn: a core has places for 16 lines on their way, and only while another piece is fetched does its
+// own fetching, which follows each page by itself, get ahead.
+class Ahead {
+public:
+    void clear() {
+        count_ = next_ = 0;
+        at_ = longest_ = each_ = 0;
+    }
+
+    void add(const char* from, int64_t bytes) {
+        if (count_ == most_pieces) return;
+        pieces_[count_++] = {from, bytes};
+        longest_ = std::max(longest_, bytes);
+    }
+
+    // What was added is fetched by the next `calls` calls of `fetch`.
+    void spread(int64_t calls) {
+        each_ = parts_of(count_ * parts_of(longest_, bytes_at_once), calls);
+    }
+
+    void fetch() {
+        for (int64_t i = 0; i < each_ && at_ < longest_; ++i) {
+            const Piece& piece = pieces_[next_];
+            if (at_ < piece.bytes)
+                for (int64_t line = 0; line < bytes_at_once; line += tile_bytes)
+                    fetch_later(piece.from + at_ + line);
+            if (++next_ < count_) continue;
+            next_ = 0;
+            at_ += bytes_at_once;
+        }
+    }
+
+private:
+    static constexpr int most_pieces = 2 * strip_tokens;
+    static constexpr int64_t bytes_at_once = 4 * tile_bytes;
+    struct Piece {
+        const char* from;
+        int64_t bytes;
+    };
+    Piece pieces_[most_pieces];
+    int count_ = 0, next_ = 0;
+    int64_t at_ = 0, longest_ = 0, each_ = 0;
+};
+
+// Calls of `fetch` beside each step of scores, row of softmax and step of sums, about as their times
+// are.
+constexpr int score_fetches = 2, row_fetches = 1, sum_fetches = 2;
+
 // `lanes` numbers in bf16, in the low halves of words.
 template <Type type>
 inline Words bf16_words(const char* at) {
@@ -75,17 +145,15 @@ inline Words paired(const char* low, const char* high) {
 
 // Channels in pairs; one that is not there is zeros.
 template <Type type>
-void read_k(const Strip& strip, const Strip& next, bool ahead, int64_t head_dim, int first, int last,
-            const MatrixRoom& room) {
+void read_k(const Strip& strip, int64_t head_dim, int first, int last, const MatrixRoom& room,
+            Ahead& ahead) {
     const int64_t pairs = room.depth / 2, whole = head_dim / 2, step = strip.k_step;
     for (int v = first; v < last; ++v) {
         const char* k = strip.k[v];
-        const char* later = ahead ? next.k[v] : k;
         char* to = room.k + v * pairs * tile_bytes;
-        for (int64_t pair = 0; pair < whole; ++pair, k += 2 * step, later += 2 * step) {
+        for (int64_t pair = 0; pair < whole; ++pair, k += 2 * step) {
             store(to + pair * tile_bytes, paired<type>(k, k + step));
-            fetch_later(later);
-            if (step >= tile_bytes) fetch_later(later + step);
+            if (pair % 16 == 0) ahead.fetch();
         }
         for (int64_t pair = whole; pair < pairs; ++pair)
             store(to + pair * tile_bytes, 2 * pair < head_dim ? bf16_words<type>(k) : Words{});
@@ -94,86 +162,103 @@ void read_k(const Strip& strip, const Strip& next, bool ahead, int64_t head_dim,
 
 // Tokens in pairs; one that is not there is zeros.
 template <Type type>
-void read_v(const Strip& strip, int64_t channels, int first, int last, const MatrixRoom& room) {
-    constexpr int64_t tile_size = tile_height * tile_bytes, width = size_of_type<type>();
-    const int64_t step = channels / lanes * tile_size;
-    const int end = (last * lanes + 31) / 32 * 32;
-    for (int token = first * lanes / 32 * 32; token < end; token += 2) {
-        char* to = room.v + token / 32 * step + token % 32 / 2 * tile_bytes;
+void read_v(const Strip& strip, int64_t channels, int first, int last, const MatrixRoom& room,
+            Ahead& ahead) {
+    constexpr int64_t width = size_of_type<type>();
+    for (int token = first * lanes; token < last * lanes; token += 2) {
+        char* to = room.v + token / 2 * 4 * channels;
         const char *low = strip.v[token], *high = strip.v[token + 1];
+        if (token % 16 == 0) ahead.fetch();
         if (token >= strip.begin && token + 1 < strip.end) {
-            for (int64_t c = 0; c < channels; c += lanes, to += tile_size)
-                store(to, paired<type>(low + c * width, high + c * width));
+            for (int64_t c = 0; c < channels; c += lanes)
+                store(to + 4 * c, paired<type>(low + c * width, high + c * width));
         } else {
             const bool has_low = token >= strip.begin && token < strip.end;
             const bool has_high = token + 1 >= strip.begin && token + 1 < strip.end;
-            for (int64_t c = 0; c < channels; c += lanes, to += tile_size) {
+            for (int64_t c = 0; c < channels; c += lanes) {
                 Words words{};
                 if (has_low) words = bf16_words<type>(low + c * width);
                 if (has_high) words |= bf16_words<type>(high + c * width) << 16;
-                store(to, words);
+                store(to + 4 * c, words);
             }
         }
     }
 }
 
-// V of a share of the tokens of the next strip: part `part` of `parts`.
-inline void fetch_v(const Strip& next, int64_t bytes, int part, int parts) {
-    for (int token = strip_tokens * part / parts; token < strip_tokens * (part + 1) / parts; ++token)
-        for (int64_t at = 0; at < bytes; at += tile_bytes) fetch_later(next.v[token] + at);
+// 16 tokens in pairs, of which `begin` … `end` - 1 are there; the others become zeros.
+inline void copy_v(const char* from, char* to, int64_t channels, int64_t begin, int64_t end) {
+    const auto there = [&](int64_t token) { return token >= begin && token < end; };
+    for (int64_t token = 0; token < lanes; token += 2, from += 4 * channels, to += 4 * channels) {
+        const uint32_t kept = (there(token) ? 0xFFFF : 0) | (there(token + 1) ? 0xFFFF0000 : 0);
+        for (int64_t c = 0; c < channels; c += lanes)
+            store(to + 4 * c, load<Words>(from + 4 * c) & kept);
+    }
 }
 
 // scores[16][64] of the rows from `q` on, of the vectors of tokens first … last - 1.
-inline void score_in_tiles(const MatrixRoom& room, const char* q, int first, int last) {
-    const int64_t q_step = 2 * room.depth, block = room.depth / 2 * tile_bytes, line = tile_bytes;
+inline void score_in_tiles(const TileStrip& strip, const MatrixRoom& room, const char* q, int first,
+                           int last, Ahead& ahead) {
+    const int64_t q_step = 2 * room.depth, k_step = strip.k_step;
     constexpr int64_t out_step = 4 * strip_tokens;
     char* out = reinterpret_cast<char*>(room.scores);
-    const auto two = [&](int v) HEADWAY_INLINE {
+    int v = first;
+    for (; v + 2 <= last; v += 2) {
         HEADWAY_ZERO_TILE(0);
         HEADWAY_ZERO_TILE(1);
-        const char* k = room.k + v * block;
-        for (int64_t at = 0; at < q_step; at += tile_bytes, k += tile_height * tile_bytes) {
+        const char *one = strip.k[v], *two = strip.k[v + 1];
+        for (int64_t at = 0; at < q_step; at += tile_bytes) {
             HEADWAY_LOAD_TILE(4, q + at, q_step);
-            HEADWAY_LOAD_TILE(6, k, line);
+            HEADWAY_LOAD_TILE(6, one, k_step);
             HEADWAY_ADD_BF16(0, 4, 6);
-            HEADWAY_LOAD_TILE(7, k + block, line);
+            HEADWAY_LOAD_TILE(7, two, k_step);
             HEADWAY_ADD_BF16(1, 4, 7);
+            for (int i = 0; i < score_fetches; ++i) ahead.fetch();
+            one += tile_height * k_step;
+            two += tile_height * k_step;
         }
         HEADWAY_STORE_TILE(0, out + v * tile_bytes, out_step);
         HEADWAY_STORE_TILE(1, out + (v + 1) * tile_bytes, out_step);
-    };
-    for (int v = first / 2 * 2; v < last; v += 2) two(v);
+    }
+    if (v == last) return;
+    HEADWAY_ZERO_TILE(0);
+    const char* one = strip.k[v];
+    for (int64_t at = 0; at < q_step; at += tile_bytes, one += tile_height * k_step) {
+        HEADWAY_LOAD_TILE(4, q + at, q_step);
+        HEADWAY_LOAD_TILE(6, one, k_step);
+        HEADWAY_ADD_BF16(0, 4, 6);
+    }
+    HEADWAY_STORE_TILE(0, out + v * tile_bytes, out_step);
 }
 
 // Adds weights[16][64] · V to `sums`, `sum_step` bytes apart.
-inline void sum_in_tiles(const MatrixRoom& room, char* sums, int64_t sum_step, int64_t channels,
-                         int first, int last) {
-    constexpr int64_t weight_step = 2 * strip_tokens, tile_size = tile_height * tile_bytes;
-    const int64_t step = channels / lanes * tile_size, line = tile_bytes;
+inline void sum_in_tiles(const TileStrip& strip, const MatrixRoom& room, char* sums, int64_t sum_step,
+                         int64_t channels, int first, int last, Ahead& ahead) {
+    constexpr int64_t weight_step = 2 * strip_tokens, group_bytes = 2 * lanes;
+    const int64_t v_step = strip.v_step;
     int64_t c = 0;
     for (; c + 2 * lanes <= channels; c += 2 * lanes) {
         HEADWAY_LOAD_TILE(0, sums + 4 * c, sum_step);
         HEADWAY_LOAD_TILE(1, sums + 4 * c + tile_bytes, sum_step);
-        for (int s = first / 2; s < (last + 1) / 2; ++s) {
-            const char* v = room.v + s * step + c / lanes * tile_size;
-            HEADWAY_LOAD_TILE(4, room.weights + s * tile_bytes, weight_step);
-            HEADWAY_LOAD_TILE(6, v, line);
-            HEADWAY_ADD_BF16(0, 4, 6);
-            HEADWAY_LOAD_TILE(7, v + tile_size, line);
-            HEADWAY_ADD_BF16(1, 4, 7);
+        for (int v = first; v < last; ++v) {
+            const char* at = strip.v[v] + 4 * c;
+            HEADWAY_LOAD_TILE(5, room.weights + v * group_bytes, weight_step);
+            HEADWAY_LOAD_TILE(2, at, v_step);
+            HEADWAY_ADD_BF16(0, 5, 2);
+            HEADWAY_LOAD_TILE(3, at + tile_bytes, v_step);
+            HEADWAY_ADD_BF16(1, 5, 3);
+            for (int i = 0; i < sum_fetches; ++i) ahead.fetch();
         }
         HEADWAY_STORE_TILE(0, sums + 4 * c, sum_step);
         HEADWAY_STORE_TILE(1, sums + 4 * c + tile_bytes, sum_step);
     }
-    for (; c < channels; c += lanes) {
-        HEADWAY_LOAD_TILE(2, sums + 4 * c, sum_step);
-        for (int s = first / 2; s < (last + 1) / 2; ++s) {
-            HEADWAY_LOAD_TILE(5, room.weights + s * tile_bytes, weight_step);
-            HEADWAY_LOAD_TILE(6, room.v + s * step + c / lanes * tile_size, line);
-            HEADWAY_ADD_BF16(2, 5, 6);
-        }
-        HEADWAY_STORE_TILE(2, sums + 4 * c, sum_step);
+    if (c == channels) return;
+    HEADWAY_LOAD_TILE(0, sums + 4 * c, sum_step);
+    for (int v = first; v < last; ++v) {
+        HEADWAY_LOAD_TILE(5, room.weights + v * group_bytes, weight_step);
+        HEADWAY_LOAD_TILE(2, strip.v[v] + 4 * c, v_step);
+        HEADWAY_ADD_BF16(0, 5, 2);
     }
+    HEADWAY_STORE_TILE(0, sums + 4 * c, sum_step);
 }
 
 #endif

@@ -150,76 +150,9 @@ void attend_tile(const Attention& job, const Unit& unit, const Shape& shape, con
     });
 }
 
-#if defined(__AMX_BF16__)
-
-// All rows of the unit over the strip at `start`.
-void attend_in_tiles(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
-                     const Strip& next, bool ahead, int64_t start, Room& room, float* part,
-                     TileShape& tiles) {
-    const int64_t rows = unit.tokens * shape.group;
-    const MatrixRoom matrix(room.matrix, job.kv.head_dim);
-    const char* q = reinterpret_cast<const char*>(room.q);
-    const int64_t v_bytes = shape.channels * size_of(job.kv.type);
-    const auto seen = [&](int64_t row, int64_t end, const auto& work) {
-        const auto [lo, hi] = seen_by(job, unit, shape, start, row, end);
-        if (lo < hi) work(lo / lanes, (hi + lanes - 1) / lanes);
-    };
-    seen(0, rows, [&](int first, int last) {
-        with_type(strip.k_type, [&](auto type) {
-            read_k<type()>(strip, next, ahead, job.kv.head_dim, first, last, matrix);
-        });
-        with_type(job.kv.type, [&](auto type) {
-            read_v<type()>(strip, shape.channels, first, last, matrix);
-        });
-    });
-    for (int64_t row = 0; row < rows; row += tile_height) {
-        const int height = static_cast<int>(std::min<int64_t>(tile_height, rows - row));
-        seen(row, row + height, [&](int first, int last) {
-            float* sums = part + row * shape.record;
-            tiles.set(height, height);
-            score_in_tiles(matrix, q + 2 * row * matrix.depth, first, last);
-            for (int r = 0; r < height; ++r) {
-                if (ahead && row == 0) fetch_v(next, v_bytes, r, height);
-                float* scores = matrix.scores + r * strip_tokens;
-                soften_row(job, unit, shape, strip, start, row + r, scores, score_factor(job), first,
-                           last, room, sums + r * shape.record);
-                for (int v = first / 2 * 2; v < (last + 1) / 2 * 2; ++v) {
-                    const bool inside = v >= first && v < last;
-                    put_floats(matrix.weights, r * strip_tokens + v * lanes,
-                               inside ? load<Floats>(scores + v * lanes) : Floats{}, Type::bf16);
-                }
-            }
-            sum_in_tiles(matrix, reinterpret_cast<char*>(sums), 4 * shape.record, shape.channels,
-                         first, last);
-        });
-    }
-}
-
-// The unit's queries as they are, with zeros to whole steps.
-void read_queries_in_bf16(const Attention& job, const Unit& unit, const Shape& shape, Room& room) {
-    const int64_t dim = job.kv.head_dim;
-    const int64_t depth = MatrixRoom::depth_of(dim);
-    const char* q = static_cast<const char*>(job.q);
-    for (int64_t row = 0; row < unit.tokens * shape.group; ++row) {
-        const int64_t head = unit.head * shape.group + row % shape.group;
-        const int64_t at = (unit.token + row / shape.group) * job.q_step + head * dim;
-        char* to = reinterpret_cast<char*>(room.q) + 2 * row * depth;
-        std::memcpy(to, q + 2 * at, 2 * dim);
-        std::memset(to + 2 * dim, 0, 2 * (depth - dim));
-    }
-}
-
-#endif
-
-// Rows of one head over one strip, fetching the next one if `ahead`.
+// Rows of one head over one strip, fetching the next one.
 void attend_strip(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
-                  const Strip& next, [[maybe_unused]] bool ahead, int64_t start, Room& room,
-                  float* part, [[maybe_unused]] TileShape& matrix_tiles) {
-#if defined(__AMX_BF16__)
-    if (fits_tiles(job))
-        return attend_in_tiles(job, unit, shape, strip, next, ahead, start, room, part,
-                               matrix_tiles);
-#endif
+                  const Strip& next, int64_t start, Room& room, float* part) {
     const int64_t rows = unit.tokens * shape.group, tiles = (rows + tile_rows - 1) / tile_rows;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = rows * tile / tiles;
@@ -229,15 +162,37 @@ void attend_strip(const Attention& job, const Unit& unit, const Shape& shape, co
     }
 }
 
-void attend_split(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,
-                  Room& room, float* part) {
-    const int64_t of_head = unit.tokens * shape.group, rows = unit.heads * of_head;
-    const int64_t last = unit.position + unit.tokens, end = std::min((split + 1) * split_tokens, last);
-    const int64_t begin = std::max(split * split_tokens, first_seen(job, unit.position));
-    const bool direct = job.kv.block_size % lanes == 0;
+// The tokens of a split that a unit sees, begin … end - 1, of its own up to `last` - 1.
+struct SplitTokens {
+    int64_t begin, end, last;
+
+    SplitTokens(const Attention& job, const Unit& unit, int64_t split)
+        : begin(std::max(split * split_tokens, first_seen(job, unit.position))),
+          end(std::min((split + 1) * split_tokens, unit.position + unit.tokens)),
+          last(unit.position + unit.tokens) {}
+
+    int64_t first_strip() const { return begin / strip_tokens * strip_tokens; }
+};
+
+// The sums of a unit's rows before a split, and after it.
+void begin_part(const Unit& unit, const Shape& shape, Room& room, float* part) {
+    const int64_t rows = unit.heads * unit.tokens * shape.group;
     std::fill_n(part, rows * shape.record, 0.0f);
     std::fill_n(room.weights, rows * lanes, 0.0f);
     for (int64_t row = 0; row < rows; ++row) shape.highest(part + row * shape.record) = nothing;
+}
+
+void end_part(const Unit& unit, const Shape& shape, const Room& room, float* part) {
+    for (int64_t row = 0; row < unit.heads * unit.tokens * shape.group; ++row)
+        shape.total(part + row * shape.record) = total_of(room.weights + row * lanes);
+}
+
+void attend_split(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,
+                  Room& room, float* part) {
+    const int64_t of_head = unit.tokens * shape.group;
+    const SplitTokens tokens(job, unit, split);
+    const bool direct = job.kv.block_size % lanes == 0;
+    begin_part(unit, shape, room, part);
     Strip strips[2];
     for (Strip& strip : strips) {  // fetched ahead before they are found: any address will do
         std::fill_n(strip.k, strip_vectors, static_cast<const char*>(job.kv.k));
@@ -245,25 +200,23 @@ void attend_split(const Attention& job, const Unit& unit, const Shape& shape, in
     }
     const auto find = [&](int64_t start, int64_t head, int which) {
         float* staged = room.staged + which * job.kv.head_dim * strip_tokens;
-        find_strip(job, unit.of_head(head), start, std::max(start, begin),
-                   std::min(start + strip_tokens, last), staged, strips[which]);
+        find_strip(job, unit.of_head(head), start, std::max(start, tokens.begin),
+                   std::min(start + strip_tokens, tokens.last), staged, strips[which]);
     };
-    TileShape tiles;
-    int64_t start = begin / strip_tokens * strip_tokens;
+    int64_t start = tokens.first_strip();
     find(start, 0, 0);
-    for (int64_t head = 0, now = 0; start < end; now = 1 - now) {
+    for (int64_t head = 0, now = 0; start < tokens.end; now = 1 - now) {
         const int64_t next_head = head + 1 < unit.heads ? head + 1 : 0;
         const int64_t following = next_head ? start : start + strip_tokens;
-        const bool more = following < (direct ? last : end);
+        const bool more = following < (direct ? tokens.last : tokens.end);
         if (more) find(following, next_head, 1 - now);
         Room own = room.beyond(head * of_head);
-        attend_strip(job, unit.of_head(head), shape, strips[now], strips[more ? 1 - now : now], more,
-                     start, own, part + head * of_head * shape.record, tiles);
+        attend_strip(job, unit.of_head(head), shape, strips[now], strips[more ? 1 - now : now], start,
+                     own, part + head * of_head * shape.record);
         head = next_head;
         start = following;
     }
-    for (int64_t row = 0; row < rows; ++row)
-        shape.total(part + row * shape.record) = total_of(room.weights + row * lanes);
+    end_part(unit, shape, room, part);
 }
 
 }  // namespace

@@ -5,8 +5,12 @@
 //
 //     K  . k0 . .   . k1 . .   . k2 . .   . k3 . .        V  . . . .   v0 v1 v2 v3   . . . .   . . . .
 //
-// so that scores of several tokens and outputs of several channels are vectors as they lie.
+// so that scores of several tokens and outputs of several channels are vectors as they lie. In pairs,
+// as matrix tiles read it, two channels of K and two tokens of V lie side by side:
+//
+//     K  . . k0 k1 . . . .   . . k2 k3 . . . .            V  . v0 . v1 . v2 . v3   . . . . . . . .
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "pool.h"
@@ -55,6 +59,20 @@ inline void write_row(const void* from, int64_t at, Type type, void* to, int64_t
                  count, step);
 }
 
+// One token's rows of one head into memory in pairs; the head's memory begins at number `base`.
+inline void write_pairs(const WriteKV& job, int64_t token, int64_t head, int64_t base,
+                        int64_t offset) {
+    const KVMemory& to = job.to;
+    const int64_t dim = to.head_dim;
+    const auto* k = static_cast<const uint16_t*>(job.k) + token * job.k_step + head * dim;
+    const auto* v = static_cast<const uint16_t*>(job.v) + token * job.v_step + head * dim;
+    auto* to_k = static_cast<uint16_t*>(to.k) + base + 2 * offset;
+    auto* to_v = static_cast<uint16_t*>(to.v) + base + offset / 2 * 2 * dim + offset % 2;
+    for (int64_t pair = 0; pair < dim / 2; ++pair)
+        std::memcpy(to_k + pair * 2 * to.block_size, k + 2 * pair, 4);
+    copy_row(v, to_v, dim, 2);
+}
+
 void write_kv(Pool& pool, const WriteKV& job) {
     constexpr int64_t each = 16;
     const KVMemory& to = job.to;
@@ -67,6 +85,10 @@ void write_kv(Pool& pool, const WriteKV& job) {
                 const int64_t at = block * to.kv_heads + head;
                 const int64_t scale = at * to.block_size + offset;
                 const int64_t base = at * to.block_size * to.head_dim;
+                if (to.paired) {
+                    write_pairs(job, token, head, base, offset);
+                    continue;
+                }
                 write_row(job.k, token * job.k_step + head * to.head_dim, job.type, to.k,
                           base + offset, to, to.block_size, to.k_scale ? to.k_scale + scale : nullptr);
                 write_row(job.v, token * job.v_step + head * to.head_dim, job.type, to.v,

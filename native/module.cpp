@@ -174,23 +174,23 @@ public:
     void write_kv(Address k, Address v, int64_t k_step, int64_t v_step, Address slots,
                   int64_t tokens, int type, Address to_k, Address to_v, Address k_scale,
                   Address v_scale, int64_t kv_heads, int64_t head_dim, int64_t block_size,
-                  int kv_type) {
+                  int kv_type, int paired) {
         table_.write_kv(pool_, {at(k), at(v), k_step, v_step, at<int64_t>(slots), tokens,
                                 Type(type), {at(to_k), at(to_v), at<float>(k_scale),
                                              at<float>(v_scale), kv_heads, head_dim, block_size,
-                                             Type(kv_type)}});
+                                             Type(kv_type), paired != 0}});
     }
 
     void attention(Address q, Address out, int64_t q_step, Address tables, Address query_lens,
                    Address context_lens, int64_t sequences, int64_t width, int64_t heads,
                    int64_t window, float scale, float softcap, int type, Address k, Address v,
                    Address k_scale, Address v_scale, int64_t kv_heads, int64_t head_dim,
-                   int64_t block_size, int kv_type) {
+                   int64_t block_size, int kv_type, int paired) {
         table_.attention(pool_, {at(q), at(out), q_step, at<int64_t>(tables),
                                  at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
                                  width, heads, window, scale, softcap, Type(type),
                                  {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
-                                  head_dim, block_size, Type(kv_type)}});
+                                  head_dim, block_size, Type(kv_type), paired != 0}});
     }
 
 private:

@@ -63,7 +63,7 @@ struct Int4Tiles {
     void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
         if (at.tiles > 1) {
             const int64_t bytes = at.steps * group_bytes(), lines = parts_of(bytes, tile_bytes);
-            Ahead ahead{packed(at.panel, at.step) + bytes, parts_of(lines, at.tiles)};
+            PanelAhead ahead{packed(at.panel, at.step) + bytes, parts_of(lines, at.tiles)};
             ahead.at += at.tile * ahead.lines * tile_bytes;
             ahead.fetch();
         }

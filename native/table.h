@@ -131,12 +131,15 @@ struct Quantized {
 };
 
 // A layer's KV memory: K is (blocks, G, D, block_size), V (blocks, G, block_size, D), and with int8
-// numbers each has a scale for every token and head, (blocks, G, block_size).
+// numbers each has a scale for every token and head, (blocks, G, block_size). In pairs K is
+// (blocks, G, D / 2, block_size, 2) and V (blocks, G, block_size / 2, D, 2), as matrix tiles read
+// numbers of 16 bits: D a multiple of 32 and block_size of 16.
 struct KVMemory {
     void *k, *v;
     float *k_scale, *v_scale;
     int64_t kv_heads, head_dim, block_size;
     Type type;
+    bool paired;
 };
 
 // Puts k[T][G][D] and v[T][G][D], whose rows are `k_step` and `v_step` numbers apart, into slots[T].

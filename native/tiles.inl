@@ -14,6 +14,7 @@
 // blocks of inputs sums lie in memory, in fp32 or as integers, so that they go on as they were.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -40,28 +41,43 @@ constexpr int64_t tile_bytes = 64, step_of_panel = 2048, lines_of_step = step_of
 constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20, far_bytes = 8192;
 constexpr int64_t most_kept_panels = 16;  // whose sums, 64 KB each, lie in memory between blocks
 
-// One thread's tiles: C 0 … 3, A 4 and 5, B 6 and 7. `depth` bytes of A are one step.
-class TileShape {
+// One thread's tiles, given back at the end.
+class Tiles {
 public:
-    ~TileShape() { if (depth_) asm volatile("tilerelease"); }
+    ~Tiles() { if (loaded_) asm volatile("tilerelease"); }
 
-    // `first` rows in A0, C00 and C01, `second` in A1, C10 and C11; one at least.
-    void set(int first, int second, int64_t depth = tile_bytes) {
-        if (first == first_ && second == second_ && depth == depth_) return;
-        first_ = first;
-        second_ = second;
-        depth_ = depth;
+protected:
+    // Bytes of a row and rows of each tile.
+    void load(const std::array<int64_t, 8>& bytes, const std::array<int64_t, 8>& rows) {
         struct alignas(64) {
             uint8_t palette = 1, start = 0, reserved[14] = {};
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } shape;
         for (int tile = 0; tile < 8; ++tile) {
-            shape.bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? depth : tile_bytes);
-            shape.rows[tile] = static_cast<uint8_t>(
-                tile >= 6 ? depth / 4 : tile == 0 || tile == 1 || tile == 4 ? first : second);
+            shape.bytes[tile] = static_cast<uint16_t>(bytes[tile]);
+            shape.rows[tile] = static_cast<uint8_t>(rows[tile]);
         }
         asm volatile("ldtilecfg %0" : : "m"(shape));
+        loaded_ = true;
+    }
+
+private:
+    bool loaded_ = false;
+};
+
+// C 0 … 3, A 4 and 5, B 6 and 7. `depth` bytes of A are one step.
+class TileShape : public Tiles {
+public:
+    // `first` rows in A0, C00 and C01, `second` in A1, C10 and C11; one at least.
+    void set(int first, int second, int64_t depth = tile_bytes) {
+        if (first == first_ && second == second_ && depth == depth_) return;
+        first_ = first;
+        second_ = second;
+        depth_ = depth;
+        constexpr int64_t line = tile_bytes;
+        load({line, line, line, line, depth, depth, line, line},
+             {first, first, second, second, first, second, depth / 4, depth / 4});
     }
 
 private:
@@ -87,7 +103,7 @@ private:
 inline int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
 
 // What is fetched from memory beside a step: `lines` cache lines.
-struct Ahead {
+struct PanelAhead {
     const char* at;
     int64_t lines;
 
@@ -99,7 +115,7 @@ struct Ahead {
 // Adds `steps` steps of up to 32 rows of `a`, `a_step` bytes apart, times a panel to sums[32][32].
 template <bool bf16, bool two>
 inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t steps, char* sums,
-                      bool fresh, Ahead ahead) {
+                      bool fresh, PanelAhead ahead) {
     constexpr int64_t sum_step = 4 * tile_pair, half = tile_height * sum_step, line = 128;
     if (fresh) {
         HEADWAY_ZERO_TILE(0);
@@ -169,7 +185,7 @@ struct PlainTiles {
 
     void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
         const char* a = rows + at.row * row_bytes + at.step * tile_bytes;
-        Ahead ahead{b + far_bytes, lines_of_step};
+        PanelAhead ahead{b + far_bytes, lines_of_step};
         if (at.tiles > 1) {
             ahead.lines = parts_of(lines_of_step, at.tiles);
             ahead.at = b + row_bytes * panel_width + at.tile * at.steps * ahead.lines * tile_bytes;

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.attention import AttentionRule, KVLayer, NativeKVLayer, ReferenceAttention
+from headway.runtime.attention.native import PairedKVLayer
 from headway.runtime.batch import Batch
 
 
@@ -59,6 +60,17 @@ class Case:
     expected: Tensor
 
 
+def fill(layer: NativeKVLayer, k_memory: Tensor, v_memory: Tensor) -> None:
+    """Make (blocks, block_size, G, D) numbers the layer's own."""
+    if isinstance(layer, PairedKVLayer) and layer.paired:
+        k, v = layer.in_pairs()
+        k.copy_(k_memory.transpose(1, 2).unflatten(-1, (-1, 2)))
+        v.copy_(v_memory.transpose(1, 2).unflatten(2, (-1, 2)))
+    else:
+        layer.k.copy_(k_memory.permute(0, 2, 3, 1))
+        layer.v.copy_(v_memory.permute(0, 2, 1, 3))
+
+
 def make_case(
     query_lens: list[int],
     contexts: list[int],
@@ -68,6 +80,7 @@ def make_case(
     rule: AttentionRule,
     dtype: torch.dtype,
     seed: int,
+    kind: type[NativeKVLayer] = NativeKVLayer,
 ) -> Case:
     """Whatever no row may see is NaN in native memory, and 0 in the reference's."""
     num_heads, kv_heads = heads
@@ -86,9 +99,8 @@ def make_case(
         torch.randn(tokens, count, head_dim, generator=draw).to(dtype)
         for count in (num_heads, kv_heads, kv_heads)
     )
-    layer = NativeKVLayer.zeros(shape, 0, dtype, "cpu")
-    layer.k.copy_(k_memory.permute(0, 2, 3, 1))
-    layer.v.copy_(v_memory.permute(0, 2, 1, 3))
+    layer = kind.zeros(shape, 0, dtype, "cpu")
+    fill(layer, k_memory, v_memory)
     k_memory, v_memory = k_memory.nan_to_num(), v_memory.nan_to_num()
     expected = ReferenceAttention().attend(q, k, v, KVLayer(k_memory, v_memory, 0), batch, rule)
     batch.views.clear()

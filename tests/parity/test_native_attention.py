@@ -47,17 +47,19 @@ rows = st.one_of(
     sequences=st.lists(rows, min_size=1, max_size=5),
     kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 3, 4, 6, 7, 8, 13]),
-    head_dim=st.one_of(st.sampled_from([20, 64, 80, 128, 256]), st.integers(8, 100)),
-    block_size=st.one_of(st.sampled_from([1, 16, 32, 256]), st.integers(1, 40)),
+    head_dim=st.one_of(st.sampled_from([20, 32, 64, 80, 128, 256]), st.integers(8, 100)),
+    block_size=st.one_of(st.sampled_from([1, 16, 32, 48, 256]), st.integers(1, 40)),
     window=st.sampled_from([0, 0, 1, 5, 64, 200, 600]),
     softcap=st.sampled_from([0.0, 0.0, 2.0, 30.0]),
     dtype=st.sampled_from(list(ROUNDING)),
+    own_memory=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_it_equals_the_reference(
-    library, sequences, kv_heads, group, head_dim, block_size, window, softcap, dtype, seed
+    library, sequences, kv_heads, group, head_dim, block_size, window, softcap, dtype, own_memory, seed
 ):
     """Mixed batches of any shape; what no row may see is NaN, and stays unseen."""
+    backend = NativeAttention(library)
     case = make_case(
         [length for length, _ in sequences],
         [context for _, context in sequences],
@@ -67,8 +69,8 @@ def test_it_equals_the_reference(
         AttentionRule(scale=head_dim**-0.5, window=window, softcap=softcap),
         dtype,
         seed,
+        backend.kv_layer if own_memory else NativeKVLayer,
     )
-    backend = NativeAttention(library)
     found = backend.attend(case.q, case.k, case.v, case.layer, case.batch, case.rule)
     assert found.dtype == dtype
     assert_close(found, case.expected, rtol=ROUNDING[dtype], atol=ROUNDING[dtype] / 2)
@@ -89,7 +91,7 @@ def attend_in_chunks(
     everyone = [length] * (1 + neighbours)
     tables = make_batch(everyone, everyone, block_size, random.Random(1)).block_tables_GSB[0]
     shape = (int(tables.max()) + 1, block_size, kv_heads, head_dim)
-    layer = NativeKVLayer.zeros(shape, 0, kv_dtype, "cpu")
+    layer = backend.kv_layer.zeros(shape, 0, kv_dtype, "cpu")
     found = []
     for begin in range(0, length, chunk):
         end = min(length, begin + chunk)
@@ -107,10 +109,13 @@ def attend_in_chunks(
 @each_instruction_set
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
-def test_a_row_is_the_same_to_the_bit_in_any_company(library, rule, kv_dtype):
+@pytest.mark.parametrize("head_dim", [24, 32])
+def test_a_row_is_the_same_to_the_bit_in_any_company(library, rule, kv_dtype, head_dim):
     """700 tokens, beyond one split: in chunks, beside neighbours, in other blocks, one thread."""
     draw = torch.Generator().manual_seed(5)
-    qkv = tuple(torch.randn(700, n, 24, generator=draw).to(torch.bfloat16) for n in (10, 2, 2))
+    qkv = tuple(
+        torch.randn(700, n, head_dim, generator=draw).to(torch.bfloat16) for n in (10, 2, 2)
+    )
     whole = attend_in_chunks(library, qkv, 700, 16, rule, kv_dtype)
     alone = loaded(library.instruction_set, 1)
     for lib, chunk, block_size, neighbours in [

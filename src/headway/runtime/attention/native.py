@@ -4,7 +4,7 @@ Chunks and decodes are one job. A row's result is the same to the bit whatever c
 thread it is computed in; see native/attention.inl.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -27,17 +27,20 @@ class NativeKVLayer(KVLayer):
     """K (blocks, G, D, block_size), V (blocks, G, block_size, D); see native/kv.inl.
 
     int8 numbers have a scale for each token and head: (blocks, G, block_size), empty otherwise.
+    `paired` numbers lie otherwise in the same tensors, see `PairedKVLayer`.
     """
 
     k_scale: Tensor
     v_scale: Tensor
+    paired: bool = False
     numbers: tuple[int, ...] = field(init=False)
     """What the native calls are told of it."""
 
     def __post_init__(self) -> None:
         _, kv_heads, head_dim, block_size = self.k.shape
         addresses = [address(part) for part in (self.k, self.v, self.k_scale, self.v_scale)]
-        self.numbers = (*addresses, kv_heads, head_dim, block_size, KV_TYPES[self.k.dtype])
+        shape = (kv_heads, head_dim, block_size)
+        self.numbers = (*addresses, *shape, KV_TYPES[self.k.dtype], int(self.paired))
 
     @classmethod
     def zeros(
@@ -80,13 +83,54 @@ class NativeKVLayer(KVLayer):
         return k.flatten(-4, -3), v.flatten(-4, -3)
 
 
+@dataclass(slots=True)
+class PairedKVLayer(NativeKVLayer):
+    """Memory as matrix tiles read it, where it is bf16 and its shape fits.
+
+    K is (blocks, G, D / 2, block_size, 2), two channels of a token side by side, V
+    (blocks, G, block_size / 2, D, 2), two tokens of a channel.
+    """
+
+    @classmethod
+    def zeros(
+        cls, shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, device: str
+    ) -> Self:
+        """Memory of `shape` (blocks, block_size, G, D)."""
+        layer = super(PairedKVLayer, cls).zeros(shape, group, dtype, device)
+        fits = dtype == torch.bfloat16 and shape[1] % 16 == 0 and shape[3] % 32 == 0
+        return replace(layer, paired=fits)
+
+    def in_pairs(self) -> tuple[Tensor, Tensor]:
+        """K (blocks, G, block_size, D / 2, 2) and V (blocks, G, block_size / 2, 2, D), in place."""
+        blocks, kv_heads, head_dim, block_size = self.k.shape
+        k = self.k.view(blocks, kv_heads, head_dim // 2, block_size, 2)
+        v = self.v.view(blocks, kv_heads, block_size // 2, head_dim, 2)
+        return k.transpose(2, 3), v.transpose(3, 4)
+
+    def wipe(self, slots_T: Tensor) -> None:
+        if not self.paired:
+            return super(PairedKVLayer, self).wipe(slots_T)
+        blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
+        k, v = self.in_pairs()
+        k[blocks, :, offsets] = 0
+        v[blocks, :, offsets // 2, offsets % 2] = 0
+
+    def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.paired:
+            return super(PairedKVLayer, self).gather(blocks_B)
+        k, v = (part[blocks_B] for part in self.in_pairs())
+        k, v = k.flatten(-2), v.flatten(-3, -2)  # (…, B, G, block_size, D)
+        return k.transpose(-2, -3).flatten(-4, -3), v.transpose(-2, -3).flatten(-4, -3)
+
+
 class NativeAttention:
     """One call writes, one attends. The output is valid until the next call."""
 
     name = "native"
-    kv_layer: type[KVLayer] = NativeKVLayer
 
     def __init__(self, library: NativeLibrary) -> None:
+        tiles = library.instruction_set == "amx"
+        self.kv_layer: type[KVLayer] = PairedKVLayer if tiles else NativeKVLayer
         self._library = library
         self._out = torch.empty(0)
 

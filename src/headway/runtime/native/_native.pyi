@@ -147,6 +147,7 @@ class Kernels:
         head_dim: int,
         block_size: int,
         kv_type: int,
+        paired: int,
     ) -> None: ...
     def attention(
         self,
@@ -171,4 +172,5 @@ class Kernels:
         head_dim: int,
         block_size: int,
         kv_type: int,
+        paired: int,
     ) -> None: ...

@@ -19,6 +19,7 @@ KV_MEMORY = np.dtype(
         *((name, "u8") for name in ("k", "v", "k_scale", "v_scale")),
         *((name, "i8") for name in ("kv_heads", "head_dim", "block_size")),
         ("type", "i4"),
+        ("paired", "?"),
     ],
     align=True,
 )
