@@ -275,31 +275,39 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
     pool.run(parts_of(num_panels, each), [&](int64_t chunk, int) {
         const int64_t begin = chunk * each, end = std::min(num_panels, begin + each);
         const int64_t of_panel = cut.sums_of_panel() * sum_bytes;
-        const int64_t kept = cut.whole() ? of_panel : of_panel * (end - begin);
+        const int64_t kept = few ? 2 * of_panel : cut.whole() ? of_panel : of_panel * (end - begin);
         const int64_t near_bytes = outputs.near_bytes(cut.rows);
         char* near = thread_memory(near_bytes + kept + format.scratch_bytes(cut.strip));
         char* memory = near + near_bytes;
         TileShape shape;
+        // Of few rows a panel's outputs are written while the next panel is on its way from memory.
+        int64_t waiting = begin;
+        const auto finish_until = [&](int64_t turn) {
+            for (; few && waiting < turn; ++waiting)
+                outputs.finish(0, 0, static_cast<int>(num_rows), outputs.panel_at(waiting),
+                               memory + waiting % 2 * of_panel, near);
+        };
         const auto add = [&](int64_t first, int64_t turn, int64_t step, int64_t steps) {
             const int64_t last = std::min(num_rows, first + rows_at_once);
             const int64_t panel = outputs.panel_at(turn);
             const char* b = format.open(panel, step, steps, memory + kept);
-            char* sums = memory + (cut.whole() ? 0 : (turn - begin) * of_panel);
+            char* sums = memory + (few ? turn % 2 : cut.whole() ? 0 : turn - begin) * of_panel;
             for (int64_t row = first; row < last; row += tile_pair) {
                 const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
                 const int64_t tile = (row - first) / tile_pair;
                 format.add(shape, {row, panel, step, steps, tile, cut.tiles, rows}, b, sums);
-                if (step + steps == cut.steps)
+                if (!few && step + steps == cut.steps)
                     outputs.finish(first, row, rows, panel, sums, near);
                 if (of_panel > sum_bytes) sums += sum_bytes;
             }
         };
         for (int64_t first = 0; first < num_rows; first += rows_at_once)
             for (int64_t block = 0; block < cut.steps; block += cut.block)
-                for (int64_t turn = begin; turn < end; ++turn)
+                for (int64_t turn = begin; turn < end; finish_until(turn++))
                     for (int64_t step = block, last = std::min(cut.steps, block + cut.block);
                          step < last; step += cut.strip)
                         add(first, turn, step, std::min(cut.strip, last - step));
+        finish_until(end);
     });
 }
 
