@@ -17,6 +17,7 @@ const Table HEADWAY_TABLE = {
     .norm = norm,
     .rope = rope,
     .gated = gated,
+    .widen = widen,
     .add = add,
     .read_words = read_words,
     .sampling_bytes = sampling_bytes,

@@ -106,6 +106,10 @@ public:
                             y_head_stride, Type(type)});
     }
 
+    void widen(Address from, Address to, int64_t count, int type) {
+        table_.widen(pool_, at(from), at<float>(to), count, Type(type));
+    }
+
     void gated(Address x, Address y, int64_t tokens, int64_t inner, int type, int activation) {
         table_.gated(pool_, {at(x), at(y), tokens, inner, Type(type), Activation(activation)});
     }
@@ -207,6 +211,7 @@ PyMethodDef methods[] = {
     method<&Kernels::norm>("norm"),
     method<&Kernels::rope>("rope"),
     method<&Kernels::gated>("gated"),
+    method<&Kernels::widen>("widen"),
     method<&Kernels::add>("add"),
     method<&Kernels::run>("run"),
     method<&Kernels::read_words>("read_words"),

@@ -175,6 +175,7 @@ struct Table {
     void (*norm)(Pool&, const Norm&);
     void (*rope)(Pool&, const Rope&);
     void (*gated)(Pool&, const Gated&);
+    void (*widen)(Pool&, const void* from, float* to, int64_t count, Type type);
     void (*add)(Pool&, const Add&);
     uint64_t (*read_words)(Pool&, const void*, int64_t bytes);
     int64_t (*sampling_bytes)(int64_t vocabulary);

@@ -2,8 +2,9 @@
 
 Given the kernels and the weights they read, `run` measures both for a while and keeps the best ever
 seen, because a small machine's bandwidth wanders by a factor of two within a minute. It reads the
-model's own weights where they are larger than the caches, so that an idle moment's probe allocates
-nothing. Native kernels read and multiply for it where they run, else torch. On two cores of a
+model's own weights, up to 512 MiB, where they are larger than the caches, so that an idle moment's
+probe allocates nothing: a virtual machine may have more of a shared cache than its share, as one that
+read 128 MiB at 55 GB/s, 512 MiB at 30. Native kernels read and multiply for it where they run, else torch. On two cores of a
 Zen 3: 21 GB/s, 80 GFLOP/s in fp32.
 """
 
@@ -22,7 +23,7 @@ from headway.runtime.kernels import Kernels
 QUICK_SIZE, CPU_SIZE, CUDA_SIZE = 512, 1024, 8192
 """Of one square product: a busy machine leaves 3 ms of native kernels alone at times, 30 rarely."""
 CACHES_READ = 2.5
-MIN_READ_BYTES, CUDA_READ_BYTES, MAX_BUFFER_BYTES = 64 * 2**20, 2**30, 512 * 2**20
+MIN_READ_BYTES, CUDA_READ_BYTES, MAX_READ_BYTES = 64 * 2**20, 2**30, 512 * 2**20
 ENOUGH_RUNS, IMPROVEMENT = 5, 0.99
 KERNEL_TYPES = dict.fromkeys(("onednn-packed", "onednn", "upcast", "native"), "float32")
 """The type a linear kernel multiplies in, where it is not that of the weights."""
@@ -53,8 +54,9 @@ class Probe:
         quick = settings.threads == 1 or kernels.library is not None
         self._size = CUDA_SIZE if cuda else QUICK_SIZE if quick else CPU_SIZE
         enough = max(int(CACHES_READ * self.ceilings.cache_bytes), MIN_READ_BYTES)
-        self._read_bytes = CUDA_READ_BYTES if cuda else enough
-        self._words = as_words(weights, self._read_bytes)
+        self._buffer_bytes = CUDA_READ_BYTES if cuda else enough
+        most = max(self._buffer_bytes, MAX_READ_BYTES)
+        self._words = as_words(weights, self._buffer_bytes, most)
         self._operands: tuple[Tensor, Tensor] | None = None
         self._clock = SystemClock()
 
@@ -68,7 +70,7 @@ class Probe:
         if self._words:
             works.append(("bandwidth_bytes_per_s", num_bytes, lambda: self._read(self._words)))
         elif budget_s and not self.ceilings.bandwidth_bytes_per_s:
-            num_words = min(self._read_bytes, MAX_BUFFER_BYTES) // 4
+            num_words = min(self._buffer_bytes, MAX_READ_BYTES) // 4
             buffer = torch.ones(num_words, device=self._device)
             works.append(("bandwidth_bytes_per_s", buffer.nbytes, lambda: self._read([buffer])))
         if not budget_s:
@@ -122,14 +124,14 @@ def use_threads(settings: Settings, kernels: Kernels) -> None:
     torch.set_num_threads(settings.threads if kernels.library is None else 1)
 
 
-def as_words(weights: list[Tensor], enough_bytes: int) -> list[Tensor]:
-    """The largest weights as fp32 words, `enough_bytes` of them; [] when they are less.
+def as_words(weights: list[Tensor], enough_bytes: int, most_bytes: int) -> list[Tensor]:
+    """The largest weights as fp32 words, `most_bytes` of them; [] when all are less than enough.
 
     Two bf16 or fp16 numbers read as one fp32 are an ordinary number: nothing slows the sum.
     """
     words: list[Tensor] = []
     for weight in sorted(weights, key=lambda tensor: tensor.nbytes, reverse=True):
-        if sum(tensor.nbytes for tensor in words) >= enough_bytes:
+        if sum(tensor.nbytes for tensor in words) >= most_bytes:
             return words
         if weight.is_contiguous() and weight.nbytes % 4 == 0:
             words.append(weight.view(-1).view(torch.float32))

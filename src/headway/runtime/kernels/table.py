@@ -74,6 +74,7 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = reference.rms_norm
     gated: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: dict(GATED))
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = reference.rope
+    widen: Callable[[Tensor], Tensor] = Tensor.float
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def linear_for(self, module: str) -> LinearKernel:
@@ -107,7 +108,8 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     layers, name = NativeLayers(library), library.instruction_set
     reasons |= dict.fromkeys(LAYERS, ("native", f"{name}, one pass each"))
     reasons["sampling"] = ("native", f"{name}, no sort; the same tokens as torch")
-    return replace(kernels, rms_norm=layers.rms_norm, gated=layers.gated, rope=layers.rope)
+    own = {"rms_norm": layers.rms_norm, "gated": layers.gated, "rope": layers.rope}
+    return replace(kernels, **own, widen=layers.widen)
 
 
 def choose_quantized(

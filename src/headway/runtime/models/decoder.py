@@ -40,6 +40,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(architecture.layer(build, i) for i in range(spec.num_layers))
         self.norm = RMSNorm(build)
         self.head = Linear(build, spec.hidden_size, spec.vocab_size)
+        self.widen = build.kernels.widen
         if spec.tied:
             self.head.weight = self.embedding.weight
 
@@ -53,7 +54,7 @@ class Decoder(nn.Module):
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """fp32 logits of these rows, (R, vocab)."""
-        logits_RV = self.head(self.norm(x_RH)).float()
+        logits_RV = self.widen(self.head(self.norm(x_RH)))
         if self.spec.logits_scale != 1.0:
             logits_RV = logits_RV * self.spec.logits_scale
         if self.spec.logits_softcap:
