@@ -21,7 +21,13 @@ namespace {
 
 constexpr int64_t dots_bytes = 4 * lanes, line_bytes = 64;
 constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the second cache for all rows
-constexpr int together_at_once = lanes == 16 ? 6 : 4;  // panels of one row, half as many of two
+
+// Panels that `rows` rows take at once: sums stay in registers, and memory is fastest when it is asked
+// for several pages in turn.
+constexpr int together_at_once(int rows) {
+    if (lanes == 16) return rows == 1 ? 6 : rows <= 4 ? 3 : rows <= 6 ? 2 : 1;
+    return std::max(1, 4 / rows);
+}
 
 // AVX-512 is quick enough with int4 that 16 lines on their way to the first cache hold it up.
 inline void fetch_int4(const char* at) {
@@ -327,7 +333,7 @@ struct Int4 {
 
 template <class Format, int rows>
 void quantized_strip(const Quantized& job, int64_t row, int64_t first, int64_t last) {
-    constexpr int together = std::max(1, together_at_once / rows);
+    constexpr int together = together_at_once(rows);
     int64_t panel = first;
     for (; panel + together <= last; panel += together)
         Format::template tile<rows, together>(job, row, panel);

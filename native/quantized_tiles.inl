@@ -17,7 +17,7 @@ namespace {
 #if defined(__AMX_INT8__)
 
 // Rows that vectors multiply as fast as memory gives the weights.
-constexpr int64_t few_rows_int8 = 2, few_rows_int4 = 12;
+constexpr int64_t few_rows_int8 = 4, few_rows_int4 = 12;
 
 struct Int4Tiles {
     const char *rows, *panels;

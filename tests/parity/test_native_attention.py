@@ -56,7 +56,17 @@ rows = st.one_of(
     seed=st.integers(0, 99),
 )
 def test_it_equals_the_reference(
-    library, sequences, kv_heads, group, head_dim, block_size, window, softcap, dtype, own_memory, seed
+    library,
+    sequences,
+    kv_heads,
+    group,
+    head_dim,
+    block_size,
+    window,
+    softcap,
+    dtype,
+    own_memory,
+    seed,
 ):
     """Mixed batches of any shape; what no row may see is NaN, and stays unseen."""
     backend = NativeAttention(library)
@@ -184,6 +194,32 @@ def test_a_row_that_is_not_finite_shows_and_can_be_wiped(library, kv_dtype, bad)
     assert not read_k[13:].any()
     assert not read_v[13:].any()
     assert read_k[:13].any(-1).all()
+
+
+@each_instruction_set
+@pytest.mark.parametrize("own_memory", [False, True])
+def test_what_was_written_is_gathered_and_can_be_wiped(library, own_memory):
+    """bf16, as the set's own memory lays it out and as all do: the same numbers, to the bit."""
+    backend = NativeAttention(library)
+    kind = backend.kv_layer if own_memory else NativeKVLayer
+    draw = torch.Generator().manual_seed(9)
+    q, k, v = (torch.randn(37, n, 64, generator=draw).to(torch.bfloat16) for n in (4, 2, 2))
+    batch = make_batch([37], [37], 16, random.Random(0))
+    layer = kind.zeros((4, 16, 2, 64), 0, torch.bfloat16, "cpu")
+    assert layer.paired == (own_memory and library.instruction_set == "amx")
+    backend.attend(q, k, v, layer, batch, AttentionRule(scale=0.1))
+    read_k, read_v = layer.gather(batch.block_tables_GSB[0][0])
+    assert torch.equal(read_k[:37], k)
+    assert torch.equal(read_v[:37], v)
+    together_k, together_v = layer.gather(batch.block_tables_GSB[0])
+    assert torch.equal(together_k[0], read_k)
+    assert torch.equal(together_v[0], read_v)
+    layer.wipe(batch.slots_GT[0][13:30])
+    wiped_k, wiped_v = layer.gather(batch.block_tables_GSB[0][0])
+    for wiped, whole in ((wiped_k, k), (wiped_v, v)):
+        assert not wiped[13:30].any()
+        assert torch.equal(wiped[:13], whole[:13])
+        assert torch.equal(wiped[30:37], whole[30:])
 
 
 def test_a_copied_block_is_whole():

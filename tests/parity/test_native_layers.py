@@ -37,9 +37,9 @@ def test_widened_numbers_are_the_same(library, dtype, shape):
     """Also infinities, numbers that are none, subnormals and zeros with a sign."""
     x = numbers(3, dtype, *shape)
     places = min(x.numel(), 8)
-    x.view(-1)[:places] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 1e-40, 6e-8, 1, -2])[
-        :places
-    ].to(dtype)
+    x.view(-1)[:places] = torch.tensor(
+        [torch.inf, -torch.inf, torch.nan, -0.0, 1e-40, 6e-8, 1, -2]
+    )[:places].to(dtype)
     found = NativeLayers(library).widen(x)
     assert found.dtype == torch.float32
     assert same_bits(found, x.float()).all()

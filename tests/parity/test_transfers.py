@@ -6,14 +6,19 @@ import torch
 from headway.core.model_spec import KVGroupSpec
 from headway.core.plan import Transfer
 from headway.runtime.attention.cache import KVLayer, allocate_kv
-from headway.runtime.attention.native import NativeKVLayer
+from headway.runtime.attention.native import NativeKVLayer, PairedKVLayer
 from headway.runtime.transfers import make_transfers, runs
 
 GROUPS = tuple(
     KVGroupSpec(layers=layers, num_kv_heads=2, head_dim=8, window=window)
     for layers, window in (((0, 2), 0), ((1,), 32))
 )
-KINDS = [(KVLayer, torch.float32), (KVLayer, torch.bfloat16), (NativeKVLayer, torch.int8)]
+KINDS = [
+    (KVLayer, torch.float32),
+    (KVLayer, torch.bfloat16),
+    (NativeKVLayer, torch.int8),
+    (PairedKVLayer, torch.bfloat16),
+]
 DEVICES = [
     "cpu",
     pytest.param(

@@ -3,9 +3,9 @@
 Given the kernels and the weights they read, `run` measures both for a while and keeps the best ever
 seen, because a small machine's bandwidth wanders by a factor of two within a minute. It reads the
 model's own weights, up to 512 MiB, where they are larger than the caches, so that an idle moment's
-probe allocates nothing: a virtual machine may have more of a shared cache than its share, as one that
-read 128 MiB at 55 GB/s, 512 MiB at 30. Native kernels read and multiply for it where they run, else torch. On two cores of a
-Zen 3: 21 GB/s, 80 GFLOP/s in fp32.
+probe allocates nothing: a virtual machine may have more of a shared cache than its share, as one
+that read 128 MiB at 55 GB/s and 512 MiB at 30. Native kernels read and multiply for it where they
+run, else torch. On two cores of a Zen 3: 21 GB/s, 80 GFLOP/s in fp32.
 """
 
 from collections.abc import Callable

@@ -46,8 +46,8 @@ class NativeKVLayer(KVLayer):
     def zeros(
         cls, shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, device: str
     ) -> Self:
-        blocks, block_size, kv_heads, head_dim = shape
         """Pages take memory when tokens first lie in them."""
+        blocks, block_size, kv_heads, head_dim = shape
         size = blocks * kv_heads * head_dim * block_size
         k, v = (
             torch.frombuffer(zeros((size + SPARE) * dtype.itemsize), dtype=dtype)[:size]
@@ -109,7 +109,8 @@ class PairedKVLayer(NativeKVLayer):
 
     def wipe(self, slots_T: Tensor) -> None:
         if not self.paired:
-            return super(PairedKVLayer, self).wipe(slots_T)
+            super(PairedKVLayer, self).wipe(slots_T)
+            return
         blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
         k, v = self.in_pairs()
         k[blocks, :, offsets] = 0
@@ -129,8 +130,8 @@ class NativeAttention:
     name = "native"
 
     def __init__(self, library: NativeLibrary) -> None:
-        tiles = library.instruction_set == "amx"
-        self.kv_layer: type[KVLayer] = PairedKVLayer if tiles else NativeKVLayer
+        has_tiles = library.instruction_set == "amx"
+        self.kv_layer: type[KVLayer] = PairedKVLayer if has_tiles else NativeKVLayer
         self._library = library
         self._out = torch.empty(0)
 

@@ -108,8 +108,13 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     layers, name = NativeLayers(library), library.instruction_set
     reasons |= dict.fromkeys(LAYERS, ("native", f"{name}, one pass each"))
     reasons["sampling"] = ("native", f"{name}, no sort; the same tokens as torch")
-    own = {"rms_norm": layers.rms_norm, "gated": layers.gated, "rope": layers.rope}
-    return replace(kernels, **own, widen=layers.widen)
+    return replace(
+        kernels,
+        rms_norm=layers.rms_norm,
+        gated=layers.gated,
+        rope=layers.rope,
+        widen=layers.widen,
+    )
 
 
 def choose_quantized(
