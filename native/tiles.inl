@@ -267,7 +267,7 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
     const int64_t num_panels = outputs.panels;
     const TileBlocks cut(num_rows, format.row_bytes, format.step_bytes,
                          format.most_steps(num_rows));
-    const bool few = num_rows <= tile_pair;
+    const bool few = num_rows <= tile_pair, later = few && cut.whole();
     int64_t each = parts_of(num_panels, 4 * pool.threads());
     if (!cut.whole()) each = std::min(parts_of(num_panels, pool.threads()), most_kept_panels);
     if (few) each = std::clamp<int64_t>(chunk_bytes / (format.row_bytes * panel_width), 1, each);
@@ -275,7 +275,7 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
     pool.run(parts_of(num_panels, each), [&](int64_t chunk, int) {
         const int64_t begin = chunk * each, end = std::min(num_panels, begin + each);
         const int64_t of_panel = cut.sums_of_panel() * sum_bytes;
-        const int64_t kept = few ? 2 * of_panel : cut.whole() ? of_panel : of_panel * (end - begin);
+        const int64_t kept = of_panel * (later ? 2 : cut.whole() ? 1 : end - begin);
         const int64_t near_bytes = outputs.near_bytes(cut.rows);
         char* near = thread_memory(near_bytes + kept + format.scratch_bytes(cut.strip));
         char* memory = near + near_bytes;
@@ -283,7 +283,7 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
         // Of few rows a panel's outputs are written while the next panel is on its way from memory.
         int64_t waiting = begin;
         const auto finish_until = [&](int64_t turn) {
-            for (; few && waiting < turn; ++waiting)
+            for (; later && waiting < turn; ++waiting)
                 outputs.finish(0, 0, static_cast<int>(num_rows), outputs.panel_at(waiting),
                                memory + waiting % 2 * of_panel, near);
         };
@@ -291,12 +291,12 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
             const int64_t last = std::min(num_rows, first + rows_at_once);
             const int64_t panel = outputs.panel_at(turn);
             const char* b = format.open(panel, step, steps, memory + kept);
-            char* sums = memory + (few ? turn % 2 : cut.whole() ? 0 : turn - begin) * of_panel;
+            char* sums = memory + (later ? turn % 2 : cut.whole() ? 0 : turn - begin) * of_panel;
             for (int64_t row = first; row < last; row += tile_pair) {
                 const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
                 const int64_t tile = (row - first) / tile_pair;
                 format.add(shape, {row, panel, step, steps, tile, cut.tiles, rows}, b, sums);
-                if (!few && step + steps == cut.steps)
+                if (!later && step + steps == cut.steps)
                     outputs.finish(first, row, rows, panel, sums, near);
                 if (of_panel > sum_bytes) sums += sum_bytes;
             }

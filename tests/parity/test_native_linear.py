@@ -60,6 +60,18 @@ def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library):
 
 
 @each_instruction_set
+def test_a_row_is_the_same_among_a_few_with_so_many_inputs_that_they_are_cut(library):
+    x, weight, bias = operands(32, 36_001, 100, torch.bfloat16, True)
+    kernel = NativeLinear(library)
+    packed = kernel.prepare(weight)
+    whole = kernel(x, packed, bias)
+    for begin, end in [(0, 1), (7, 11), (20, 32)]:
+        assert torch.equal(kernel(x[begin:end], packed, bias), whole[begin:end])
+    exact = reference.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(whole.double(), exact, rtol=2**-8, atol=2**-6)
+
+
+@each_instruction_set
 def test_large_layers_are_shared_by_threads(library):
     """Many chunks, many times: none is lost, none is computed twice by accident."""
     x, weight, _ = operands(9, 512, 3000, torch.float32, False)

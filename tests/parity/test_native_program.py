@@ -235,6 +235,23 @@ def test_a_product_gates_its_own_outputs(
 
 
 @each_instruction_set
+@pytest.mark.parametrize("group", [None, 0, 64])
+def test_a_product_gates_outputs_of_so_many_inputs_that_they_are_cut(library, group):
+    """Sums of several panels wait in memory, few as the rows are."""
+    table, kernel, packed, bias = random_layer(library, torch.bfloat16, group, 36_000, 128)
+    gated = NativeLayers(library).gated["silu"]
+
+    def forward(token_ids: Any) -> Any:
+        return gated(kernel(torch.nn.functional.embedding(token_ids, table), packed, bias))
+
+    program, why = lower(forward, library, torch.bfloat16)
+    assert program is not None and len(program.operations) == 2, why
+    batch = make_batch([32], [32], 8, random.Random(1))
+    batch.token_ids_T = batch.token_ids_T % 50
+    assert torch.equal(program(batch), forward(batch.token_ids_T))
+
+
+@each_instruction_set
 def test_outputs_that_somebody_else_reads_are_not_gated_away(library):
     """The gate is an operation of its own, and both numbers are right."""
     table, kernel, packed, bias = random_layer(library, torch.float32, None, 24, 64)

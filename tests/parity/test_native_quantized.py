@@ -84,6 +84,20 @@ def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, group):
     torch.testing.assert_close(whole[490:530], expected, rtol=2**-7, atol=2**-7)
 
 
+@each_instruction_set
+@each_format
+def test_a_row_is_the_same_among_a_few_with_so_many_inputs_that_they_are_cut(library, group):
+    x, weight, bias = operands(32, 36_001, 100, torch.bfloat16, True)
+    native = NativeQuantizedLinear(library, group)
+    packed = native.prepare(weight)
+    whole = native(x, packed, bias)
+    for begin, end in [(0, 1), (7, 11), (12, 32)]:
+        assert torch.equal(native(x[begin:end], packed, bias), whole[begin:end])
+    plain = RoundedLinear(group)
+    expected = plain(x, plain.prepare(weight), bias)
+    torch.testing.assert_close(whole, expected, rtol=2**-7, atol=2**-5)
+
+
 def extremes(dtype: torch.dtype) -> torch.Tensor:
     """Rows that are hard to round: an outlier, nothing, the tiny, the huge, ties, not finite."""
     x = torch.randn(12, 75, generator=torch.Generator().manual_seed(3)).to(dtype)
