@@ -166,8 +166,8 @@ struct Task {
 };
 
 // A task for each unit or, where there are fewer than `busy`, for some splits of it in a row: then
-// those that are not long chunks are given room in `memory` for the parts. `busy` tasks in all will do,
-// as each waits for the first tokens it reads.
+// those that are not long chunks are given room in `memory` for the parts. `busy` tasks in all will
+// do, as each waits for the first tokens it reads.
 std::vector<Task> find_tasks(std::vector<Unit>& units, const Shape& shape, int64_t busy,
                              std::vector<float>& memory) {
     std::vector<Task> tasks;

@@ -63,7 +63,8 @@ struct TileStrip {
     int64_t k_step, v_step;
 };
 
-// Sums in 0 and 1; scores multiply 4 by 6 and 7, 32 channels deep, sums of V 5 by 2 and 3, 16 tokens.
+// Sums in 0 and 1; scores multiply 4 by 6 and 7, 32 channels deep, sums of V 5 by 2 and 3, 16
+// tokens deep.
 class AttentionTiles : public Tiles {
 public:
     void set(int rows) {
@@ -78,9 +79,9 @@ private:
     int rows_ = 0;
 };
 
-// The memory of a next strip, fetched a few lines at a time while one is computed, of all its pieces in
-// turn: a core has places for 16 lines on their way, and only while another piece is fetched does its
-// own fetching, which follows each page by itself, get ahead.
+// The memory of a next strip, fetched a few lines at a time while one is computed, of all its pieces
+// in turn: a core has places for 16 lines on their way, and only while another piece is fetched does
+// its own fetching, which follows each page by itself, get ahead.
 class Ahead {
 public:
     void clear() {
@@ -231,8 +232,8 @@ inline void score_in_tiles(const TileStrip& strip, const MatrixRoom& room, const
 }
 
 // Adds weights[16][64] · V to `sums`, `sum_step` bytes apart.
-inline void sum_in_tiles(const TileStrip& strip, const MatrixRoom& room, char* sums, int64_t sum_step,
-                         int64_t channels, int first, int last, Ahead& ahead) {
+inline void sum_in_tiles(const TileStrip& strip, const MatrixRoom& room, char* sums,
+                         int64_t sum_step, int64_t channels, int first, int last, Ahead& ahead) {
     constexpr int64_t weight_step = 2 * strip_tokens, group_bytes = 2 * lanes;
     const int64_t v_step = strip.v_step;
     int64_t c = 0;

@@ -54,7 +54,8 @@ void find_tiles(const Attention& job, const Unit& unit, const Piece& piece, cons
 
 // The tiles of a strip in other memory, brought into `room`.
 void read_tiles(const Attention& job, const Unit& unit, const Shape& shape, const Piece& piece,
-                float* staged, const MatrixRoom& room, Ahead& ahead, Strip& strip, TileStrip& tiles) {
+                float* staged, const MatrixRoom& room, Ahead& ahead, Strip& strip,
+                TileStrip& tiles) {
     find_strip(job, unit, piece.start, piece.begin, piece.end, staged, strip);
     with_type(strip.k_type, [&](auto type) {
         read_k<type()>(strip, job.kv.head_dim, piece.first, piece.last, room, ahead);
@@ -71,9 +72,10 @@ void read_tiles(const Attention& job, const Unit& unit, const Shape& shape, cons
 }
 
 // Rows `row` … of one head, `height` of them, over a strip.
-void attend_tile_rows(const Attention& job, const Unit& unit, const Shape& shape, const Strip& strip,
-                      const TileStrip& tiles, const MatrixRoom& matrix, int64_t start, int64_t row,
-                      int height, Room& room, float* sums, Ahead& ahead) {
+void attend_tile_rows(const Attention& job, const Unit& unit, const Shape& shape,
+                      const Strip& strip, const TileStrip& tiles, const MatrixRoom& matrix,
+                      int64_t start, int64_t row, int height, Room& room, float* sums,
+                      Ahead& ahead) {
     const auto [lo, hi] = seen_by(job, unit, shape, start, row, row + height);
     if (lo >= hi) return;
     const int first = lo / lanes, last = (hi + lanes - 1) / lanes;
@@ -88,14 +90,14 @@ void attend_tile_rows(const Attention& job, const Unit& unit, const Shape& shape
             put_floats(matrix.weights, r * strip_tokens + v * lanes,
                        load<Floats>(scores + v * lanes), Type::bf16);
     }
-    sum_in_tiles(tiles, matrix, reinterpret_cast<char*>(sums), 4 * shape.record, shape.channels, first,
-                 last, ahead);
+    sum_in_tiles(tiles, matrix, reinterpret_cast<char*>(sums), 4 * shape.record, shape.channels,
+                 first, last, ahead);
 }
 
 // Lists what a unit reads of the tokens begin … end - 1: of each block the memory of its heads, which
 // lie side by side, or the strip's part of a block that is longer.
-void fetch_strip(const Attention& job, const Unit& unit, const Shape& shape, int64_t begin, int64_t end,
-                 Ahead& ahead) {
+void fetch_strip(const Attention& job, const Unit& unit, const Shape& shape, int64_t begin,
+                 int64_t end, Ahead& ahead) {
     const KVMemory& kv = job.kv;
     const int64_t width = size_of(kv.type), bytes = kv.head_dim * kv.block_size * width;
     const int64_t step = kv.paired ? 2 : 1;  // channels of K side by side
@@ -111,8 +113,9 @@ void fetch_strip(const Attention& job, const Unit& unit, const Shape& shape, int
         }
         for (int64_t at = first * bytes; at < (first + unit.heads) * bytes; at += bytes) {
             ahead.add(v + at + offset * kv.head_dim * width, count * kv.head_dim * width);
+            const char* of_strip = k + at + offset * step * width;
             for (int64_t d = 0; d < kv.head_dim; d += step)
-                ahead.add(k + at + (d * kv.block_size + offset * step) * width, count * step * width);
+                ahead.add(of_strip + d * kv.block_size * width, count * step * width);
         }
     });
     const int64_t rows = std::min<int64_t>(tile_height, unit.tokens * shape.group);
@@ -133,8 +136,8 @@ void attend_split_in_tiles(const Attention& job, const Unit& unit, const Shape& 
     Strip strip;
     TileStrip tiles;
     for (int64_t start = tokens.first_strip(); start < tokens.end; start += strip_tokens) {
-        const int64_t next = start + strip_tokens, after = next + strip_tokens;
-        if (next < tokens.last) fetch_strip(job, unit, shape, next, std::min(after, tokens.last), ahead);
+        const int64_t next = start + strip_tokens, seen = std::min(next + strip_tokens, tokens.last);
+        if (next < tokens.last) fetch_strip(job, unit, shape, next, seen, ahead);
         else ahead.clear();
         for (int64_t head = 0; head < unit.heads; ++head) {
             const Unit one = unit.of_head(head);

@@ -22,8 +22,8 @@ namespace {
 constexpr int64_t dots_bytes = 4 * lanes, line_bytes = 64;
 constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the second cache for all rows
 
-// Panels that `rows` rows take at once: sums stay in registers, and memory is fastest when it is asked
-// for several pages in turn.
+// Panels that `rows` rows take at once: sums stay in registers, and memory is fastest when it is
+// asked for several pages in turn.
 constexpr int together_at_once(int rows) {
     if (lanes == 16) return rows == 1 ? 6 : rows <= 4 ? 3 : rows <= 6 ? 2 : 1;
     return std::max(1, 4 / rows);
