@@ -31,6 +31,7 @@ ENGINES = [
     {"num_blocks": 20, "block_size": 4, "max_num_seqs": 5, "max_num_batched_tokens": 7},
     {"num_blocks": 70, "block_size": 1, "max_num_seqs": 16, "max_num_batched_tokens": 64},
     {"num_blocks": 6, "block_size": 16, "max_num_seqs": 6, "attention_backend": "reference"},
+    {"num_blocks": 7, "block_size": 16, "max_num_seqs": 7, "max_num_batched_tokens": 20},
     {"num_blocks": 17, "block_size": 5, "max_num_seqs": 2, "max_num_batched_tokens": 2},
     {"num_blocks": 9, "block_size": 8, "max_num_seqs": 5, "attention_backend": "sdpa"},
 ]
@@ -42,8 +43,8 @@ WINDOWS = {
     "use_sliding_window": True,
     "sliding_window": 5,
 }
-FAMILIES = {"llama": {}, "qwen3": WINDOWS}
-"""One full group, and two groups of which one soon forgets."""
+FAMILIES = {"llama": {"head_dim": 32}, "qwen3": WINDOWS}
+"""One full group, whose memory matrix tiles read as it lies, and two of which one soon forgets."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
