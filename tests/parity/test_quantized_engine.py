@@ -112,7 +112,7 @@ def mixed(
     if request.param["kv_cache_dtype"] == "int8" and not best_instruction_set()[0]:
         pytest.skip("KV in int8 is for native attention")
     shape = {"vocab_size": cobatch.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     model = tiny_model("llama", **shape, max_position_embeddings=cobatch.MAX_LEN)
     folder = save(model, tmp_path_factory.mktemp("mixed"))
     cobatch.write_letters(folder)
