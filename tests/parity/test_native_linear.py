@@ -46,29 +46,34 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library, dtype):
         assert torch.equal(kernel(x[-rows:], packed, bias), whole[-rows:])
 
 
-@each_instruction_set
-def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library):
-    """More rows and inputs than are multiplied at once, more panels than sums are kept for."""
-    x, weight, bias = operands(600, 2181, 1700, torch.bfloat16, True)
-    kernel = NativeLinear(library)
-    packed = kernel.prepare(weight)
-    whole = kernel(x, packed, bias)
-    for begin, end in [(0, 1), (7, 19), (500, 513), (511, 551), (30, 542), (0, 599)]:
-        assert torch.equal(kernel(x[begin:end], packed, bias), whole[begin:end])
-    exact = reference.linear(x[490:530].double(), weight.double(), bias.double())
-    torch.testing.assert_close(whole[490:530].double(), exact, rtol=2**-8, atol=2**-9)
+CUT_IN_BLOCKS = pytest.mark.parametrize(
+    ("sizes", "spans", "checked", "atol"),
+    [
+        (
+            (600, 2181, 1700),
+            [(7, 19), (500, 513), (511, 551), (30, 542), (0, 599)],
+            (490, 530),
+            2**-9,
+        ),
+        ((32, 36_001, 100), [(7, 11), (12, 32), (20, 32)], (0, 32), 2**-6),
+    ],
+    ids=["many rows", "a few rows"],
+)
+"""More rows and inputs than are multiplied at once, more panels than sums are kept for."""
 
 
 @each_instruction_set
-def test_a_row_is_the_same_among_a_few_with_so_many_inputs_that_they_are_cut(library):
-    x, weight, bias = operands(32, 36_001, 100, torch.bfloat16, True)
+@CUT_IN_BLOCKS
+def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, sizes, spans, checked, atol):
+    x, weight, bias = operands(*sizes, torch.bfloat16, True)
     kernel = NativeLinear(library)
     packed = kernel.prepare(weight)
     whole = kernel(x, packed, bias)
-    for begin, end in [(0, 1), (7, 11), (20, 32)]:
+    for begin, end in [(0, 1), *spans]:
         assert torch.equal(kernel(x[begin:end], packed, bias), whole[begin:end])
-    exact = reference.linear(x.double(), weight.double(), bias.double())
-    torch.testing.assert_close(whole.double(), exact, rtol=2**-8, atol=2**-6)
+    some = slice(*checked)
+    exact = reference.linear(x[some].double(), weight.double(), bias.double())
+    torch.testing.assert_close(whole[some].double(), exact, rtol=2**-8, atol=atol)
 
 
 @each_instruction_set

@@ -69,33 +69,35 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library, group, dtype):
     assert torch.equal(alone(x, packed, bias), whole)
 
 
-@each_instruction_set
-@each_format
-def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, group):
-    """More rows and inputs than are multiplied at once, more panels than sums are kept for."""
-    x, weight, bias = operands(600, 2181, 1700, torch.bfloat16, True)
-    native = NativeQuantizedLinear(library, group)
-    packed = native.prepare(weight)
-    whole = native(x, packed, bias)
-    for begin, end in [(0, 1), (7, 19), (500, 513), (511, 551), (30, 542), (0, 599)]:
-        assert torch.equal(native(x[begin:end], packed, bias), whole[begin:end])
-    plain = RoundedLinear(group)
-    expected = plain(x[490:530], plain.prepare(weight), bias)
-    torch.testing.assert_close(whole[490:530], expected, rtol=2**-7, atol=2**-7)
+CUT_IN_BLOCKS = pytest.mark.parametrize(
+    ("sizes", "spans", "checked", "atol"),
+    [
+        (
+            (600, 2181, 1700),
+            [(7, 19), (500, 513), (511, 551), (30, 542), (0, 599)],
+            (490, 530),
+            2**-7,
+        ),
+        ((32, 36_001, 100), [(7, 11), (12, 32), (20, 32)], (0, 32), 2**-5),
+    ],
+    ids=["many rows", "a few rows"],
+)
+"""More rows and inputs than are multiplied at once, more panels than sums are kept for."""
 
 
 @each_instruction_set
 @each_format
-def test_a_row_is_the_same_among_a_few_with_so_many_inputs_that_they_are_cut(library, group):
-    x, weight, bias = operands(32, 36_001, 100, torch.bfloat16, True)
+@CUT_IN_BLOCKS
+def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, group, sizes, spans, checked, atol):
+    x, weight, bias = operands(*sizes, torch.bfloat16, True)
     native = NativeQuantizedLinear(library, group)
     packed = native.prepare(weight)
     whole = native(x, packed, bias)
-    for begin, end in [(0, 1), (7, 11), (12, 32)]:
+    for begin, end in [(0, 1), *spans]:
         assert torch.equal(native(x[begin:end], packed, bias), whole[begin:end])
-    plain = RoundedLinear(group)
-    expected = plain(x, plain.prepare(weight), bias)
-    torch.testing.assert_close(whole, expected, rtol=2**-7, atol=2**-5)
+    plain, some = RoundedLinear(group), slice(*checked)
+    expected = plain(x[some], plain.prepare(weight), bias)
+    torch.testing.assert_close(whole[some], expected, rtol=2**-7, atol=atol)
 
 
 def extremes(dtype: torch.dtype) -> torch.Tensor:
