@@ -23,13 +23,13 @@ void read_queries_in_bf16(const Attention& job, const Unit& unit, const Shape& s
 
 // A strip that is being computed: its tokens `begin` … `end` - 1 from `start` on, of which some rows
 // see the vectors `first` … `last` - 1.
-struct Piece {
+struct StripPart {
     int64_t start, begin, end;
     int first, last;
 };
 
 // The tiles of a strip in memory that lies in pairs.
-void find_tiles(const Attention& job, const Unit& unit, const Piece& piece, const MatrixRoom& room,
+void find_tiles(const Attention& job, const Unit& unit, const StripPart& piece, const MatrixRoom& room,
                 TileStrip& tiles) {
     const KVMemory& kv = job.kv;
     const int64_t dim = kv.head_dim, size = kv.block_size;
@@ -53,7 +53,7 @@ void find_tiles(const Attention& job, const Unit& unit, const Piece& piece, cons
 }
 
 // The tiles of a strip in other memory, brought into `room`.
-void read_tiles(const Attention& job, const Unit& unit, const Shape& shape, const Piece& piece,
+void read_tiles(const Attention& job, const Unit& unit, const Shape& shape, const StripPart& piece,
                 float* staged, const MatrixRoom& room, Ahead& ahead, Strip& strip,
                 TileStrip& tiles) {
     find_strip(job, unit, piece.start, piece.begin, piece.end, staged, strip);
@@ -142,7 +142,7 @@ void attend_split_in_tiles(const Attention& job, const Unit& unit, const Shape& 
         for (int64_t head = 0; head < unit.heads; ++head) {
             const Unit one = unit.of_head(head);
             const auto [lo, hi] = seen_by(job, one, shape, start, 0, rows);
-            const Piece piece{start, std::max(start, tokens.begin), std::min(next, tokens.last),
+            const StripPart piece{start, std::max(start, tokens.begin), std::min(next, tokens.last),
                               lo / lanes, (hi + lanes - 1) / lanes};
             Room own = room.beyond(head * rows);
             if (job.kv.paired) find_tiles(job, one, piece, matrix, tiles);
