@@ -162,11 +162,15 @@ void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
     put_tile<rows, panels>(job, row, panel, sums);
 }
 
+// Panels that `rows` rows take at once.
+constexpr int panels_at_once(int rows) { return std::clamp(most_sums / rows, 1, most_panels); }
+
 template <Type type, int rows>
 void strip(const Linear& job, const float* x, int64_t row, int64_t first, int64_t last) {
-    constexpr int together = std::max(1, std::min(most_panels, most_sums / rows));
+    constexpr int together = panels_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
     for (; panel + together <= last; panel += together) tile<type, rows, together>(job, x, row, panel);
+    for (; panel + half <= last; panel += half) tile<type, rows, half>(job, x, row, panel);
     for (; panel < last; ++panel) tile<type, rows, 1>(job, x, row, panel);
 }
 
@@ -184,9 +188,9 @@ template <Type type>
 void multiply(Pool& pool, const Linear& job, const float* x) {
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
     const int64_t bytes = padded(job.inputs) * step_bytes<type>();
-    const int64_t share = (panels + 4 * pool.threads() - 1) / (4 * pool.threads());
-    const int64_t each = std::max<int64_t>(1, std::min(share, chunk_bytes / bytes));
     const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
+    const int together = tiles > 1 ? 1 : panels_at_once(static_cast<int>(job.tokens));
+    const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
     pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {
         const int64_t first = chunk * each, last = std::min(panels, first + each);
         if (tiles == 1) {

@@ -333,10 +333,11 @@ struct Int4 {
 
 template <class Format, int rows>
 void quantized_strip(const Quantized& job, int64_t row, int64_t first, int64_t last) {
-    constexpr int together = together_at_once(rows);
+    constexpr int together = together_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
     for (; panel + together <= last; panel += together)
         Format::template tile<rows, together>(job, row, panel);
+    for (; panel + half <= last; panel += half) Format::template tile<rows, half>(job, row, panel);
     for (; panel < last; ++panel) Format::template tile<rows, 1>(job, row, panel);
 }
 
@@ -352,9 +353,9 @@ template <class Format>
 void multiply_quantized(Pool& pool, const Quantized& job) {
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
     const int64_t bytes = panel_bytes(job.inputs, job.group);
-    const int64_t share = (panels + 4 * pool.threads() - 1) / (4 * pool.threads());
-    const int64_t each = std::max<int64_t>(1, std::min(share, chunk_bytes / bytes));
     const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
+    const int together = tiles > 1 ? 1 : together_at_once(static_cast<int>(job.tokens));
+    const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
     pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {
         const int64_t first = chunk * each, last = std::min(panels, first + each);
         const int64_t step = tiles == 1 ? last - first : std::max<int64_t>(1, near_bytes / bytes);

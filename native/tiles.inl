@@ -28,6 +28,16 @@ namespace {
 constexpr int panel_width = 2 * lanes;
 constexpr int64_t chunk_bytes = 256 * 1024;
 
+// Panels that a thread claims at a time: some 256 KB of them and four times a thread at least, and
+// of those that are multiplied `together` as many as that leaves.
+inline int64_t panels_of_chunk(int64_t panels, int64_t bytes, int together, int threads) {
+    const int64_t chunks = 4 * threads;
+    int64_t unit = together;
+    while (unit > 1 && panels < chunks * unit) unit = (unit + 1) / 2;
+    const int64_t share = (panels + chunks - 1) / chunks;
+    return std::max<int64_t>(unit, std::min(share, chunk_bytes / bytes) / unit * unit);
+}
+
 // Rows of y that a tile writes: number 0 of `y` is output `output` of row `row`, rows are `step` apart.
 struct Target {
     void* y;
