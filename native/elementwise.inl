@@ -226,25 +226,6 @@ void add(Pool& pool, const Add& job) {
     });
 }
 
-// ── a widening ──────────────────────────────────────────────────────────────────────────────
-
-template <Type type>
-void widen_numbers(const void* from, float* to, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i += lanes) {
-        const int64_t count = std::min<int64_t>(lanes, end - i);
-        put_some<Type::f32>(to, i, some_floats<type>(from, i, count), count);
-    }
-}
-
-// `count` numbers of 16 bits in fp32.
-void widen(Pool& pool, const void* from, float* to, int64_t count, Type type) {
-    pool.run((count + numbers_each - 1) / numbers_each, [&](int64_t chunk, int) {
-        const int64_t begin = chunk * numbers_each, end = std::min(count, begin + numbers_each);
-        if (type == Type::bf16) widen_numbers<Type::bf16>(from, to, begin, end);
-        else widen_numbers<Type::f16>(from, to, begin, end);
-    });
-}
-
 // ── a reading ───────────────────────────────────────────────────────────────────────────────
 
 // The xor of all words, by all threads: what a probe of the memory's speed does.

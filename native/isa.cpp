@@ -17,7 +17,6 @@ const Table HEADWAY_TABLE = {
     .norm = norm,
     .rope = rope,
     .gated = gated,
-    .widen = widen,
     .add = add,
     .read_words = read_words,
     .sampling_bytes = sampling_bytes,

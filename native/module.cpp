@@ -106,10 +106,6 @@ public:
                             y_head_stride, Type(type)});
     }
 
-    void widen(Address from, Address to, int64_t count, int type) {
-        table_.widen(pool_, at(from), at<float>(to), count, Type(type));
-    }
-
     void gated(Address x, Address y, int64_t tokens, int64_t inner, int type, int activation) {
         table_.gated(pool_, {at(x), at(y), tokens, inner, Type(type), Activation(activation)});
     }
@@ -142,9 +138,10 @@ public:
                       at<int64_t>(tokens));
     }
 
-    void logprobs(Address logits, int64_t rows, int64_t vocabulary, Address tokens, int64_t count,
-                  Address scratch, Address values, Address ranks, Address top_tokens) {
-        table_.logprobs(pool_, at<float>(logits), rows, vocabulary, at<int64_t>(tokens), count,
+    void logprobs(Address logits, int type, int64_t rows, int64_t vocabulary, Address tokens,
+                  int64_t count, Address scratch, Address values, Address ranks,
+                  Address top_tokens) {
+        table_.logprobs(pool_, at(logits), Type(type), rows, vocabulary, at<int64_t>(tokens), count,
                         at(scratch), at<float>(values), at<int64_t>(ranks),
                         at<int64_t>(top_tokens));
     }
@@ -211,7 +208,6 @@ PyMethodDef methods[] = {
     method<&Kernels::norm>("norm"),
     method<&Kernels::rope>("rope"),
     method<&Kernels::gated>("gated"),
-    method<&Kernels::widen>("widen"),
     method<&Kernels::add>("add"),
     method<&Kernels::run>("run"),
     method<&Kernels::read_words>("read_words"),

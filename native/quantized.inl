@@ -354,7 +354,7 @@ void multiply_quantized(Pool& pool, const Quantized& job) {
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
     const int64_t bytes = panel_bytes(job.inputs, job.group);
     const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
-    const int together = tiles > 1 ? 1 : together_at_once(static_cast<int>(job.tokens));
+    const int together = tiles == 1 ? together_at_once(static_cast<int>(job.tokens)) : 1;
     const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
     pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {
         const int64_t first = chunk * each, last = std::min(panels, first + each);

@@ -6,7 +6,8 @@
 //     the 2nd of those is 7: only values ≥ 7 can be among the two largest: 9 8 7, so the floor is 8
 //
 // Nothing is sorted. Filters give a floor on the value, ties are kept together, and the draw walks
-// the kept tokens in the order of their ids; masses are doubles. A row is one thread's.
+// the kept tokens in the order of their ids; masses are doubles. A row is one thread's, and what is
+// not in fp32 is widened block by block, each time it is read.
 #include <algorithm>
 #include <limits>
 
@@ -22,17 +23,31 @@ constexpr float never = -std::numeric_limits<float>::infinity();
 
 // The logits of one row after mask and temperature, in blocks; what is beyond the last is -inf.
 struct Row {
-    const float* values;
+    const void* logits;
+    Type type;
     int64_t count, blocks;
     float *largest, *order, *candidates;  // of each block; scratch for those; scratch for values
     double* masses;                       // of each block
     float most;
-    bool has_nan;
-    float tail[block_size];  // the last block, where `values` does not hold all of it
+    bool has_nan, edited;  // edited: its values are behind `order`
+    float widened[block_size];
 
-    const float* at(int64_t block) const {
-        return values ? (block + 1) * block_size > count ? tail : values + block * block_size
-                      : order + blocks + block * block_size;
+    // The values of a block, until the next is asked for.
+    const float* at(int64_t block) {
+        if (edited) return order + blocks + block * block_size;
+        const int64_t first = block * block_size, rest = count - first;
+        if (type == Type::f32 && rest >= block_size)
+            return static_cast<const float*>(logits) + first;
+        for (int64_t i = 0; i < block_size; i += lanes) store(widened + i, some(first + i, rest - i));
+        return widened;
+    }
+
+private:
+    Floats some(int64_t first, int64_t rest) const {
+        if (rest >= lanes) return floats_at(logits, first, type);
+        Floats found = all(never);
+        for (int lane = 0; lane < rest; ++lane) found[lane] = number_at(logits, first + lane, type);
+        return found;
     }
 };
 
@@ -43,18 +58,17 @@ int64_t sampling_bytes(int64_t vocabulary) {
     return blocks_of(vocabulary) * (8 + 4 + 4 + 2 * 4 * block_size);
 }
 
-Row row_of(const float* logits, int64_t vocabulary, void* scratch) {
+Row row_of(const void* logits, Type type, int64_t vocabulary, void* scratch) {
     Row row;
-    row.values = logits;
+    row.logits = logits;
+    row.type = type;
+    row.edited = false;
     row.count = vocabulary;
     row.blocks = blocks_of(vocabulary);
     row.masses = static_cast<double*>(scratch);
     row.largest = reinterpret_cast<float*>(row.masses + row.blocks);
     row.order = row.largest + row.blocks;
     row.candidates = row.order + row.blocks + row.blocks * block_size;
-    const int64_t rest = vocabulary % block_size;
-    for (int64_t i = 0; rest && i < block_size; ++i)
-        row.tail[i] = i < rest ? logits[vocabulary - rest + i] : never;
     return row;
 }
 
@@ -72,24 +86,29 @@ inline Floats allowed_of(Floats values, const uint8_t* allowed, int64_t bytes, i
 }
 
 inline float largest_of(Floats values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(bits_of<__m512>(values));
+#else
     float most = values[0];
     for (int lane = 1; lane < lanes; ++lane) most = std::max(most, values[lane]);
     return most;
+#endif
 }
 
-template <bool edited>
+template <Type type, bool edited>
 void read_blocks(Row& row, const Draw& draw, int64_t allowed_bytes) {
     float* edits = row.order + row.blocks;
     const bool divides = draw.temperature > 0 && draw.temperature != 1;
     Ints nan = {};
     row.most = never;
     for (int64_t block = 0; block < row.blocks; ++block) {
-        const float* from = row.at(block);
+        const bool whole = (block + 1) * block_size <= row.count;
+        const float* last = whole ? nullptr : row.at(block);
         Floats most = all(never);
         for (int64_t i = 0; i < block_size; i += lanes) {
-            Floats values = load<Floats>(from + i);
+            const int64_t token = block * block_size + i;
+            Floats values = whole ? floats_at(row.logits, token, type) : load<Floats>(last + i);
             if constexpr (edited) {
-                const int64_t token = block * block_size + i;
                 if (draw.allowed) values = allowed_of(values, draw.allowed, allowed_bytes, token);
                 if (divides) values = values / draw.temperature;
                 store(edits + token, values);
@@ -102,7 +121,14 @@ void read_blocks(Row& row, const Draw& draw, int64_t allowed_bytes) {
     }
     row.has_nan = false;
     for (int lane = 0; lane < lanes; ++lane) row.has_nan |= nan[lane] != 0;
-    if (edited) row.values = nullptr;
+    row.edited = edited;
+}
+
+template <bool edited>
+void read_blocks(Row& row, const Draw& draw, int64_t allowed_bytes) {
+    if (row.type == Type::f32) read_blocks<Type::f32, edited>(row, draw, allowed_bytes);
+    else if (row.type == Type::bf16) read_blocks<Type::bf16, edited>(row, draw, allowed_bytes);
+    else read_blocks<Type::f16, edited>(row, draw, allowed_bytes);
 }
 
 void read_row(Row& row, const Draw& draw, int64_t allowed_bytes) {
@@ -112,7 +138,7 @@ void read_row(Row& row, const Draw& draw, int64_t allowed_bytes) {
 }
 
 // The first token whose logit is the largest.
-int64_t likeliest(const Row& row) {
+int64_t likeliest(Row& row) {
     int64_t block = 0;
     while (row.largest[block] != row.most) ++block;
     const float* values = row.at(block);
@@ -263,7 +289,7 @@ double uniform(const Draw& draw) {
 }
 
 // The first kept token of `block` at which the cumulative mass passes `target`, or the last kept.
-int64_t walk(const Row& row, int64_t block, float floor, double passed, double target) {
+int64_t walk(Row& row, int64_t block, float floor, double passed, double target) {
     const float* values = row.at(block);
     int64_t last = 0;
     for (int64_t i = 0; i < block_size; i += double_lanes) {
@@ -307,7 +333,7 @@ void sample(Pool& pool, const Draw* draws, int64_t rows, int64_t vocabulary, int
         const int64_t end = std::min(rows, (chunk + 1) * each);
         for (int64_t r = chunk * each; r < end; ++r) {
             const bool greedy = draws[r].temperature == 0;
-            Row row = row_of(draws[r].logits, vocabulary, own);
+            Row row = row_of(draws[r].logits, draws[r].type, vocabulary, own);
             read_row(row, draws[r], allowed_bytes);
             const bool settled = !row.has_nan && row.most > never && (greedy || row.most < -never);
             tokens[r] = !settled ? unsettled : greedy ? likeliest(row) : drawn(row, draws[r]);
@@ -317,7 +343,7 @@ void sample(Pool& pool, const Draw* draws, int64_t rows, int64_t vocabulary, int
 
 // ── log-probabilities ───────────────────────────────────────────────────────────────────────
 
-int64_t rank_of(const Row& row, float value) {
+int64_t rank_of(Row& row, float value) {
     int64_t larger = 0;
     for (int64_t block = 0; block < row.blocks; ++block) {
         if (!(row.largest[block] > value)) continue;
@@ -330,7 +356,7 @@ int64_t rank_of(const Row& row, float value) {
 }
 
 // log Σ e^x, right to 1e-6: exponentials in fp32, sums of blocks in fp64.
-double log_sum_of(const Row& row) {
+double log_sum_of(Row& row) {
     double total = 0;
     for (int64_t block = 0; block < row.blocks; ++block) {
         const float* values = row.at(block);
@@ -365,7 +391,7 @@ void likeliest_of(Row& row, int64_t count, float* values, int64_t* tokens) {
 
 // Of row r: values[r] = the log-probabilities of tokens[r] and of the `count` likeliest, their ids
 // in top_tokens[r]. The rank is 0 where the row is not settled.
-void logprobs(Pool& pool, const float* logits, int64_t rows, int64_t vocabulary,
+void logprobs(Pool& pool, const void* logits, Type type, int64_t rows, int64_t vocabulary,
               const int64_t* tokens, int64_t count, void* scratch, float* values, int64_t* ranks,
               int64_t* top_tokens) {
     const int64_t each = std::max<int64_t>(1, logits_each / vocabulary);
@@ -373,13 +399,14 @@ void logprobs(Pool& pool, const float* logits, int64_t rows, int64_t vocabulary,
         char* own = static_cast<char*>(scratch) + thread * sampling_bytes(vocabulary);
         const int64_t end = std::min(rows, (chunk + 1) * each);
         for (int64_t r = chunk * each; r < end; ++r) {
-            Row row = row_of(logits + r * vocabulary, vocabulary, own);
+            const char* own_logits = static_cast<const char*>(logits) + r * vocabulary * size_of(type);
+            Row row = row_of(own_logits, type, vocabulary, own);
             read_row(row, Draw{}, 0);
             ranks[r] = 0;
             if (row.has_nan || !(row.most > never && row.most < -never)) continue;
             const double total = log_sum_of(row);
             float* to = values + r * (1 + count);
-            to[0] = logits[r * vocabulary + tokens[r]];
+            to[0] = number_at(own_logits, tokens[r], type);
             ranks[r] = rank_of(row, to[0]);
             if (count) likeliest_of(row, count, to + 1, top_tokens + r * count);
             for (int64_t i = 0; i <= count; ++i) to[i] = static_cast<float>(to[i] - total);

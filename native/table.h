@@ -79,13 +79,14 @@ struct Add {
 
 // What one row is sampled with. Draws are named by seed, index and position; see sampling.inl.
 struct Draw {
-    const float* logits;
+    const void* logits;
     const uint8_t* allowed;  // one bit a token, or null: every token
     uint64_t seed, index, position;
     float temperature;  // 0: the likeliest
     float log_min_p;    // -inf: none
     float top_p;        // 1: none
     int32_t top_k;      // 0: none
+    Type type;          // of the logits
 };
 
 // Bytes of a row of `inputs` numbers that are multiplied with int8 weights, or int4 in groups.
@@ -175,13 +176,12 @@ struct Table {
     void (*norm)(Pool&, const Norm&);
     void (*rope)(Pool&, const Rope&);
     void (*gated)(Pool&, const Gated&);
-    void (*widen)(Pool&, const void* from, float* to, int64_t count, Type type);
     void (*add)(Pool&, const Add&);
     uint64_t (*read_words)(Pool&, const void*, int64_t bytes);
     int64_t (*sampling_bytes)(int64_t vocabulary);
     void (*sample)(Pool&, const Draw*, int64_t rows, int64_t vocabulary, int64_t allowed_bytes,
                    void* scratch, int64_t* tokens);
-    void (*logprobs)(Pool&, const float* logits, int64_t rows, int64_t vocabulary,
+    void (*logprobs)(Pool&, const void* logits, Type type, int64_t rows, int64_t vocabulary,
                      const int64_t* tokens, int64_t count, void* scratch, float* values,
                      int64_t* ranks, int64_t* top_tokens);
     void (*pack_quantized)(Pool&, const int8_t* weight, const uint16_t* scales, void* packed,

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARIES = st.one_of(
     st.integers(1, 40), st.sampled_from([127, 128, 129, 255, 256, 257, 4096, 9000, 70_000])
 )
+TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 NAN, INF = float("nan"), float("inf")
 
 
@@ -106,12 +107,13 @@ def masks_of(rng: random.Random, rows: int, vocabulary: int) -> Late:
     rows=st.integers(1, 9),
     vocabulary=VOCABULARIES,
     kind=st.sampled_from(["smooth", "tied", "flat", "equal", "peaked", "forbidden"]),
+    dtype=TYPES,
     seed=st.integers(0, 2**32),
 )
-def test_tokens_are_those_of_the_definition(library, rows, vocabulary, kind, seed):
+def test_tokens_are_those_of_the_definition(library, rows, vocabulary, kind, dtype, seed):
     """Any mix of filters, edits and masks, ties at every floor; twice, as histories grow."""
     rng = random.Random(seed)
-    logits_RV = logits_of(kind, rows, vocabulary, seed)
+    logits_RV = logits_of(kind, rows, vocabulary, seed).to(dtype)
     before = logits_RV.clone()
     sequences = sequences_of(rng, rows, vocabulary)
     native, plain = Sampler(NativeSampling(library)), Sampler()
@@ -197,13 +199,14 @@ def test_a_thousand_draws_of_a_large_vocabulary(library):
     vocabulary=VOCABULARIES,
     kind=st.sampled_from(["smooth", "tied", "equal", "peaked", "forbidden"]),
     count=st.integers(0, 20),
+    dtype=TYPES,
     seed=st.integers(0, 2**32),
 )
-def test_logprobs_are_those_of_log_softmax(library, rows, vocabulary, kind, count, seed):
+def test_logprobs_are_those_of_log_softmax(library, rows, vocabulary, kind, count, dtype, seed):
     """Equal to 1e-6, exact ranks, the likeliest in order and of equal ones the lower id."""
     if rows * vocabulary > 500_000:
         rows = 2
-    logits_RV = logits_of(kind, rows, vocabulary, seed)
+    logits_RV = logits_of(kind, rows, vocabulary, seed).to(dtype)
     tokens = torch.randint(0, vocabulary, (rows,)).tolist()
     found = Sampler(NativeSampling(library)).logprobs(logits_RV, tokens, count)
     exact_RV = logits_RV.double().log_softmax(-1)

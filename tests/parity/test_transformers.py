@@ -188,7 +188,7 @@ def their_logits(reference: torch.nn.Module, token_ids: list[int]) -> torch.Tens
 
 @torch.inference_mode()
 def our_logits(executor: TorchExecutor, token_ids: list[int]) -> torch.Tensor:
-    """Headway's logits after each of `token_ids`, computed as one chunk, (T, V)."""
+    """Headway's fp32 logits after each of `token_ids`, computed as one chunk, (T, V)."""
     count = -(-len(token_ids) // executor.settings.block_size)
     new = NewSequence(0, 0, token_ids, len(token_ids), SamplingParams(), 0)
     blocks = list(range(count, 0, -1))
@@ -196,7 +196,7 @@ def our_logits(executor: TorchExecutor, token_ids: list[int]) -> torch.Tensor:
         0, [new], [Advance(0, 0, token_ids, [blocks] * len(executor.spec.kv_groups), True)], []
     )
     executor.mirror.apply(plan)
-    logits = executor.model.logits(executor.forward(executor.mirror.batch(plan)))
+    logits = executor.model.logits(executor.forward(executor.mirror.batch(plan))).float()
     executor.mirror.apply(StepPlan(1, [], [], [0]))
     return logits
 

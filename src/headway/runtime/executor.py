@@ -247,7 +247,7 @@ class TorchExecutor:
         if batch is None or hidden is None:
             return []
         rows = [
-            self.model.logits(part).log_softmax(-1).cpu()
+            self.model.logits(part).float().log_softmax(-1).cpu()
             for part in hidden.split(PROMPT_LOGPROB_ROWS)
         ]
         return np.split(torch.cat(rows).numpy(), np.cumsum(batch.query_lens)[:-1])

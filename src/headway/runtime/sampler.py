@@ -4,7 +4,8 @@ The order is vLLM's: allowed tokens, logit bias, min_tokens, penalties; then gre
 likeliest, the others are divided by the temperature and cut by min_p, top_k and top_p. What is
 kept is decided by a threshold on the value, and the draw walks the tokens in the order of their
 ids, so a row's token depends on its own logits, parameters and draw, never on its neighbours.
-`NativeSampling` chooses the same tokens from fp32 logits on a CPU, where it is there.
+Logits of 16 bits are the same numbers in fp32. `NativeSampling` chooses the same tokens on a CPU,
+where it is there.
 
 R rows, V vocabulary.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 from headway.core.plan import Late
 from headway.core.request import TokenLogprobs
 from headway.runtime.batch import MirrorSequence
+from headway.runtime.native.library import TYPES
 from headway.runtime.native.sampling import DRAW, NativeSampling
 from headway.runtime.philox import uniforms
 
@@ -138,9 +140,9 @@ def choose(
     logits_RV: Tensor, rows: RowParameters, sequences: list[MirrorSequence], late: Late
 ) -> list[int]:
     """A token a row, the logits as they were: the definition."""
-    raw_RV = logits_RV
-    if rows.edited or late.masks:
-        logits_RV = logits_RV.clone()
+    changed = bool(rows.edited or late.masks)
+    logits_RV = logits_RV.to(torch.float32, copy=changed)
+    if changed:
         apply_masks(logits_RV, rows.sequence_ids, late)
         for row in rows.edited:
             edit_row(logits_RV[row], sequences[row])
@@ -149,7 +151,7 @@ def choose(
         everybody = len(rows.drawn) == len(sequences)
         drawn_RV = logits_RV if everybody else logits_RV[rows.drawn]
         chosen_R[rows.drawn] = draw(drawn_RV, rows, [sequences[r] for r in rows.drawn])
-    if logits_RV is not raw_RV:
+    if changed:
         chosen_R.masked_fill_(logits_RV.amax(-1) == NEVER, NO_TOKEN)
     chosen: list[int] = chosen_R.tolist()
     return chosen
@@ -169,12 +171,13 @@ def choose_natively(
     """
     vocabulary, draws_R = logits_RV.shape[1], rows.draws_R
     draws_R["position"] = [len(sequence.generated) for sequence in sequences]
-    starts_R = np.arange(len(sequences), dtype=np.uint64) * np.uint64(4 * vocabulary)
-    draws_R["logits"] = starts_R + np.uint64(logits_RV.data_ptr())
-    edited = [logits_RV[row].clone() for row in rows.edited]
+    step, begin = vocabulary * logits_RV.itemsize, logits_RV.data_ptr()
+    draws_R["logits"] = range(begin, begin + step * len(sequences), step)
+    draws_R["type"] = TYPES[logits_RV.dtype]
+    edited = [logits_RV[row].to(torch.float32, copy=True) for row in rows.edited]
     for row, logits_V in zip(rows.edited, edited, strict=True):
         edit_row(logits_V, sequences[row])
-        draws_R["logits"][row] = logits_V.data_ptr()
+        draws_R["logits"][row], draws_R["type"][row] = logits_V.data_ptr(), TYPES[torch.float32]
     masked = [row for row, each in enumerate(rows.sequence_ids) if each in late.masks]
     packed = np.frombuffer(b"".join([late.masks[rows.sequence_ids[r]] for r in masked]), np.uint8)
     mask_bytes = packed.nbytes // max(1, len(masked))
@@ -297,6 +300,7 @@ def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
 
 def token_logprobs(logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
     """Log-probability, rank and `count` likeliest alternatives of one token a row."""
+    logits_RV = logits_RV.float()
     chosen_R1 = torch.tensor(token_ids, device=logits_RV.device)[:, None]
     total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
     value_R1 = logits_RV.gather(1, chosen_R1)

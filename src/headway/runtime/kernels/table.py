@@ -74,7 +74,6 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = reference.rms_norm
     gated: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: dict(GATED))
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = reference.rope
-    widen: Callable[[Tensor], Tensor] = Tensor.float
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def linear_for(self, module: str) -> LinearKernel:
@@ -113,7 +112,6 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
         rms_norm=layers.rms_norm,
         gated=layers.gated,
         rope=layers.rope,
-        widen=layers.widen,
     )
 
 

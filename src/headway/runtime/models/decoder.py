@@ -40,7 +40,6 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(architecture.layer(build, i) for i in range(spec.num_layers))
         self.norm = RMSNorm(build)
         self.head = Linear(build, spec.hidden_size, spec.vocab_size)
-        self.widen = build.kernels.widen
         if spec.tied:
             self.head.weight = self.embedding.weight
 
@@ -53,11 +52,11 @@ class Decoder(nn.Module):
         return x_TH
 
     def logits(self, x_RH: Tensor) -> Tensor:
-        """fp32 logits of these rows, (R, vocab)."""
-        logits_RV = self.widen(self.head(self.norm(x_RH)))
+        """Logits of these rows, (R, vocab): as the head gives them, or changed, in fp32."""
+        logits_RV: Tensor = self.head(self.norm(x_RH))
         if self.spec.logits_scale != 1.0:
-            logits_RV = logits_RV * self.spec.logits_scale
+            logits_RV = logits_RV.float() * self.spec.logits_scale
         if self.spec.logits_softcap:
             cap = self.spec.logits_softcap
-            logits_RV = cap * torch.tanh(logits_RV / cap)
+            logits_RV = cap * torch.tanh(logits_RV.float() / cap)
         return logits_RV

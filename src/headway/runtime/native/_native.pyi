@@ -49,7 +49,6 @@ class Kernels:
         y_head_stride: int,
         type: int,
     ) -> None: ...
-    def widen(self, x: int, y: int, count: int, type: int) -> None: ...
     def gated(
         self, x: int, y: int, tokens: int, inner: int, type: int, activation: int
     ) -> None: ...
@@ -83,6 +82,7 @@ class Kernels:
     def logprobs(
         self,
         logits: int,
+        type: int,
         rows: int,
         vocabulary: int,
         tokens: int,

@@ -70,14 +70,6 @@ class NativeLayers:
         )
         return out
 
-    def widen(self, x: Tensor) -> Tensor:
-        """`x` in fp32, its own memory where it is that already."""
-        if x.dtype == torch.float32:
-            return x
-        x, out = x.contiguous(), torch.empty(x.shape)
-        self._calls.widen(x.data_ptr(), out.data_ptr(), x.numel(), TYPES[x.dtype])
-        return out
-
     @recordable("gated")
     def _gated(self, gate_up_TI2: Tensor, activation: int) -> Tensor:
         x = gate_up_TI2.contiguous()
@@ -108,7 +100,6 @@ def layers_are_right(library: NativeLibrary) -> bool:
                 layers.rope(x.view(5, 2, 23), cos, sin),
                 torch.cat((low * cos - high * sin, high * cos + low * sin, rest), -1),
             ),
-            (layers.widen(x), wide),
             (layers.gated["silu"](x), gate * gate.sigmoid() * up),
             (
                 layers.gated["gelu_tanh"](x),

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.runtime.native.library import NativeLibrary
+from headway.runtime.native.library import TYPES, NativeLibrary
 
 DRAW = np.dtype(
     [
         *(("logits", "u8"), ("allowed", "u8")),
         *(("seed", "u8"), ("index", "u8"), ("position", "u8")),
         *(("temperature", "f4"), ("log_min_p", "f4"), ("top_p", "f4"), ("top_k", "i4")),
-    ]
+        ("type", "i4"),
+    ],
+    align=True,
 )
 """`Draw` of native/table.h: what one row is sampled with."""
 UNSETTLED = -1
@@ -31,7 +33,7 @@ class NativeSampling:
 
     def takes(self, logits_RV: Tensor) -> bool:
         """Whether these are logits as the kernels read them."""
-        on_cpu = logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32
+        on_cpu = logits_RV.device.type == "cpu" and logits_RV.dtype in TYPES
         return bool(on_cpu and logits_RV.is_contiguous() and logits_RV.shape[1] > 0)
 
     def sample(self, draws_R: np.ndarray, vocabulary: int, mask_bytes: int) -> list[int] | None:
@@ -58,6 +60,7 @@ class NativeSampling:
         ranks_R, top_tokens = np.empty(rows, np.int64), np.empty((rows, count), np.int64)
         self._calls.logprobs(
             logits_RV.data_ptr(),
+            TYPES[logits_RV.dtype],
             rows,
             vocabulary,
             tokens_R.ctypes.data,
