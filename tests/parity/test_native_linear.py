@@ -46,6 +46,21 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library, dtype):
         assert torch.equal(kernel(x[-rows:], packed, bias), whole[-rows:])
 
 
+@each_instruction_set
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize("outputs", [1190, 2630])
+def test_panels_multiplied_together_give_each_its_own(library, dtype, outputs):
+    """Chunks of several panels at a time, then of fewer, and a last panel that is not whole."""
+    x, weight, bias = operands(24, 130, outputs, dtype, True)
+    kernel = NativeLinear(library)
+    packed = kernel.prepare(weight)
+    whole = kernel(x, packed, bias)
+    for rows in range(1, 14):
+        assert torch.equal(kernel(x[:rows], packed, bias), whole[:rows])
+    exact = reference.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(whole.double(), exact, rtol=ROUNDING[dtype], atol=2**-9)
+
+
 CUT_IN_BLOCKS = pytest.mark.parametrize(
     ("sizes", "spans", "checked", "atol"),
     [

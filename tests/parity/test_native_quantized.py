@@ -69,6 +69,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library, group, dtype):
     assert torch.equal(alone(x, packed, bias), whole)
 
 
+@each_instruction_set
+@each_format
+@pytest.mark.parametrize("outputs", [1190, 2630])
+def test_panels_multiplied_together_give_each_its_own(library, group, outputs):
+    """Chunks of several panels at a time, then of fewer, and a last panel that is not whole."""
+    x, weight, bias = operands(24, 130, outputs, torch.bfloat16, True)
+    plain, native = RoundedLinear(group), NativeQuantizedLinear(library, group)
+    packed = native.prepare(weight)
+    whole = native(x, packed, bias)
+    for rows in range(1, 8):
+        assert torch.equal(native(x[:rows], packed, bias), whole[:rows])
+    torch.testing.assert_close(whole, plain(x, plain.prepare(weight), bias), rtol=2**-7, atol=2**-7)
+
+
 CUT_IN_BLOCKS = pytest.mark.parametrize(
     ("sizes", "spans", "checked", "atol"),
     [
