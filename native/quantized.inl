@@ -29,6 +29,11 @@ constexpr int together_at_once(int rows) {
     return std::max(1, 4 / rows);
 }
 
+// How far ahead of its reading a panel is fetched, beside others that are.
+constexpr int64_t ahead_beside(int panels) {
+    return lanes == 16 && panels > 1 ? ahead_bytes / 2 : ahead_bytes;
+}
+
 // AVX-512 is quick enough with int4 that 16 lines on their way to the first cache hold it up.
 inline void fetch_int4(const char* at) {
     if constexpr (lanes == 16) fetch_later(at);
@@ -242,6 +247,7 @@ struct Int8 {
     template <int rows, int panels>
     static void tile(const Quantized& job, int64_t row, int64_t panel) {
         constexpr int halves = 2 * panels;
+        constexpr int64_t ahead = ahead_beside(panels);
         const int64_t width = padded_inputs(job.inputs, 0), bytes = panel_bytes(job.inputs, 0);
         const int8_t* q = job.q + row * width;
         const char* at = static_cast<const char*>(job.packed) + panel * bytes;
@@ -253,7 +259,7 @@ struct Int8 {
             Int8Dots dots[halves];
             each<halves>([&](auto half) HEADWAY_INLINE {
                 const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
-                if (half % 2 == 0 || dots_bytes == line_bytes) prefetch(here + ahead_bytes);
+                if (half % 2 == 0 || dots_bytes == line_bytes) prefetch(here + ahead);
                 dots[half] = Int8Dots(here);
             });
             each<rows>([&](auto r) HEADWAY_INLINE {
@@ -276,6 +282,7 @@ struct Int4 {
                                             const int32_t* starts, int64_t blocks, const char* at,
                                             int64_t bytes, int64_t length) {
         constexpr int halves = 2 * panels;
+        constexpr int64_t ahead = ahead_beside(panels);
         Int4Dots::Sum sums[rows * halves];
         each<rows * halves>([&](auto i) HEADWAY_INLINE {
             sums[i] = Int4Dots::start(starts[i / halves * blocks]);
@@ -286,7 +293,7 @@ struct Int4 {
                 each<halves>([&](auto half) HEADWAY_INLINE {
                     const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
                     if (high == 0 && (half % 2 == 0 || dots_bytes == line_bytes))
-                        fetch_int4(here + ahead_bytes);
+                        fetch_int4(here + ahead);
                     dots[half] = Int4Dots(here, 4 * high);
                 });
                 each<rows>([&](auto r) HEADWAY_INLINE {
