@@ -34,6 +34,8 @@ constexpr int64_t ahead_beside(int panels) {
     return lanes == 16 && panels > 1 ? ahead_bytes / 2 : ahead_bytes;
 }
 
+constexpr bool has_places(int panels) { return lanes == 16 && panels == 1; }
+
 // AVX-512 is quick enough with int4 that 16 lines on their way to the first cache hold it up.
 inline void fetch_int4(const char* at) {
     if constexpr (lanes == 16) fetch_later(at);
@@ -275,12 +277,37 @@ struct Int8 {
     }
 };
 
+// What follows in memory, fetched while a panel is multiplied alone: some 16 KB ahead, line by line
+// from four places in turn. A core's own fetching goes on in each page, and one is too few for it.
+class PlacesAhead {
+public:
+    PlacesAhead(const char* panel, int64_t bytes) {
+        const int64_t windows = std::max<int64_t>(1, (bytes + window / 2) / window);
+        part_ = (bytes / windows / line_bytes + places - 1) / places * line_bytes;
+        at_ = panel + places * part_;
+    }
+
+    void fetch() {
+        fetch_later(at_ + place_ * part_ + offset_);
+        if (++place_ < places) return;
+        place_ = 0;
+        if ((offset_ += line_bytes) < part_) return;
+        offset_ = 0;
+        at_ += places * part_;
+    }
+
+private:
+    static constexpr int64_t window = 16384, places = 4;
+    const char* at_;
+    int64_t part_, place_ = 0, offset_ = 0;
+};
+
 struct Int4 {
     // Adds one block of inputs to the totals.
     template <int rows, int panels>
     HEADWAY_INLINE static inline void block(Ints* totals, const int8_t* q, int64_t width,
                                             const int32_t* starts, int64_t blocks, const char* at,
-                                            int64_t bytes, int64_t length) {
+                                            int64_t bytes, int64_t length, PlacesAhead& places) {
         constexpr int halves = 2 * panels;
         constexpr int64_t ahead = ahead_beside(panels);
         Int4Dots::Sum sums[rows * halves];
@@ -292,8 +319,10 @@ struct Int4 {
                 Int4Dots dots[halves];
                 each<halves>([&](auto half) HEADWAY_INLINE {
                     const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
-                    if (high == 0 && (half % 2 == 0 || dots_bytes == line_bytes))
-                        fetch_int4(here + ahead);
+                    if (high == 0 && (half % 2 == 0 || dots_bytes == line_bytes)) {
+                        if constexpr (has_places(panels)) places.fetch();
+                        else fetch_int4(here + ahead);
+                    }
                     dots[half] = Int4Dots(here, 4 * high);
                 });
                 each<rows>([&](auto r) HEADWAY_INLINE {
@@ -316,14 +345,17 @@ struct Int4 {
         const int8_t* q = job.q + row * width;
         const int32_t* starts = job.starts + row * blocks;
         const char* at = static_cast<const char*>(job.packed) + panel * bytes;
+        PlacesAhead places(at, bytes);
         Floats sums[rows * halves] = {};
         for (int64_t input = 0; input < width;) {
+            if constexpr (has_places(panels)) places.fetch();
             const char* scales = at;
             at += 2 * panel_width;
             Ints totals[rows * halves] = {};
             const int64_t end = input + group;
             do {
-                block<rows, panels>(totals, q + input, width, starts, blocks, at, bytes, length);
+                block<rows, panels>(totals, q + input, width, starts, blocks, at, bytes, length,
+                                    places);
                 at += length * panel_width / 2;
                 input += length;
                 ++starts;
