@@ -25,6 +25,7 @@ T number_of(PyObject* object) {
     else return static_cast<T>(PyLong_AsLongLong(object));
 }
 
+inline PyObject* object_of(bool value) { return PyBool_FromLong(value); }
 inline PyObject* object_of(int64_t value) { return PyLong_FromLongLong(value); }
 inline PyObject* object_of(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
 inline PyObject* object_of(double value) { return PyFloat_FromDouble(value); }

@@ -226,6 +226,33 @@ void add(Pool& pool, const Add& job) {
     });
 }
 
+// ── a question ──────────────────────────────────────────────────────────────────────────────
+
+template <Type type>
+bool finite_between(const void* x, int64_t begin, int64_t end) {
+    Ints bad = {};
+    for (int64_t i = begin; i < end; i += lanes) {
+        const Floats values = some_floats<type>(x, i, end - i);
+        bad |= (bits_of<Ints>(values) & 0x7F800000) == 0x7F800000;
+    }
+    for (int lane = 0; lane < lanes; ++lane)
+        if (bad[lane]) return false;
+    return true;
+}
+
+// Whether none of `count` numbers is an infinity or NaN.
+bool are_finite(Pool& pool, const void* x, int64_t count, Type type) {
+    std::atomic<bool> finite{true};
+    pool.run((count + numbers_each - 1) / numbers_each, [&](int64_t chunk, int) {
+        const int64_t begin = chunk * numbers_each, end = std::min(count, begin + numbers_each);
+        if (!(type == Type::f32 ? finite_between<Type::f32>(x, begin, end)
+              : type == Type::bf16 ? finite_between<Type::bf16>(x, begin, end)
+                                   : finite_between<Type::f16>(x, begin, end)))
+            finite.store(false);
+    });
+    return finite.load();
+}
+
 // ── a reading ───────────────────────────────────────────────────────────────────────────────
 
 // The xor of all words, by all threads: what a probe of the memory's speed does.

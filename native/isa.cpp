@@ -18,6 +18,7 @@ const Table HEADWAY_TABLE = {
     .rope = rope,
     .gated = gated,
     .add = add,
+    .are_finite = are_finite,
     .read_words = read_words,
     .sampling_bytes = sampling_bytes,
     .sample = sample,

@@ -124,6 +124,10 @@ public:
                       at<char*>(buffers)});
     }
 
+    bool are_finite(Address x, int64_t count, int type) {
+        return table_.are_finite(pool_, at(x), count, Type(type));
+    }
+
     uint64_t read_words(Address base, int64_t bytes) {
         return table_.read_words(pool_, at(base), bytes);
     }
@@ -210,6 +214,7 @@ PyMethodDef methods[] = {
     method<&Kernels::gated>("gated"),
     method<&Kernels::add>("add"),
     method<&Kernels::run>("run"),
+    method<&Kernels::are_finite>("are_finite"),
     method<&Kernels::read_words>("read_words"),
     method<&Kernels::sampling_bytes>("sampling_bytes"),
     method<&Kernels::sample>("sample"),

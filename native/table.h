@@ -177,6 +177,7 @@ struct Table {
     void (*rope)(Pool&, const Rope&);
     void (*gated)(Pool&, const Gated&);
     void (*add)(Pool&, const Add&);
+    bool (*are_finite)(Pool&, const void* x, int64_t count, Type type);
     uint64_t (*read_words)(Pool&, const void*, int64_t bytes);
     int64_t (*sampling_bytes)(int64_t vocabulary);
     void (*sample)(Pool&, const Draw*, int64_t rows, int64_t vocabulary, int64_t allowed_bytes,

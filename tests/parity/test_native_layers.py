@@ -30,6 +30,29 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return (found == wanted) | (found.isnan() & wanted.isnan())
 
 
+# ── a question ──────────────────────────────────────────────────────────────────────────────
+
+
+@each_instruction_set
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 37), (2, 40_000)], ids=str)
+@pytest.mark.parametrize("are_finite", [None, reference.are_finite], ids=["native", "torch"])
+def test_one_number_that_is_not_finite_is_found(library, dtype, shape, are_finite):
+    """Wherever it lies; the largest of a type, subnormals and zeros are finite."""
+    are_finite = are_finite or NativeLayers(library).are_finite
+    x, info = numbers(3, dtype, *shape), torch.finfo(dtype)
+    flat = x.view(-1)
+    edges = torch.tensor([info.max, info.min, info.smallest_normal / 4, -0.0], dtype=dtype)
+    flat[:4] = edges[: len(flat[:4])]
+    assert are_finite(x) and are_finite(x[:0])
+    for place in {0, len(flat) // 2, len(flat) - 1}:
+        for bad in (torch.inf, -torch.inf, torch.nan):
+            kept = flat[place].clone()
+            flat[place] = bad
+            assert not are_finite(x)
+            flat[place] = kept
+
+
 # ── norms ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -74,6 +74,7 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = reference.rms_norm
     gated: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: dict(GATED))
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = reference.rope
+    are_finite: Callable[[Tensor], bool] = reference.are_finite
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def linear_for(self, module: str) -> LinearKernel:
@@ -112,6 +113,7 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
         rms_norm=layers.rms_norm,
         gated=layers.gated,
         rope=layers.rope,
+        are_finite=layers.are_finite,
     )
 
 

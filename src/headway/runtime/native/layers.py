@@ -70,6 +70,11 @@ class NativeLayers:
         )
         return out
 
+    def are_finite(self, x: Tensor) -> bool:
+        """`reference.are_finite`."""
+        x = x.contiguous()
+        return bool(self._calls.are_finite(x.data_ptr(), x.numel(), TYPES[x.dtype]))
+
     @recordable("gated")
     def _gated(self, gate_up_TI2: Tensor, activation: int) -> Tensor:
         x = gate_up_TI2.contiguous()
@@ -106,6 +111,8 @@ def layers_are_right(library: NativeLibrary) -> bool:
                 torch.nn.functional.gelu(gate, approximate="tanh") * up,
             ),
         )
+        if not layers.are_finite(x) or layers.are_finite(x / 0):
+            return False
         if not all(torch.allclose(a.double(), b, rtol=2e-2, atol=1e-2) for a, b in pairs):
             return False
     return True
