@@ -148,4 +148,5 @@ class Mirror:
         )
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        tensor = torch.from_numpy(array)
+        return tensor if self.device == "cpu" else tensor.to(self.device)
