@@ -77,7 +77,7 @@ def random_steps(executor: TorchExecutor, rng: random.Random) -> list[StepPlan]:
 @pytest.mark.parametrize("family", LOWERED)
 @torch.inference_mode()
 def test_a_program_is_its_model(family: str, options: dict[str, str], tmp_path: Path):
-    """Every family, in plain and rounded weights, over chunks and decodes."""
+    """Every family, in plain and rounded weights, over chunks and decodes; and so is its head."""
     executor = executor_for(save(tiny_model(family), tmp_path), **options)
     program = executor.program
     assert program is not None, executor.describe().kernels["step"]
@@ -88,8 +88,11 @@ def test_a_program_is_its_model(family: str, options: dict[str, str], tmp_path: 
             executor.program = None
             wanted = executor.forward(batch).clone()
             executor.program = program
-            assert torch.equal(executor.forward(batch), wanted)
-            assert wanted.isfinite().all()
+            hidden_TH = executor.forward(batch)
+            assert torch.equal(hidden_TH, wanted)
+            logits_TV = executor.logits(hidden_TH)
+            assert torch.equal(logits_TV, executor.model.logits(wanted))
+            assert logits_TV.isfinite().all() and torch.equal(hidden_TH, wanted)
         executor.mirror.apply(StepPlan(100, [], [], [0, 1, 2, 3]))
 
 
@@ -283,7 +286,7 @@ def test_gated_layers_share_their_buffers(num_layers: int):
             {"code": "add", "x": x, "second": back, "y": total},
         ]
         x = total
-    assert len(share(operations, recorder.widths, x)[1]) <= 4
+    assert len(share(operations, recorder.widths, [x.buffer])[1]) <= 4
 
 
 @each_instruction_set
@@ -342,7 +345,7 @@ def test_no_buffer_is_written_before_it_is_read(draws: list[tuple[bool, int, int
         y = Value(recorder, len(values), recorder.widths[-1])
         operations.append({"code": "add" if is_sum else "norm", "x": x, "second": second, "y": y})
         values.append(y)
-    slots, sizes = share(operations, recorder.widths, values[-1])
+    slots, sizes = share(operations, recorder.widths, [values[-1].buffer])
     owner: dict[int, int] = {}
     for operation in operations:
         for name in ("x", "second"):

@@ -95,7 +95,7 @@ class TorchExecutor:
                 f"KV cache and rope tables could not be allocated: {str(error)[:200]}.",
                 "Lower --kv-memory or --max-model-len.",
             ) from error
-        self.program, self._lowered = self._lower(isinstance(attention, NativeAttention))
+        self.program, self.head, self._lowered = self._lower(isinstance(attention, NativeAttention))
         self.transfers = make_transfers(self.kv, settings.host_blocks, self.device)
         self.mirror = Mirror(
             max_num_seqs=settings.max_num_seqs,
@@ -139,16 +139,21 @@ class TorchExecutor:
         self._pending = (plan, batch, hidden)
         self._prepare_s, self._forward_s = prepared - started, self._clock.now_s() - prepared
 
-    def _lower(self, attends: bool) -> tuple[Program | None, str]:
-        """(the model's forward as one native call, why); None where it is not all native."""
+    def _lower(self, attends: bool) -> tuple[Program | None, Program | None, str]:
+        """(the model's forward as one native call, its head as another, why).
+
+        None where not all is native.
+        """
         library = self.kernels.library
         if library is None or not attends:
-            return None, "each operation called from Python, as not all are native"
+            return None, None, "each operation called from Python, as not all are native"
         unknown: Any = None
         angles = [(rope.cos, rope.sin) for rope in self.ropes]
         step = Step(batch=unknown, kv=self.kv, angles=angles)
         dtype = getattr(torch, self.settings.dtype)
-        return lower(lambda token_ids: self.model(token_ids, step), library, dtype)
+        program, why = lower(lambda token_ids: self.model(token_ids, step), library, dtype)
+        head, _ = lower(self.model.logits, library, dtype, given=self.spec.hidden_size)
+        return program, head, why
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states of all tokens of `batch`, (T, H); valid until the next forward."""
@@ -159,6 +164,10 @@ class TorchExecutor:
         hidden_TH: Tensor = self.model(batch.token_ids_T, step)
         self._experts_read = step.experts_read
         return hidden_TH
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """`Decoder.logits` of these rows, dense in memory; valid until the next call."""
+        return self.model.logits(hidden_RH) if self.head is None else self.head.over(hidden_RH)
 
     @torch.inference_mode()
     def sample(self, step: int, late: Late) -> None:
@@ -184,7 +193,7 @@ class TorchExecutor:
         """Choose a token for each row that is due, and tell the mirror."""
         if len(batch.sampled_rows) != hidden_TH.shape[0]:
             hidden_TH = hidden_TH[batch.sampled_rows]
-        logits = self.model.logits(hidden_TH)
+        logits = self.logits(hidden_TH)
         sequences = batch.sampled_sequences
         token_ids, logprobs = self.sampler.sample(logits, sequences, late)
         for sequence, token_id, entry in zip(sequences, token_ids, logprobs, strict=True):
@@ -227,7 +236,7 @@ class TorchExecutor:
                 for at in range(0, length, PROMPT_LOGPROB_ROWS):
                     rows = hidden_TH[begin + at : begin + min(length, at + PROMPT_LOGPROB_ROWS)]
                     chosen = following[at : at + PROMPT_LOGPROB_ROWS]
-                    entries += self.sampler.logprobs(self.model.logits(rows), chosen, count)
+                    entries += self.sampler.logprobs(self.logits(rows), chosen, count)
                 found.append(PromptLogprobs(advance.sequence_id, advance.start + 1, entries))
             begin += len(advance.token_ids)
         return found
@@ -243,7 +252,7 @@ class TorchExecutor:
         if batch is None or hidden is None:
             return []
         rows = [
-            self.model.logits(part).float().log_softmax(-1).cpu()
+            self.logits(part).float().log_softmax(-1).cpu()
             for part in hidden.split(PROMPT_LOGPROB_ROWS)
         ]
         return np.split(torch.cat(rows).numpy(), np.cumsum(batch.query_lens)[:-1])

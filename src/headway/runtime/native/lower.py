@@ -105,6 +105,8 @@ class Recorder:
     def __init__(self, dtype: torch.dtype) -> None:
         self.widths: list[int] = []
         self.dtype = dtype
+        self.given: int | None = None
+        """The buffer that is the caller's, if any."""
         self._operations: list[dict[str, Any]] = []
         self._scratch_bytes = 0
 
@@ -114,6 +116,12 @@ class Recorder:
 
     def _write(self, code: str, **fields: Any) -> None:
         self._operations.append({"code": code, **fields})
+
+    def give(self, width: int) -> Value:
+        """Rows that the caller brings, to be read and not written."""
+        x = self._new(width)
+        self.given = x.buffer
+        return x
 
     def embed(self, weight_VH: Tensor) -> Value:
         count, width = weight_VH.shape
@@ -182,7 +190,8 @@ class Recorder:
     def program(self, library: NativeLibrary, result: Value) -> Program:
         """What was written, in as few buffers as hold what is still to be read."""
         operations = with_gates(self._operations, result)
-        slots, widths = share(operations, self.widths, result)
+        kept = [result.buffer] if self.given is None else [result.buffer, self.given]
+        slots, widths = share(operations, self.widths, kept)
         found = np.zeros(len(operations), OPERATION)
         for record, operation in zip(found, operations, strict=True):
             record["type"], record["scratch"] = TYPES[self.dtype], len(widths)
@@ -198,7 +207,11 @@ class Recorder:
                 record[name] = operation[name]
         row_bytes = [width * self.dtype.itemsize for width in widths]
         row_bytes.append(self._scratch_bytes)
-        return Program(library, found, row_bytes, slots[result.buffer], self.dtype)
+        given = None
+        if self.given is not None:
+            given = slots[self.given]
+            row_bytes[given] = 0
+        return Program(library, found, row_bytes, slots[result.buffer], self.dtype, given)
 
 
 def buffers_of(operation: dict[str, Any]) -> list[int]:
@@ -231,16 +244,17 @@ def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str
 
 
 def share(
-    operations: list[dict[str, Any]], widths: list[int], result: Value
+    operations: list[dict[str, Any]], widths: list[int], kept: Sequence[int]
 ) -> tuple[dict[int, int], list[int]]:
     """(the slot of each buffer, how wide each slot is).
 
-    A slot is free again behind the last operation that has its buffer; a sum may take the place
-    of what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the sum, in the slots 0, 1 and 0.
+    A slot is free again behind the last operation that has its buffer, but for buffers that are
+    `kept`; a sum may take the place of what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the
+    sum, in the slots 0, 1 and 0.
     """
     places = [buffers_of(operation) for operation in operations]
     last = {buffer: index for index, buffers in enumerate(places) for buffer in buffers}
-    last[result.buffer] = len(operations)
+    last |= dict.fromkeys(kept, len(operations))
     slots: dict[int, int] = {}
     sizes: list[int] = []
     free: list[int] = []
@@ -263,12 +277,15 @@ def share(
 
 
 def lower(
-    forward: Callable[[Any], Any], library: NativeLibrary, dtype: torch.dtype
+    forward: Callable[[Any], Any], library: NativeLibrary, dtype: torch.dtype, given: int = 0
 ) -> tuple[Program | None, str]:
-    """(the program of `forward`, which takes token ids and gives hidden states, why)."""
+    """(the program of `forward`, why).
+
+    It takes token ids and gives hidden states, or takes rows of `given` numbers.
+    """
     recorder = Recorder(dtype)
     try:
-        result = forward(Value(recorder, -1, 0))
+        result = forward(recorder.give(given) if given else Value(recorder, -1, 0))
     except NotLoweredError as error:
         return None, f"each operation called from Python: a program has no {error}"
     program = recorder.program(library, result)

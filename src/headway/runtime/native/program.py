@@ -50,13 +50,14 @@ class Program:
         row_bytes: list[int],
         result: int,
         dtype: torch.dtype,
+        given: int | None = None,
     ) -> None:
         assert operations.dtype == OPERATION
         self.operations = operations
         self._run, self._operations_at = library.calls.run, operations.ctypes.data
         self._row_bytes, self._dtype = row_bytes, dtype
         self._width = row_bytes[result] // dtype.itemsize
-        self._result = result
+        self._result, self._given = result, given
         self._room = torch.empty(0, dtype=torch.uint8)
         self._at: list[int] = []
         """Where each buffer begins in `_room`."""
@@ -69,8 +70,7 @@ class Program:
     def __call__(self, batch: Batch) -> Tensor:
         """Hidden states of all tokens of `batch`, (T, H); valid until the next call."""
         tokens = sum(batch.query_lens)
-        if tokens > self._tokens:
-            self._grow(tokens)
+        self._make_room(tokens)
         lens = np.array((batch.query_lens, batch.context_lens), np.int64)
         query_lens_at, sequences = lens.ctypes.data, lens.shape[1]
         groups = np.array(
@@ -86,6 +86,21 @@ class Program:
             *(query_lens_at, query_lens_at + lens.strides[0]),
             *(groups.ctypes.data, self._buffers_at),
         )
+        return self._result_of(tokens)
+
+    def over(self, x_TH: Tensor) -> Tensor:
+        """The same of a program of given rows, which are dense: its result for these."""
+        assert self._given is not None and x_TH.is_contiguous()
+        tokens = len(x_TH)
+        self._make_room(tokens)
+        self._buffers[self._given] = address(x_TH)
+        self._run(
+            *(self._operations_at, len(self.operations), tokens, 0),
+            *(0, 0, 0, 0, 0, self._buffers_at),
+        )
+        return self._result_of(tokens)
+
+    def _result_of(self, tokens: int) -> Tensor:
         if self._found[0] != tokens:
             begin = self._at[self._result]
             size = tokens * self._width * self._dtype.itemsize
@@ -93,8 +108,10 @@ class Program:
             self._found = tokens, rows.view(tokens, self._width)
         return self._found[1]
 
-    def _grow(self, tokens: int) -> None:
+    def _make_room(self, tokens: int) -> None:
         """Room for so many tokens; each buffer begins at a cache line."""
+        if tokens <= self._tokens:
+            return
         sizes = [-(-tokens * width // CACHE_LINE) * CACHE_LINE for width in self._row_bytes]
         self._room = torch.empty(sum(sizes) + CACHE_LINE, dtype=torch.uint8)
         begin = -address(self._room) % CACHE_LINE
