@@ -34,7 +34,8 @@ constexpr int64_t ahead_beside(int panels) {
     return lanes == 16 && panels > 1 ? ahead_bytes / 2 : ahead_bytes;
 }
 
-constexpr bool has_places(int panels) { return lanes == 16 && panels == 1; }
+// Whether what follows is fetched from several places, see `PlacesAhead`.
+constexpr bool fetches_places(int panels) { return lanes == 16 && panels == 1; }
 
 // AVX-512 is quick enough with int4 that 16 lines on their way to the first cache hold it up.
 inline void fetch_int4(const char* at) {
@@ -307,7 +308,7 @@ struct Int4 {
     template <int rows, int panels>
     HEADWAY_INLINE static inline void block(Ints* totals, const int8_t* q, int64_t width,
                                             const int32_t* starts, int64_t blocks, const char* at,
-                                            int64_t bytes, int64_t length, PlacesAhead& places) {
+                                            int64_t bytes, int64_t length, PlacesAhead& next) {
         constexpr int halves = 2 * panels;
         constexpr int64_t ahead = ahead_beside(panels);
         Int4Dots::Sum sums[rows * halves];
@@ -320,7 +321,7 @@ struct Int4 {
                 each<halves>([&](auto half) HEADWAY_INLINE {
                     const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
                     if (high == 0 && (half % 2 == 0 || dots_bytes == line_bytes)) {
-                        if constexpr (has_places(panels)) places.fetch();
+                        if constexpr (fetches_places(panels)) next.fetch();
                         else fetch_int4(here + ahead);
                     }
                     dots[half] = Int4Dots(here, 4 * high);
@@ -345,17 +346,17 @@ struct Int4 {
         const int8_t* q = job.q + row * width;
         const int32_t* starts = job.starts + row * blocks;
         const char* at = static_cast<const char*>(job.packed) + panel * bytes;
-        PlacesAhead places(at, bytes);
+        PlacesAhead next(at, bytes);
         Floats sums[rows * halves] = {};
         for (int64_t input = 0; input < width;) {
-            if constexpr (has_places(panels)) places.fetch();
+            if constexpr (fetches_places(panels)) next.fetch();
             const char* scales = at;
             at += 2 * panel_width;
             Ints totals[rows * halves] = {};
             const int64_t end = input + group;
             do {
                 block<rows, panels>(totals, q + input, width, starts, blocks, at, bytes, length,
-                                    places);
+                                    next);
                 at += length * panel_width / 2;
                 input += length;
                 ++starts;

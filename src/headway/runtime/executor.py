@@ -153,6 +153,8 @@ class TorchExecutor:
         dtype = getattr(torch, self.settings.dtype)
         program, why = lower(lambda token_ids: self.model(token_ids, step), library, dtype)
         head, _ = lower(self.model.logits, library, dtype, given=self.spec.hidden_size)
+        if program is not None:
+            why += ", the head in another" if head is not None else ", the head from Python"
         return program, head, why
 
     def forward(self, batch: Batch) -> Tensor:

@@ -24,8 +24,8 @@ def zeros(num_bytes: int) -> mmap.mmap:
 def keep_freed() -> None:
     """Have the C library keep what is freed for what comes next, where that is glibc.
 
-    The logits of 32 rows, 19 MB in fp32, come and go with each step. From fresh pages, which the
-    system clears and takes back each time, such a step takes 3 to 7% more (Qwen2.5-0.5B, int8).
+    Logits of 32 rows in fp32, 19 MB, come and go with each step that samples in torch. From fresh
+    pages, which the system clears and takes back, it takes 3 to 7% more (Qwen2.5-0.5B, int8).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
