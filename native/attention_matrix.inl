@@ -112,6 +112,11 @@ public:
         }
     }
 
+    void fetch_all() {
+        each_ = count_ * parts_of(longest_, bytes_at_once);
+        fetch();
+    }
+
 private:
     static constexpr int most_pieces = 2 * strip_tokens;
     static constexpr int64_t bytes_at_once = 4 * tile_bytes;

@@ -135,6 +135,12 @@ void attend_split_in_tiles(const Attention& job, const Unit& unit, const Shape& 
     Ahead ahead;
     Strip strip;
     TileStrip tiles;
+    if (!room.begun) {  // nobody fetched it ahead: its pages in turn, at once
+        const int64_t start = tokens.first_strip();
+        fetch_strip(job, unit, shape, start, std::min(start + strip_tokens, tokens.last), ahead);
+        ahead.fetch_all();
+        room.begun = true;
+    }
     for (int64_t start = tokens.first_strip(); start < tokens.end; start += strip_tokens) {
         const int64_t next = start + strip_tokens, seen = std::min(next + strip_tokens, tokens.last);
         if (next < tokens.last) fetch_strip(job, unit, shape, next, seen, ahead);

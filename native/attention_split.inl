@@ -34,6 +34,7 @@ struct Unit {
 struct Room {
     float *q, *staged, *scores, *weights, *part, *sums, *matrix;
     int64_t q_step;
+    bool begun = false;  // whether the first strip of the task was fetched
 
     // Where the rows after the first `rows` lie.
     Room beyond(int64_t rows) const {
