@@ -23,6 +23,20 @@ each_instruction_set = pytest.mark.parametrize(
 """Parametrizes `library`, a fixture of tests/parity/conftest.py, with three threads."""
 
 
+def cut_in_blocks(atols: tuple[float, float]) -> pytest.MarkDecorator:
+    """Parametrizes `sizes`, `spans` of rows, those `checked` and `atol`: many rows and a few.
+
+    There are more rows and inputs than are multiplied at once, and more panels than sums are kept.
+    """
+    many = (600, 2181, 1700), [(7, 19), (500, 513), (511, 551), (30, 542), (0, 599)], (490, 530)
+    few = (32, 36_001, 100), [(7, 11), (12, 32), (20, 32)], (0, 32)
+    return pytest.mark.parametrize(
+        ("sizes", "spans", "checked", "atol"),
+        [(*many, atols[0]), (*few, atols[1])],
+        ids=["many rows", "a few rows"],
+    )
+
+
 def loaded(name: str, threads: int) -> NativeLibrary:
     library, why = load(threads, name)
     assert library is not None, why

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headway.runtime.kernels import reference
 from headway.runtime.native.linear import NativeLinear
-from parity.native_sets import each_instruction_set, operands
+from parity.native_sets import cut_in_blocks, each_instruction_set, operands
 
 ROUNDING = {torch.float32: 2**-19, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -61,24 +61,8 @@ def test_panels_multiplied_together_give_each_its_own(library, dtype, outputs):
     torch.testing.assert_close(whole.double(), exact, rtol=ROUNDING[dtype], atol=2**-9)
 
 
-CUT_IN_BLOCKS = pytest.mark.parametrize(
-    ("sizes", "spans", "checked", "atol"),
-    [
-        (
-            (600, 2181, 1700),
-            [(7, 19), (500, 513), (511, 551), (30, 542), (0, 599)],
-            (490, 530),
-            2**-9,
-        ),
-        ((32, 36_001, 100), [(7, 11), (12, 32), (20, 32)], (0, 32), 2**-6),
-    ],
-    ids=["many rows", "a few rows"],
-)
-"""More rows and inputs than are multiplied at once, more panels than sums are kept for."""
-
-
 @each_instruction_set
-@CUT_IN_BLOCKS
+@cut_in_blocks(atols=(2**-9, 2**-6))
 def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, sizes, spans, checked, atol):
     x, weight, bias = operands(*sizes, torch.bfloat16, True)
     kernel = NativeLinear(library)

@@ -9,7 +9,7 @@ from headway.core.quantization import GROUPS
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
-from parity.native_sets import each_instruction_set, loaded, operands
+from parity.native_sets import cut_in_blocks, each_instruction_set, loaded, operands
 
 ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}
 """Sums apart by fp32's rounding may be rounded to neighbours in 16 bits."""
@@ -83,25 +83,9 @@ def test_panels_multiplied_together_give_each_its_own(library, group, outputs):
     torch.testing.assert_close(whole, plain(x, plain.prepare(weight), bias), rtol=2**-7, atol=2**-7)
 
 
-CUT_IN_BLOCKS = pytest.mark.parametrize(
-    ("sizes", "spans", "checked", "atol"),
-    [
-        (
-            (600, 2181, 1700),
-            [(7, 19), (500, 513), (511, 551), (30, 542), (0, 599)],
-            (490, 530),
-            2**-7,
-        ),
-        ((32, 36_001, 100), [(7, 11), (12, 32), (20, 32)], (0, 32), 2**-5),
-    ],
-    ids=["many rows", "a few rows"],
-)
-"""More rows and inputs than are multiplied at once, more panels than sums are kept for."""
-
-
 @each_instruction_set
 @each_format
-@CUT_IN_BLOCKS
+@cut_in_blocks(atols=(2**-7, 2**-5))
 def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, group, sizes, spans, checked, atol):
     x, weight, bias = operands(*sizes, torch.bfloat16, True)
     native = NativeQuantizedLinear(library, group)
