@@ -86,7 +86,8 @@ class Ahead {
 public:
     void clear() {
         count_ = next_ = 0;
-        at_ = longest_ = each_ = 0;
+        at_ = longest_ = 0;
+        spread(1);
     }
 
     void add(const char* from, int64_t bytes) {
@@ -95,13 +96,17 @@ public:
         longest_ = std::max(longest_, bytes);
     }
 
-    // What was added is fetched by the next `calls` calls of `fetch`.
+    // What was added is fetched by the next `calls` calls of `fetch`, the same by each:
+    //
+    //     128 fetches by 62 calls     2 2 2 2 … 3 … 2     and not 3 … 3 by 43 and 0 by 19
     void spread(int64_t calls) {
-        each_ = parts_of(count_ * parts_of(longest_, bytes_at_once), calls);
+        fetches_ = count_ * parts_of(longest_, bytes_at_once);
+        calls_ = calls;
+        due_ = 0;
     }
 
     void fetch() {
-        for (int64_t i = 0; i < each_ && at_ < longest_; ++i) {
+        for (due_ += fetches_; due_ >= calls_ && at_ < longest_; due_ -= calls_) {
             const Piece& piece = pieces_[next_];
             if (at_ < piece.bytes)
                 for (int64_t line = 0; line < bytes_at_once; line += tile_bytes)
@@ -113,7 +118,7 @@ public:
     }
 
     void fetch_all() {
-        each_ = count_ * parts_of(longest_, bytes_at_once);
+        spread(1);
         fetch();
     }
 
@@ -126,7 +131,8 @@ private:
     };
     Piece pieces_[most_pieces];
     int count_ = 0, next_ = 0;
-    int64_t at_ = 0, longest_ = 0, each_ = 0;
+    int64_t at_ = 0, longest_ = 0;
+    int64_t fetches_ = 0, calls_ = 1, due_ = 0;
 };
 
 // Calls of `fetch` beside each step of scores, row of softmax and step of sums, about as their times
