@@ -1,7 +1,9 @@
 """Prefill and decode speed of a model, offline: `python benchmarks/offline.py FOLDER`.
 
 A prompt of 512 random tokens (`--context`) gives prefill tokens/s; then 1, 8 and 32 sequences of
-that context are decoded together. Each figure is the median of repeats, beside the machine's own
+that context are decoded together. One decode of the most sequences comes first and is not counted:
+it touches the KV memory, whose pages a server has touched once and a virtual machine may get from
+its host at 5 ms for 2 MB. Each figure is the median of repeats, beside the machine's own
 ceiling, the best of the runtime's probes before each: bytes a decode step must read over the
 memory's bandwidth, FLOPs over the peak of the matrix product. Rates are wall time; MBU and MFU come
 from the step records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline
@@ -25,6 +27,8 @@ from headway.telemetry.windows import StepSums
 
 CONTEXT = 512
 DECODE_STEPS = {1: 48, 4: 24, 8: 24, 32: 16}
+ROOM = 128
+"""Tokens that a sequence may decode: `DECODE_STEPS`, and some while others' prompts are computed."""
 PROBE_S = 0.6
 
 Figures = dict[str, float]
@@ -120,12 +124,12 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
         quantization=chosen.quantization,
         load_format=chosen.load_format,
         kv_cache_dtype=chosen.kv_cache_dtype,
-        max_model_len=chosen.context + 512,
-        max_num_seqs=32,
+        max_model_len=chosen.context + ROOM,
+        max_num_seqs=max(batches),
         skip_tokenizer_init=True,
     )
     rates = Rates(llm, chosen.context)
-    rates.prefill()
+    rates.decode(max(batches))
     per_weight = llm.engine.executor.describe().bytes_per_weight
     work = Work(llm.spec, llm.settings.dtype, llm.settings.kv_dtype, per_weight)
     found = []

@@ -79,9 +79,10 @@ private:
     int rows_ = 0;
 };
 
-// The memory of a next strip, fetched a few lines at a time while one is computed, of all its pieces
-// in turn: a core has places for 16 lines on their way, and only while another piece is fetched does
-// its own fetching, which follows each page by itself, get ahead.
+// The memory of one head's next strip, fetched while one is computed, a line of each of its pieces in
+// turn: a core has places for 16 lines on their way, and only while another piece is fetched does its
+// own fetching, which follows each page by itself, get ahead. It goes to the first cache, which has
+// room for two strips (of 64 channels 16 KB each), as tiles that read the second take such places too.
 class Ahead {
 public:
     void clear() {
@@ -98,22 +99,20 @@ public:
 
     // What was added is fetched by the next `calls` calls of `fetch`, the same by each:
     //
-    //     128 fetches by 62 calls     2 2 2 2 … 3 … 2     and not 3 … 3 by 43 and 0 by 19
+    //     256 lines by 31 calls     8 8 8 9 8 8 8 9 …     and not 9 by 28 and 4 0 0 at the end
     void spread(int64_t calls) {
-        fetches_ = count_ * parts_of(longest_, bytes_at_once);
+        lines_ = count_ * parts_of(longest_, tile_bytes);
         calls_ = calls;
         due_ = 0;
     }
 
     void fetch() {
-        for (due_ += fetches_; due_ >= calls_ && at_ < longest_; due_ -= calls_) {
+        for (due_ += lines_; due_ >= calls_ && at_ < longest_; due_ -= calls_) {
             const Piece& piece = pieces_[next_];
-            if (at_ < piece.bytes)
-                for (int64_t line = 0; line < bytes_at_once; line += tile_bytes)
-                    fetch_later(piece.from + at_ + line);
+            if (at_ < piece.bytes) prefetch(piece.from + at_);
             if (++next_ < count_) continue;
             next_ = 0;
-            at_ += bytes_at_once;
+            at_ += tile_bytes;
         }
     }
 
@@ -124,7 +123,6 @@ public:
 
 private:
     static constexpr int most_pieces = 2 * strip_tokens;
-    static constexpr int64_t bytes_at_once = 4 * tile_bytes;
     struct Piece {
         const char* from;
         int64_t bytes;
@@ -132,7 +130,7 @@ private:
     Piece pieces_[most_pieces];
     int count_ = 0, next_ = 0;
     int64_t at_ = 0, longest_ = 0;
-    int64_t fetches_ = 0, calls_ = 1, due_ = 0;
+    int64_t lines_ = 0, calls_ = 1, due_ = 0;
 };
 
 // Calls of `fetch` beside each step of scores, row of softmax and step of sums, about as their times

@@ -94,35 +94,33 @@ void attend_tile_rows(const Attention& job, const Unit& unit, const Shape& shape
                  first, last, ahead);
 }
 
-// Lists what a unit reads of the tokens begin … end - 1: of each block the memory of its heads, which
-// lie side by side, or the strip's part of a block that is longer.
+// Lists what a unit's one head reads of the tokens begin … end - 1: its memory of each block, or the
+// strip's part of a block that is longer.
 void fetch_strip(const Attention& job, const Unit& unit, const Shape& shape, int64_t begin,
                  int64_t end, Ahead& ahead) {
     const KVMemory& kv = job.kv;
     const int64_t width = size_of(kv.type), bytes = kv.head_dim * kv.block_size * width;
     const int64_t step = kv.paired ? 2 : 1;  // channels of K side by side
-    const auto *k = static_cast<const char*>(kv.k), *v = static_cast<const char*>(kv.v);
     ahead.clear();
     each_block(job, unit.sequence, begin, end,
                [&](int64_t block, int64_t, int64_t offset, int64_t count) {
-        const int64_t first = block * kv.kv_heads + unit.head;
+        const int64_t at = (block * kv.kv_heads + unit.head) * bytes;
+        const char* k = static_cast<const char*>(kv.k) + at;
+        const char* v = static_cast<const char*>(kv.v) + at;
         if (kv.block_size <= strip_tokens) {
-            ahead.add(k + first * bytes, unit.heads * bytes);
-            ahead.add(v + first * bytes, unit.heads * bytes);
+            ahead.add(k, bytes);
+            ahead.add(v, bytes);
             return;
         }
-        for (int64_t at = first * bytes; at < (first + unit.heads) * bytes; at += bytes) {
-            ahead.add(v + at + offset * kv.head_dim * width, count * kv.head_dim * width);
-            const char* of_strip = k + at + offset * step * width;
-            for (int64_t d = 0; d < kv.head_dim; d += step)
-                ahead.add(of_strip + d * kv.block_size * width, count * step * width);
-        }
+        ahead.add(v + offset * kv.head_dim * width, count * kv.head_dim * width);
+        for (int64_t d = 0; d < kv.head_dim; d += step)
+            ahead.add(k + (d * kv.block_size + offset * step) * width, count * step * width);
     });
     const int64_t rows = std::min<int64_t>(tile_height, unit.tokens * shape.group);
     int64_t calls = rows * row_fetches + parts_of(kv.head_dim, tile_pair) *
                                              (2 * score_fetches + strip_vectors * sum_fetches);
     if (!kv.paired) calls += strip_vectors * parts_of(kv.head_dim, 32) + strip_tokens / 16;
-    ahead.spread(unit.heads * calls);
+    ahead.spread(calls);
 }
 
 void attend_split_in_tiles(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,
@@ -135,18 +133,22 @@ void attend_split_in_tiles(const Attention& job, const Unit& unit, const Shape& 
     Ahead ahead;
     Strip strip;
     TileStrip tiles;
+    const auto fetch = [&](int64_t start, int64_t head) {
+        const int64_t end = std::min(start + strip_tokens, tokens.last);
+        fetch_strip(job, unit.of_head(head), shape, start, end, ahead);
+    };
     if (!room.begun) {  // nobody fetched it ahead: its pages in turn, at once
-        const int64_t start = tokens.first_strip();
-        fetch_strip(job, unit, shape, start, std::min(start + strip_tokens, tokens.last), ahead);
+        fetch(tokens.first_strip(), 0);
         ahead.fetch_all();
         room.begun = true;
     }
     for (int64_t start = tokens.first_strip(); start < tokens.end; start += strip_tokens) {
-        const int64_t next = start + strip_tokens, seen = std::min(next + strip_tokens, tokens.last);
-        if (next < tokens.last) fetch_strip(job, unit, shape, next, seen, ahead);
-        else ahead.clear();
+        const int64_t next = start + strip_tokens;
         for (int64_t head = 0; head < unit.heads; ++head) {
             const Unit one = unit.of_head(head);
+            if (head + 1 < unit.heads) fetch(start, head + 1);
+            else if (next < tokens.last) fetch(next, 0);
+            else ahead.clear();
             const auto [lo, hi] = seen_by(job, one, shape, start, 0, rows);
             const StripPart piece{start, std::max(start, tokens.begin), std::min(next, tokens.last),
                               lo / lanes, (hi + lanes - 1) / lanes};
