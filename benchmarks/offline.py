@@ -5,7 +5,9 @@ that context are decoded together. One decode of the most sequences comes first 
 it touches the KV memory, whose pages a server has touched once and a virtual machine may get from
 its host at 5 ms for 2 MB. Each figure is the median of repeats, beside the machine's own
 ceiling, the best of the runtime's probes before each: bytes a decode step must read over the
-memory's bandwidth, FLOPs over the peak of the matrix product. Rates are wall time; MBU and MFU come
+memory's bandwidth, FLOPs over the peak of the matrix product. "reads" is a step's time over that of
+reading as many bytes from other memory right after it, the median of some: what neighbours and a
+shared cache do to one they do to the other. Rates are wall time; MBU and MFU come
 from the step records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline
 engine, from a virtual environment of its own, on the same folder between two halves of our repeats,
 so that both meet the same machine.
@@ -19,8 +21,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import torch
+
 from headway import LLM, SamplingParams
 from headway.core.request import Request
+from headway.runtime.memory import zeros
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import StepSums
@@ -28,13 +33,14 @@ from headway.telemetry.windows import StepSums
 CONTEXT = 512
 DECODE_STEPS = {1: 48, 4: 24, 8: 24, 32: 16}
 ROOM = 128
-"""Tokens that a sequence may decode: `DECODE_STEPS`, and some while others' prompts are computed."""
+"""Tokens that a sequence may decode: `DECODE_STEPS`, and some beside the prompts of others."""
 PROBE_S = 0.6
+READS = 7
 
 Figures = dict[str, float]
 """Tokens/s by name: prefill, batch 1, batch 8, …"""
-Repeat = tuple[Figures, Figures, dict[str, tuple[float, float]]]
-"""Ceilings, rates, and (MBU, MFU) by name."""
+Repeat = tuple[Figures, Figures, dict[str, tuple[float, float]], Figures]
+"""Ceilings, rates, (MBU, MFU), and times of reading a step's bytes, by name."""
 
 
 class Rates:
@@ -91,6 +97,28 @@ class Rates:
         return place.mbu, place.mfu
 
 
+class OtherMemory:
+    """Memory of nobody, read as the runtime's probe reads."""
+
+    def __init__(self, llm: LLM, num_bytes: int) -> None:
+        self._library = llm.engine.executor.kernels.library
+        self._words = torch.frombuffer(zeros(num_bytes), dtype=torch.float32)
+        self._words.fill_(1)
+
+    def reading_s(self, num_bytes: int) -> float:
+        """Median seconds of reading so many bytes of it."""
+        words = self._words[: num_bytes // 4]
+        spent_s = []
+        for _ in range(READS):
+            started = time.perf_counter()
+            if self._library is None:
+                words.sum()
+            else:
+                self._library.calls.read_words(words.data_ptr(), words.nbytes)
+            spent_s.append(time.perf_counter() - started)
+        return statistics.median(spent_s)
+
+
 def ceilings(llm: LLM, work: Work, context: int, batches: list[int]) -> Figures:
     """Tokens/s that bandwidth (decode) and the product (prefill) allow here and now."""
     spec = llm.spec
@@ -100,10 +128,15 @@ def ceilings(llm: LLM, work: Work, context: int, batches: list[int]) -> Figures:
     print(f"  probed: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s {probed.flops_dtype}")
     found = {"prefill": context * peak / spec.flops(context, context // 2, num_sampled=1)}
     for batch in batches:
-        num_bytes = work.weight_bytes + batch * context * sum(work.kv_bytes)
+        num_bytes = step_bytes(work, batch, context)
         seconds = max(num_bytes / bandwidth, spec.flops(batch, context) / peak)
         found[f"batch {batch}"] = batch / seconds
     return found
+
+
+def step_bytes(work: Work, batch: int, context: int) -> int:
+    """What one decode step must read."""
+    return int(work.weight_bytes + batch * context * sum(work.kv_bytes)) // 4 * 4
 
 
 def run_peer(python: str, folder: Path, dtype: str, batches: str, repeats: int) -> Figures:
@@ -132,15 +165,19 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
     rates.decode(max(batches))
     per_weight = llm.engine.executor.describe().bytes_per_weight
     work = Work(llm.spec, llm.settings.dtype, llm.settings.kv_dtype, per_weight)
+    memory = OtherMemory(llm, step_bytes(work, max(batches), chosen.context))
     found = []
     for _ in range(chosen.repeats):
         limits = ceilings(llm, work, chosen.context, batches)
         figures = {"prefill": rates.prefill()}
         used = {"prefill": rates.utilization(work)}
+        reads = {}
         for batch in batches:
             figures[f"batch {batch}"] = rates.decode(batch)
             used[f"batch {batch}"] = rates.utilization(work)
-        found.append((limits, figures, used))
+            read_s = memory.reading_s(step_bytes(work, batch, chosen.context))
+            reads[f"batch {batch}"] = batch / figures[f"batch {batch}"] / read_s
+        found.append((limits, figures, used, reads))
     return found
 
 
@@ -176,16 +213,18 @@ def main() -> None:
         ours += run_ours(chosen, batches)
 
     print(f"{'tok/s':<10}{'headway':>10}{'min':>8}{'max':>8}{'ceiling':>9}{'share':>7}", end="")
-    print(f"{'MBU':>6}{'MFU':>6}", end="")
+    print(f"{'MBU':>6}{'MFU':>6}{'reads':>7}", end="")
     print(f"{'vLLM':>9}{'ratio':>7}" if peer else "")
     for name in ours[0][1]:
-        values = [figures[name] for _, figures, _ in ours]
-        limit = statistics.median(limits[name] for limits, _, _ in ours)
+        values = [figures[name] for _, figures, *_ in ours]
+        limit = statistics.median(limits[name] for limits, *_ in ours)
         middle = statistics.median(values)
         row = f"{name:<10}{middle:>10.1f}{min(values):>8.1f}{max(values):>8.1f}"
         row += f"{limit:>9.0f}{middle / limit:>7.0%}"
         for part in (0, 1):
-            row += f"{statistics.median(used[name][part] for _, _, used in ours):>6.0%}"
+            row += f"{statistics.median(used[name][part] for _, _, used, _ in ours):>6.0%}"
+        times = [reads[name] for *_, reads in ours if name in reads]
+        row += f"{statistics.median(times):>7.2f}" if times else f"{'':>7}"
         if name in peer:
             row += f"{peer[name]:>9.1f}{middle / peer[name]:>7.2f}"
         print(row)
