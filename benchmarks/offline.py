@@ -98,7 +98,7 @@ class Rates:
 
 
 class OtherMemory:
-    """Memory of nobody, read as the runtime's probe reads."""
+    """Memory that nothing else uses, read as the runtime's probe reads."""
 
     def __init__(self, llm: LLM, num_bytes: int) -> None:
         self._library = llm.engine.executor.kernels.library
