@@ -6,8 +6,8 @@ it touches the KV memory, whose pages a server has touched once and a virtual ma
 its host at 5 ms for 2 MB. Each figure is the median of repeats, beside the machine's own
 ceiling, the best of the runtime's probes before each: bytes a decode step must read over the
 memory's bandwidth, FLOPs over the peak of the matrix product. "reads" is a step's time over that of
-reading as many bytes from other memory right after it, the median of some: what neighbours and a
-shared cache do to one they do to the other. Rates are wall time; MBU and MFU come
+just reading its weights and KV right after it, the median of some: neighbours, a shared cache and
+where the memory lies do to one what they do to the other. Rates are wall time; MBU and MFU come
 from the step records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline
 engine, from a virtual environment of its own, on the same folder between two halves of our repeats,
 so that both meet the same machine.
@@ -25,7 +25,6 @@ import torch
 
 from headway import LLM, SamplingParams
 from headway.core.request import Request
-from headway.runtime.memory import zeros
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import StepSums
@@ -97,26 +96,36 @@ class Rates:
         return place.mbu, place.mfu
 
 
-class OtherMemory:
-    """Memory that nothing else uses, read as the runtime's probe reads."""
+class StepMemory:
+    """What a decode step reads, packed weights and KV, read as the runtime's probe reads."""
 
-    def __init__(self, llm: LLM, num_bytes: int) -> None:
-        self._library = llm.engine.executor.kernels.library
-        self._words = torch.frombuffer(zeros(num_bytes), dtype=torch.float32)
-        self._words.fill_(1)
+    def __init__(self, llm: LLM) -> None:
+        executor = llm.engine.executor
+        self._library = executor.kernels.library
+        prepared = [linear.prepared for linear in executor.linears]
+        self._weights = [words_of(getattr(weight, "panels", weight)) for weight in prepared]
+        self._kv = [part for layer in executor.kv for part in layer.parts]
+        self._block_size = llm.settings.block_size
 
-    def reading_s(self, num_bytes: int) -> float:
-        """Median seconds of reading so many bytes of it."""
-        words = self._words[: num_bytes // 4]
+    def reading_s(self, num_tokens: int) -> float:
+        """Median seconds of reading all weights, and KV of so many tokens."""
+        blocks = -(-num_tokens // self._block_size)
+        memory = self._weights + [words_of(part[:blocks]) for part in self._kv]
         spent_s = []
         for _ in range(READS):
             started = time.perf_counter()
-            if self._library is None:
-                words.sum()
-            else:
-                self._library.calls.read_words(words.data_ptr(), words.nbytes)
+            for words in memory:
+                if self._library is None:
+                    words.sum()
+                else:
+                    self._library.calls.read_words(words.data_ptr(), words.nbytes)
             spent_s.append(time.perf_counter() - started)
         return statistics.median(spent_s)
+
+
+def words_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as numbers of 32 bits."""
+    return tensor.detach().view(-1).view(torch.uint8)[: tensor.nbytes // 4 * 4].view(torch.int32)
 
 
 def ceilings(llm: LLM, work: Work, context: int, batches: list[int]) -> Figures:
@@ -128,15 +137,10 @@ def ceilings(llm: LLM, work: Work, context: int, batches: list[int]) -> Figures:
     print(f"  probed: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s {probed.flops_dtype}")
     found = {"prefill": context * peak / spec.flops(context, context // 2, num_sampled=1)}
     for batch in batches:
-        num_bytes = step_bytes(work, batch, context)
+        num_bytes = work.weight_bytes + batch * context * sum(work.kv_bytes)
         seconds = max(num_bytes / bandwidth, spec.flops(batch, context) / peak)
         found[f"batch {batch}"] = batch / seconds
     return found
-
-
-def step_bytes(work: Work, batch: int, context: int) -> int:
-    """What one decode step must read."""
-    return int(work.weight_bytes + batch * context * sum(work.kv_bytes)) // 4 * 4
 
 
 def run_peer(python: str, folder: Path, dtype: str, batches: str, repeats: int) -> Figures:
@@ -165,7 +169,7 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
     rates.decode(max(batches))
     per_weight = llm.engine.executor.describe().bytes_per_weight
     work = Work(llm.spec, llm.settings.dtype, llm.settings.kv_dtype, per_weight)
-    memory = OtherMemory(llm, step_bytes(work, max(batches), chosen.context))
+    memory = StepMemory(llm)
     found = []
     for _ in range(chosen.repeats):
         limits = ceilings(llm, work, chosen.context, batches)
@@ -175,7 +179,7 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
         for batch in batches:
             figures[f"batch {batch}"] = rates.decode(batch)
             used[f"batch {batch}"] = rates.utilization(work)
-            read_s = memory.reading_s(step_bytes(work, batch, chosen.context))
+            read_s = memory.reading_s(batch * chosen.context)
             reads[f"batch {batch}"] = batch / figures[f"batch {batch}"] / read_s
         found.append((limits, figures, used, reads))
     return found

@@ -81,10 +81,13 @@ private:
 
 // The memory of one head's next strip, fetched while one is computed, a line of each of its pieces in
 // turn: a core has places for 16 lines on their way, and only while another piece is fetched does its
-// own fetching, which follows each page by itself, get ahead. It goes to the first cache, which has
-// room for two strips (of 64 channels 16 KB each), as tiles that read the second take such places too.
+// own fetching, which follows each page by itself, get ahead. Tiles that read the second cache take
+// such places too, so a strip goes to the first, which has room for two (of 64 channels 16 KB each).
 class Ahead {
 public:
+    // Beside many rows, whose first tile has time enough, to the second cache by four lines at once.
+    explicit Ahead(bool many) : many_(many), bytes_at_once_(many ? 4 * tile_bytes : tile_bytes) {}
+
     void clear() {
         count_ = next_ = 0;
         at_ = longest_ = 0;
@@ -101,19 +104,13 @@ public:
     //
     //     256 lines by 31 calls     8 8 8 9 8 8 8 9 …     and not 9 by 28 and 4 0 0 at the end
     void spread(int64_t calls) {
-        lines_ = count_ * parts_of(longest_, tile_bytes);
+        fetches_ = count_ * parts_of(longest_, bytes_at_once_);
         calls_ = calls;
         due_ = 0;
     }
 
     void fetch() {
-        for (due_ += lines_; due_ >= calls_ && at_ < longest_; due_ -= calls_) {
-            const Piece& piece = pieces_[next_];
-            if (at_ < piece.bytes) prefetch(piece.from + at_);
-            if (++next_ < count_) continue;
-            next_ = 0;
-            at_ += tile_bytes;
-        }
+        if (at_ < longest_) fetch_due();
     }
 
     void fetch_all() {
@@ -127,10 +124,28 @@ private:
         const char* from;
         int64_t bytes;
     };
+
+    // Not inlined: of the many calls beside a chunk most find nothing left to fetch.
+    __attribute__((noinline)) void fetch_due() {
+        for (due_ += fetches_; due_ >= calls_ && at_ < longest_; due_ -= calls_) {
+            const Piece& piece = pieces_[next_];
+            if (at_ < piece.bytes) {
+                if (!many_) prefetch(piece.from + at_);
+                for (int64_t line = 0; many_ && line < bytes_at_once_; line += tile_bytes)
+                    fetch_later(piece.from + at_ + line);
+            }
+            if (++next_ < count_) continue;
+            next_ = 0;
+            at_ += bytes_at_once_;
+        }
+    }
+
     Piece pieces_[most_pieces];
+    const bool many_;
+    const int64_t bytes_at_once_;
     int count_ = 0, next_ = 0;
     int64_t at_ = 0, longest_ = 0;
-    int64_t lines_ = 0, calls_ = 1, due_ = 0;
+    int64_t fetches_ = 0, calls_ = 1, due_ = 0;
 };
 
 // Calls of `fetch` beside each step of scores, row of softmax and step of sums, about as their times

@@ -130,7 +130,7 @@ void attend_split_in_tiles(const Attention& job, const Unit& unit, const Shape& 
     const MatrixRoom matrix(room.matrix, job.kv.head_dim);
     begin_part(unit, shape, room, part);
     AttentionTiles registers;
-    Ahead ahead;
+    Ahead ahead(rows > tile_height);
     Strip strip;
     TileStrip tiles;
     const auto fetch = [&](int64_t start, int64_t head) {

@@ -257,7 +257,9 @@ bool are_finite(Pool& pool, const void* x, int64_t count, Type type) {
 
 // The xor of all words, by all threads: what a probe of the memory's speed does.
 uint64_t read_words(Pool& pool, const void* base, int64_t bytes) {
-    constexpr int64_t share = 1 << 20;
+    constexpr int64_t least = 1 << 16, most = 1 << 20;
+    const int64_t wanted = bytes / (8 * pool.threads()) / least * least;
+    const int64_t share = std::clamp(wanted, least, most);
     std::atomic<uint64_t> found{0};
     pool.run((bytes + share - 1) / share, [&](int64_t chunk, int) {
         const char* at = static_cast<const char*>(base) + chunk * share;
