@@ -97,28 +97,31 @@ class Rates:
 
 
 class StepMemory:
-    """What a decode step reads, packed weights and KV, read as the runtime's probe reads."""
+    """What a decode step of native kernels reads, packed weights and KV, read as their probe reads.
+
+    Other kernels pack as they like, and of experts a step reads some: `readable` is False.
+    """
 
     def __init__(self, llm: LLM) -> None:
         executor = llm.engine.executor
         self._library = executor.kernels.library
-        prepared = [linear.prepared for linear in executor.linears]
-        self._weights = [words_of(getattr(weight, "panels", weight)) for weight in prepared]
+        packed = [getattr(linear, "prepared", None) for linear in executor.linears]
+        panels = [getattr(weight, "panels", None) for weight in packed]
+        self._weights = [words_of(tensor) for tensor in panels if tensor is not None]
+        self.readable = self._library is not None and len(self._weights) == len(panels)
         self._kv = [part for layer in executor.kv for part in layer.parts]
         self._block_size = llm.settings.block_size
 
     def reading_s(self, num_tokens: int) -> float:
         """Median seconds of reading all weights, and KV of so many tokens."""
+        assert self._library is not None
         blocks = -(-num_tokens // self._block_size)
         memory = self._weights + [words_of(part[:blocks]) for part in self._kv]
         spent_s = []
         for _ in range(READS):
             started = time.perf_counter()
             for words in memory:
-                if self._library is None:
-                    words.sum()
-                else:
-                    self._library.calls.read_words(words.data_ptr(), words.nbytes)
+                self._library.calls.read_words(words.data_ptr(), words.nbytes)
             spent_s.append(time.perf_counter() - started)
         return statistics.median(spent_s)
 
@@ -179,8 +182,9 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
         for batch in batches:
             figures[f"batch {batch}"] = rates.decode(batch)
             used[f"batch {batch}"] = rates.utilization(work)
-            read_s = memory.reading_s(batch * chosen.context)
-            reads[f"batch {batch}"] = batch / figures[f"batch {batch}"] / read_s
+            if memory.readable:
+                read_s = memory.reading_s(batch * chosen.context)
+                reads[f"batch {batch}"] = batch / figures[f"batch {batch}"] / read_s
         found.append((limits, figures, used, reads))
     return found
 
