@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -33,12 +34,17 @@ int forks_so_far() {
     return forks.load(std::memory_order_relaxed);
 }
 
-uint64_t next_of(uint64_t ticket) { return ticket & chunk_mask; }
-uint64_t chunks_of(uint64_t ticket) { return ticket >> chunk_bits & chunk_mask; }
+uint64_t next_of(uint64_t part) { return part & chunk_mask; }
+uint64_t end_of(uint64_t part) { return part >> chunk_bits & chunk_mask; }
+bool has_some(uint64_t part) { return next_of(part) < end_of(part); }
 
 }  // namespace
 
-Pool::Pool(int threads) : team_(new Team), forks_(forks_so_far()) {
+Pool::Pool(int threads)
+    : num_parts_(std::max(1, threads)),
+      parts_(new Part[num_parts_]),
+      team_(new Team),
+      forks_(forks_so_far()) {
     try {
         for (int thread = 1; thread < threads; ++thread)
             team_->workers.emplace_back([this, thread] { serve(thread); });
@@ -59,13 +65,27 @@ Pool::~Pool() {
 
 bool Pool::forked() const { return forks.load(std::memory_order_relaxed) != forks_; }
 
-// Takes the next chunk; `ticket` is then the one that named it.
-bool Pool::claim(uint64_t& ticket) {
-    ticket = ticket_.load(std::memory_order_acquire);
-    while (next_of(ticket) < chunks_of(ticket))
-        if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
-                                          std::memory_order_acquire))
-            return true;
+bool Pool::has_chunks() const {
+    for (int n = 0; n < num_parts_; ++n)
+        if (has_some(parts_[n].left.load())) return true;
+    return false;
+}
+
+// Takes the next chunk of the thread's own part, else the last of another's.
+bool Pool::claim(int thread, int64_t& chunk) {
+    for (int n = 0; n < num_parts_; ++n) {
+        const bool own = n == 0;
+        std::atomic<uint64_t>& left = parts_[(thread + n) % num_parts_].left;
+        uint64_t part = left.load(std::memory_order_acquire);
+        while (has_some(part)) {
+            const uint64_t then = own ? part + 1 : part - (uint64_t{1} << chunk_bits);
+            if (left.compare_exchange_weak(part, then, std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
+                chunk = static_cast<int64_t>(own ? next_of(part) : end_of(then));
+                return true;
+            }
+        }
+    }
     return false;
 }
 
@@ -89,23 +109,28 @@ void Pool::share(int64_t chunks, Function function, const void* work) {
     function_ = function;
     work_ = work;
     left_.store(chunks, std::memory_order_relaxed);
-    const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> 2 * chunk_bits) + 1;
-    ticket_.store(epoch << 2 * chunk_bits | static_cast<uint64_t>(chunks) << chunk_bits);
+    ++epoch_;
+    for (int64_t n = 0, next = 0; n < threads(); ++n) {
+        const int64_t end = chunks * (n + 1) / threads();
+        parts_[n].left.store(epoch_ << 2 * chunk_bits | static_cast<uint64_t>(end) << chunk_bits |
+                             static_cast<uint64_t>(next));
+        next = end;
+    }
     if (sleeping_.load() > 0) {
         { std::lock_guard lock(team_->mutex); }
         team_->wake.notify_all();
     }
-    uint64_t ticket;
-    while (claim(ticket)) work_on(ticket, 0);
+    int64_t chunk;
+    while (claim(0, chunk)) work_on(chunk, 0);
     for (int spin = 0; left_.load(std::memory_order_acquire) > 0; ++spin)
         if (spin < spins) relax(); else std::this_thread::yield();
     if (failed_.exchange(false)) throw std::bad_alloc();
 }
 
 // One claimed chunk. Only memory can fail here; the caller hears of it when all chunks have ended.
-void Pool::work_on(uint64_t ticket, int thread) {
+void Pool::work_on(int64_t chunk, int thread) {
     try {
-        function_(work_, static_cast<int64_t>(next_of(ticket)), thread);
+        function_(work_, chunk, thread);
     } catch (...) {
         failed_.store(true);
     }
@@ -113,20 +138,17 @@ void Pool::work_on(uint64_t ticket, int thread) {
 }
 
 void Pool::serve(int thread) {
-    uint64_t ticket;
+    int64_t chunk;
     for (int spin = 0; !ended_.load(std::memory_order_relaxed);) {
-        if (claim(ticket)) {
-            work_on(ticket, thread);
+        if (claim(thread, chunk)) {
+            work_on(chunk, thread);
             spin = 0;
         } else if (++spin < spins) {
             relax();
         } else {
             std::unique_lock lock(team_->mutex);
             sleeping_.fetch_add(1);
-            team_->wake.wait(lock, [&] {
-                const uint64_t now = ticket_.load();
-                return ended_.load() || next_of(now) < chunks_of(now);
-            });
+            team_->wake.wait(lock, [&] { return ended_.load() || has_chunks(); });
             sleeping_.fetch_sub(1);
             spin = 0;
         }
