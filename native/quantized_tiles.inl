@@ -62,10 +62,9 @@ struct Int4Tiles {
 
     void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
         if (at.tiles > 1) {
-            const int64_t bytes = at.steps * group_bytes(), lines = parts_of(bytes, tile_bytes);
-            PanelAhead ahead{packed(at.panel, at.step) + bytes, parts_of(lines, at.tiles)};
-            ahead.at += at.tile * ahead.lines * tile_bytes;
-            ahead.fetch();
+            const char* next = packed(at.next_panel, at.next_step);
+            const int64_t lines = parts_of(at.steps * group_bytes(), at.tiles * tile_bytes);
+            PanelAhead{next + at.tile * lines * tile_bytes, next, lines, -1}.fetch(0);
         }
         const char* a = rows + at.row * row_bytes + at.step * step_bytes;
         for (int first = 0; first < at.rows; first += tile_height) {

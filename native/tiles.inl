@@ -48,7 +48,8 @@ struct Target {
 
 constexpr int tile_height = 16, tile_pair = 32;
 constexpr int64_t tile_bytes = 64, step_of_panel = 2048, lines_of_step = step_of_panel / tile_bytes;
-constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20, far_bytes = 8192;
+constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20;
+constexpr int64_t far_steps = 4, far_bytes = far_steps * step_of_panel;
 constexpr int64_t most_kept_panels = 16;  // whose sums, 64 KB each, lie in memory between blocks
 
 // One thread's tiles, given back at the end.
@@ -112,12 +113,13 @@ private:
 
 inline int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
 
-// What is fetched from memory beside a step: `lines` cache lines.
+// What is fetched from memory beside a step: `lines` cache lines, from step `turn` on of `next`.
 struct PanelAhead {
-    const char* at;
-    int64_t lines;
+    const char *at, *next;
+    int64_t lines, turn;
 
-    inline void fetch() {
+    inline void fetch(int64_t step) {
+        if (step == turn) at = next;
         for (int64_t line = 0; line < lines; ++line, at += tile_bytes) prefetch(at);
     }
 };
@@ -144,7 +146,7 @@ inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t step
         if constexpr (two) HEADWAY_LOAD_TILE(5, second + step * tile_bytes, a_step);
         HEADWAY_LOAD_TILE(6, b, line);
         HEADWAY_LOAD_TILE(7, b + 64, line);
-        ahead.fetch();
+        ahead.fetch(step);
         HEADWAY_ADD_TILES(0, 4, 6);
         HEADWAY_ADD_TILES(1, 4, 7);
         if constexpr (two) HEADWAY_ADD_TILES(2, 5, 6);
@@ -171,9 +173,10 @@ inline char* thread_memory(int64_t bytes) {
 }
 
 // One tile of a product: up to 32 rows, of which it is number `tile` of `tiles`, and the steps of a
-// panel that it adds. The panel's next steps are fetched beside all of the tiles, a part by each.
+// panel that it adds. What comes next, a step of this panel or of another, and what lies behind it
+// are fetched beside all of the tiles, a part by each.
 struct TilePlace {
-    int64_t row, panel, step, steps, tile, tiles;
+    int64_t row, panel, step, steps, next_panel, next_step, tile, tiles;
     int rows;
 };
 
@@ -189,16 +192,21 @@ struct PlainTiles {
     // A panel that several tiles of rows read stays in the first cache meanwhile.
     static int64_t most_steps(int64_t num_rows) { return num_rows > tile_pair ? near_steps : 1 << 20; }
 
-    const char* open(int64_t panel, int64_t step, int64_t, char*) const {
+    const char* packed(int64_t panel, int64_t step) const {
         return panels + panel * row_bytes * panel_width + step * step_of_panel;
+    }
+
+    const char* open(int64_t panel, int64_t step, int64_t, char*) const {
+        return packed(panel, step);
     }
 
     void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
         const char* a = rows + at.row * row_bytes + at.step * tile_bytes;
-        PanelAhead ahead{b + far_bytes, lines_of_step};
+        const char* next = packed(at.next_panel, at.next_step);
+        PanelAhead ahead{b + far_bytes, next, lines_of_step, std::max<int64_t>(0, at.steps - far_steps)};
         if (at.tiles > 1) {
-            ahead.lines = parts_of(lines_of_step, at.tiles);
-            ahead.at = b + row_bytes * panel_width + at.tile * at.steps * ahead.lines * tile_bytes;
+            const int64_t lines = parts_of(lines_of_step, at.tiles);
+            ahead = {next + at.tile * at.steps * lines * tile_bytes, next, lines, -1};
         }
         shape.set(std::min(at.rows, tile_height), std::max(1, at.rows - tile_height));
         if (at.rows > tile_height)
@@ -223,9 +231,26 @@ struct TileBlocks {
     int64_t sums_of_panel() const { return strip == steps ? 1 : tiles; }
 };
 
+// Panels `begin` … `end` - 1 in the order they are multiplied in. Where `half` of all gate the others,
+// a chunk is of gates from begin / 2 on and of what they gate, `run` panels of each in turn:
+//
+//     half 10, begin 4, end 10    run 1    2 12 3 13 4 14        run 3    2 3 4 12 13 14
+struct PanelTurns {
+    int64_t begin, end, half, run;
+
+    // Of `end` too: where the next chunk begins.
+    int64_t operator[](int64_t turn) const {
+        if (!half) return turn;
+        const int64_t first = begin / 2 + (turn - begin) / (2 * run) * run;
+        return first + place(turn) + (is_gate(turn) ? 0 : half);
+    }
+
+    bool is_gate(int64_t turn) const { return (turn - begin) % (2 * run) < run; }
+    int64_t place(int64_t turn) const { return (turn - begin) % run; }
+};
+
 // What becomes of the sums of a product's tiles; `put` writes what those of one amount to. Where
-// outputs are gated a panel of gates and the panel of what they gate come in turn, and 32 gates of
-// each row wait in the second cache meanwhile.
+// outputs are gated the gates of each row wait near, until the panels that they gate have their turn.
 template <class Job>
 struct TileOutputs {
     const Job& job;
@@ -233,21 +258,25 @@ struct TileOutputs {
     int64_t panels = parts_of(job.outputs, panel_width);
     bool gated = job.gate.to && panels % 2 == 0 && panels * panel_width == job.outputs;
 
-    int64_t panel_at(int64_t turn) const {
-        return gated ? turn % 2 * (panels / 2) + turn / 2 : turn;
+    // Few rows take panels as they lie in memory, of many the gates of one panel are 32 KB.
+    PanelTurns turns(int64_t begin, int64_t end, bool few) const {
+        return {begin, end, gated ? panels / 2 : 0, few ? (end - begin) / 2 : 1};
     }
 
-    int64_t near_bytes(int64_t rows) const {
-        return gated ? (rows + tile_pair) * panel_width * size_of(job.type) : 0;
+    int64_t near_bytes(int64_t rows, const PanelTurns& turns) const {
+        return gated ? (turns.run * rows + tile_pair) * panel_width * size_of(job.type) : 0;
     }
 
-    // `near` holds the gates of all rows from `first` on, behind those of this tile's other half.
-    void finish(int64_t first, int64_t row, int rows, int64_t panel, const char* sums,
-                char* near) const {
+    // Of the rows from `row` on, of `height` from `first` on, and the panel of this turn. `near` holds
+    // the gates of all these rows, behind what they gate of this tile.
+    void finish(const PanelTurns& turns, int64_t turn, int64_t first, int64_t height, int64_t row,
+                int rows, const char* sums, char* near) const {
+        const int64_t panel = turns[turn];
         if (!gated) return put(job, row, rows, panel, sums, {job.y, job.outputs});
         char* up = near;
-        char* gates = near + (tile_pair + row - first) * panel_width * size_of(job.type);
-        const bool gate = panel < panels / 2;
+        char* gates = near + (tile_pair + turns.place(turn) * height + row - first) * panel_width *
+                                 size_of(job.type);
+        const bool gate = turns.is_gate(turn);
         put(job, row, rows, panel, sums,
             {gate ? gates : up, panel_width, row, panel * panel_width});
         if (gate) return;
@@ -284,9 +313,10 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
     if (outputs.gated) each += each % 2;
     pool.run(parts_of(num_panels, each), [&](int64_t chunk, int) {
         const int64_t begin = chunk * each, end = std::min(num_panels, begin + each);
+        const PanelTurns turns = outputs.turns(begin, end, few);
         const int64_t of_panel = cut.sums_of_panel() * sum_bytes;
         const int64_t kept = of_panel * (later ? 2 : cut.whole() ? 1 : end - begin);
-        const int64_t near_bytes = outputs.near_bytes(cut.rows);
+        const int64_t near_bytes = outputs.near_bytes(cut.rows, turns);
         char* near = thread_memory(near_bytes + kept + format.scratch_bytes(cut.strip));
         char* memory = near + near_bytes;
         TileShape shape;
@@ -294,29 +324,32 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
         int64_t waiting = begin;
         const auto finish_until = [&](int64_t turn) {
             for (; later && waiting < turn; ++waiting)
-                outputs.finish(0, 0, static_cast<int>(num_rows), outputs.panel_at(waiting),
+                outputs.finish(turns, waiting, 0, cut.rows, 0, static_cast<int>(num_rows),
                                memory + waiting % 2 * of_panel, near);
         };
-        const auto add = [&](int64_t first, int64_t turn, int64_t step, int64_t steps) {
-            const int64_t last = std::min(num_rows, first + rows_at_once);
-            const int64_t panel = outputs.panel_at(turn);
-            const char* b = format.open(panel, step, steps, memory + kept);
-            char* sums = memory + (later ? turn % 2 : cut.whole() ? 0 : turn - begin) * of_panel;
-            for (int64_t row = first; row < last; row += tile_pair) {
-                const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
-                const int64_t tile = (row - first) / tile_pair;
-                format.add(shape, {row, panel, step, steps, tile, cut.tiles, rows}, b, sums);
-                if (!later && step + steps == cut.steps)
-                    outputs.finish(first, row, rows, panel, sums, near);
-                if (of_panel > sum_bytes) sums += sum_bytes;
+        const auto add = [&](int64_t first, int64_t block, int64_t turn) {
+            const int64_t last = std::min(num_rows, first + rows_at_once), panel = turns[turn];
+            const int64_t end_of_block = std::min(cut.steps, block + cut.block);
+            for (int64_t step = block, next; step < end_of_block; step = next) {
+                next = std::min(end_of_block, step + cut.strip);
+                const bool goes_on = next < end_of_block;
+                const int64_t next_panel = goes_on ? panel : turns[turn + 1];
+                const char* b = format.open(panel, step, next - step, memory + kept);
+                char* sums = memory + (later ? turn % 2 : cut.whole() ? 0 : turn - begin) * of_panel;
+                for (int64_t row = first; row < last; row += tile_pair) {
+                    const int rows = static_cast<int>(std::min<int64_t>(tile_pair, last - row));
+                    format.add(shape, {row, panel, step, next - step, next_panel,
+                                       goes_on ? next : block, (row - first) / tile_pair, cut.tiles,
+                                       rows}, b, sums);
+                    if (!later && next == cut.steps)
+                        outputs.finish(turns, turn, first, cut.rows, row, rows, sums, near);
+                    if (of_panel > sum_bytes) sums += sum_bytes;
+                }
             }
         };
         for (int64_t first = 0; first < num_rows; first += rows_at_once)
             for (int64_t block = 0; block < cut.steps; block += cut.block)
-                for (int64_t turn = begin; turn < end; finish_until(turn++))
-                    for (int64_t step = block, last = std::min(cut.steps, block + cut.block);
-                         step < last; step += cut.strip)
-                        add(first, turn, step, std::min(cut.strip, last - step));
+                for (int64_t turn = begin; turn < end; finish_until(turn++)) add(first, block, turn);
         finish_until(end);
     });
 }
