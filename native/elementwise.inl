@@ -14,6 +14,7 @@ namespace headway {
 namespace {
 
 constexpr int64_t numbers_each = 32768;  // of one chunk
+constexpr int64_t gate_costs = 8;        // as many as other numbers: an exponential and a quotient
 
 // Calls work(row) for all rows, in chunks of about `numbers_each` numbers.
 template <class Work>
@@ -178,7 +179,7 @@ inline void gate_row(const void* gate, const void* up, int64_t at, void* y, int6
 template <Type type, Activation activation>
 void gate(Pool& pool, const Gated& job) {
     const char* up = static_cast<const char*>(job.x) + job.inner * size_of(type);
-    each_row(pool, job.tokens, job.inner, [&](int64_t token) {
+    each_row(pool, job.tokens, gate_costs * job.inner, [&](int64_t token) {
         gate_row<type, activation>(job.x, up, token * 2 * job.inner, job.y, token * job.inner,
                                    job.inner);
     });
