@@ -123,7 +123,7 @@ class Mirror:
         sampled: list[MirrorSequence],
     ) -> Batch:
         lens, begin, row_S = np.array(query_lens, INT), np.array(starts, INT), np.array(rows, INT)
-        contexts = begin + lens
+        context_lens: list[int] = (begin + lens).tolist()
         if num_decodes == len(query_lens):
             positions, row_T = begin, row_S
         else:
@@ -131,7 +131,7 @@ class Mirror:
             within = np.arange(len(tokens), dtype=INT) - np.repeat(first, lens)
             positions, row_T = np.repeat(begin, lens) + within, np.repeat(row_S, lens)
         block, offset = np.divmod(positions, self.block_size)
-        width = int(-(-contexts.max() // self.block_size))
+        width = -(-max(context_lens) // self.block_size)
         return Batch(
             token_ids_T=self._to_device(np.array(tokens, INT)),
             positions_T=self._to_device(positions),
@@ -141,7 +141,7 @@ class Mirror:
             ],
             block_tables_GSB=[self._to_device(table[row_S, :width]) for table in self._tables],
             query_lens=query_lens,
-            context_lens=contexts.tolist(),
+            context_lens=context_lens,
             num_decodes=num_decodes,
             sampled_rows=sampled_rows,
             sampled_sequences=sampled,

@@ -42,6 +42,8 @@ class RowParameters:
     edited: list[int]
     with_logprobs: bool
     draws_R: np.ndarray
+    read_from: tuple[int, int] = (0, 0)
+    """Address and type of the logits that `draws_R` tells of."""
 
 
 def row_parameters(sequences: list[MirrorSequence], device: torch.device) -> RowParameters:
@@ -170,20 +172,26 @@ def choose_natively(
     is -inf before an edit or after it.
     """
     vocabulary, draws_R = logits_RV.shape[1], rows.draws_R
-    draws_R["position"] = [len(sequence.generated) for sequence in sequences]
-    step, begin = vocabulary * logits_RV.itemsize, logits_RV.data_ptr()
-    draws_R["logits"] = range(begin, begin + step * len(sequences), step)
-    draws_R["type"] = TYPES[logits_RV.dtype]
+    if rows.drawn:
+        draws_R["position"] = [len(sequence.generated) for sequence in sequences]
+    begin, kind = logits_RV.data_ptr(), TYPES[logits_RV.dtype]
+    if rows.read_from != (begin, kind) or rows.edited:
+        step = vocabulary * logits_RV.itemsize
+        draws_R["logits"] = range(begin, begin + step * len(sequences), step)
+        draws_R["type"], rows.read_from = kind, (begin, kind)
     edited = [logits_RV[row].to(torch.float32, copy=True) for row in rows.edited]
     for row, logits_V in zip(rows.edited, edited, strict=True):
         edit_row(logits_V, sequences[row])
         draws_R["logits"][row], draws_R["type"][row] = logits_V.data_ptr(), TYPES[torch.float32]
+    draws_R["allowed"], mask_bytes = 0, 0
     masked = [row for row, each in enumerate(rows.sequence_ids) if each in late.masks]
-    packed = np.frombuffer(b"".join([late.masks[rows.sequence_ids[r]] for r in masked]), np.uint8)
-    mask_bytes = packed.nbytes // max(1, len(masked))
-    draws_R["allowed"] = 0
-    for place, row in enumerate(masked):
-        draws_R["allowed"][row] = packed.ctypes.data + place * mask_bytes
+    if masked:
+        packed = np.frombuffer(
+            b"".join([late.masks[rows.sequence_ids[r]] for r in masked]), np.uint8
+        )
+        mask_bytes = packed.nbytes // len(masked)
+        for place, row in enumerate(masked):
+            draws_R["allowed"][row] = packed.ctypes.data + place * mask_bytes
     return native.sample(draws_R, vocabulary, mask_bytes)
 
 
