@@ -165,15 +165,23 @@ inline Floats activated(Floats x) {
     return quotient<type>(x, exponential(power) + 1.0f);
 }
 
+// activation(gate[at …)) · up[at …), `count` numbers at most.
+template <Type type, Activation activation>
+inline Floats gated_at(const void* gate, const void* up, int64_t at, int64_t count) {
+    const Floats x = some_floats<type>(gate, at, count);
+    return as_type<type>(activated<type, activation>(x)) * some_floats<type>(up, at, count);
+}
+
 // y[to … to + count) = activation(gate[at …)) · up[at …)
 template <Type type, Activation activation>
 inline void gate_row(const void* gate, const void* up, int64_t at, void* y, int64_t to,
                      int64_t count) {
-    for (int64_t i = 0; i < count; i += lanes) {
-        const Floats x = some_floats<type>(gate, at + i, count - i);
-        const Floats found = as_type<type>(activated<type, activation>(x));
-        put_some<type>(y, to + i, found * some_floats<type>(up, at + i, count - i), count - i);
-    }
+    int64_t i = 0;
+    for (; i + 2 * lanes <= count; i += 2 * lanes)
+        put_pair(y, to + i, gated_at<type, activation>(gate, up, at + i, lanes),
+                 gated_at<type, activation>(gate, up, at + i + lanes, lanes), type);
+    for (; i < count; i += lanes)
+        put_some<type>(y, to + i, gated_at<type, activation>(gate, up, at + i, count - i), count - i);
 }
 
 template <Type type, Activation activation>

@@ -76,8 +76,7 @@ inline void put_outputs(const Linear& job, int64_t row, int64_t output, Floats l
             low += floats_at(job.bias, output, job.type);
             high += floats_at(job.bias, output + lanes, job.type);
         }
-        put_floats(to.y, index, low, job.type);
-        put_floats(to.y, index + lanes, high, job.type);
+        put_pair(to.y, index, low, high, job.type, to.past);
         return;
     }
     for (int lane = 0; output + lane < job.outputs; ++lane) {
@@ -93,7 +92,7 @@ inline void put_tile(const Linear& job, int64_t row, int64_t panel,
     for (int p = 0; p < panels; ++p)
         for (int r = 0; r < rows; ++r)
             put_outputs(job, row + r, (panel + p) * panel_width, sums[r][p][0], sums[r][p][1],
-                        {job.y, job.outputs});
+                        outputs_of(job));
 }
 
 #if defined(__AVX512BF16__)
@@ -193,15 +192,13 @@ void multiply(Pool& pool, const Linear& job, const float* x) {
     const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
     pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {
         const int64_t first = chunk * each, last = std::min(panels, first + each);
-        if (tiles == 1) {
-            by_height<type>(job, x, 0, static_cast<int>(job.tokens), first, last);
-            return;
-        }
-        for (int64_t panel = first; panel < last; ++panel)
+        if (tiles == 1) by_height<type>(job, x, 0, static_cast<int>(job.tokens), first, last);
+        for (int64_t panel = first; tiles > 1 && panel < last; ++panel)
             for (int64_t n = 0; n < tiles; ++n) {
                 const int64_t row = job.tokens * n / tiles, end = job.tokens * (n + 1) / tiles;
                 by_height<type>(job, x, row, static_cast<int>(end - row), panel, panel + 1);
             }
+        if (goes_past(job)) pass();
     });
 }
 

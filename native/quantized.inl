@@ -202,22 +202,34 @@ void pack_quantized(Pool& pool, const int8_t* weight, const uint16_t* scales, vo
 
 // ── products ────────────────────────────────────────────────────────────────────────────────
 
-// Scales, adds the bias and stores what a tile of `rows` · `panels` has summed up, [rows][panels][2]
-// vectors of fp32 or of integers.
+// An output's number: what was summed up, scaled, and the bias.
+template <Type type, class Sum>
+inline Floats output_of(const Quantized& job, int64_t row, int64_t output, Sum sum) {
+    Floats scale = all(job.scales[row]);
+    if (job.weight_scales) scale *= load<Floats>(job.weight_scales + output);
+    const Floats found = __builtin_convertvector(sum, Floats) * scale;
+    return found + (job.bias ? floats_before(job.bias, output, job.outputs, type) : Floats{});
+}
+
+// Stores what a tile of `rows` · `panels` has summed up, [rows][panels][2] vectors of fp32 or of
+// integers.
 template <Type type, class Sum>
 void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
             const Sum* sums, const Target& to) {
     for (int r = 0; r < rows; ++r)
-        for (int half = 0; half < 2 * panels; ++half, ++sums) {
-            const int64_t output = panel * panel_width + half * lanes;
+        for (int p = 0; p < panels; ++p, sums += 2) {
+            const int64_t output = (panel + p) * panel_width, left = job.outputs - output;
             const int64_t index = (row + r - to.row) * to.step + output - to.output;
-            if (output >= job.outputs) continue;
-            Floats scale = all(job.scales[row + r]);
-            if (job.weight_scales) scale *= load<Floats>(job.weight_scales + output);
-            const Floats found = __builtin_convertvector(*sums, Floats) * scale;
-            const Floats bias =
-                job.bias ? floats_before(job.bias, output, job.outputs, type) : Floats{};
-            put_some<type>(to.y, index, found + bias, job.outputs - output);
+            const Floats low = output_of<type>(job, row + r, output, sums[0]);
+            if (left >= panel_width) {
+                const Floats high = output_of<type>(job, row + r, output + lanes, sums[1]);
+                put_pair(to.y, index, low, high, type, to.past);
+                continue;
+            }
+            put_some<type>(to.y, index, low, left);
+            if (left > lanes)
+                put_some<type>(to.y, index + lanes,
+                               output_of<type>(job, row + r, output + lanes, sums[1]), left - lanes);
         }
 }
 
@@ -232,7 +244,7 @@ void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int pane
 template <class Sum>
 void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
             const Sum* sums) {
-    finish(job, row, rows, panel, panels, sums, {job.y, job.outputs});
+    finish(job, row, rows, panel, panels, sums, outputs_of(job));
 }
 
 // Calls work(0) … work(count - 1) with constants: an array indexed by these lives in registers.
@@ -403,6 +415,7 @@ void multiply_quantized(Pool& pool, const Quantized& job) {
             for (int64_t n = 0; n < tiles; ++n)
                 quantized_rows<Format>(job, job.tokens * n / tiles, job.tokens * (n + 1) / tiles,
                                        panel, std::min(last, panel + step));
+        if (goes_past(job)) pass();
     });
 }
 

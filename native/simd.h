@@ -195,5 +195,49 @@ inline void put_floats(void* base, int64_t index, Floats values, Type type) {
 #endif
 }
 
+#if defined(__AVX512F__)
+inline void put_line(char* at, __m512i line, bool past) {
+    if (past) _mm512_stream_si512(reinterpret_cast<__m512i*>(at), line);
+    else store(at, line);
+}
+#endif
+
+// Two vectors, one behind the other. With AVX-512 numbers of 16 bits are a cache line where y is
+// aligned, and a processor whose memory is busy does not read a line first that is written at once.
+// `past` the caches it is not read for sure; y is aligned then, and `pass` has to follow.
+inline void put_pair(void* base, int64_t index, Floats low, Floats high, Type type,
+                     bool past = false) {
+#if defined(__AVX512F__)
+    char* at = static_cast<char*>(base) + index * size_of(type);
+    if (type == Type::f32) {
+        put_line(at, bits_of<__m512i>(low), past);
+        put_line(at + sizeof low, bits_of<__m512i>(high), past);
+        return;
+    }
+#if defined(__AVX512BF16__)
+    if (type == Type::bf16) {
+        const __m512bh both = _mm512_cvtne2ps_pbh(bits_of<__m512>(high), bits_of<__m512>(low));
+        put_line(at, bits_of<__m512i>(both), past);
+        return;
+    }
+#endif
+    Halves both[2];
+    put_floats(both, 0, low, type);
+    put_floats(both, lanes, high, type);
+    put_line(at, load<__m512i>(both), past);
+#else
+    static_cast<void>(past);
+    put_floats(base, index, low, type);
+    put_floats(base, index + lanes, high, type);
+#endif
+}
+
+// Other threads see from here on what was put past the caches.
+inline void pass() {
+#if defined(__AVX512F__)
+    _mm_sfence();
+#endif
+}
+
 }  // namespace
 }  // namespace headway

@@ -42,7 +42,20 @@ inline int64_t panels_of_chunk(int64_t panels, int64_t bytes, int together, int 
 struct Target {
     void* y;
     int64_t step, row = 0, output = 0;
+    bool past = false;  // the caches, see `put_pair`
 };
+
+// Logits of some rows are more than a cache keeps until they are sampled from.
+template <class Job>
+bool goes_past(const Job& job) {
+    constexpr int64_t long_row = 1 << 16, many = 1 << 22;
+    const int64_t row = job.outputs * size_of(job.type);
+    const bool aligned = (reinterpret_cast<uintptr_t>(job.y) | row) % 64 == 0;
+    return lanes == 16 && aligned && row >= long_row && row * job.tokens >= many;
+}
+
+template <class Job>
+Target outputs_of(const Job& job) { return {job.y, job.outputs, 0, 0, goes_past(job)}; }
 
 #if defined(__AMX_TILE__)
 
@@ -272,7 +285,7 @@ struct TileOutputs {
     void finish(const PanelTurns& turns, int64_t turn, int64_t first, int64_t height, int64_t row,
                 int rows, const char* sums, char* near) const {
         const int64_t panel = turns[turn];
-        if (!gated) return put(job, row, rows, panel, sums, {job.y, job.outputs});
+        if (!gated) return put(job, row, rows, panel, sums, outputs_of(job));
         char* up = near;
         char* gates = near + (tile_pair + turns.place(turn) * height + row - first) * panel_width *
                                  size_of(job.type);
@@ -351,6 +364,7 @@ void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Ou
             for (int64_t block = 0; block < cut.steps; block += cut.block)
                 for (int64_t turn = begin; turn < end; finish_until(turn++)) add(first, block, turn);
         finish_until(end);
+        if (goes_past(outputs.job)) pass();
     });
 }
 
