@@ -62,6 +62,19 @@ def test_panels_multiplied_together_give_each_its_own(library, dtype, outputs):
 
 
 @each_instruction_set
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize("outputs", [32_832, 32_840])
+def test_logits_of_many_rows_are_those_of_few(library, dtype, outputs):
+    """More than 4 MiB of them go past the caches, where each row begins at a cache line."""
+    x, weight, bias = operands(66, 40, outputs, dtype, True)
+    kernel = NativeLinear(library)
+    packed = kernel.prepare(weight)
+    whole = kernel(x, packed, bias)
+    for begin, end in [(0, 9), (9, 41), (41, 66)]:
+        assert torch.equal(kernel(x[begin:end], packed, bias), whole[begin:end])
+
+
+@each_instruction_set
 @cut_in_blocks(atols=(2**-9, 2**-6))
 def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, sizes, spans, checked, atol):
     x, weight, bias = operands(*sizes, torch.bfloat16, True)

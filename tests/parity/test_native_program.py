@@ -212,7 +212,7 @@ def random_layer(library: NativeLibrary, dtype: torch.dtype, group: int | None, 
 @given(
     tokens=st.one_of(st.integers(1, 70), st.sampled_from([513, 700])),
     inputs=st.sampled_from([24, 600, 2200]),
-    inner=st.sampled_from([1, 33, 64, 96]),
+    inner=st.sampled_from([1, 33, 64, 96, 1312]),
     dtype=st.sampled_from(TYPES),
     group=st.sampled_from([None, 0, 32, 64, 128]),
     activation=st.sampled_from(["silu", "gelu_tanh"]),
@@ -221,7 +221,7 @@ def random_layer(library: NativeLibrary, dtype: torch.dtype, group: int | None, 
 def test_a_product_gates_its_own_outputs(
     library, tokens, inputs, inner, dtype, group, activation, biased
 ):
-    """In tiles panel by panel where panels are whole, elsewhere behind it: one operation."""
+    """In tiles where panels are whole, gates of few rows by the chunk, elsewhere behind it."""
     sizes = inputs, 2 * inner
     table, kernel, packed, bias = random_layer(library, dtype, group, *sizes)
     gated = NativeLayers(library).gated[activation]

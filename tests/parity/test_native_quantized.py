@@ -85,6 +85,19 @@ def test_panels_multiplied_together_give_each_its_own(library, group, outputs):
 
 @each_instruction_set
 @each_format
+@pytest.mark.parametrize("outputs", [32_832, 32_840])
+def test_logits_of_many_rows_are_those_of_few(library, group, outputs):
+    """More than 4 MiB of them go past the caches, where each row begins at a cache line."""
+    x, weight, bias = operands(66, 40, outputs, torch.bfloat16, True)
+    native = NativeQuantizedLinear(library, group)
+    packed = native.prepare(weight)
+    whole = native(x, packed, bias)
+    for begin, end in [(0, 9), (9, 41), (41, 66)]:
+        assert torch.equal(native(x[begin:end], packed, bias), whole[begin:end])
+
+
+@each_instruction_set
+@each_format
 @cut_in_blocks(atols=(2**-7, 2**-5))
 def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, group, sizes, spans, checked, atol):
     x, weight, bias = operands(*sizes, torch.bfloat16, True)
