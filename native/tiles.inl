@@ -12,6 +12,9 @@
 //
 // Rows are taken by 512 and inputs by as many as keep those rows in the second cache. Between such
 // blocks of inputs sums lie in memory, in fp32 or as integers, so that they go on as they were.
+//
+// Before the tiles stands what vectors share with them: how panels are handed to threads, and where
+// outputs go.
 #pragma once
 #include <algorithm>
 #include <array>
