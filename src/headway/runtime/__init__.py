@@ -1,1 +1,6 @@
-"""The room that computes: models, kernels, KV memory, sampling, behind `core.plan.Executor`."""
+"""The room that computes: models, kernels, KV memory, sampling, behind `core.plan.Executor`.
+
+Here lives everything that touches tensors: `executor`, `models`, `attention`, `kernels`, `native`
+(C++ called from Python), `sampler`, checkpoints and their loading.
+It imports core alone. It decides nothing: what to compute stands in the plan that it is given.
+"""

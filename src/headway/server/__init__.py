@@ -1,1 +1,6 @@
-"""HTTP: the OpenAI dialect over engine clients, with its errors, limits and streams."""
+"""HTTP: three dialects over engine clients, with keys, limits, errors and streams.
+
+Here lives what turns a body into a request and deltas into bytes: `openai`, `responses`,
+`anthropic`, `files`, `batches`, the live page, admission, authentication, connections.
+It imports core, telemetry and engine. It never imports torch: the model is in another process.
+"""
