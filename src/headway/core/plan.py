@@ -83,8 +83,8 @@ class Transfer(msgspec.Struct, array_like=True, gc=False):
 
     `direction` is `out` or `in`, `peer` names host memory, a file or another engine. With `host`,
     `host_blocks[i]` is the block there that `blocks[i]` is copied to or from; both stay as they
-    are until then. It begins after the step's `copies`. One whose step raised is told again: who
-    has begun it already goes on with it, who has done it tells it once more or does it again.
+    are until then. It begins after the step's `copies`. After a failed step, transfers are sent
+    again; handling must be idempotent.
     """
 
     transfer_id: int

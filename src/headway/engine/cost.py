@@ -50,9 +50,8 @@ NEIGHBOURS = 2.0
 FORGET = 4e-4
 """Share of the prior's uncertainty that comes back with each step: 2% of drift in the speed."""
 CLIP, SURPRISED = 2.0, 0.02
-"""An error beyond so many standard deviations counts as that many, for it may be a hiccup of the
-machine; but this share of uncertainty comes back, and if it was none the next steps are believed.
-"""
+"""Outliers are clipped to 2 sigma, since one may be a hiccup of the machine; but the covariance is
+inflated by this share of the prior's, so that a change that persists is learned."""
 
 
 class Work(NamedTuple):

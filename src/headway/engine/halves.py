@@ -106,9 +106,9 @@ def run_in_halves(
 
 
 def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) -> None:
-    """Nobody got a token: compute one of nobody's, to know the runtime from its guests.
+    """No row succeeded: run a one-token health check to tell a broken runtime from bad requests.
 
-    Raises RuntimeError when that fails twice: then the engine is at its end, and its process.
+    Raises RuntimeError when the check fails twice; the engine's process then ends.
     """
     request = Request(NOBODY, [0], SamplingParams(temperature=0, max_tokens=1))
     nobody = Sequence(

@@ -27,8 +27,8 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     grammar compiled since the step before. `predicted_s` is what the cost model had said of this
     step and the gap before it, 0 when it was not asked. By the same model a prompt token takes
     `prefill_s_per_token` beside what decodes, and `alone_s_per_token` beside nothing; 0 where the
-    policy does not predict. While rows or blocks are short one of those who wait has its row every
-    `row_s`, else 0. Of preempted sequences, `num_lost_tokens` that had been computed are
+    policy does not predict. `row_s` is the mean time between slot releases while slots or blocks
+    are short; otherwise 0. Of preempted sequences, `num_lost_tokens` that had been computed are
     computed again since they came back in this step; of `num_swapped` the KV of
     `num_swapped_tokens` is copied to host memory instead. Transfers that ended in this step took
     `transfer_s`.

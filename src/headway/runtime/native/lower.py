@@ -1,4 +1,4 @@
-"""From a model as its files draw it to a `Program`: the model runs once, on values without numbers.
+"""Trace the forward of a model symbolically and lower it to a native `Program`.
 
 `lower` calls its forward with a `Value` in place of token ids, and each native operation that is
 given a `Value` writes itself down. What none of them does, a router's choice say, cannot be
