@@ -39,6 +39,7 @@ class Ready:
     group_blocks: list[int] = field(default_factory=lambda: [100])
     dtype: str = "float32"
     kv_dtype: str = "float32"
+    settings: dict[str, str] = field(default_factory=lambda: {"prefix_cache": "lfu"})
 
 
 def llama(**more: Any) -> ModelSpec:

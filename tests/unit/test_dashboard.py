@@ -48,10 +48,18 @@ def test_every_row_of_the_registry_is_drawn():
     assert missing == []
 
 
+def test_attainment_is_of_requests_judged():
+    """Met over judged: a request that missed two objectives is one, and 0 of 0 is no series."""
+    (attainment,) = [text for text in expressions() if "slo_met_total" in text]
+    assert "/ sum by (class) (rate(headway:slo_requests_total{" in attainment
+    assert "slo_missed" not in attainment
+
+
 def test_the_served_names_are_the_rows():
     text = telemetry(VirtualClock()).render().decode()
     families = {family.name for family in text_string_to_metric_families(text)}
-    assert families == {f"headway:{row.name}" for row in ROWS}
+    old = {f"headway:{row.vllm}" for row in ROWS if row.vllm}
+    assert families == {f"headway:{row.name}" for row in ROWS} | old
 
 
 def test_prometheus_scrapes_the_metrics_path():

@@ -30,6 +30,10 @@ POLICIES = {
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 SMALL_MODEL_BYTES = 32 * 2**20
+TOLD = (
+    *("device", "dtype", "kv_dtype", "quantization", "kernels", "attention_backend", "threads"),
+    *("batching", "policy", "prefix_cache"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,10 @@ class Settings:
     host_blocks: tuple[int, ...] = ()
     """KV blocks in host memory by group, () for none; a block of each group takes `block_bytes`."""
     block_bytes: tuple[int, ...] = ()
+
+    def told(self) -> dict[str, str]:
+        """Those that change what a step costs and who runs in it, for `/stats`, as text."""
+        return {name: str(getattr(self, name)) for name in TOLD}
 
 
 def resolve(

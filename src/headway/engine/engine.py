@@ -282,7 +282,8 @@ class Engine:
         if masks is not None:
             record.mask_s, record.mask_wait_s = masks.mask_s, masks.wait_s
         if self.grammars is not None:
-            record.num_waiting += self.grammars.num_waiting
+            record.num_deferred = self.grammars.num_waiting
+            record.num_waiting += record.num_deferred
             record.compiles_s = self.grammars.builder.take_durations()
         record.schedule_s = planned_s - started_s
         record.execute_s = collected_s - planned_s

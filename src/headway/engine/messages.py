@@ -61,7 +61,10 @@ class Loading(msgspec.Struct, array_like=True, tag=1):
 
 
 class Ready(msgspec.Struct, array_like=True, tag=2):
-    """The engine takes requests; this is what it serves. `group_blocks` by KV group."""
+    """The engine takes requests; this is what it serves. `group_blocks` by KV group.
+
+    `settings` are final values by name, of those that somebody outside may ask for.
+    """
 
     max_model_len: int
     max_num_seqs: int
@@ -73,6 +76,7 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     kv_dtype: str = ""
     max_num_batched_tokens: int = 0
     group_blocks: list[int] = []
+    settings: dict[str, str] = {}
 
 
 class Steps(msgspec.Struct, array_like=True, tag=3):

@@ -137,6 +137,7 @@ def introduction(engine: Engine) -> messages.Ready:
         kv_dtype=settings.kv_dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         group_blocks=[count - 1 for count in settings.num_blocks],
+        settings=settings.told(),
     )
 
 

@@ -81,6 +81,14 @@ class Generation:
     def num_prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
+    @property
+    def longest_answer(self) -> int:
+        """Its max_tokens, or what the context leaves of the longest prompt."""
+        info = self.model.client.info
+        context = info.max_model_len if info is not None else 0
+        left = context - max(map(len, self.prompts), default=0)
+        return self.sampling.max_tokens or max(left, 0)
+
     def usage(self) -> dict[str, Any]:
         """The `usage` object so far."""
         reasoned = self.num_reasoned if self.reading and self.reading.thought else None
@@ -142,6 +150,8 @@ class Generation:
             service_class=self.service_class,
             slo=self.slo,
             parent=self.parent,
+            n=self.sampling.n,
+            max_tokens=self.longest_answer,
         )
         return self.timeline
 

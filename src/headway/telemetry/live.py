@@ -18,6 +18,14 @@ from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
 from headway.core.service import ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS, Slo
+from headway.telemetry.counting import (
+    count_preemptions,
+    count_price,
+    count_request,
+    count_slo,
+    count_step,
+    expect_classes,
+)
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
@@ -50,6 +58,7 @@ class Introduction(Protocol):
     group_blocks: list[int]
     dtype: str
     kv_dtype: str
+    settings: dict[str, str]
     description: Description
 
 
@@ -73,6 +82,7 @@ class Telemetry:
         self.clock = clock or SystemClock()
         self.registry = Registry(names[0], prefix=prefix)
         self.classes = classes or service_classes()
+        expect_classes(self.registry, self.classes.values())
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
         self.cached_price = cached_price
         self.started_s = self.clock.now_s()
@@ -95,6 +105,7 @@ class Telemetry:
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}
         self._counted_first = 0
+        self._counted_work = 0.0, 0.0
         self._seen_preemptions = 0
         self.num_requests = self.num_missed = 0
         self.errors: dict[str, int] = {}
@@ -113,6 +124,14 @@ class Telemetry:
         )
         self.roof.take(ready.description.ceilings)
         self.roof.judge_residence(self.work.weight_bytes)
+        self.registry.values["cache_config_info"] = {
+            (
+                str(ready.block_size),
+                ready.kv_dtype,
+                str(bool(ready.settings.get("prefix_cache"))),
+                str(ready.group_blocks[0]),
+            ): 1.0
+        }
 
     def on_probe(self, ceilings: Ceilings) -> None:
         """The runtime measured the machine again."""
@@ -131,7 +150,9 @@ class Telemetry:
         slot.queried_tokens += record.num_queried_tokens
         slot.cached_tokens += record.num_cached_tokens
         self.prefill_rate.take(record)
-        self.registry.histograms["iteration_tokens_total"].observe(record.num_tokens)
+        saved_s = record.num_cached_tokens * self.prefill_rate.token_s
+        slot.saved_s += saved_s
+        count_step(self.registry, record, saved_s)
         self.steps.append(record)
         self.last = record
         self.on_record(record)
@@ -140,30 +161,14 @@ class Telemetry:
             if timeline is not None:
                 timeline.computed[request_id, index] = computed
                 timeline.prefill_s = self.clock.now_s()
-        if record.mask_s:
-            self.registry.observe("grammar_mask_seconds", record.mask_s)
-            self.registry.observe("grammar_mask_wait_seconds", record.mask_wait_s)
-        for seconds in record.compiles_s:
-            self.registry.observe("grammar_compile_seconds", seconds)
-        if record.num_queried_tokens:
-            self.registry.add("prefix_cache_queries", record.num_queried_tokens)
-            self.registry.add("prefix_cache_hits", record.num_cached_tokens)
-            saved_s = record.num_cached_tokens * self.prefill_rate.token_s
-            self.registry.add("prefix_cache_saved_seconds", saved_s)
-            slot.saved_s += saved_s
         if record.num_preemptions != self._seen_preemptions:
-            self._count_preemptions(record)
-        if record.num_lost_tokens:
-            self.registry.add("preempted_tokens", record.num_lost_tokens, "lost")
+            self._note_preemptions(record)
 
-    def _count_preemptions(self, record: StepRecord) -> None:
+    def _note_preemptions(self, record: StepRecord) -> None:
         new = record.num_preemptions - self._seen_preemptions
         self._seen_preemptions = record.num_preemptions
         if new > 0:  # a restarted engine counts from 0 again
-            self.registry.add("num_preemptions", new)
-            self.registry.add("preemptions", new - record.num_swapped, "lost")
-            self.registry.add("preemptions", record.num_swapped, "copied")
-            self.registry.add("preempted_tokens", record.num_swapped_tokens, "copied")
+            count_preemptions(self.registry, record, new)
             self.slots.current.num_preemptions += new
         for request_id, num_made in record.preempted:
             timeline = self._by_engine.get(request_id)
@@ -187,6 +192,8 @@ class Telemetry:
         service_class: ServiceClass | None = None,
         slo: Slo | None = None,
         parent: str | None = None,
+        n: int = 1,
+        max_tokens: int | None = None,
     ) -> Timeline:
         """A request has arrived and is about to be sent to the engine."""
         self.turn()
@@ -204,6 +211,7 @@ class Telemetry:
             slo=slo,
             parent=parent,
         )
+        timeline.n, timeline.max_tokens = n, max_tokens
         self._live[request_id] = timeline
         self._engine_ids[request_id] = []
         return timeline
@@ -229,36 +237,14 @@ class Telemetry:
         if ended.outcome != MOVED:
             self.slots.current.ended.append(ended)
             self._count_slo(ended)
-        self._count_price(timeline, ended)
+        count_price(self.registry, timeline, ended, self.cached_price)
         if ended.outcome == OK:
-            registry = self.registry
-            decode_s = timeline.arrived_s + (ended.e2e_s or 0.0) - (timeline.first_s or 0.0)
-            registry.observe("e2e_request_latency_seconds", ended.e2e_s)
-            registry.observe("request_queue_time_seconds", ended.queue_s)
-            registry.observe("time_to_publish_seconds", timeline.publish_s)
-            registry.observe("request_prefill_time_seconds", ended.prefill_s)
-            registry.observe("request_time_per_output_token_seconds", ended.tpot_s)
-            registry.observe("request_prompt_tokens", ended.prompt_tokens)
-            registry.observe("request_generation_tokens", ended.output_tokens)
-            if timeline.first_s is not None:
-                registry.observe("request_decode_time_seconds", max(decode_s, 0.0))
+            count_request(self.registry, timeline, ended)
         self.on_finish(timeline)
 
-    def _count_price(self, timeline: Timeline, ended: Ended) -> None:
-        """Its tokens at its class's price, of the prompt those found in the cache at theirs."""
-        if ended.output_tokens:
-            found = timeline.cached_tokens * (1 - self.cached_price)
-            tokens = ended.prompt_tokens - found + ended.output_tokens
-            priced = tokens * timeline.service_class.price
-            self.registry.add("priced_tokens", priced, ended.service_class)
-
     def _count_slo(self, ended: Ended) -> None:
-        if ended.met:
-            self.registry.add("goodput_requests")
-            self.registry.add("slo_met", 1, ended.service_class)
+        count_slo(self.registry, ended)
         self.num_missed += bool(ended.missed)
-        for which in ended.missed or ():
-            self.registry.add("slo_missed", 1, ended.service_class, which)
 
     def called(self, fits: bool) -> None:
         """An answer held a tool call; its arguments fit the tool's parameters, or do not."""
@@ -326,6 +312,7 @@ class Telemetry:
             self.count_tokens()
             self.slots.at(now_s)
             self._counted, self._counted_first = {}, 0
+            self._counted_work = 0.0, 0.0
 
     def count_tokens(self) -> None:
         """Bring the token metrics up to date: once a second, and when they are asked for."""
@@ -340,6 +327,11 @@ class Telemetry:
                 self._counted[name] = end
                 num_new += end - begin
         self.registry.add("generation_tokens", num_new)
+        flops, read = self._counted_work
+        parts = slot.decode, slot.prefill
+        self._counted_work = sum(map(self.work.flops, parts)), sum(map(self.work.num_bytes, parts))
+        self.registry.add("estimated_flops_per_gpu", max(self._counted_work[0] - flops, 0.0))
+        self.registry.add("estimated_read_bytes_per_gpu", max(self._counted_work[1] - read, 0.0))
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────
 
@@ -355,6 +347,10 @@ class Telemetry:
         registry, last = self.registry, self.last
         registry.set("num_requests_running", last.num_running if last else 0)
         registry.set("num_requests_waiting", last.num_waiting if last else 0)
+        deferred = last.num_deferred if last else 0
+        registry.set("num_requests_waiting_by_reason", deferred, "deferred")
+        capacity = last.num_waiting - deferred if last else 0
+        registry.set("num_requests_waiting_by_reason", capacity, "capacity")
         registry.set("kv_cache_usage_perc", last.kv_usage if last else 0)
         registry.set("cost_usd", self.usd)
         recent = self.window(WINDOWS_S[0])

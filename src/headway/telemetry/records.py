@@ -28,10 +28,10 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     step and the gap before it, 0 when it was not asked. By the same model a prompt token takes
     `prefill_s_per_token` beside what decodes, and `alone_s_per_token` beside nothing; 0 where the
     policy does not predict. `row_s` is the mean time between slot releases while slots or blocks
-    are short; otherwise 0. Of preempted sequences, `num_lost_tokens` that had been computed are
-    computed again since they came back in this step; of `num_swapped` the KV of
-    `num_swapped_tokens` is copied to host memory instead. Transfers that ended in this step took
-    `transfer_s`.
+    are short; otherwise 0. Of `num_waiting`, `num_deferred` wait for their grammar. Of preempted
+    sequences, `num_lost_tokens` that had been computed are computed again since they came back in
+    this step; of `num_swapped` the KV of `num_swapped_tokens` is copied to host memory instead.
+    Transfers that ended in this step took `transfer_s`.
     """
 
     step: int
@@ -71,6 +71,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_swapped_tokens: int = 0
     transfer_s: float = 0.0
     row_s: float = 0.0
+    num_deferred: int = 0
 
     @property
     def num_prefill_tokens(self) -> int:

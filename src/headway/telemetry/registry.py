@@ -6,7 +6,7 @@ sample; `render` gives what `/metrics` serves.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,40 +37,112 @@ GRAMMAR_BUCKETS_S = (
 )
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LENGTH_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
+N_BUCKETS = (1, 2, 5, 10, 20)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 COMMON_LABELS = ("model_name", "engine")
+CACHE_CONFIG = ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks")
+"""Labels of `cache_config_info`, named as vLLM's; the blocks are the device's, a GPU or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric: a counter, a gauge or a histogram."""
+    """One metric: a counter, a gauge or a histogram.
+
+    `known` are values of its one label whose series are there from the start: a rate over a series
+    that begins with its first event misses that event. `vllm` is the name that vLLM gives it where
+    that is another one; it was ours as well, and `headway:` still serves it beside the new one.
+    """
 
     name: str
     kind: str
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    known: tuple[str, ...] = ()
+    vllm: str = ""
 
 
 G, C, H = "gauge", "counter", "histogram"
+LAST_WITH_OLD_NAMES = "0.3"
 ROWS = (
     Row("num_requests_running", G, "Sequences that advance in steps."),
     Row("num_requests_waiting", G, "Sequences that wait for a place."),
+    Row(
+        "num_requests_waiting_by_reason",
+        G,
+        "The same by what they wait for: a place (capacity), or their grammar (deferred).",
+        ("reason",),
+        known=("capacity", "deferred"),
+    ),
     Row("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1."),
+    Row("cache_config_info", G, "1; what the KV cache was set up with.", CACHE_CONFIG),
     Row("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
     Row("prefix_cache_hits", C, "Prompt tokens found in the prefix cache."),
     Row("prefix_cache_saved_seconds", C, "What computing them would have taken at the same rate."),
     Row("prompt_tokens", C, "Prompt tokens of requests that gave their first token."),
+    Row(
+        "prompt_tokens_by_source",
+        C,
+        "Prompt tokens of requests in their first step, computed or found in the prefix cache.",
+        ("source",),
+        known=("local_compute", "local_cache_hit"),
+    ),
+    Row("prompt_tokens_cached", C, "Prompt tokens that needed no computing."),
+    Row(
+        "prompt_tokens_cached_by_source",
+        C,
+        "The same by where they were.",
+        ("source",),
+        known=("device",),
+    ),
     Row("generation_tokens", C, "Tokens generated."),
-    Row("request_success", C, "Sequences finished, by reason.", ("finished_reason",)),
+    Row(
+        "request_success",
+        C,
+        "Sequences finished, by reason.",
+        ("finished_reason",),
+        known=("stop", "length", "abort", "error"),
+    ),
     Row("num_preemptions", C, "Sequences sent back to the queue."),
-    Row("preemptions", C, "The same by what becomes of their KV: lost, copied.", ("kv",)),
-    Row("preempted_tokens", C, "Their tokens: computed again, or copied to the host.", ("kv",)),
+    Row(
+        "preemptions",
+        C,
+        "The same by what becomes of their KV: lost, copied.",
+        ("kv",),
+        known=("lost", "copied"),
+    ),
+    Row(
+        "preempted_tokens",
+        C,
+        "Their tokens: computed again, or copied to the host.",
+        ("kv",),
+        known=("lost", "copied"),
+    ),
+    Row("estimated_flops_per_gpu", C, "FLOPs that the steps had to do, on the one device."),
+    Row("estimated_read_bytes_per_gpu", C, "Bytes of weights and KV that they had to read."),
     Row("spec_decode_num_drafts", C, "Drafts proposed for verification."),
     Row("spec_decode_num_draft_tokens", C, "Tokens of those drafts."),
     Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),
-    Row("admission_rejections", C, "Requests refused: load, state or a limit.", ("reason",)),
+    Row(
+        "admission_rejections",
+        C,
+        "Requests refused: load, state or a limit.",
+        ("reason",),
+        known=(
+            *("queue_requests", "queue_seconds", "class_queue_requests", "class_queue_seconds"),
+            *("key_queue_requests", "key_queue_seconds", "requests_at_once"),
+            *("requests_per_minute", "tokens_per_minute", "long_queue", "given_up"),
+            *("max_prompt_tokens", "max_output_tokens", "overloaded"),
+        ),
+    ),
     Row("priced_tokens", C, "Tokens times the price of their class.", ("class",)),
-    Row("fallback_requests", C, "Requests that the fallback answered.", ("reason",)),
+    Row(
+        "fallback_requests",
+        C,
+        "Requests that the fallback answered.",
+        ("reason",),
+        known=("queue", "late"),
+    ),
     Row("time_to_first_token_seconds", H, "First token leaves − arrived.", buckets=TTFT_BUCKETS_S),
     Row(
         "time_to_publish_seconds",
@@ -94,10 +166,48 @@ ROWS = (
         buckets=LATENCY_BUCKETS_S,
     ),
     Row("request_decode_time_seconds", H, "Last token − first.", buckets=LATENCY_BUCKETS_S),
-    Row("iteration_tokens_total", H, "Tokens computed in a step.", buckets=STEP_TOKEN_BUCKETS),
+    Row(
+        "request_inference_time_seconds",
+        H,
+        "Last token − first scheduled.",
+        buckets=LATENCY_BUCKETS_S,
+    ),
+    Row(
+        "iteration_tokens",
+        H,
+        "Tokens computed in a step.",
+        buckets=STEP_TOKEN_BUCKETS,
+        vllm="iteration_tokens_total",
+    ),
     Row("request_prompt_tokens", H, "Prompt tokens of a request.", buckets=LENGTH_BUCKETS),
+    Row(
+        "request_prefill_kv_computed_tokens",
+        H,
+        "Prompt tokens of a request that were computed, not found in the prefix cache.",
+        buckets=LENGTH_BUCKETS,
+    ),
     Row("request_generation_tokens", H, "Tokens of an answer.", buckets=LENGTH_BUCKETS),
+    Row(
+        "request_max_num_generation_tokens",
+        H,
+        "Tokens of the longest of a request's sequences.",
+        buckets=LENGTH_BUCKETS,
+    ),
+    Row("request_params_n", H, "n of a request.", buckets=N_BUCKETS),
+    Row(
+        "request_params_max_tokens",
+        H,
+        "max_tokens of a request; the rest of the context where it has none.",
+        buckets=LENGTH_BUCKETS,
+    ),
+    Row(
+        "request_num_preemptions",
+        H,
+        "How often sequences of a request were sent back to the queue.",
+        buckets=PREEMPTION_BUCKETS,
+    ),
     Row("goodput_requests", C, "Requests that met all their objectives."),
+    Row("slo_requests", C, "Requests judged by their objectives, by class.", ("class",)),
     Row("slo_met", C, "Requests that met all objectives, by class.", ("class",)),
     Row(
         "slo_missed",
@@ -132,7 +242,13 @@ ROWS = (
         "What a step waited for its grammar masks.",
         buckets=GRAMMAR_BUCKETS_S,
     ),
-    Row("validation_failures", C, "Bodies or answers that did not validate.", ("kind",)),
+    Row(
+        "validation_failures",
+        C,
+        "Bodies or answers that did not validate.",
+        ("kind",),
+        known=("request", "tool_arguments"),
+    ),
     Row("tool_calls", C, "Tool calls in answers, whole ones and those that broke off."),
     Row("client_retries", C, "Requests that a client sent again."),
     Row("cost_usd", C, "Price per hour times the time served."),
@@ -180,6 +296,9 @@ class Registry:
             row.name: {} if row.labels else {(): 0.0} for row in ROWS if row.kind != H
         }
         self.histograms = {row.name: Histogram(row.buckets) for row in ROWS if row.kind == H}
+        self._known: dict[str, list[tuple[str, ...]]] = {
+            row.name: [(value,) for value in row.known] for row in ROWS
+        }
         self._common = (model_name, engine)
         self._collectors = CollectorRegistry()
         self._collectors.register(self)
@@ -201,6 +320,10 @@ class Registry:
         if value is not None:
             self.histograms[name].observe(value)
 
+    def expect(self, name: str, *labels: str) -> None:
+        """Serve the series of these labels as 0 until something is counted there."""
+        self._known[name].append(labels)
+
     def counts(self, name: str) -> dict[str, int]:
         """A counter of one label as {label: count}."""
         return {labels[0]: int(value) for labels, value in self.values[name].items()}
@@ -208,20 +331,28 @@ class Registry:
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for."""
         for row in ROWS:
-            labels = (*COMMON_LABELS, *row.labels)
-            name = f"{self.prefix}:{row.name}"
-            if row.kind == H:
-                histogram = self.histograms[row.name]
-                family = HistogramMetricFamily(name, row.help, labels=labels)
-                family.add_metric(self._common, histogram.cumulative(), histogram.sum)
-                yield family
+            if row.vllm and self.prefix == "vllm":
+                yield self._family(row, row.vllm, row.help)
                 continue
-            kind = CounterMetricFamily if row.kind == C else GaugeMetricFamily
-            plain = kind(name, row.help, labels=labels)
-            samples: Iterable[tuple[tuple[str, ...], float]] = self.values[row.name].items()
-            for extra, value in samples:
-                plain.add_metric((*self._common, *extra), value)
-            yield plain
+            yield self._family(row, row.name, row.help)
+            if row.vllm:
+                help = f"Old name of {row.name}, until version {LAST_WITH_OLD_NAMES}. {row.help}"
+                yield self._family(row, row.vllm, help)
+
+    def _family(self, row: Row, name: str, help: str) -> Metric:
+        """One metric with its samples, under `name`."""
+        labels, name = (*COMMON_LABELS, *row.labels), f"{self.prefix}:{name}"
+        if row.kind == H:
+            histogram = self.histograms[row.name]
+            buckets = HistogramMetricFamily(name, help, labels=labels)
+            buckets.add_metric(self._common, histogram.cumulative(), histogram.sum)
+            return buckets
+        kind = CounterMetricFamily if row.kind == C else GaugeMetricFamily
+        plain = kind(name, help, labels=labels)
+        samples = dict.fromkeys(self._known[row.name], 0.0) | self.values[row.name]
+        for extra, value in samples.items():
+            plain.add_metric((*self._common, *extra), value)
+        return plain
 
     def render(self) -> bytes:
         """The text that `/metrics` serves."""

@@ -32,7 +32,16 @@ class Timeline:
 
     __slots__ = (
         *("_listener", "_now_s", "_slots", "arrived_s", "cached_tokens", "computed", "ended"),
-        *("first_s", "num_preemptions", "num_prompt", "objectives", "parent", "preempted_after"),
+        *(
+            "first_s",
+            "max_tokens",
+            "n",
+            "num_preemptions",
+            "num_prompt",
+            "objectives",
+            "parent",
+            "preempted_after",
+        ),
         *("preempted_s", "prefill_s", "published_s", "request_id", "scheduled_s"),
         *("service_class", "times"),
     )
@@ -59,6 +68,9 @@ class Timeline:
         self.objectives = slo
         self.parent = parent
         """The trace context that came with the request, for spans."""
+        self.n = 1
+        self.max_tokens: int | None = None
+        """What the request asked for, for the metrics."""
         self.scheduled_s: float | None = None
         self.first_s: float | None = None
         self.published_s: float | None = None

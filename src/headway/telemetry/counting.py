@@ -1,0 +1,97 @@
+"""What a step and a finished request add to the metrics, and which series exist from the start.
+
+`live` calls these; whoever looks for what a row of the registry counts finds it here.
+"""
+
+from collections.abc import Iterable
+
+from headway.core.service import ServiceClass
+from headway.core.slo import OBJECTIVES
+from headway.telemetry.goodput import FAILED, REFUSED, Ended
+from headway.telemetry.records import StepRecord
+from headway.telemetry.registry import Registry
+from headway.telemetry.timeline import Timeline
+
+
+def expect_classes(registry: Registry, classes: Iterable[ServiceClass]) -> None:
+    """Series of every class from the start: attainment is met over judged, before any miss too."""
+    for row in classes:
+        for name in ("slo_requests", "slo_met", "priced_tokens"):
+            registry.expect(name, row.name)
+        bounds = zip(OBJECTIVES, row.slo.bounds(), strict=True)
+        asked = [name for name, bound in bounds if bound is not None]
+        for which in (*asked, FAILED, REFUSED):
+            registry.expect("slo_missed", row.name, which)
+
+
+def count_step(registry: Registry, record: StepRecord, saved_s: float) -> None:
+    """One step; `saved_s` is what computing its cached tokens would have taken."""
+    registry.histograms["iteration_tokens"].observe(record.num_tokens)
+    if record.mask_s:
+        registry.observe("grammar_mask_seconds", record.mask_s)
+        registry.observe("grammar_mask_wait_seconds", record.mask_wait_s)
+    for seconds in record.compiles_s:
+        registry.observe("grammar_compile_seconds", seconds)
+    if record.num_queried_tokens:
+        cached = record.num_cached_tokens
+        registry.add("prefix_cache_queries", record.num_queried_tokens)
+        registry.add("prefix_cache_hits", cached)
+        registry.add("prefix_cache_saved_seconds", saved_s)
+        registry.add("prompt_tokens_cached", cached)
+        registry.add("prompt_tokens_cached_by_source", cached, "device")
+        registry.add("prompt_tokens_by_source", cached, "local_cache_hit")
+        computed = record.num_queried_tokens - cached
+        registry.add("prompt_tokens_by_source", computed, "local_compute")
+    if record.num_lost_tokens:
+        registry.add("preempted_tokens", record.num_lost_tokens, "lost")
+
+
+def count_preemptions(registry: Registry, record: StepRecord, num_new: int) -> None:
+    """`num_new` sequences were sent back since the step before."""
+    registry.add("num_preemptions", num_new)
+    registry.add("preemptions", num_new - record.num_swapped, "lost")
+    registry.add("preemptions", record.num_swapped, "copied")
+    registry.add("preempted_tokens", record.num_swapped_tokens, "copied")
+
+
+def count_request(registry: Registry, timeline: Timeline, ended: Ended) -> None:
+    """A request that is complete: its times, its lengths and what it asked for."""
+    observe, first_s, scheduled_s = registry.observe, timeline.first_s, timeline.scheduled_s
+    last_s = timeline.arrived_s + (ended.e2e_s or 0.0)
+    observe("e2e_request_latency_seconds", ended.e2e_s)
+    observe("request_queue_time_seconds", ended.queue_s)
+    observe("time_to_publish_seconds", timeline.publish_s)
+    observe("request_prefill_time_seconds", ended.prefill_s)
+    observe("request_time_per_output_token_seconds", ended.tpot_s)
+    if scheduled_s is not None:
+        observe("request_inference_time_seconds", max(last_s - scheduled_s, 0.0))
+    if first_s is not None:
+        observe("request_decode_time_seconds", max(last_s - first_s, 0.0))
+    observe("request_prompt_tokens", ended.prompt_tokens)
+    observe("request_prefill_kv_computed_tokens", ended.prompt_tokens - timeline.cached_tokens)
+    observe("request_generation_tokens", ended.output_tokens)
+    observe("request_max_num_generation_tokens", max(map(len, timeline.times)))
+    observe("request_num_preemptions", timeline.num_preemptions)
+    observe("request_params_n", timeline.n)
+    observe("request_params_max_tokens", timeline.max_tokens)
+
+
+def count_price(registry: Registry, timeline: Timeline, ended: Ended, cached_price: float) -> None:
+    """Its tokens at its class's price, of the prompt those found in the cache at theirs."""
+    if ended.output_tokens:
+        found = timeline.cached_tokens * (1 - cached_price)
+        tokens = ended.prompt_tokens - found + ended.output_tokens
+        priced = tokens * timeline.service_class.price
+        registry.add("priced_tokens", priced, ended.service_class)
+
+
+def count_slo(registry: Registry, ended: Ended) -> None:
+    """Whether it met its objectives, where it is judged at all."""
+    if ended.missed is None:
+        return
+    registry.add("slo_requests", 1, ended.service_class)
+    if ended.met:
+        registry.add("goodput_requests")
+        registry.add("slo_met", 1, ended.service_class)
+    for which in ended.missed:
+        registry.add("slo_missed", 1, ended.service_class, which)
