@@ -1,20 +1,29 @@
 """A soak: mixed requests at a steady rate, and what the server's processes hold meanwhile.
 
-    python benchmarks/soak.py FOLDER --seconds 7200
+    python benchmarks/soak.py FOLDER --minutes 120 --rate 2
 
-starts a server for FOLDER and sends 20 requests a second: short, long, streamed, whole, n > 1,
-log-probabilities, grammars, some refused, some whose clients leave. Once a second it reads resident
-memory and open descriptors of the server and its children. The report has the slope of the memory
-after a warm-up (least squares), the descriptors, the statuses and whatever went wrong.
+starts a server for FOLDER with native kernels and sends `--rate` requests a second at random times:
+short, long, streamed, whole, n > 1, log-probabilities, grammars, chats in three dialects, tools,
+uploads, batches, some that are refused, some whose clients leave. Meanwhile it samples resident
+memory, open files and threads of the server and its children, KV blocks in use, sequences in the
+engine and open tickets of admission.
+
+The report has for each of these the slope after a warm-up (least squares over means of 20 parts,
+with its standard error) and whether it grows: `grows` is true where the slope less two standard
+errors makes more of the run than `ALLOWED`. `holds` is true where nothing grows, nothing is held
+when the load is over, nothing went wrong and the engine was never started again. Ctrl-C ends the
+load early; the report is of what was seen. The exit status is 0 where it holds.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -26,32 +35,101 @@ import numpy as np
 
 WARM_UP = 0.25
 """Share of the time that is not looked at: caches fill, allocators take what they will keep."""
-TEXTS = ("Once upon a time", "Lily and Tom went to the park and", "The big dog", "One day, a bird")
+PARTS = 20
+"""Means of so many parts are fitted: samples that follow each other are not independent."""
+ALLOWED = {
+    "rss_mb": 20.0,
+    "rss_mb_server": 10.0,
+    "rss_mb_engine": 10.0,
+    "descriptors": 8.0,
+    "threads": 4.0,
+    "kv_usage": 0.05,
+    "sequences": 4.0,
+    "tickets": 4.0,
+}
+"""Column → how much of it a run may gain."""
+HELD_AT_THE_END = ("kv_usage", "sequences", "tickets")
+QUIET_S = 60.0
+"""How long what is held may take to go back to none when the load is over."""
+GAUGES = {
+    "kv_usage": ("kv_cache_usage_perc",),
+    "sequences": ("num_requests_running", "num_requests_waiting"),
+    "tickets": ("num_requests_admitted",),
+}
+WORDS = (
+    "once upon a time the big dog went to park with Lily and Tom they saw red bird one day".split()
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """One column: means of the first and last part looked at, and the slope an hour."""
+
+    first: float
+    last: float
+    most: float
+    slope_per_hour: float
+    error_per_hour: float
+    grows: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a soak found; memory in MB, of the server and its children together."""
+    """What a soak found; memory in MB."""
 
     seconds: float = 0.0
     num_sent: int = 0
+    kernels: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    rss_mb_first: float = 0.0
-    rss_mb_last: float = 0.0
-    rss_slope_mb_per_min: float = 0.0
-    descriptors_first: int = 0
-    descriptors_last: int = 0
-    descriptors_most: int = 0
+    trends: dict[str, Trend] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+    """What was still held `QUIET_S` after the last answer."""
     num_restarts: int = 0
 
+    @property
+    def verdict(self) -> str:
+        """One sentence: that it holds, or all that does not."""
+        grown = [
+            f"{name} grows by {trend.slope_per_hour:.3g} ± {trend.error_per_hour:.2g} an hour"
+            for name, trend in self.trends.items()
+            if trend.grows
+        ]
+        held = [f"{name} is {value:g} at the end" for name, value in self.held.items()]
+        wrong = [f"{len(self.problems)} problems"] if self.problems else []
+        again = [f"the engine was started again {self.num_restarts} times"]
+        return "; ".join(grown + held + wrong + (again if self.num_restarts else [])) or "holds"
 
-def body_of(source: random.Random, model: str) -> tuple[str, dict[str, Any], float | None]:
-    """A path, a body, and after which part of a second its client leaves, if it does."""
+
+# ── the load ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request; `leaves_s` is when its client goes away, if it does."""
+
+    path: str
+    body: dict[str, Any]
+    leaves_s: float | None = None
+
+
+def one_of_many(source: random.Random, model: str, chats: bool) -> Asked:
+    """A request of the mix."""
+    leaves_s = source.random() * 0.3 if source.random() < 0.05 else None
+    if chats and source.random() < 0.3:
+        return Asked(leaves_s=leaves_s, **chat_of(source, model))
+    prompt = " ".join(source.choices(WORDS, k=source.choice((3, 8, 20, 60, 200))))
     kind = source.random()
     body: dict[str, Any] = {
         "model": model,
-        "prompt": source.choice(TEXTS) * source.choice((1, 1, 1, 4, 12)),
+        "prompt": prompt,
         "max_tokens": source.choice((1, 8, 16, 32, 64)),
         "temperature": source.choice((0, 0.8, 1.2)),
         "stream": source.random() < 0.6,
@@ -67,12 +145,32 @@ def body_of(source: random.Random, model: str) -> tuple[str, dict[str, Any], flo
     elif kind < 0.33:
         body["model"] = "nobody"
     elif kind < 0.36:
-        return "/tokenize", {"prompt": body["prompt"]}, None
+        return Asked(path="/tokenize", body={"prompt": prompt})
     elif kind < 0.42:
         pattern = f"[a-zA-Z ,]{{1,{source.randrange(1, 400)}}}\\."
         body["structured_outputs"] = {"regex": pattern}
-    leaves_s = source.random() * 0.3 if source.random() < 0.05 else None
-    return "/v1/completions", body, leaves_s
+    return Asked(path="/v1/completions", body=body, leaves_s=leaves_s)
+
+
+def chat_of(source: random.Random, model: str) -> dict[str, Any]:
+    """Path and body of a chat, in one of the three dialects."""
+    question = f"What is {source.randrange(100)} + {source.randrange(100)}?"
+    messages = [{"role": "user", "content": question}]
+    shared = {"model": model, "stream": source.random() < 0.6}
+    kind = source.random()
+    if kind < 0.2:
+        return {"path": "/v1/messages", "body": {**shared, "messages": messages, "max_tokens": 24}}
+    if kind < 0.4:
+        return {
+            "path": "/v1/responses",
+            "body": {**shared, "input": question, "max_output_tokens": 24},
+        }
+    body = {**shared, "messages": messages, "max_tokens": 24}
+    if kind < 0.6:
+        body |= {"tools": [TOOL], "tool_choice": "required"}
+    elif kind < 0.7:
+        body["messages"] = [{"role": "system", "content": " ".join(WORDS * 3)}, *messages]
+    return {"path": "/v1/chat/completions", "body": body}
 
 
 class Soak:
@@ -84,131 +182,268 @@ class Soak:
         self.source = random.Random(seed)
         self.statuses: Counter[str] = Counter()
         self.problems: list[str] = []
-        self.samples: list[tuple[float, float, int]] = []
+        self.samples: list[dict[str, float]] = []
         self.num_sent = 0
+        self.stopped = asyncio.Event()
+        """Set, it ends the load early."""
 
     async def run(self) -> Report:
         """Send, watch, wait for the last answer, and sum up."""
         timeout = aiohttp.ClientTimeout(total=300)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(self.url, timeout=timeout, connector=connector) as http:
-            async with http.get("/v1/models") as answer:
-                model = (await answer.json())["data"][0]["id"]
-            watching = asyncio.create_task(self._watch())
-            await self._send_all(http, model)
+            (card,) = (await get_json(http, "/v1/models"))["data"]
+            began = time.monotonic()
+            watching = asyncio.create_task(self._watch(http, began))
+            await self._send_all(http, card["id"], chats="messages" in card["accepts"])
             watching.cancel()
-            async with http.get("/stats") as answer:
-                restarts = (await answer.json())["totals"]["engine_restarts"]
-        return self._report(restarts)
+            held = await self._what_is_held(http)
+            stats = await get_json(http, "/stats")
+        return Report(
+            seconds=round(time.monotonic() - began, 1),
+            num_sent=self.num_sent,
+            kernels={name: backend for name, (backend, _) in stats["kernels"].items()},
+            statuses=dict(sorted(self.statuses.items())),
+            problems=self.problems[:20],
+            trends=trends(self.samples),
+            held=held,
+            num_restarts=stats["totals"]["engine_restarts"],
+        )
 
-    async def _send_all(self, http: aiohttp.ClientSession, model: str) -> None:
+    async def _send_all(self, http: aiohttp.ClientSession, model: str, chats: bool) -> None:
         """Requests at random times of the given rate, none of which waits for another."""
         began = due = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            while due - began < self.seconds:
+            while due - began < self.seconds and not self.stopped.is_set():
                 due += self.source.expovariate(self.rate)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-                group.create_task(self._ask(http, *body_of(self.source, model)))
+                if self.source.random() < 0.01:
+                    group.create_task(self._upload(http, model))
+                else:
+                    group.create_task(self._ask(http, one_of_many(self.source, model, chats)))
                 self.num_sent += 1
 
-    async def _ask(
-        self, http: aiohttp.ClientSession, path: str, body: dict[str, Any], leaves_s: float | None
-    ) -> None:
+    async def _ask(self, http: aiohttp.ClientSession, asked: Asked) -> None:
         try:
-            async with asyncio.timeout(leaves_s):
-                async with http.post(path, json=body) as answer:
+            async with asyncio.timeout(asked.leaves_s):
+                async with http.post(asked.path, json=asked.body) as answer:
                     data = await answer.read()
         except TimeoutError:
-            self.statuses["left"] += leaves_s is not None
-            if leaves_s is None:
-                self.problems.append(f"no answer to {body}")
+            self.statuses["left"] += asked.leaves_s is not None
+            if asked.leaves_s is None:
+                self.problems.append(f"no answer to {asked}")
             return
         except aiohttp.ClientError as error:
-            self.problems.append(f"{error!r} for {body}")
+            self.problems.append(f"{error!r} for {asked}")
             return
         self.statuses[str(answer.status)] += 1
-        whole = not body.get("stream") or answer.status != 200 or data.endswith(b"[DONE]\n\n")
-        if answer.status >= 500 or not whole:
-            self.problems.append(f"{answer.status} {data[-300:]!r} for {body}")
+        streamed = asked.body.get("stream") and answer.status == 200
+        if answer.status >= 500 or (streamed and not is_whole(asked.path, data)):
+            self.problems.append(f"{answer.status} {data[-300:]!r} for {asked}")
 
-    async def _watch(self) -> None:
-        began = time.monotonic()
-        while True:
-            rss, descriptors = 0.0, 0
-            for pid in family(self.pid):
-                rss += rss_mb(pid)
-                descriptors += num_descriptors(pid)
-            self.samples.append((time.monotonic() - began, rss, descriptors))
+    async def _upload(self, http: aiohttp.ClientSession, model: str) -> None:
+        """A file, a batch of it, whose end is waited for, and all files deleted."""
+        body = {"model": model, "prompt": "once", "max_tokens": 4}
+        line = {"method": "POST", "url": "/v1/completions", "body": body}
+        lines = [json.dumps({"custom_id": str(number), **line}) + "\n" for number in range(4)]
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", "".join(lines).encode(), filename="in.jsonl")
+        async with http.post("/v1/files", data=form) as answer:
+            file = await answer.json()
+        created = {
+            "input_file_id": file["id"],
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        async with http.post("/v1/batches", json=created) as answer:
+            batch = await answer.json()
+        while batch["status"] not in ("completed", "failed", "expired"):
             await asyncio.sleep(1)
+            batch = await get_json(http, f"/v1/batches/{batch['id']}")
+        self.statuses[f"batch {batch['status']}"] += 1
+        if batch["request_counts"] != {"total": 4, "completed": 4, "failed": 0}:
+            self.problems.append(f"a batch ended as {batch}")
+        for name in (file["id"], batch["output_file_id"]):
+            async with http.delete(f"/v1/files/{name}") as answer:
+                if answer.status != 200:
+                    self.problems.append(f"{answer.status} for a file that is deleted")
 
-    def _report(self, num_restarts: int) -> Report:
-        looked_at = self.samples[int(len(self.samples) * WARM_UP) :]
-        times, rss, descriptors = (np.array(column) for column in zip(*looked_at))
-        slope = np.polyfit(times / 60, rss, 1)[0] if len(looked_at) > 2 else 0.0
-        return Report(
-            seconds=self.seconds,
-            num_sent=self.num_sent,
-            statuses=dict(sorted(self.statuses.items())),
-            problems=self.problems[:20],
-            rss_mb_first=round(float(rss[0]), 1),
-            rss_mb_last=round(float(rss[-1]), 1),
-            rss_slope_mb_per_min=round(float(slope), 3),
-            descriptors_first=int(descriptors[0]),
-            descriptors_last=int(descriptors[-1]),
-            descriptors_most=int(descriptors.max()),
-            num_restarts=num_restarts,
-        )
+    # ── what is held ────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self, http: aiohttp.ClientSession, began: float) -> None:
+        """Sample every 5 s, or 120 times a run; a line on stderr every ten minutes."""
+        pause_s = min(5.0, max(0.25, self.seconds / 120))
+        told = began
+        while True:
+            sample = {"at_s": time.monotonic() - began, **held_by(self.pid), **await gauges(http)}
+            self.samples.append(sample)
+            if time.monotonic() - told > 600:
+                told = time.monotonic()
+                print(json.dumps({k: round(v, 2) for k, v in sample.items()}), file=sys.stderr)
+            await asyncio.sleep(pause_s)
+
+    async def _what_is_held(self, http: aiohttp.ClientSession) -> dict[str, float]:
+        """What should be zero by now and is not, `QUIET_S` after the last answer."""
+        deadline = time.monotonic() + QUIET_S
+        while True:
+            now = await gauges(http)
+            held = {name: now[name] for name in HELD_AT_THE_END if now[name]}
+            if not held or time.monotonic() > deadline:
+                return held
+            await asyncio.sleep(0.5)
+
+
+def is_whole(path: str, data: bytes) -> bool:
+    """Whether a stream came to the end that its dialect has."""
+    if path == "/v1/messages":
+        return b"event: message_stop" in data[-200:]
+    if path == "/v1/responses":
+        return b"response.completed" in data or b"response.incomplete" in data
+    return data.endswith(b"[DONE]\n\n")
+
+
+async def get_json(http: aiohttp.ClientSession, path: str) -> Any:
+    async with http.get(path) as answer:
+        return await answer.json()
+
+
+async def gauges(http: aiohttp.ClientSession) -> dict[str, float]:
+    """The server's own figures: each column the sum of some gauges of /metrics."""
+    async with http.get("/metrics") as answer:
+        text = await answer.text()
+    values: Counter[str] = Counter()
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            values[name.partition("{")[0].removeprefix("headway:")] += float(value)
+    missing = {name for names in GAUGES.values() for name in names} - values.keys()
+    assert not missing, f"/metrics has no {missing}"
+    return {column: sum(values[name] for name in names) for column, names in GAUGES.items()}
+
+
+def held_by(pid: int) -> dict[str, float]:
+    """Memory, open files and threads of a server and of all processes below it."""
+    rss: Counter[str] = Counter()
+    descriptors = threads = 0
+    for member in family(pid):
+        try:
+            role = "server" if member == pid else role_of(member)
+            status = Path(f"/proc/{member}/status").read_text().splitlines()
+            descriptors += len(os.listdir(f"/proc/{member}/fd"))
+        except OSError:  # it has just gone
+            continue
+        fields = dict(line.split(":", 1) for line in status)
+        rss[role] += int(fields.get("VmRSS", "0 kB").split()[0]) / 1024
+        threads += int(fields["Threads"])
+    return {
+        "rss_mb": sum(rss.values()),
+        "rss_mb_server": rss["server"],
+        "rss_mb_engine": rss["engine"],
+        "descriptors": descriptors,
+        "threads": threads,
+    }
+
+
+def role_of(pid: int) -> str:
+    """engine, or other: what renders templates and compiles grammars comes and goes."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return "engine" if b"headway.assemble" in command else "other"
 
 
 def family(pid: int) -> list[int]:
-    """A process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    for thread in threads:  # a child belongs to the thread that made it
-        children += (thread / "children").read_text().split()
-    return [pid, *{int(child) for child in children}]
+    """A process and all processes below it."""
+    found, new = [], [pid]
+    while new:
+        found += new
+        new = [child for parent in new for child in children(parent)]
+    return found
 
 
-def rss_mb(pid: int) -> float:
-    """Resident memory; 0 for a process that has just gone."""
+def children(pid: int) -> list[int]:
+    """A child belongs to the thread that made it."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(c) for thread in threads for c in (thread / "children").read_text().split()]
     except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
+        return []
 
 
-def num_descriptors(pid: int) -> int:
-    try:
-        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    except OSError:
-        return 0
+def trends(samples: list[dict[str, float]]) -> dict[str, Trend]:
+    """Each column's trend after the warm-up."""
+    looked_at = samples[int(len(samples) * WARM_UP) :]
+    if len(looked_at) < 2 * PARTS:
+        return {}
+    hours = np.array([sample["at_s"] for sample in looked_at]) / 3600
+    return {
+        name: trend(hours, np.array([sample[name] for sample in looked_at]), allowed)
+        for name, allowed in ALLOWED.items()
+    }
+
+
+def trend(hours: Any, values: Any, allowed: float) -> Trend:
+    """The slope of the means of `PARTS` parts, and whether it makes more than `allowed`."""
+    x = np.array([part.mean() for part in np.array_split(hours, PARTS)])
+    y = np.array([part.mean() for part in np.array_split(values, PARTS)])
+    spread = ((x - x.mean()) ** 2).sum()
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / spread
+    left = y - y.mean() - slope * (x - x.mean())
+    error = float(np.sqrt((left**2).sum() / (PARTS - 2) / spread))
+    return Trend(
+        first=round(float(y[0]), 3),
+        last=round(float(y[-1]), 3),
+        most=round(float(values.max()), 3),
+        slope_per_hour=round(float(slope), 4),
+        error_per_hour=round(error, 4),
+        grows=bool((slope - 2 * error) * (hours[-1] - hours[0]) > allowed),
+    )
+
+
+# ── the server ──────────────────────────────────────────────────────────────────────────────
+
+
+async def run_one(soak: Soak) -> Report:
+    """`soak` to its end, or to Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, soak.stopped.set)
+    return await soak.run()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=20)
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--rate", type=float, default=2, help="requests a second")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    command = [sys.executable, "-m", "headway.cli.main", "serve", arguments.folder, "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    parser.add_argument("--kernels", default="native", help="as of headway serve")
+    parser.add_argument(
+        "--kv-memory",
+        default="32MiB",
+        help="blocks are resident when first written: few of them are full within the warm-up",
+    )
+    given = parser.parse_args()
+    command = [sys.executable, "-m", "headway.cli.main", "serve", given.folder, "--port=0"]
+    command += [f"--kernels={given.kernels}", f"--kv-memory={given.kv_memory}"]
+    with tempfile.TemporaryDirectory(prefix="headway-soak-") as data:
+        command.append(f"--data-dir={data}")
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         assert server.stdout is not None
         greeting = server.stdout.readline()
         if "is ready: " not in greeting:
             return server.wait()
         url = greeting.split("is ready: ")[1].strip().removesuffix("/v1")
-        soak = Soak(
-            url, server.pid, rate=arguments.rate, seconds=arguments.seconds, seed=arguments.seed
-        )
+        soak = Soak(url, server.pid, rate=given.rate, seconds=given.minutes * 60, seed=given.seed)
         try:
-            report = asyncio.run(soak.run())
+            report = asyncio.run(run_one(soak))
         finally:
             server.send_signal(signal.SIGTERM)
             server.communicate()
-    print(json.dumps(asdict(report) | {"exit_status": server.returncode}, indent=2))
-    return 1 if report.problems or report.num_restarts or server.returncode else 0
+    if server.returncode:
+        report.problems.append(f"the server's exit status is {server.returncode}")
+    print(json.dumps(asdict(report) | {"verdict": report.verdict}, indent=2))
+    return 0 if report.verdict == "holds" else 1
 
 
 if __name__ == "__main__":

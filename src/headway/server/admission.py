@@ -78,6 +78,8 @@ class Admission:
         self.rules = rules or Rules()
         self.forecast = Forecast(clock, policy=self.rules.policy, lane_share=self.rules.lane_share)
         self.seen = Seen() if self.rules.prefix_cache else None
+        self.num_admitted = 0
+        """Tickets that are open: requests let in that are not over."""
         self._meters: dict[tuple[str, str], Meter] = {}
         self._refused = -inf, 0.0
 
@@ -218,6 +220,7 @@ class Admission:
     def check_integrity(self) -> None:
         """Counts of the queue and of the meters."""
         self.forecast.check_integrity()
+        assert self.num_admitted >= 0
         for meter in self._meters.values():
             assert meter.num_running >= 0
             if meter.tokens is not None:
@@ -247,6 +250,7 @@ class Ticket:
         self._prompts: list[list[int]] = []
         self._salt = ""
         self._open = True
+        admission.num_admitted += 1
         self.place = place
         self.meter = meter
         self.late = False
@@ -309,6 +313,7 @@ class Ticket:
         if not self._open:
             return
         self._open = False
+        self._admission.num_admitted -= 1
         self._admission.forecast.leave(self.place)
         for meter, held in zip((self._caller.meter, self.meter), self._held, strict=True):
             meter.settle(held, num_tokens)

@@ -141,7 +141,9 @@ async def openapi(state: State, _: Request) -> Response:
 async def metrics(state: State, _: Request) -> Response:
     texts = []
     for model in state.rows:
-        model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
+        registry = model.telemetry.registry
+        registry.set("engine_restarts", model.client.num_restarts)
+        registry.set("num_requests_admitted", model.admission.num_admitted)
         texts.append(model.telemetry.render())
     return Response(merged(texts), media_type="text/plain; version=0.0.4")
 

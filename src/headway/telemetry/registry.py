@@ -74,6 +74,7 @@ ROWS = (
         ("reason",),
         known=("capacity", "deferred"),
     ),
+    Row("num_requests_admitted", G, "HTTP requests that admission let in and that are not over."),
     Row("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1."),
     Row("cache_config_info", G, "1; what the KV cache was set up with.", CACHE_CONFIG),
     Row("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
