@@ -92,7 +92,7 @@ GRAMMARS: list[Grammar] = [
     grammars.regex("[a-f]{2,40}!", "p"),
     grammars.regex("(ab|ba|[0-9]){1,30}", "p"),
     grammars.choice(["yes", "no", "yes and no"], "p"),
-    grammars.lark('start: "(" start ")" start | "[" start "]" start | "."', "p"),
+    grammars.context_free('start: "(" start ")" start | "[" start "]" start | "."', "p"),
     grammars.json_schema({"type": "array", "items": {"enum": [1, "x", None]}}, "p"),
     grammars.json_schema(
         {"properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["b"]}, "p"

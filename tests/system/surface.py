@@ -20,6 +20,7 @@ TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     '{{ \'<tool_call>{"name": …, "arguments": …}</tool_call>\' }}<|im_end|>\n{% endif %}'
     "{% if reasoning_effort %}effort {{ reasoning_effort }}\n{% endif %}"
+    "{% for d in documents or [] %}{{ d.text }}\n{% endfor %}"
     "{% if enable_thinking %}think first\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -52,6 +53,7 @@ ROWS: list[Row] = [
     Row("presence_penalty", ALL, "another answer", prove.changes(presence_penalty=2)),
     Row("frequency_penalty", ALL, "another answer", prove.changes(frequency_penalty=2)),
     Row("repetition_penalty", ALL, "another answer", prove.changes(repetition_penalty=5)),
+    Row("repeat_penalty", LISTS, "llama.cpp's name of it", prove.changes(repeat_penalty=5)),
     Row("seed", ALL, "the same seed, the same answer; another, another", prove.seed),
     Row("min_tokens", ALL, "no end token before", prove.at_least),
     Row("ignore_eos", ALL, "end tokens do not end", prove.ignores_end),
@@ -82,12 +84,17 @@ ROWS: list[Row] = [
     Row("max_tokens", (CHAT, TEXT, MESSAGES), "so many, and no more", prove.length("max_tokens")),
     Row("max_completion_tokens", (CHAT,), "so many", prove.length("max_completion_tokens")),
     Row("max_output_tokens", (RESPONSES,), "so many", prove.length("max_output_tokens")),
+    Row("n_predict", LISTS, "so many; -1 is no limit", prove.length("n_predict")),
     Row("n", LISTS, "so many choices", prove.several),
-    Row("return_token_ids", LISTS, "ids beside the text", prove.token_ids),
+    Row("return_token_ids", LISTS, "ids beside the text, the prompt's first", prove.token_ids),
+    Row("return_tokens_as_token_ids", LISTS, "token_id:5 in logprobs", prove.tokens_as_ids),
+    Row("truncate_prompt_tokens", LISTS, "the last so many; -1: what has room", prove.truncates),
+    Row("truncation_side", LISTS, "right keeps the first", prove.truncates_right),
+    Row("add_special_tokens", LISTS, "taken", prove.same(add_special_tokens=False)),
     Row(
         "prompt_logprobs", LISTS, "one entry for each prompt token", prove.prompt_scores, whole=True
     ),
-    Row("stream_options", LISTS, "usage in the last chunk", prove.usage_last),
+    Row("stream_options", LISTS, "usage in the last chunk, or in each", prove.usage_last),
     Row("stream_options", (RESPONSES,), "taken", prove.obfuscation),
     Row(
         "response_format",
@@ -101,6 +108,7 @@ ROWS: list[Row] = [
             },
         ),
     ),
+    *(Row(name, LISTS, shows, proof) for name, shows, proof in prove.CONSTRAINTS),
     Row(
         "structured_outputs",
         ALL,
@@ -121,6 +129,9 @@ ROWS: list[Row] = [
     Row(
         "reasoning_effort", (CHAT,), "told to the template", prove.lengthens(reasoning_effort="low")
     ),
+    Row("documents", (CHAT,), "told to the template", prove.lengthens(documents=[{"text": "a"}])),
+    Row("include_reasoning", (CHAT,), "false leaves reasoning out", prove.no_reasoning),
+    Row("echo", (CHAT,), "the assistant's last message before the answer", prove.echoes_chat),
     Row(
         "chat_template_kwargs",
         CHATS,
@@ -136,7 +147,6 @@ ROWS: list[Row] = [
     Row("logprobs", (TEXT,), "one entry for each token", prove.logprobs(logprobs=2)),
     Row("best_of", (TEXT,), "as many as n", prove.same(best_of=1)),
     Row("suffix", (TEXT,), "refused, null taken", prove.same(suffix=None)),
-    Row("add_special_tokens", (TEXT,), "taken", prove.same(add_special_tokens=False)),
     # responses
     Row("input", (RESPONSES,), "text, items, several turns", prove.parts("input", "input_text")),
     Row(
@@ -174,6 +184,12 @@ ROWS: list[Row] = [
     ),
     Row(
         "output_config", (MESSAGES,), "effort told to the template; a schema is kept", prove.output
+    ),
+    Row(
+        "output_format",
+        (MESSAGES,),
+        "the older place of output_config.format",
+        prove.follows('"(yes|no)"', output_format={"type": "json_schema", "schema": prove.YES}),
     ),
     Row("tools", (MESSAGES,), "shown to the model", prove.offered(MESSAGES)),
     Row("tool_choice", (MESSAGES,), "none hides them", prove.no_choice(MESSAGES, {"type": "none"})),

@@ -30,6 +30,11 @@ class Got:
     """The whole object, or the last chunk or event that has one."""
     chunks: list[Any] = field(default_factory=list)
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether it came from /v1/chat/completions."""
+        return "chat" in getattr(self.raw, "object", "")
+
     def extra(self, name: str) -> Any:
         """What is in the answer beside what the client knows."""
         return (self.raw.model_extra or {}).get(name)

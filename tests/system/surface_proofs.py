@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from surface_clients import CHAT, EOS, LENGTH, MESSAGES, RESPONSES, USER, Ask
+from surface_clients import CHAT, EOS, LENGTH, MESSAGES, RESPONSES, USER, Ask, Got
 
 HOT = {"temperature": 1.5, "seed": 5}
 END_NOW = {"logit_bias": {str(EOS): 100}}
@@ -146,6 +146,54 @@ def token_ids(ask: Ask) -> None:
     chunks = got.chunks or [got.raw]
     found = [t for c in chunks for x in c.choices for t in x.model_extra.get("token_ids") or []]
     assert len(found) == LENGTH
+    assert len(prompt_ids(got)) == got.num_prompt
+
+
+def prompt_ids(got: Got) -> list[int]:
+    """The prompt's token ids: beside the choices in chat, in each in completions, told once."""
+    chunks = got.chunks or [got.raw]
+    told = [c.model_extra.get("prompt_token_ids") for c in chunks]
+    told += [x.model_extra.get("prompt_token_ids") for c in chunks for x in c.choices]
+    (ids,) = [ids for ids in told if ids is not None]
+    return list(ids)
+
+
+def tokens_as_ids(ask: Ask) -> None:
+    asked = {"top_logprobs": 1, "logprobs": True} if ask().is_chat else {"logprobs": 1}
+    got = ask(**asked, return_tokens_as_token_ids=True, return_token_ids=True)
+    shown, ids = [], []
+    for chunk in got.chunks or [got.raw]:
+        for choice in chunk.choices:
+            ids += choice.model_extra.get("token_ids") or []
+            if choice.logprobs is not None:
+                content = getattr(choice.logprobs, "content", None)
+                shown += [e.token for e in content] if content else choice.logprobs.tokens or []
+    assert shown == [f"token_id:{token_id}" for token_id in ids] and len(ids) == LENGTH
+
+
+def truncates(ask: Ask) -> None:
+    whole = prompt_ids(ask(return_token_ids=True))
+    got = ask(truncate_prompt_tokens=3, return_token_ids=True)
+    assert prompt_ids(got) == whole[-3:] and got.num_prompt == 3
+    assert ask(truncate_prompt_tokens=-1).texts == ask().texts
+
+
+def truncates_right(ask: Ask) -> None:
+    whole = prompt_ids(ask(return_token_ids=True))
+    got = ask(truncate_prompt_tokens=3, truncation_side="right", return_token_ids=True)
+    assert prompt_ids(got) == whole[:3]
+
+
+def echoes_chat(ask: Ask) -> None:
+    begun = {"messages": [*USER, {"role": "assistant", "content": "It is"}]}
+    goes_on = {**begun, "continue_final_message": True, "add_generation_prompt": False}
+    assert ask(**goes_on, echo=True).texts == ["It is" + ask(**goes_on).texts[0]]
+    assert ask(echo=True).texts == ask().texts
+
+
+def no_reasoning(ask: Ask) -> None:
+    """The model here has none; test_tools.py shows one that has."""
+    same(include_reasoning=False)(ask)
 
 
 def prompt_scores(ask: Ask) -> None:
@@ -158,6 +206,10 @@ def usage_last(ask: Ask) -> None:
     if ask().chunks:
         plain = ask(stream_options={"include_usage": False})
         assert plain.num_prompt == 0 and all(chunk.choices for chunk in plain.chunks)
+        each = ask(stream_options={"include_usage": True, "continuous_usage_stats": True})
+        counts = [chunk.usage.completion_tokens for chunk in each.chunks]
+        assert counts == sorted(counts) and counts[0] < 4 and len(set(counts)) > 4
+        assert counts[-1] == each.num_answer == LENGTH and not each.chunks[-1].choices
     assert ask().num_answer == LENGTH
 
 
@@ -241,6 +293,22 @@ TOOLS: dict[str, Any] = {
 
 
 YES = {"enum": ["yes", "no"]}
+
+
+AB = "(ab|cd)!"
+GBNF = 'root ::= ("ab" | "cd") end\nend ::= "!"'
+CONSTRAINTS: list[tuple[str, str, Callable[[Ask], None]]] = [
+    ("guided_json", "vLLM's old name: a schema is kept", follows('"(yes|no)"', guided_json=YES)),
+    ("guided_regex", "vLLM's old name: it matches", follows(AB, guided_regex=AB)),
+    ("guided_choice", "vLLM's old name: one of them", follows("ab|cd", guided_choice=["ab", "cd"])),
+    ("guided_grammar", "vLLM's old name: GBNF or Lark", follows(AB, guided_grammar=GBNF)),
+    ("grammar", "llama.cpp's name: GBNF or Lark", follows(AB, grammar=GBNF)),
+    ("json_schema", "llama.cpp's, SGLang's name", follows('"(yes|no)"', json_schema=YES)),
+    ("regex", "SGLang's name: it matches", follows(AB, regex=AB)),
+    ("ebnf", "SGLang's name: GBNF or Lark", follows(AB, ebnf=GBNF)),
+    ("format", "Ollama's name: json or a schema", follows('"(yes|no)"', format=YES)),
+]
+"""Names other servers have for what the text must be."""
 
 
 def text_format(ask: Ask) -> None:

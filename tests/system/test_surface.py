@@ -30,11 +30,10 @@ from surface_clients import (
     call,
     prompt_tokens,
 )
-from surface_proofs import TOOLS
+from surface_proofs import TOOLS, YES
 from tiny_model import write_tiny_model
 
 from headway.server.app import GENERATIONS
-from headway.server.openai.schema import LATER
 
 INPUT: dict[str, Any] = {"model": "tiny", "input": USER, "temperature": 0, "max_output_tokens": 8}
 CASES = [(row, path) for row in [*ROWS, *surface.no_ops()] for path in row.where]
@@ -98,7 +97,7 @@ def test_every_field_has_a_row() -> None:
     shown = {(path, row.name) for row in [*ROWS, *surface.no_ops()] for path in row.where}
     assert tuple(row.path for row in GENERATIONS) == ALL
     for row in GENERATIONS:
-        fields = {*row.accepts.body.__struct_fields__, *row.accepts.no_ops} - LATER
+        fields = {*row.accepts.body.__struct_fields__, *row.accepts.no_ops}
         assert {(row.path, name) for name in fields} <= shown, "add rows to tests/system/surface.py"
         named = {name for path, name in shown if path == row.path}
         assert named <= fields, "no such fields"
@@ -107,11 +106,52 @@ def test_every_field_has_a_row() -> None:
 def test_every_field_that_is_not_honoured_yet_is_refused_by_name(told: LiveServer) -> None:
     for row in GENERATIONS:
         base = ADAPTERS[row.path][2]
-        for name in row.accepts.later:
+        for name in row.accepts.refused:
             status, content = told.post(row.path, {**base, name: {"a": 1}})
             assert status == 400 and f"The field {name} " in content["error"]["message"]
             assert content["error"].get("param", name) == name
             assert told.post(row.path, {**base, name: None})[0] == 200
+
+
+def test_a_constraint_is_honoured_or_refused_everywhere(told: LiveServer) -> None:
+    """Never dropped: whatever other servers call it, and whatever stands beside it."""
+    gbnf = 'root ::= "yes" | "no"'
+    constraints = {
+        "response_format": {"type": "json_object", "schema": YES},
+        "structured_outputs": {"choice": ["yes", "no"]},
+        **dict.fromkeys(("guided_json", "json_schema", "format"), YES),
+        **dict.fromkeys(("guided_regex", "regex"), "yes|no"),
+        **dict.fromkeys(("guided_grammar", "grammar", "ebnf"), gbnf),
+        "guided_choice": ["yes", "no"],
+        "guided_decoding": {"choice": ["yes", "no"]},
+        "text": {"format": {"type": "json_object", "schema": YES}},
+        "output_format": {"type": "json_schema", "schema": YES},
+        "output_config": {"format": {"type": "json_schema", "schema": YES}},
+        "options": {"grammar": gbnf},
+    }
+    honoured = dict.fromkeys(ENDPOINTS, 0)
+    for path in ENDPOINTS:
+        for name, value in constraints.items():
+            status, content = told.post(path, {**ADAPTERS[path][2], name: value})
+            if status == 400:
+                assert f"The field {name} is not supported here" in content["error"]["message"]
+                continue
+            assert said_in(path, content).strip('"') in ("yes", "no"), (path, name, content)
+            honoured[path] += 1
+    assert honoured == {CHAT: 11, TEXT: 11, RESPONSES: 2, MESSAGES: 3}
+
+
+def said_in(path: str, content: Any) -> str:
+    """The text of a whole answer."""
+    if path == CHAT:
+        text = content["choices"][0]["message"]["content"]
+    elif path == TEXT:
+        text = content["choices"][0]["text"]
+    else:
+        items = content["output"][0]["content"] if path == RESPONSES else content["content"]
+        text = items[0]["text"]
+    assert isinstance(text, str)
+    return text
 
 
 def test_the_page_is_what_the_rows_say() -> None:
@@ -444,5 +484,5 @@ def test_a_forced_call_is_made_in_every_dialect(clients: Clients) -> None:
 
 
 def test_completions_take_no_tools(told: LiveServer) -> None:
-    status, content = told.post(TEXT, {**ADAPTERS[TEXT][2], "tools": []})
+    status, content = told.post(TEXT, {**ADAPTERS[TEXT][2], "tools": TOOLS[CHAT]})
     assert (status, content["error"]["param"]) == (400, "tools")

@@ -1,6 +1,7 @@
-"""What may be asked of an answer's text: two fields of a body, checked before anything compiles."""
+"""What may be asked of an answer's text: fields of a body, checked before anything compiles."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,11 @@ from headway.server.openai.structured import asked_grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+def asked(**fields):
+    """The grammar of a body with these fields."""
+    return asked_grammar(SimpleNamespace(**fields))
 
 
 def nested(depth: int) -> dict:
@@ -39,7 +45,7 @@ def nested(depth: int) -> dict:
     ],
 )
 def test_what_a_body_asks_for(response_format, structured, kind, text, param):
-    found = asked_grammar(response_format, structured)
+    found = asked(response_format=response_format, structured_outputs=structured)
     if kind is None:
         assert found is None
         return
@@ -105,9 +111,77 @@ def test_what_a_body_asks_for(response_format, structured, kind, text, param):
 )
 def test_what_is_refused_names_its_field(response_format, structured, param, code):
     with pytest.raises(RequestError) as caught:
-        asked_grammar(response_format, structured)
+        asked(response_format=response_format, structured_outputs=structured)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.status == 400
+
+
+GBNF, LARK = 'root ::= "yes" | "no"', 'start: "yes" | "no"'
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "text"),
+    [
+        ("guided_json", SCHEMA, "json", SCHEMA),
+        ("guided_json", json.dumps(SCHEMA), "json", SCHEMA),
+        ("guided_regex", "[ab]+", "regex", "[ab]+"),
+        ("guided_choice", ["a", "b"], "choice", ["a", "b"]),
+        ("guided_grammar", GBNF, "gbnf", GBNF),
+        ("guided_grammar", LARK, "lark", LARK),
+        ("json_schema", SCHEMA, "json", SCHEMA),
+        ("json_schema", json.dumps(SCHEMA), "json", SCHEMA),
+        ("grammar", GBNF, "gbnf", GBNF),
+        ("regex", "[ab]+", "regex", "[ab]+"),
+        ("ebnf", GBNF, "gbnf", GBNF),
+        ("format", "json", "json_object", ""),
+        ("format", SCHEMA, "json", SCHEMA),
+    ],
+)
+def test_other_servers_names_are_honoured(name, value, kind, text):
+    found = asked(**{name: value})
+    assert (found.kind, found.param) == (kind, name)
+    assert (found.text if isinstance(text, str) else json.loads(found.text)) == text
+    with pytest.raises(RequestError, match="exclude each other") as caught:
+        asked(response_format=NAMED, **{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["json_schema", "grammar", "regex", "ebnf", "format"])
+def test_an_empty_text_asks_for_nothing_where_clients_send_it_by_default(name):
+    assert asked(**{name: ""}) is None
+
+
+def test_a_schema_may_stand_beside_the_type():
+    for kind in ("json_object", "json_schema"):
+        found = asked(response_format={"type": kind, "schema": SCHEMA})
+        assert (found.kind, json.loads(found.text)) == ("json", SCHEMA)
+        assert found.param == "response_format.schema"
+
+
+@pytest.mark.parametrize(
+    ("response_format", "param"),
+    [
+        ({"type": "text", "schema": SCHEMA}, "response_format.schema"),
+        ({"type": "json_object", "json_schema": {"schema": SCHEMA}}, "response_format.json_schema"),
+        ({**NAMED, "schema": SCHEMA}, "response_format.schema"),
+        ({**NAMED, "regex": "a"}, "response_format.regex"),
+        (
+            {"type": "json_schema", "json_schema": {**NAMED["json_schema"], "pattern": "a"}},
+            "response_format.json_schema.pattern",
+        ),
+        ({"type": "structural_tag", "format": {}}, "response_format.type"),
+    ],
+)
+def test_a_key_that_would_be_dropped_is_refused(response_format, param):
+    with pytest.raises(RequestError) as caught:
+        asked(response_format=response_format)
+    assert caught.value.param == param
+
+
+def test_flags_that_ask_for_nothing_may_stand_beside_a_constraint():
+    """vLLM's own client writes out the defaults of its StructuredOutputsParams."""
+    found = asked(structured_outputs={"regex": "a", "disable_fallback": False, "json": None})
+    assert found.kind == "regex"
 
 
 def test_depth_counts_objects_and_lists():
@@ -117,14 +191,14 @@ def test_depth_counts_objects_and_lists():
 
 
 def test_the_same_grammar_from_two_fields_is_compiled_once():
-    one = asked_grammar(NAMED, None)
-    other = asked_grammar(None, {"json": SCHEMA})
+    one = asked(response_format=NAMED)
+    other = asked(structured_outputs={"json": SCHEMA})
     assert one is not None and other is not None and one != other and one.key == other.key
 
 
 def test_an_unknown_kind_is_an_error():
     with pytest.raises(RequestError, match="none of json, json_object"):
-        Grammar(kind="gbnf", text="x")
+        Grammar(kind="bnf", text="x")
 
 
 @pytest.mark.parametrize("more", [{"min_tokens": 1}, {"allowed_token_ids": [1]}])

@@ -124,7 +124,7 @@ RULES = [
     grammars.json_schema(CLOSED, "p"),
     grammars.regex("(ab|cd){2,5}[0-9]", "p"),
     grammars.choice(["yes", "no", 'é "q"\n\\ /x/ \u0001'], "p"),
-    grammars.lark('start: "<" WORD ">"\nWORD: /[a-z]{1,9}/', "p"),
+    grammars.context_free('start: "<" WORD ">"\nWORD: /[a-z]{1,9}/', "p"),
     Grammar(kind="structural", text='start: <|im_start|> %json {"type": "boolean"}'),
 ]
 
@@ -348,7 +348,7 @@ def test_records_tell_what_compiling_and_masks_cost(source: VocabularySource):
         (grammars.json_schema({"type": "strin"}, "f"), "invalid_value", "Invalid type: strin"),
         (grammars.json_schema({"enum": []}, "f"), "invalid_value", "Unsatisfiable"),
         (grammars.regex("(", "f"), "invalid_value", "unclosed group"),
-        (grammars.lark("start: foo", "f"), "invalid_value", 'unknown name: "foo"'),
+        (grammars.context_free("start: foo", "f"), "invalid_value", 'unknown name: "foo"'),
     ],
 )
 def test_what_cannot_be_compiled_is_a_400_that_names_it(
@@ -384,7 +384,7 @@ def test_a_grammar_too_complex_in_the_middle_fails_alone(shared_grammars: Gramma
     text = f"start: /[a-c]/ ({' | '.join(rules)})\n"
     text += "\n".join(f'{rule}: "k{rule}" start?' for rule in rules)
     engine = engine_of(shared_grammars)
-    gained = finish(engine, ask(grammars.lark(text, "f"), 1, n=2), ask(RULES[0], 2))
+    gained = finish(engine, ask(grammars.context_free(text, "f"), 1, n=2), ask(RULES[0], 2))
     ((request_id, error),) = engine.take_refusals()
     assert (request_id, error.status, error.code) == (1, 400, "grammar_too_complex")
     assert gained[1, 0].finish_reason is None

@@ -5,16 +5,18 @@ made by one of the functions below, which refuse what is too large, too deep or 
 with a RequestError that names the field it came from.
 """
 
+import re
 from typing import Any
 
 import msgspec
 
 from headway.core.errors import RequestError
 
-KINDS = ("json", "json_object", "regex", "choice", "lark", "structural")
+KINDS = ("json", "json_object", "regex", "choice", "lark", "gbnf", "structural")
 MAX_TEXT_BYTES = 256_000
 MAX_DEPTH = 64
 MAX_CHOICES = 1000
+IS_LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 WHITESPACE = r"(\x20|\r?\n(\x20{0,32}|\x09{0,8}))"
 """Where JSON allows whitespace: one space, or a line break and the indentation after it."""
 
@@ -27,6 +29,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     regex        a regular expression that the whole answer matches
     choice       a JSON list of strings, one of which is the answer
     lark         a grammar in llguidance's dialect of Lark
+    gbnf         a grammar as llama.cpp and XGrammar write it, with the rule `root`
     structural   llguidance's Lark too, written by us: tool calls and the text around them
 
     `param` is the field of the request it came from, for errors.
@@ -100,9 +103,14 @@ def regex(pattern: Any, param: str) -> Grammar:
     return Grammar(kind="regex", text=non_empty(pattern, param), param=param)
 
 
-def lark(text: Any, param: str) -> Grammar:
-    """Answers that llguidance's Lark grammar `text` derives from its rule `start`."""
-    return Grammar(kind="lark", text=non_empty(text, param), param=param)
+def context_free(text: Any, param: str) -> Grammar:
+    """Answers that the grammar `text` derives: GBNF, or llguidance's Lark.
+
+    `root ::= "yes" | "no"` is GBNF (llama.cpp, XGrammar), `start: "yes" | "no"` is Lark.
+    """
+    text = non_empty(text, param)
+    kind = "lark" if IS_LARK.search(text) or "::=" not in text else "gbnf"
+    return Grammar(kind=kind, text=text, param=param)
 
 
 def choice(choices: Any, param: str) -> Grammar:

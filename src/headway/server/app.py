@@ -35,6 +35,16 @@ from headway.telemetry.stats import take_snapshot
 log = logging.getLogger(__name__)
 
 DEFAULT_TRACE_S = 5.0
+EXPOSED = (
+    *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
+    *("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-fallback"),
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+)
+"""Headers of ours that a web page from elsewhere may read."""
 Number = TypeVar("Number", int, float)
 
 
@@ -67,7 +77,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id"],
+        expose_headers=EXPOSED,
     )
 
 
@@ -172,7 +182,7 @@ async def stats(state: State, request: Request) -> Response:
     """
     seconds = asked_seconds(request, int)
     more_s = () if seconds is None else (seconds,)
-    model = state.named_or_only(request.query_params.get("model"))
+    model = state.named_or_first(request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
     prompts, tokenizer = model.telemetry.prompts, model.tokenizer
     if prompts.due:
@@ -201,7 +211,7 @@ def asked_seconds(request: Request, kind: type[Number]) -> Number | None:
 async def trace(state: State, request: Request) -> Response:
     """The last `?seconds=` of steps and requests as a Chrome trace."""
     seconds = asked_seconds(request, float) or DEFAULT_TRACE_S
-    model = state.named_or_only(request.query_params.get("model"))
+    model = state.named_or_first(request.query_params.get("model"))
     return json_response(model.telemetry.trace(seconds))
 
 

@@ -1,8 +1,8 @@
 """From the bytes of a request to a typed body, with errors that name the field.
 
 Bodies are parsed by msgspec: NaN, 1e400, lone surrogates and bottomless nesting are refused there.
-A field of the wrong type gives `invalid_type` with its path; a field we know of but do not honour
-yet is refused by name; an unknown one is refused under --strict-api and else reported back.
+A field of the wrong type gives `invalid_type` with its path; one that changes answers and is not
+honoured is refused by name; an unknown one is refused under --strict-api and else reported back.
 """
 
 import re
@@ -13,11 +13,13 @@ import msgspec
 from starlette.types import Receive
 
 from headway.core.errors import RequestError
+from headway.server.fields import refuse
 
 LARGE_BODY_BYTES = 64 * 1024
 Body = TypeVar("Body", bound=msgspec.Struct)
 PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
+UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 TYPE_NAMES = {
     "str": "a string",
     "int": "an integer",
@@ -70,16 +72,16 @@ def typed(raw: dict[str, Any], kind: type[Body]) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """What an endpoint takes: its body, names without effect, names refused until honoured."""
+    """What an endpoint takes: its body, names without effect, names that are refused."""
 
     body: type[msgspec.Struct]
     no_ops: frozenset[str] = frozenset()
-    later: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
 
     def read(self, raw: dict[str, Any], strict: bool) -> tuple[Any, list[str]]:
         """The typed body and the unknown names in it; `strict` refuses those."""
-        refuse_later(raw, self.later)
-        unknown = unknown_fields(raw, self.body, self.no_ops | self.later)
+        refuse(raw, self.refused)
+        unknown = unknown_fields(raw, self.body, self.no_ops | self.refused)
         if unknown and strict:
             name = unknown[0][:100]
             raise RequestError(
@@ -93,6 +95,10 @@ def explain(text: str) -> RequestError:
     match = PLACE.match(text)
     assert match is not None
     what, where = match["what"], match["where"] or None
+    unknown = UNKNOWN.match(what)
+    if unknown:
+        name = f"{where}.{unknown['name']}" if where else unknown["name"]
+        return RequestError(f"The field {name} is unknown.", param=name, code="unknown_parameter")
     missing = MISSING.match(what)
     if missing:
         name = f"{where}.{missing['name']}" if where else missing["name"]
@@ -110,15 +116,6 @@ def explain(text: str) -> RequestError:
 def plain_types(names: str) -> str:
     """ "float | null" → "a number or null"."""
     return " or ".join(TYPE_NAMES.get(name, name) for name in names.split(" | "))
-
-
-def refuse_later(raw: dict[str, Any], later: frozenset[str]) -> None:
-    """Refuse fields that are not honoured yet, by name; null stands for absent."""
-    for name in raw:
-        if name in later and raw[name] is not None:
-            raise RequestError(
-                f"The field {name} is not supported yet.", param=name, code="unsupported_parameter"
-            )
 
 
 def unknown_fields(raw: dict[str, Any], kind: type[msgspec.Struct], also: frozenset[str]) -> list:

@@ -24,11 +24,12 @@ from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
 from headway.server.doors import header
 from headway.server.event_stream import send_response
+from headway.server.fields import ELSEWHERE
 from headway.server.generation import Dialect, Generation, respond
 from headway.server.keys import Caller
 from headway.server.models import State
 from headway.server.openai import chat, completions
-from headway.server.openai.schema import CHAT_ONLY, LATER, NO_OPS, ChatBody, CompletionBody
+from headway.server.openai.schema import NO_OPS, ChatBody, CompletionBody
 from headway.server.principal import owner_of
 from headway.server.responses import create as responses
 from headway.server.responses import schema as responses_schema
@@ -37,6 +38,16 @@ from headway.server.responses.schema import ResponsesBody
 log = logging.getLogger(__name__)
 
 FALLBACK_HEADER = b"x-headway-fallback"
+BODIES = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
+
+
+def accepts(
+    body: type[msgspec.Struct], no_ops: frozenset[str], refused: frozenset[str] = frozenset()
+) -> bodies.Accepts:
+    """What an endpoint takes; beside `refused` it refuses what only others honour."""
+    honoured_somewhere = {name for other in BODIES for name in other.__struct_fields__}
+    known = no_ops.union(body.__struct_fields__)
+    return bodies.Accepts(body, no_ops, (refused | ELSEWHERE | honoured_somewhere) - known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +74,23 @@ class GenerationRow:
 GENERATIONS = (
     GenerationRow(
         path="/v1/chat/completions",
-        accepts=bodies.Accepts(ChatBody, NO_OPS, LATER),
+        accepts=accepts(ChatBody, NO_OPS),
         prepare=chat.prepare,
         prefix="chatcmpl-",
-        lengths=("max_completion_tokens", "max_tokens"),
+        lengths=("max_completion_tokens", "max_tokens", "n_predict"),
     ),
     GenerationRow(
         path="/v1/completions",
-        accepts=bodies.Accepts(CompletionBody, NO_OPS, LATER | CHAT_ONLY),
+        accepts=accepts(CompletionBody, NO_OPS),
         prepare=completions.prepare,
         chats=False,
         prefix="cmpl-",
         prompt="prompt",
-        lengths=("max_tokens",),
+        lengths=("max_tokens", "n_predict"),
     ),
     GenerationRow(
         path="/v1/responses",
-        accepts=bodies.Accepts(ResponsesBody, responses_schema.NO_OPS, responses_schema.LATER),
+        accepts=accepts(ResponsesBody, responses_schema.NO_OPS, responses_schema.REFUSED),
         prepare=responses.prepare,
         prefix=responses.PREFIX,
         respond=responses.respond,
@@ -90,7 +101,7 @@ GENERATIONS = (
     ),
     GenerationRow(
         path="/v1/messages",
-        accepts=bodies.Accepts(MessagesBody, anthropic_schema.NO_OPS, anthropic_schema.LATER),
+        accepts=accepts(MessagesBody, anthropic_schema.NO_OPS, anthropic_schema.REFUSED),
         prepare=messages.prepare,
         prefix="msg_",
     ),
@@ -152,6 +163,7 @@ class Generate:
         raw = bodies.parse_object(data)
         arrived_s = state.clock.now_s()
         body, unknown = self._row.accepts.read(raw, state.options.strict_api)
+        body.model = raw["model"] = state.name(body.model)
         caller = scope.get("caller") or state.keyring.nobody
         return Call(
             raw=raw,

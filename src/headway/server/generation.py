@@ -155,12 +155,6 @@ class Generation:
         )
         return self.timeline
 
-    def chunk_head(self, envelope: dict[str, Any]) -> bytes:
-        """The bytes of an event up to the number of its choice, encoded once for all chunks."""
-        no_usage = b',"usage":null' if self.include_usage else b""
-        head = b"data: " + msgspec.json.encode(envelope)[:-1]
-        return head + no_usage + b',"choices":[{"index":'
-
 
 class Dialect(Protocol):
     """How one endpoint writes answers."""

@@ -91,8 +91,25 @@ class State:
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.options.response_memory)
 
-    def model(self, name: str) -> ServedModel:
-        """The row for `name`; RequestError 404 when there is none."""
+    def name(self, given: str | None) -> str:
+        """The model's name as it was given; it may be left out where there is only one to answer.
+
+        A fallback is not counted.
+        """
+        if given is not None:
+            return given
+        rows = [row for row in self.rows if self.fallback_model not in row.names]
+        if len(rows) == 1:
+            return rows[0].names[0]
+        raise RequestError(
+            f"The field model is required; there is {', '.join(self.models)}.",
+            param="model",
+            code="missing_required_parameter",
+        )
+
+    def model(self, given: str | None) -> ServedModel:
+        """The row for a name; RequestError 404 when there is none."""
+        name = self.name(given)
         model = self.models.get(name)
         if model is None:
             raise RequestError(
@@ -103,16 +120,16 @@ class State:
             )
         return model
 
-    def named_or_only(self, name: str | None) -> ServedModel:
+    def named_or_first(self, name: str | None) -> ServedModel:
         """The named model; without a name the first."""
         return self.model(name if name is not None else next(iter(self.models)))
 
-    def falls_back(self, name: str) -> bool:
+    def falls_back(self, given: str | None) -> bool:
         """Whether somebody else answers for this model when it is full."""
         if self.upstream is not None:
             return True
         second = self.models.get(self.fallback_model)
-        return second is not None and second is not self.models.get(name)
+        return second is not None and second is not self.models.get(self.name(given))
 
     @property
     def rows(self) -> list[ServedModel]:

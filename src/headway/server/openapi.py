@@ -19,7 +19,7 @@ from headway.server.batches.routes import CreateBody
 from headway.server.body import Accepts
 from headway.server.errors import speaks_anthropic
 from headway.server.models import State
-from headway.server.openai.schema import ROLES
+from headway.server.openai.schema import ROLES, SIDES
 from headway.server.responses.stored import COUNT as COUNT_RESPONSES
 from headway.server.tokens import TEMPLATE, DetokenizeBody, TokenizeBody
 
@@ -64,6 +64,10 @@ LIMITS: dict[str, dict[str, Any]] = {
         for name, (low, high) in RANGES.items()
     },
     "top_k": {"minimum": -1},
+    "repeat_penalty": dict(zip(("minimum", "maximum"), RANGES["repetition_penalty"], strict=True)),
+    "n_predict": {"minimum": -1},
+    "truncate_prompt_tokens": {"minimum": -1},
+    "truncation_side": {"enum": list(SIDES)},
     "max_completion_tokens": COUNT_AT_LEAST_ONE,
     "max_output_tokens": COUNT_AT_LEAST_ONE,
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
@@ -311,8 +315,8 @@ def complete(schema: dict[str, Any], accepts: Accepts, state: State) -> None:
         restrict(properties["model"], {"enum": list(state.models)})
     for name in sorted(accepts.no_ops):
         properties.setdefault(name, {"description": "Accepted, without effect."})
-    for name in sorted(accepts.later):
-        properties.setdefault(name, {"type": "null", "description": "Refused until honoured."})
+    for name in sorted(accepts.refused):
+        properties.setdefault(name, {"type": "null", "description": "Refused: not honoured."})
     if state.options.strict_api:
         schema["additionalProperties"] = False
 

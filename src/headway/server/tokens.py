@@ -10,12 +10,13 @@ from starlette.responses import Response
 from headway.core.errors import RequestError
 from headway.engine.text import Tokenizer
 from headway.server import body as bodies
+from headway.server.endpoints import accepts
 from headway.server.errors import json_response
 from headway.server.models import State
 from headway.server.openai import chat
-from headway.server.openai.schema import LATER, NO_OPS, ChatBody, chat_messages
+from headway.server.openai.schema import NO_OPS, ChatBody, chat_messages
 
-TEMPLATE = bodies.Accepts(ChatBody, NO_OPS, LATER)
+TEMPLATE = accepts(ChatBody, NO_OPS)
 
 
 class TokenizeBody(msgspec.Struct):
@@ -42,7 +43,7 @@ async def read_object(state: State, request: Request) -> dict[str, Any]:
 
 async def tokenize(state: State, request: Request) -> Response:
     body = bodies.typed(await read_object(state, request), TokenizeBody)
-    model = state.named_or_only(body.model)
+    model = state.named_or_first(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError(
             "Give either prompt or messages.", param="prompt", code="missing_required_parameter"
@@ -69,7 +70,7 @@ def prompt_ids(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
 
 async def detokenize(state: State, request: Request) -> Response:
     body = bodies.typed(await read_object(state, request), DetokenizeBody)
-    model = state.named_or_only(body.model)
+    model = state.named_or_first(body.model)
     tokenizer = model.needs_tokenizer("tokens")
     vocab_size = model.info().vocab_size
     if any(not 0 <= token < vocab_size for token in body.tokens):

@@ -14,7 +14,7 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 from headway.server import body as bodies
-from headway.server.openai.schema import LATER, ChatBody
+from headway.server.openai.schema import ChatBody
 
 SHARED = (
     *("seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
@@ -67,7 +67,6 @@ class Chat:
         """The body, checked as a client's own would be; raises RequestError."""
         raw = {**self.fields, "messages": self.messages}
         with self.told():
-            bodies.refuse_later(raw, LATER)
             return bodies.typed(raw, ChatBody)
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from headway.core.errors import RequestError
 from headway.core.grammar import WHITESPACE, Grammar
@@ -36,12 +37,21 @@ def of_choice(text: str) -> str:
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(choices)))
 
 
+def of_gbnf(text: str) -> str:
+    """root ::= "yes" | "no" → start: "yes" | "no"; ValueError says what is malformed."""
+    try:
+        return str(LLMatcher.grammar_from_lark(gbnf_to_lark(text)))
+    except Exception as error:  # the converter raises bare Exception
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
 SOURCES: dict[str, Callable[[str], str]] = {
     "json": of_schema,
     "json_object": lambda _: of_schema('{"type":"object"}'),
     "regex": LLMatcher.grammar_from_regex,
     "choice": of_choice,
     "lark": LLMatcher.grammar_from_lark,
+    "gbnf": of_gbnf,
     "structural": LLMatcher.grammar_from_lark,
 }
 KEYWORDS: list[tuple[str, str, str]] = [

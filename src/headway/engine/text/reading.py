@@ -40,7 +40,7 @@ class Reading:
     """What to tell apart in one request's answers.
 
     `thinking`: the prompt ends inside reasoning. `offered`: the tools' names. `single`: the answer
-    is over with its first call.
+    is over with its first call. `forced`: behind the reasoning nothing but calls can come.
     """
 
     format: Format | None = None
@@ -48,6 +48,7 @@ class Reading:
     thinking: bool = False
     offered: frozenset[str] = frozenset()
     single: bool = False
+    forced: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class Reader:
 
     def __init__(self, reading: Reading) -> None:
         new_id = reading.format.new_id if reading.format else new_call_id
-        self._source = Source(new_id, reading.offered)
+        self._source = Source(new_id, reading.offered, only_calls=reading.forced)
         self._single = reading.single
         self._parser = whole_answer(reading, self._source)
         self.done = False

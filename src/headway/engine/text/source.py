@@ -31,9 +31,17 @@ CLOSES = {"{": "}", "[": "]"}
 class Source:
     """The text and a place in it, and the parts that were made of it."""
 
-    def __init__(self, new_id: Callable[[], str], offered: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        new_id: Callable[[], str],
+        offered: frozenset[str] = frozenset(),
+        *,
+        only_calls: bool = False,
+    ) -> None:
         self.offered = offered
         """Names of the tools that may be called."""
+        self._only_calls = only_calls
+        """A grammar forces calls: what is none yet is the beginning of one, never content."""
         self.ended = False
         self.num_calls = 0
         self._new_id = new_id
@@ -175,6 +183,8 @@ class Source:
 
     def content(self, text: str) -> None:
         """Text for the user. Space waits for what follows it: beside a call it is dropped."""
+        if self._only_calls:
+            return
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]

@@ -63,6 +63,15 @@ class Tokenizer:
                 "The text is not valid Unicode.", param="prompt", code="invalid_value"
             ) from error
 
+    def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Where in `text` each of its tokens begins; added tokens take no room: <s>Hi is 0, 0."""
+        encoded = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        found, end = [], 0
+        for _, token_end in encoded.offsets:  # a token's own begin may leave out its space
+            found.append(end)
+            end = max(end, token_end)
+        return found
+
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, decoded as one."""
         return self._rust.decode(token_ids, skip_special_tokens=skip_special_tokens)

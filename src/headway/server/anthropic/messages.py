@@ -17,8 +17,8 @@ from headway.server import body as bodies
 from headway.server.anthropic.blocks import blocks_of, say_messages, texts
 from headway.server.anthropic.dialect import MessagesDialect
 from headway.server.anthropic.schema import (
-    LATER,
     NO_OPS,
+    REFUSED,
     CountBody,
     MessagesBody,
     ToolChoice,
@@ -32,7 +32,7 @@ from headway.server.openai import chat
 from headway.server.openai.schema import ChatBody
 from headway.server.translate import Chat, missing
 
-COUNT = bodies.Accepts(CountBody, NO_OPS, LATER)
+COUNT = bodies.Accepts(CountBody, NO_OPS, REFUSED)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -114,14 +114,15 @@ def continue_last(asked: Chat, last: dict[str, Any]) -> None:
 def ask_output(asked: Chat, body: CountBody) -> None:
     """`output_config`: a schema and an effort."""
     config = body.output_config
-    if config is None:
-        return
-    asked.set("reasoning_effort", config.effort, "output_config.effort")
-    if config.format is not None:
-        schema = {"name": "output", "schema": config.format.schema, "strict": True}
-        wanted = {"type": "json_schema", "json_schema": schema}
-        asked.set("response_format", wanted, "output_config.format")
-        asked.names["response_format.json_schema.schema"] = "output_config.format.schema"
+    if config is not None:
+        asked.set("reasoning_effort", config.effort, "output_config.effort")
+    wanted, origin = body.output_format, "output_format"
+    if config is not None and config.format is not None:
+        wanted, origin = config.format, "output_config.format"
+    if wanted is not None:
+        schema = {"name": "output", "schema": wanted.schema, "strict": True}
+        asked.set("response_format", {"type": "json_schema", "json_schema": schema}, origin)
+        asked.names["response_format.json_schema.schema"] = f"{origin}.schema"
 
 
 # ── tools ───────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ NO_OPS = frozenset(
     "metadata cache_control speed inference_geo user_profile_id workspace_id diagnostics".split()
 )
 """Accepted and without effect here; documented in docs/api.md."""
-LATER = frozenset("container mcp_servers".split())
+REFUSED = frozenset("container mcp_servers".split())
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "adaptive", "disabled", "between_tools")
 
@@ -26,8 +26,8 @@ class Thinking(msgspec.Struct):
     display: str | None = None
 
 
-class JSONFormat(msgspec.Struct):
-    """`output_config.format`: json_schema alone."""
+class JSONFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """`output_config.format`, and its older place `output_format`: json_schema alone."""
 
     type: str
     schema: dict[str, Any]
@@ -51,13 +51,14 @@ class ToolChoice(msgspec.Struct):
 class CountBody(msgspec.Struct, kw_only=True):
     """What a prompt is made of: POST /v1/messages/count_tokens."""
 
-    model: str
+    model: str | None = None
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: JSONFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -78,7 +79,7 @@ class MessagesBody(CountBody, kw_only=True):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -99,6 +100,14 @@ def check(body: CountBody) -> None:
         one_of("output_config.effort", config.effort, EFFORTS)
         wanted = config.format.type if config.format else None
         one_of("output_config.format.type", wanted, ("json_schema",))
+    if body.output_format is not None:
+        one_of("output_format.type", body.output_format.type, ("json_schema",))
+        if config is not None and config.format is not None:
+            raise RequestError(
+                "output_format and output_config.format are the same; give one.",
+                param="output_format",
+                code="invalid_value",
+            )
 
 
 def one_of(where: str, value: str | None, allowed: tuple[str, ...]) -> None:

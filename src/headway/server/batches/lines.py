@@ -7,7 +7,7 @@ is checked by its endpoint when it runs: a bad temperature fails that line alone
 request fails the batch.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -60,9 +60,9 @@ class Checked:
 
 
 class Head(msgspec.Struct):
-    """What a line's body says of itself."""
+    """What a line's body says of itself; without a model it asks the first of those served."""
 
-    model: str
+    model: str | None = None
 
 
 class Entry(msgspec.Struct):
@@ -82,11 +82,11 @@ def check_file(
     path: Path,
     *,
     endpoints: Collection[str],
-    models: Collection[str],
+    models: Sequence[str],
     max_line_bytes: int,
     max_lines: int = MAX_LINES,
 ) -> Checked:
-    """Every line's place, or the faults; raises OSError."""
+    """Every line's place, or the faults; `models` are the names served. Raises OSError."""
     checked = Checked()
     seen: dict[str, int] = {}
     with path.open("rb") as file:
@@ -132,7 +132,7 @@ def check_line(
     number: int,
     start: int,
     endpoints: Collection[str],
-    models: Collection[str],
+    models: Sequence[str],
     max_line_bytes: int,
 ) -> Line | None:
     """The line, or None after its fault was noted."""
@@ -148,19 +148,20 @@ def check_line(
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
         checked.wrong(number, "invalid_json_line", f"The line is not JSON: {str(error)[:200]}.")
         return None
-    for code, message, param in faults_of(entry, head, checked.model, endpoints, models):
+    named = models[0] if head.model is None else head.model
+    for code, message, param in faults_of(entry, named, checked.model, endpoints, models):
         checked.wrong(number, code, message, param)
         return None
-    checked.model = head.model
+    checked.model = named
     return Line(number, entry.custom_id, start, len(data))
 
 
 def faults_of(
     entry: Entry,
-    head: Head,
+    named: str,
     model: str | None,
     endpoints: Collection[str],
-    models: Collection[str],
+    models: Sequence[str],
 ) -> Iterator[tuple[str, str, str]]:
     """(code, message, param) of what a well-formed line must not say."""
     if not 0 < len(entry.custom_id) <= MAX_CUSTOM_ID:
@@ -171,12 +172,12 @@ def faults_of(
     if entry.url not in endpoints:
         wanted = " or ".join(sorted(endpoints))
         yield "invalid_url", f"url is {entry.url[:80]!r}; it must be {wanted}.", "url"
-    if head.model not in models:
+    if named not in models:
         there = ", ".join(models)
-        message = f"The model {head.model[:80]!r} does not exist; there is {there}."
+        message = f"The model {named[:80]!r} does not exist; there is {there}."
         yield "model_not_found", message, "body.model"
-    if model not in (None, head.model):
-        message = f"The model {head.model[:80]!r} is not that of the lines before, {model!r}."
+    if model not in (None, named):
+        message = f"The model {named[:80]!r} is not that of the lines before, {model!r}."
         yield "mismatched_model", message, "body.model"
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.core.request import check_range
 from headway.core.service import request_slo
 from headway.engine.answer import Delta
 from headway.engine.text import Tokenizer
@@ -17,13 +16,18 @@ from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.calls import short_ids
 from headway.server.openai.schema import (
+    REASONING,
     ChatBody,
+    answer_length,
     asked_priority,
     chat_messages,
     check_chat,
+    content_text,
     sampling_params,
+    truncated,
 )
 from headway.server.openai.tools import ToolUse, format_for, grammar_for, reading_for, tool_use
+from headway.server.openai.usage import Usage
 
 encode = msgspec.json.encode
 
@@ -32,7 +36,10 @@ def prepare(
     state: State, body: ChatBody, request_id: str, arrived_s: float
 ) -> tuple[Generation, "ChatDialect"]:
     """Check `body`, render and encode the messages; raises RequestError."""
-    prompt = prompt_ids(state.model(body.model), body)
+    model = state.model(body.model)
+    prompt = prompt_ids(model, body)
+    room = max(1, model.info().max_model_len - (answer_length(body) or 1))
+    prompt = truncated(body, prompt, room)
     generation = generation_of(state, body, prompt, request_id, arrived_s)
     return generation, ChatDialect(generation, body, state.fingerprint)
 
@@ -40,7 +47,8 @@ def prepare(
 def prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
     """The messages as the model's template renders them, encoded."""
     tokenizer, messages = checked_messages(model, body)
-    return tokenizer.chat_ids(messages, **template_options(model, body))
+    text = tokenizer.render(messages, **template_options(model, body))
+    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 
 def prompt_text(model: ServedModel, body: ChatBody) -> str:
@@ -85,7 +93,7 @@ def generation_of(
         use=use,
         reading=reading,
         model=model,
-        model_name=body.model,
+        model_name=state.name(body.model),
         prompts=[prompt],
         sampling=sampling,
         stream=bool(body.stream),
@@ -111,27 +119,17 @@ def continued_text(body: ChatBody) -> str:
     return content if isinstance(content, str) else ""
 
 
+def echoed_text(body: ChatBody) -> str:
+    """With `echo` the last message, where it is the assistant's: the answer begins with it."""
+    last = body.messages[-1]
+    if not body.echo or last.get("role") != "assistant":
+        return ""
+    return content_text(last.get("content"), "messages") or ""
+
+
 def num_logprobs(body: ChatBody) -> int | None:
     """How many alternatives to report; None for no log-probabilities."""
     return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def answer_length(body: ChatBody) -> int | None:
-    """max_completion_tokens, or its old name max_tokens; None when neither is given."""
-    given = {
-        name: getattr(body, name)
-        for name in ("max_completion_tokens", "max_tokens")
-        if getattr(body, name) is not None
-    }
-    for name, value in given.items():
-        check_range(name, value, 1, None)
-    if len(set(given.values())) > 1:
-        raise RequestError(
-            "max_tokens and max_completion_tokens differ; give one.",
-            param="max_tokens",
-            code="invalid_value",
-        )
-    return next(iter(given.values()), None)
 
 
 def template_options(model: ServedModel, body: ChatBody) -> dict[str, Any]:
@@ -143,8 +141,9 @@ def template_options(model: ServedModel, body: ChatBody) -> dict[str, Any]:
         options["add_generation_prompt"] = body.add_generation_prompt
     if body.continue_final_message is not None:
         options["continue_final_message"] = body.continue_final_message
-    if body.reasoning_effort is not None:
-        options["reasoning_effort"] = body.reasoning_effort
+    for name in ("reasoning_effort", "documents"):
+        if getattr(body, name) is not None:
+            options[name] = getattr(body, name)
     use = use_of(body)
     if use is not None:
         format_for(model)
@@ -175,7 +174,7 @@ def part_delta(part: Part) -> bytes:
         case Content(text):
             return encode({"content": text})
         case Reasoning(text):
-            return encode({"reasoning_content": text})
+            return encode(dict.fromkeys(REASONING, text))
         case CallBegins(index, name, call_id):
             function = {"name": name, "arguments": ""}
             call = {"index": index, "id": call_id, "type": "function", "function": function}
@@ -192,17 +191,26 @@ class ChatDialect:
         self._generation = generation
         self._tokenizer = generation.model.tokenizer
         self._return_ids = bool(body.return_token_ids)
+        self._as_ids = bool(body.return_tokens_as_token_ids)
+        self._hides_reasoning = body.include_reasoning is False
+        self._echoed = echoed_text(body)
         self._logprobs = bool(body.logprobs)
         self._common = generation.envelope("chat.completion.chunk", fingerprint)
-        self._head = generation.chunk_head(self._common)
+        self._usage = Usage(generation, body.stream_options)
+        self._head = self._usage.head(self._common)
+        self._begun = False
         self._plain = not (self._logprobs or self._return_ids)
         self._opening = OPENING_WITH_TOOLS if generation.use else OPENING
 
     def opening(self, choice: int) -> bytes:
-        return self._chunk(choice, self._opening)
+        opening = self._chunk(choice, self._opening)
+        if self._echoed:
+            opening += self._chunk(choice, encode({"content": self._echoed}))
+        return opening
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         data = b""
+        self._usage.count(delta)
         if delta.parts is not None:
             data = self._part_chunks(choice, delta)
         elif delta.text or not self._plain:
@@ -214,7 +222,8 @@ class ChatDialect:
 
     def _part_chunks(self, choice: int, delta: Delta) -> bytes:
         """A chunk for each part; what belongs to the tokens goes with the first."""
-        contents = [content for part in delta.parts or () if (content := part_delta(part))]
+        shown = (part for part in delta.parts or () if self._shows(part))
+        contents = [content for part in shown if (content := part_delta(part))]
         if not contents and not self._plain and delta.token_ids:
             contents = [b"{}"]
         chunks = [
@@ -223,6 +232,9 @@ class ChatDialect:
         ]
         return b"".join(chunks)
 
+    def _shows(self, part: Part) -> bool:
+        return not (self._hides_reasoning and isinstance(part, Reasoning))
+
     def _chunk(
         self, choice: int, content: bytes, reason: str | None = None, delta: Delta | None = None
     ) -> bytes:
@@ -230,18 +242,29 @@ class ChatDialect:
         extra = b""
         if delta is not None and not self._plain:
             if self._logprobs:
-                logprobs = encode(render.chat_logprobs(self._tokenizer, delta.logprobs))
+                logprobs = encode(
+                    render.chat_logprobs(self._tokenizer, delta.logprobs, self._as_ids)
+                )
             if self._return_ids:
                 extra = b',"token_ids":' + encode(delta.token_ids)
         end = b"null" if reason is None else b'"' + reason.encode() + b'"'
-        return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
+        return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}]%b}\n\n' % (
             self._head,
             choice,
             content,
             logprobs,
             end,
             extra,
+            self._tail(),
         )
+
+    def _tail(self) -> bytes:
+        """What stands behind the choices: usage so far, and in the first chunk the prompt's ids."""
+        prompt = b""
+        if self._return_ids and not self._begun:
+            prompt = b',"prompt_token_ids":' + encode(self._generation.prompts[0])
+        self._begun = True
+        return self._usage.tail() + prompt
 
     failure = staticmethod(error_event)
     refusal = staticmethod(error_response)
@@ -273,16 +296,16 @@ class ChatDialect:
 
     def _message(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
         if self._generation.reading is None:
-            content = "".join(delta.text for delta in deltas)
+            content = self._echoed + "".join(delta.text for delta in deltas)
             return {"role": "assistant", "content": content, "refusal": None}
         said = self._generation.said.get(index, Said())
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": said.content or (None if said.calls else ""),
+            "content": (self._echoed + said.content) or (None if said.calls else ""),
             "refusal": None,
         }
-        if said.reasoning:
-            message["reasoning_content"] = said.reasoning
+        if said.reasoning and not self._hides_reasoning:
+            message |= dict.fromkeys(REASONING, said.reasoning)
         if said.calls:
             message["tool_calls"] = [
                 {
@@ -299,7 +322,9 @@ class ChatDialect:
         choice: dict[str, Any] = {
             "index": index,
             "message": self._message(index, deltas),
-            "logprobs": render.chat_logprobs(self._tokenizer, entries if self._logprobs else None),
+            "logprobs": render.chat_logprobs(
+                self._tokenizer, entries if self._logprobs else None, self._as_ids
+            ),
             "finish_reason": deltas[-1].finish_reason,
             "stop_reason": deltas[-1].stop_reason,
         }

@@ -14,12 +14,16 @@ from headway.server.generation import Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.chat import fits
+from headway.server.openai.offsets import Offsets, prompt_offsets
 from headway.server.openai.schema import (
     CompletionBody,
+    answer_length,
     asked_priority,
     check_common,
     sampling_params,
+    truncated,
 )
+from headway.server.openai.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
@@ -34,14 +38,16 @@ def prepare(
     model = state.model(body.model)
     check(body)
     info = model.info()
-    prompts = encode_prompts(model, body)
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    wanted = answer_length(body)
+    max_tokens = DEFAULT_MAX_TOKENS if wanted is None else wanted
+    room = max(1, info.max_model_len - max(1, max_tokens))
+    prompts = [truncated(body, prompt, room) for prompt in encode_prompts(model, body)]
     only_prompt = max_tokens == 0 and bool(body.echo)
     if only_prompt:
         max_tokens = 1  # computed and dropped: what lm-eval's loglikelihood asks for
-    elif body.max_tokens is None:
-        longest = max(map(len, prompts))
-        max_tokens = max(1, min(max_tokens, info.max_model_len - longest))
+    elif wanted is None:
+        left = max(1, info.max_model_len - max(map(len, prompts)))
+        max_tokens = left if body.n_predict == -1 else min(max_tokens, left)
     for prompt in prompts:
         fits(len(prompt), max_tokens, info.max_model_len, "prompt")
     sampling = sampling_params(
@@ -60,7 +66,7 @@ def prepare(
         model.needs_tokenizer(sampling.grammar.param)
     generation = Generation(
         model=model,
-        model_name=body.model,
+        model_name=state.name(body.model),
         prompts=prompts,
         sampling=sampling,
         stream=bool(body.stream),
@@ -146,45 +152,52 @@ class CompletionDialect:
         self._tokenizer = generation.model.tokenizer
         self._body = body
         self._only_prompt = only_prompt
+        self._as_ids = bool(body.return_tokens_as_token_ids)
+        self._hides = generation.sampling.skip_special_tokens
         self._common = generation.envelope("text_completion", fingerprint)
-        self._head = generation.chunk_head(self._common)
-        self._lengths: dict[int, int] = {}
+        self._usage = Usage(generation, body.stream_options)
+        self._head = self._usage.head(self._common)
+        self._offsets: dict[int, Offsets] = {}
+        self._begun: set[int] = set()
+
+    def prompt_of(self, choice: int) -> tuple[str | None, list[int]]:
+        """(its text as it was sent, where it was text and is whole, and its ids)."""
+        number = choice // self._generation.sampling.n
+        sent = self._body.prompt
+        item = sent if isinstance(sent, str) or isinstance(sent[0], int) else sent[number]
+        whole = self._body.truncate_prompt_tokens is None
+        return (item if isinstance(item, str) and whole else None), self._generation.prompts[number]
 
     def echoed(self, choice: int) -> str:
         """The text of the prompt that a choice belongs to, or "" without `echo`."""
         if not self._body.echo:
             return ""
-        number = choice // self._generation.sampling.n
-        prompt = self._body.prompt
-        if isinstance(prompt, str):
-            return prompt
-        if isinstance(prompt[0], int):
-            return self._decode(prompt)
-        item = prompt[number]
-        return item if isinstance(item, str) else self._decode(item)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids) if self._tokenizer else ""
+        text, prompt = self.prompt_of(choice)
+        if text is not None or self._tokenizer is None:
+            return text or ""
+        return self._tokenizer.decode(prompt, skip_special_tokens=self._hides)
 
     def opening(self, choice: int) -> bytes:
         text = self.echoed(choice)
-        self._lengths[choice] = len(text)
+        self._offsets[choice] = Offsets(self._tokenizer, hides=self._hides, at=len(text))
         return self._chunk(choice, text) if text else b""
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         body = self._body
         if self._only_prompt:
             return self._chunk(choice, "", "length")
+        self._usage.count(delta)
         plain = body.logprobs is None and not body.return_token_ids
         if plain and not delta.text and delta.finish_reason is None and self._tokenizer:
             return b""
         logprobs, ids = b"null", b""
         if body.logprobs is not None:
-            at = self._lengths.get(choice, 0)
             entries: list[Any] = list(delta.logprobs or [])
             shown = [entry.token_id for entry in entries]
-            found = render.completion_logprobs(self._tokenizer, entries, shown, at)
-            self._lengths[choice] = at + sum(map(len, found["tokens"]))
+            offsets = self._offsets[choice].place(shown)
+            found = render.completion_logprobs(
+                self._tokenizer, entries, shown, offsets, self._as_ids
+            )
             logprobs = encode(found)
         if body.return_token_ids or self._tokenizer is None:
             ids = b',"token_ids":' + encode(delta.token_ids)
@@ -198,14 +211,19 @@ class CompletionDialect:
         logprobs: bytes = b"null",
         ids: bytes = b"",
     ) -> bytes:
+        if choice not in self._begun:
+            self._begun.add(choice)
+            if self._body.return_token_ids:
+                ids += b',"prompt_token_ids":' + encode(self.prompt_of(choice)[1])
         end = b"null" if reason is None else b'"' + reason.encode() + b'"'
-        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
+        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]%b}\n\n' % (
             self._head,
             choice,
             encode(text),
             logprobs,
             end,
             ids,
+            self._usage.tail(),
         )
 
     failure = staticmethod(error_event)
@@ -218,9 +236,9 @@ class CompletionDialect:
         return self._generation.ending(self.usage_chunk)
 
     def usage_chunk(self) -> bytes:
-        return self._generation.last_chunk(self._common, self._usage())
+        return self._generation.last_chunk(self._common, self._used())
 
-    def _usage(self) -> dict[str, Any]:
+    def _used(self) -> dict[str, Any]:
         if self._only_prompt:
             return render.usage(self._generation.num_prompt_tokens, 0)
         return self._generation.usage()
@@ -232,7 +250,7 @@ class CompletionDialect:
             first = choices[index - index % n]  # a prompt's log-probabilities come with its first
             told = next((d.prompt_logprobs for d in first if d.prompt_logprobs), None)
             found.append(self._choice(index, deltas, told))
-        answer = {**self._common, "choices": found, "usage": self._usage()}
+        answer = {**self._common, "choices": found, "usage": self._used()}
         return answer | self._generation.timings()
 
     def _choice(
@@ -240,7 +258,6 @@ class CompletionDialect:
     ) -> dict[str, Any]:
         prompt = self._generation.prompts[index // self._generation.sampling.n]
         generated = [] if self._only_prompt else deltas
-        token_ids = [t for delta in generated for t in delta.token_ids]
         echoed = self.echoed(index)
         choice: dict[str, Any] = {
             "index": index,
@@ -250,15 +267,35 @@ class CompletionDialect:
             "stop_reason": None if self._only_prompt else deltas[-1].stop_reason,
         }
         if self._body.logprobs is not None:
-            entries: list[Any] = [e for delta in generated for e in delta.logprobs or []]
-            shown = [entry.token_id for entry in entries]
-            at = len(echoed)
-            if self._body.echo:
-                entries, shown, at = [*(told or [None] * len(prompt)), *entries], prompt + shown, 0
-            choice["logprobs"] = render.completion_logprobs(self._tokenizer, entries, shown, at)
+            choice["logprobs"] = self._logprobs(index, echoed, generated, told)
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = render.prompt_logprobs(self._tokenizer, told)
         if self._body.return_token_ids or self._tokenizer is None:
-            choice["token_ids"] = token_ids
+            choice["token_ids"] = [t for delta in generated for t in delta.token_ids]
             choice["prompt_token_ids"] = prompt
         return choice
+
+    def _logprobs(
+        self,
+        index: int,
+        echoed: str,
+        generated: list[Delta],
+        told: list[TokenLogprobs | None] | None,
+    ) -> dict[str, Any]:
+        """The log-probabilities of a whole answer; with `echo` of its prompt too."""
+        entries: list[Any] = [e for delta in generated for e in delta.logprobs or []]
+        shown = [entry.token_id for entry in entries]
+        offsets = Offsets(self._tokenizer, hides=self._hides, at=len(echoed)).place(shown)
+        if self._body.echo:
+            prompt = self._generation.prompts[index // self._generation.sampling.n]
+            entries = [*(told or [None] * len(prompt)), *entries]
+            shown, offsets = prompt + shown, self._prompt_offsets(index, echoed) + offsets
+        return render.completion_logprobs(self._tokenizer, entries, shown, offsets, self._as_ids)
+
+    def _prompt_offsets(self, index: int, echoed: str) -> list[int]:
+        """Where each token of a prompt begins in its text."""
+        text, prompt = self.prompt_of(index)
+        if text is None or self._tokenizer is None:
+            return prompt_offsets(self._tokenizer, prompt, echoed, self._hides)
+        special = self._body.add_special_tokens is not False
+        return self._tokenizer.offsets(text, add_special_tokens=special)

@@ -9,9 +9,12 @@ FLOOR = -9999.0
 """What OpenAI reports for a token of no probability; JSON has no -inf."""
 
 
-def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
-    """The text of one token; half a character shows as the replacement character."""
-    if tokenizer is None:
+def token_text(tokenizer: Tokenizer | None, token_id: int, as_id: bool = False) -> str:
+    """The text of one token; half a character shows as the replacement character.
+
+    `as_id`, and without a tokenizer: "token_id:5".
+    """
+    if tokenizer is None or as_id:
         return f"token_id:{token_id}"
     return tokenizer.piece(token_id).decode("utf-8", "replace")
 
@@ -21,17 +24,19 @@ def token_bytes(tokenizer: Tokenizer | None, token_id: int) -> list[int]:
     return list(tokenizer.piece(token_id)) if tokenizer else []
 
 
-def chat_logprob(tokenizer: Tokenizer | None, token_id: int, logprob: float) -> dict[str, Any]:
+def chat_logprob(
+    tokenizer: Tokenizer | None, token_id: int, logprob: float, as_ids: bool = False
+) -> dict[str, Any]:
     """One entry of chat's `logprobs.content` or `top_logprobs`."""
     return {
-        "token": token_text(tokenizer, token_id),
+        "token": token_text(tokenizer, token_id, as_ids),
         "logprob": max(logprob, FLOOR),
         "bytes": token_bytes(tokenizer, token_id),
     }
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer | None, entries: list[TokenLogprobs] | None
+    tokenizer: Tokenizer | None, entries: list[TokenLogprobs] | None, as_ids: bool = False
 ) -> dict[str, Any] | None:
     """Chat's `logprobs` object for some tokens, or None when they were not asked for."""
     if entries is None:
@@ -39,9 +44,9 @@ def chat_logprobs(
     return {
         "content": [
             {
-                **chat_logprob(tokenizer, entry.token_id, entry.logprob),
+                **chat_logprob(tokenizer, entry.token_id, entry.logprob, as_ids),
                 "top_logprobs": [
-                    chat_logprob(tokenizer, *pair)
+                    chat_logprob(tokenizer, *pair, as_ids)
                     for pair in zip(entry.top_ids, entry.top_logprobs, strict=True)
                 ],
             }
@@ -52,26 +57,27 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer | None, entries: list[TokenLogprobs | None], token_ids: list[int], at: int
+    tokenizer: Tokenizer | None,
+    entries: list[TokenLogprobs | None],
+    token_ids: list[int],
+    offsets: list[int],
+    as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Completions' four parallel lists; `at` is the offset of the first token in the text.
+    """Completions' four parallel lists; `offsets` is where each token begins in the text.
 
     A prompt's first token has no entry: its log-probability is null.
     """
-    tokens = [token_text(tokenizer, token_id) for token_id in token_ids]
-    offsets = []
-    for token in tokens:
-        offsets.append(at)
-        at += len(token)
     return {
-        "tokens": tokens,
+        "tokens": [token_text(tokenizer, token_id, as_ids) for token_id in token_ids],
         "token_logprobs": [max(e.logprob, FLOOR) if e else None for e in entries],
-        "top_logprobs": [top_texts(tokenizer, entry) if entry else None for entry in entries],
+        "top_logprobs": [top_texts(tokenizer, e, as_ids) if e else None for e in entries],
         "text_offset": offsets,
     }
 
 
-def top_texts(tokenizer: Tokenizer | None, entry: TokenLogprobs) -> dict[str, float]:
+def top_texts(
+    tokenizer: Tokenizer | None, entry: TokenLogprobs, as_ids: bool = False
+) -> dict[str, float]:
     """{" the": -0.3, …}; the chosen token is among them, as OpenAI does it."""
     pairs = [
         *zip(entry.top_ids, entry.top_logprobs, strict=True),
@@ -79,7 +85,7 @@ def top_texts(tokenizer: Tokenizer | None, entry: TokenLogprobs) -> dict[str, fl
     ]
     texts: dict[str, float] = {}
     for token_id, logprob in pairs:
-        texts.setdefault(token_text(tokenizer, token_id), max(logprob, FLOOR))
+        texts.setdefault(token_text(tokenizer, token_id, as_ids), max(logprob, FLOOR))
     return texts
 
 

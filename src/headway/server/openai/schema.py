@@ -4,12 +4,19 @@ Types are checked by msgspec, ranges by `SamplingParams`; what is left is here. 
 given": then the model's generation_config.json decides, else OpenAI's default.
 """
 
+import re
 from typing import Any
 
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.core.request import MAX_LOGPROBS, SamplingParams, check_range
+from headway.core.request import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    RANGES,
+    SamplingParams,
+    check_range,
+)
 from headway.core.service import MAX_PRIORITY
 from headway.server.openai.calls import called_names, check_answer, checked_calls
 from headway.server.openai.structured import asked_grammar
@@ -21,14 +28,9 @@ NO_OPS = frozenset(
     "verbosity prediction".split()
 )
 """Accepted and without effect here; documented in docs/api.md."""
-LATER = frozenset(
-    "functions function_call guided_json "
-    "guided_regex guided_choice guided_grammar bad_words "
-    "modalities audio web_search_options use_beam_search length_penalty".split()
-)
-CHAT_ONLY = frozenset("tools tool_choice parallel_tool_calls".split())
-"""Honoured by chat, refused elsewhere."""
 MAX_SALT = 256
+SIDES = ("left", "right")
+TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "min_tokens", "stop_token_ids", "ignore_eos"),
@@ -37,17 +39,18 @@ SAMPLING_FIELDS = (
 )
 
 
-class StreamOptions(msgspec.Struct):
-    """`stream_options`: whether a usage chunk closes the stream."""
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`stream_options`: usage in a last chunk, or in every one; nothing is obfuscated here."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Common(msgspec.Struct, kw_only=True):
     """The fields that chat and completions share."""
 
-    model: str
+    model: str | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -56,22 +59,38 @@ class Common(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    format: dict[str, Any] | str | None = None
     slo: dict[str, Any] | None = None
     service_class: str | None = None
     service_tier: str | None = None
@@ -91,6 +110,8 @@ class ChatBody(Common, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -100,11 +121,9 @@ class CompletionBody(Common, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
-    echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
-    add_special_tokens: bool | None = None
 
 
 def sampling_params(
@@ -127,15 +146,50 @@ def sampling_params(
         value = getattr(body, name)
         if value is not None:
             values[name] = value
+    if body.repeat_penalty is not None:
+        values["repetition_penalty"] = repeat_penalty(body)
     stop = body.stop
     return SamplingParams(
         **values,
         max_tokens=max_tokens,
         logprobs=logprobs,
         stop=[stop] if isinstance(stop, str) else stop or [],
-        logit_bias=integer_keys(body.logit_bias or {}),
-        grammar=asked_grammar(body.response_format, body.structured_outputs),
+        logit_bias=checked_bias(body.logit_bias or {}),
+        grammar=asked_grammar(body),
     )
+
+
+def repeat_penalty(body: Common) -> float:
+    """llama.cpp's name for repetition_penalty, over prompt and answer; RequestError by its name."""
+    value = body.repeat_penalty
+    check_range("repeat_penalty", value, *RANGES["repetition_penalty"])
+    if body.repetition_penalty not in (None, value):
+        raise differing("repeat_penalty", "repetition_penalty")
+    assert value is not None
+    return value
+
+
+def answer_length(body: Common) -> int | None:
+    """How many tokens the answer may have at most; None when no field says so.
+
+    OpenAI's max_completion_tokens and max_tokens, llama.cpp's n_predict, where -1 is no limit.
+    """
+    given: dict[str, int] = {}
+    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+        value = getattr(body, name, None)
+        if value is None or (name == "n_predict" and value == -1):
+            continue
+        lowest = 0 if name == "max_tokens" and isinstance(body, CompletionBody) else 1
+        check_range(name, value, lowest, None)
+        given[name] = value
+    if len(set(given.values())) > 1:
+        raise differing(*list(given)[::-1][:2])
+    return next(iter(given.values()), None)
+
+
+def differing(name: str, other: str) -> RequestError:
+    """Two names of the same thing with different values."""
+    return RequestError(f"{name} and {other} differ; give one.", param=name, code="invalid_value")
 
 
 def asked_priority(given: int | None) -> int | None:
@@ -145,18 +199,31 @@ def asked_priority(given: int | None) -> int | None:
     return given
 
 
-def integer_keys(bias: dict[str, float]) -> dict[int, float]:
-    """{"50256": -100} → {50256: -100}."""
-    try:
-        return {int(key): value for key, value in bias.items()}
-    except ValueError:
+def checked_bias(bias: dict[str, Any]) -> dict[int, float]:
+    """{"50256": -100} → {50256: -100}; RequestError names the key at fault."""
+    if len(bias) > MAX_LOGIT_BIAS:
         raise RequestError(
-            "logit_bias must map token ids to numbers.", param="logit_bias", code="invalid_value"
-        ) from None
+            f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}.",
+            param="logit_bias",
+            code="object_above_max_properties",
+        )
+    found = {}
+    for key, value in bias.items():
+        name = f"logit_bias[{key[:40]!r}]"
+        if not TOKEN_ID.fullmatch(key):
+            raise RequestError(
+                f"{name}: the keys of logit_bias are token ids.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        check_range(name, value, -100, 100, integer=False, param="logit_bias")
+        found[int(key)] = value
+    return found
 
 
 def check_common(body: Common) -> None:
     """What types and ranges do not say, for both endpoints."""
+    check_truncation(body)
     if body.stream_options is not None and not body.stream:
         raise RequestError(
             "stream_options needs stream: true.", param="stream_options", code="invalid_value"
@@ -171,6 +238,27 @@ def check_common(body: Common) -> None:
             param="cache_salt",
             code="invalid_value",
         )
+
+
+def check_truncation(body: Common) -> None:
+    """`truncate_prompt_tokens` is -1 or at least 1, `truncation_side` left or right."""
+    count, side = body.truncate_prompt_tokens, body.truncation_side
+    if count is not None and count != -1:
+        check_range("truncate_prompt_tokens", count, 1, None)
+    if side not in (None, *SIDES):
+        raise RequestError(
+            f"truncation_side is {side[:40]!r}; it must be one of {', '.join(SIDES)}.",
+            param="truncation_side",
+            code="invalid_value",
+        )
+
+
+def truncated(body: Common, prompt: list[int], room: int) -> list[int]:
+    """The last `truncate_prompt_tokens` of a prompt, or the first; -1 keeps what has room."""
+    count = room if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
+    if count is None or len(prompt) <= count:
+        return prompt
+    return prompt[:count] if body.truncation_side == "right" else prompt[len(prompt) - count :]
 
 
 def check_chat(body: ChatBody) -> None:
@@ -231,6 +319,8 @@ def one_message(message: dict[str, Any], where: str) -> dict[str, Any]:
             code="missing_required_parameter",
         )
     changed = {**message, "content": content_text(content, f"{where}.content")}
+    if role == "assistant":
+        changed |= told_reasoning(message, where)
     if role == "tool":
         check_answer(message, where)
     calls = changed.pop("tool_calls", None)
@@ -238,6 +328,22 @@ def one_message(message: dict[str, Any], where: str) -> dict[str, Any]:
         changed["tool_calls"] = checked_calls(calls, f"{where}.tool_calls")
         changed["content"] = changed["content"] or ""
     return changed
+
+
+REASONING = ("reasoning", "reasoning_content")
+"""Where an assistant's message has its reasoning: vLLM's name, and DeepSeek's and ours."""
+
+
+def told_reasoning(message: dict[str, Any], where: str) -> dict[str, str]:
+    """The reasoning under both names, for templates read one or the other."""
+    for name in REASONING:
+        text = message.get(name)
+        if text is not None and not isinstance(text, str):
+            raise RequestError(
+                f"{where}.{name} must be a string.", param=f"{where}.{name}", code="invalid_type"
+            )
+    given = next((message[name] for name in REASONING if message.get(name)), None)
+    return {} if given is None else dict.fromkeys(REASONING, given)
 
 
 def content_text(content: Any, where: str) -> str | None:

@@ -1,8 +1,9 @@
-"""What must the answer's text be: `response_format` and `structured_outputs` as one grammar.
+"""What must the answer's text be: every field that constrains it, as one grammar.
 
-Given the two fields of a body it returns a `core.grammar.Grammar`, or None where the text is free.
-Size, depth and types are checked here; what a schema may not say is found when the engine compiles
-it, and comes back with the same field named.
+`CONSTRAINTS` names the fields, OpenAI's and those of other servers' dialects. Given a body it
+returns a `core.grammar.Grammar`, or None where the text is free. Size, depth and types are checked
+here; what a schema may not say is found when the engine compiles it, and comes back with the same
+field named.
 """
 
 from collections.abc import Callable
@@ -12,51 +13,70 @@ from headway.core import grammar as grammars
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 
+Reader = Callable[[Any, str], Grammar | None]
 STRUCTURED: dict[str, Callable[[Any, str], Grammar]] = {
     "json": grammars.json_schema,
     "regex": grammars.regex,
     "choice": grammars.choice,
-    "grammar": grammars.lark,
+    "grammar": grammars.context_free,
 }
 """`structured_outputs`: key → the grammar it asks for. `json_object` is a flag beside them."""
 NAME_LENGTH = 64
 
 
-def asked_grammar(response_format: Any, structured_outputs: Any) -> Grammar | None:
-    """The grammar a body asks for, in one field or the other."""
-    formatted = response_grammar(response_format)
-    structured = structured_grammar(structured_outputs)
-    if formatted is not None and structured is not None:
+def asked_grammar(body: Any) -> Grammar | None:
+    """The grammar that a body asks for; RequestError when two of its fields constrain the text."""
+    found: dict[str, Grammar] = {}
+    for name, read in CONSTRAINTS.items():
+        value = getattr(body, name, None)
+        grammar = None if value is None else read(value, name)
+        if grammar is not None:
+            found[name] = grammar
+    if len(found) > 1:
+        first, second = list(found)[:2]
         raise RequestError(
-            "response_format and structured_outputs exclude each other; give one.",
-            param="structured_outputs",
+            f"{first} and {second} exclude each other; give one.",
+            param=second,
             code="invalid_value",
         )
-    return formatted or structured
+    return next(iter(found.values()), None)
+
+
+# ── OpenAI: response_format ─────────────────────────────────────────────────────────────────
+
+FORMATS: dict[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema", "schema"),
+}
+"""Type of a `response_format` → its other keys; `schema` is llama.cpp's place for a schema."""
 
 
 def response_grammar(response_format: Any, param: str = "response_format") -> Grammar | None:
-    """OpenAI's: text, json_object, or json_schema with {name, schema, strict}."""
-    if response_format is None:
-        return None
+    """text, json_object, perhaps with a schema, or json_schema with {name, schema, strict}."""
     given = an_object(response_format, param)
     kind = given.get("type")
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise RequestError(
+            f"{param}.type is {str(kind)[:40]!r}; it must be text, json_object or json_schema.",
+            param=f"{param}.type",
+            code="missing_required_parameter" if kind is None else "invalid_value",
+        )
+    refuse_other_keys(given, ("type", *FORMATS[kind]), param, f"beside type {kind}")
     if kind == "text":
         return None
-    if kind == "json_object":
-        return grammars.json_object(param)
-    if kind == "json_schema":
+    if kind == "json_schema" and (given.get("schema") is None or "json_schema" in given):
+        refuse_other_keys(given, ("type", "json_schema"), param, "beside json_schema")
         return schema_grammar(given.get("json_schema"), f"{param}.json_schema")
-    raise RequestError(
-        f"{param}.type is {str(kind)[:40]!r}; it must be text, json_object or json_schema.",
-        param=f"{param}.type",
-        code="missing_required_parameter" if kind is None else "invalid_value",
-    )
+    if given.get("schema") is None:
+        return grammars.json_object(param)
+    return grammars.json_schema(given["schema"], f"{param}.schema")
 
 
 def schema_grammar(named: Any, param: str) -> Grammar:
     """{"name": …, "schema": {…}}: answers that validate; `strict` or not, we always hold to it."""
     given = an_object(named, param)
+    refuse_other_keys(given, ("name", "schema", "strict", "description"), param, "here")
     name = given.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH:
         raise RequestError(
@@ -73,20 +93,26 @@ def schema_grammar(named: Any, param: str) -> Grammar:
     return grammars.json_schema(given["schema"], f"{param}.schema")
 
 
-def structured_grammar(structured: Any, param: str = "structured_outputs") -> Grammar | None:
-    """vLLM's: exactly one of json, json_object, regex, choice, grammar."""
-    if structured is None:
-        return None
-    given = {name: v for name, v in an_object(structured, param).items() if v is not None}
-    if given.get("json_object") is False:
-        del given["json_object"]
-    for name in given:
-        if name not in STRUCTURED and name != "json_object":
+def refuse_other_keys(given: dict[str, Any], keys: tuple[str, ...], param: str, where: str) -> None:
+    """Raise RequestError for a key that would be dropped: a constraint is kept or refused."""
+    for key, value in given.items():
+        if key not in keys and value is not None:
+            name = f"{param}.{key[:80]}"
             raise RequestError(
-                f"The field {param}.{name[:80]} is not supported.",
-                param=f"{param}.{name[:80]}",
+                f"The field {name} is not supported {where}.",
+                param=name,
                 code="unsupported_parameter",
             )
+
+
+# ── vLLM: structured_outputs ────────────────────────────────────────────────────────────────
+
+
+def structured_grammar(structured: Any, param: str = "structured_outputs") -> Grammar | None:
+    """Exactly one of json, json_object, regex, choice, grammar; other keys may be false."""
+    given = {name: v for name, v in an_object(structured, param).items() if v is not None}
+    given = {name: v for name, v in given.items() if v is not False or name in STRUCTURED}
+    refuse_other_keys(given, (*STRUCTURED, "json_object"), param, "here")
     if len(given) != 1:
         raise RequestError(
             f"{param} must hold exactly one of {', '.join(STRUCTURED)} and json_object; "
@@ -98,6 +124,44 @@ def structured_grammar(structured: Any, param: str = "structured_outputs") -> Gr
     if name == "json_object":
         return grammars.json_object(f"{param}.{name}")
     return STRUCTURED[name](value, f"{param}.{name}")
+
+
+# ── Ollama, llama.cpp, SGLang: fields of their own ──────────────────────────────────────────
+
+
+def ollama_grammar(wanted: Any, param: str) -> Grammar | None:
+    """ "json" for any object, or a schema."""
+    if wanted == "json":
+        return grammars.json_object(param)
+    if isinstance(wanted, str):
+        raise RequestError(
+            f'{param} is {wanted[:40]!r}; it must be "json" or a JSON Schema.',
+            param=param,
+            code="invalid_value",
+        )
+    return grammars.json_schema(wanted, param)
+
+
+def unless_empty(read: Callable[[Any, str], Grammar | None]) -> Reader:
+    """`read`, but "" asks for nothing: these servers' clients send it by default."""
+    return lambda value, param: None if value == "" else read(value, param)
+
+
+CONSTRAINTS: dict[str, Reader] = {
+    "response_format": response_grammar,
+    "structured_outputs": structured_grammar,
+    "guided_json": grammars.json_schema,
+    "guided_regex": grammars.regex,
+    "guided_choice": grammars.choice,
+    "guided_grammar": grammars.context_free,
+    "json_schema": unless_empty(grammars.json_schema),
+    "grammar": unless_empty(grammars.context_free),
+    "regex": unless_empty(grammars.regex),
+    "ebnf": unless_empty(grammars.context_free),
+    "format": unless_empty(ollama_grammar),
+}
+"""Field of a body → how it is read: OpenAI's, vLLM's old and new, llama.cpp's, SGLang's, Ollama's.
+"""
 
 
 def an_object(value: Any, param: str) -> dict[str, Any]:

@@ -102,6 +102,8 @@ def tool_use(
 ) -> ToolUse | None:
     """What the three fields ask for; None without tools and for the choice `none`."""
     if tools is None:
+        if choice == "none":
+            return None
         for name, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
             if value is not None:
                 raise RequestError(f"{name} needs tools.", param=name, code="invalid_value")
@@ -267,6 +269,7 @@ def reading_for(
         thinking=thinking,
         offered=use.offered if use else frozenset(),
         single=use is not None and not use.several,
+        forced=use is not None and use.forced,
     )
 
 
@@ -279,6 +282,13 @@ def grammar_for(
     """
     if not use.forced and not use.strict and wanted is None:
         return None
+    if use.forced and wanted is not None and not wanted.param.startswith("response_format"):
+        name = wanted.param.partition(".")[0]
+        raise RequestError(
+            f"{name} and a tool_choice that forces a call exclude each other; drop one.",
+            param=name,
+            code="invalid_value",
+        )
     written = format_for(model).written
     answer = None
     if wanted is not None and not use.forced:
@@ -308,10 +318,11 @@ def grammar_for(
 def answer_schema(wanted: Grammar, marked: bool) -> dict[str, Any]:
     """The schema of text beside calls; RequestError for what cannot stand beside them."""
     if wanted.kind not in ("json", "json_object") or not marked:
+        name = wanted.param.partition(".")[0]
         raise RequestError(
-            "This response_format cannot be combined with tools here; leave one of them out, or "
-            'say tool_choice "none" or "required".',
-            param="response_format",
+            f"This {name} cannot be combined with tools here; leave one of them out, or "
+            'say tool_choice "none".',
+            param=name,
             code="unsupported_value",
         )
     schema: dict[str, Any] = msgspec.json.decode(wanted.text) if wanted.kind == "json" else {}

@@ -115,7 +115,7 @@ def conversation(
 def response_format(wanted: TextFormat) -> dict[str, Any]:
     """`text.format` as chat's `response_format`: a schema lies one level deeper there."""
     if wanted.type != "json_schema":
-        return {"type": wanted.type}
+        return {"type": wanted.type, "schema": wanted.schema}
     fields = ("name", "schema", "strict", "description")
     given = {name: getattr(wanted, name) for name in fields if getattr(wanted, name) is not None}
     return {"type": "json_schema", "json_schema": given}

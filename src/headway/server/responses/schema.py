@@ -14,7 +14,7 @@ NO_OPS = frozenset(
     "max_tool_calls image personality client_metadata".split()
 )
 """Accepted and without effect here; documented in docs/api.md."""
-LATER = frozenset("conversation prompt context_management moderation access_programs".split())
+REFUSED = frozenset("conversation prompt context_management moderation access_programs".split())
 INCLUDABLE = frozenset(
     "message.output_text.logprobs reasoning.encrypted_content file_search_call.results "
     "web_search_call.results web_search_call.action.sources message.input_image.image_url "
@@ -24,7 +24,7 @@ INCLUDABLE = frozenset(
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 
-class TextFormat(msgspec.Struct):
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
     """`text.format`: text, json_object, or json_schema with its name and schema."""
 
     type: str
@@ -51,7 +51,7 @@ class Reasoning(msgspec.Struct):
     mode: str | None = None
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`: nothing is obfuscated here."""
 
     include_obfuscation: bool = False
@@ -60,7 +60,7 @@ class StreamOptions(msgspec.Struct):
 class InputBody(msgspec.Struct, kw_only=True):
     """What a prompt is made of: POST /v1/responses/input_tokens."""
 
-    model: str
+    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -96,7 +96,7 @@ class ResponsesBody(InputBody, kw_only=True):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -13,10 +13,10 @@ from headway.server.errors import json_response
 from headway.server.models import State
 from headway.server.principal import owner_of
 from headway.server.responses.create import count_tokens
-from headway.server.responses.schema import LATER, NO_OPS, InputBody, check_include
+from headway.server.responses.schema import NO_OPS, REFUSED, InputBody, check_include
 from headway.server.responses.store import Entry
 
-COUNT = bodies.Accepts(InputBody, NO_OPS, LATER)
+COUNT = bodies.Accepts(InputBody, NO_OPS, REFUSED)
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100
 
 

@@ -1,0 +1,37 @@
+"""Usage in a stream of chunks: null until the last one, or so far in every one."""
+
+from typing import Any
+
+import msgspec
+
+from headway.engine.answer import Delta
+from headway.server.generation import Generation
+from headway.server.openai.render import usage
+from headway.server.openai.schema import StreamOptions
+
+
+class Usage:
+    """What the chunks of one generation say of usage; `stream_options` asks for it."""
+
+    def __init__(self, generation: Generation, options: StreamOptions | None) -> None:
+        self._generation = generation
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self._num_shown = 0
+
+    def head(self, envelope: dict[str, Any]) -> bytes:
+        """The bytes of an event up to the number of its choice, encoded once for all chunks."""
+        later = self._generation.include_usage and not self._continuous
+        head = b"data: " + msgspec.json.encode(envelope)[:-1]
+        return head + (b',"usage":null' if later else b"") + b',"choices":[{"index":'
+
+    def count(self, delta: Delta) -> None:
+        """`delta` is about to be shown."""
+        self._num_shown += len(delta.token_ids)
+
+    def tail(self) -> bytes:
+        """What stands behind the choices of a chunk."""
+        if not self._continuous:
+            return b""
+        generation = self._generation
+        so_far = usage(generation.num_prompt_tokens, self._num_shown, generation.num_cached)
+        return b',"usage":' + msgspec.json.encode(so_far)
