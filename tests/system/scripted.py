@@ -12,13 +12,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from tiny_model import EOS, tiny_config, write_tokenizer
 
+from headway.core.errors import RequestError
 from headway.core.model_spec import read_model_spec
 from headway.core.options import ServerOptions
 from headway.core.plan import Description
@@ -30,6 +31,7 @@ from headway.engine.text import Reading, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks
 from headway.telemetry.live import Telemetry
+from headway.telemetry.records import StepRecord
 
 CONTEXT_TOKENS = 4096
 
@@ -46,6 +48,13 @@ class ScriptedClient:
         self.asked: list[Request] = []
         self.num_cut = 0
         """Sequences that the server wanted no more of."""
+        self.hold: threading.Event | None = None
+        """While this is not set nothing is said, as in a long prefill."""
+        self.begins = False
+        """Whether a chunk of the prompt is computed before the hold."""
+        self.fails: RequestError | None = None
+        """What comes instead of an answer."""
+        self.on_record: Callable[[StepRecord], None] = lambda record: None
         self._ids = itertools.count(1)
         self.info = Ready(
             max_model_len=CONTEXT_TOKENS,
@@ -89,6 +98,13 @@ class ScriptedClient:
         self, stream: Stream, request: Request, texts: list[str], running: set[int]
     ) -> None:
         """Put in the updates of all sequences in turn, with a moment between them."""
+        if self.begins:
+            self.on_record(first_chunk(request.request_id))
+        while self.hold is not None and not self.hold.is_set():
+            await asyncio.sleep(0.001)
+        if self.fails is not None:
+            stream.fail(self.fails)
+            return
         limit = request.sampling.max_tokens
         scripts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         for at in range(0, max(map(len, scripts)) + self.pace, self.pace):
@@ -107,6 +123,23 @@ class ScriptedClient:
             await asyncio.sleep(0.001)
 
 
+def first_chunk(request_id: int) -> StepRecord:
+    """A step that computed two tokens of a prompt."""
+    record = StepRecord(
+        step=1,
+        started_s=time.monotonic(),
+        num_running=1,
+        num_waiting=0,
+        num_tokens=2,
+        num_sampled=0,
+        kv_blocks_used=1,
+        kv_usage=0.1,
+        num_preemptions=0,
+    )
+    record.prefilling = [(request_id, 0, 2)]
+    return record
+
+
 class ScriptedServer:
     """The server in a thread of this process, on a free port of the loopback."""
 
@@ -117,6 +150,7 @@ class ScriptedServer:
         format, thought = answer_marks(tokenizer, "auto")
         self.telemetry = Telemetry(["script"], read_model_spec(folder))
         self.telemetry.on_ready(self.client.info)
+        self.client.on_record = self.telemetry.on_step
         model = ServedModel(
             names=["script"],
             client=self.client,  # type: ignore[arg-type]
@@ -125,6 +159,7 @@ class ScriptedServer:
             format=format,
             thought=thought,
         )
+        self.model = model
         state = State(models={"script": model}, options=ServerOptions())
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"

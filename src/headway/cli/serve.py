@@ -154,6 +154,7 @@ def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules"
         lane_share=engine_options.lane_share,
         policy=engine_options.policy,
         prefix_cache=engine_options.prefix_cache,
+        sheds=engine_options.late == "shed",
     )
 
 

@@ -50,6 +50,8 @@ class Rules:
     lane_share: float = 0.1
     policy: str = "slo"
     prefix_cache: bool = True
+    sheds: bool = False
+    """Whether the engine refuses what can no longer be in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,13 +19,14 @@ from headway.core.service import ServiceClass, choose_class
 from headway.core.slo import DEFAULT_CLASS
 from headway.server import body as bodies
 from headway.server.admission import Asked, Ticket
+from headway.server.answering import respond
 from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
 from headway.server.doors import header
 from headway.server.event_stream import send_response
 from headway.server.fields import ELSEWHERE
-from headway.server.generation import Dialect, Generation, respond
+from headway.server.generation import Dialect, Generation
 from headway.server.keys import Caller
 from headway.server.models import State
 from headway.server.openai import chat, completions
@@ -186,6 +187,7 @@ class Generate:
             generation.caller, generation.service_class = call.caller, call.service_class
             ticket.measure(self._asked(call, generation))
             generation.ticket = ticket
+            generation.may_be_refused = self._may_be_refused(call, generation, scope)
         except BaseException:
             ticket.close()
             raise
@@ -213,6 +215,15 @@ class Generate:
         if (header(scope, b"x-stainless-retry-count") or "0") != "0":
             generation.model.telemetry.registry.add("client_retries")
         return generation, dialect
+
+    def _may_be_refused(self, call: Call, generation: Generation, scope: Scope) -> bool:
+        """Whether an admitted request may yet be refused, or answered elsewhere.
+
+        Its grammar may not compile; the engine may shed it, and then the fallback may take over.
+        """
+        sheds = generation.model.admission.rules.sheds
+        falls_back = "fallback" not in scope and self._state.falls_back(call.body.model)
+        return sheds or falls_back or generation.sampling.grammar is not None
 
     def _asked(self, call: Call, generation: Generation) -> Asked:
         """What admission looks at."""

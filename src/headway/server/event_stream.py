@@ -1,37 +1,63 @@
 """An answer on its way to the client: events that are never silent for long, or one body."""
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.responses import Response
 from starlette.types import Send
 
+TICK_S = 0.5
+GRACE_S = 1.0
+"""A stream without headers gets them after so long a silence, once the engine has begun with it."""
+WAIT_S = 2.0
+"""The same while it waits for the engine."""
 PING_INTERVAL_S = 15.0
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
 class EventStream:
-    """An SSE answer: headers with the first event, pings while nothing else is sent."""
+    """An SSE answer that is opened early and never silent for long.
 
-    __slots__ = ("_headers", "_keep_alive", "_pinger", "_send", "last_s", "started")
+    Headers go with the first event. Where none comes, `opening` is asked for one as soon as `due`
+    says so of the seconds of silence; from then on a ping follows every 15 s of silence.
+    """
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], ping: bytes = PING) -> None:
+    __slots__ = (
+        *("_due", "_headers", "_keeper", "_lock", "_opening", "_ping", "_send"),
+        *("silent_s", "started"),
+    )
+
+    def __init__(
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        ping: bytes = PING,
+        *,
+        opening: Callable[[], bytes] = lambda: b"",
+        due: Callable[[float], bool] = lambda silent_s: silent_s >= WAIT_S,
+    ) -> None:
         self._send = send
         self._headers = headers
-        self._keep_alive = ping
+        self._ping = ping
+        self._opening = opening
+        self._due = due
+        self._lock = asyncio.Lock()
         self.started = False
-        self.last_s = 0.0
-        self._pinger = asyncio.get_running_loop().create_task(self._ping())
+        self.silent_s = 0.0
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
-    async def write(self, data: bytes) -> None:
-        """Send one or several events."""
-        if not self.started:
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send one or several events, behind whatever is on its way."""
+        async with self._lock:
             await self._start()
-        self.last_s = 0.0
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self.silent_s = 0.0
+            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _start(self) -> None:
-        self.started = True
+        """Send the headers, once."""
+        if self.started:
+            return
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -39,21 +65,25 @@ class EventStream:
             *self._headers,
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self.started = True
 
-    async def _ping(self) -> None:
-        """A ping after every 15 s of silence; it also sends the headers of a long wait."""
+    async def _keep_alive(self) -> None:
+        """Open the stream where nothing has, then break each long silence."""
         while True:
-            await asyncio.sleep(1.0)
-            self.last_s += 1.0
-            if self.last_s >= PING_INTERVAL_S:
-                await self.write(self._keep_alive)
+            await asyncio.sleep(TICK_S)
+            self.silent_s += TICK_S
+            if self.started:
+                if self.silent_s >= PING_INTERVAL_S:
+                    await self.write(self._ping)
+            elif self._due(self.silent_s):
+                await self.write(self._opening() or self._ping)
 
     def stop_pinging(self) -> None:
-        self._pinger.cancel()
+        self._keeper.cancel()
 
     async def end(self, data: bytes) -> None:
         """The last event; the response is complete."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        await self.write(data, last=True)
 
 
 async def send_response(response: Response, send: Send, headers: list[tuple[bytes, bytes]]) -> None:

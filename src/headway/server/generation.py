@@ -1,21 +1,19 @@
-"""One generation over HTTP: the engine streams behind it, and its answer, whole or in chunks.
+"""One generation over HTTP: what was asked, how far it is, and the engine's streams behind it.
 
-Given prepared prompts and a dialect (what a chunk and a whole answer look like) it submits, relays
-and cleans up. It promises that a client that leaves frees its blocks, and that a stream never ends
-without `[DONE]` or an error event.
+Given prepared prompts it submits them and hands out what arrives, counted; a `Dialect` says what a
+chunk and a whole answer look like. `answering` sends them.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
-from headway.core.errors import GIVEN_UP, RequestError, ServerFaultError
+from headway.core.errors import GIVEN_UP, RequestError
 from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass
 from headway.core.slo import DEFAULT_CLASS, Slo
@@ -25,10 +23,9 @@ from headway.engine.stream import Stream
 from headway.engine.text import Reading
 from headway.engine.text.parts import CallEnds, Said
 from headway.server.admission import Ticket
-from headway.server.errors import json_response
-from headway.server.event_stream import DONE, EventStream, send_response
+from headway.server.event_stream import DONE
 from headway.server.keys import Caller, anybody
-from headway.server.models import ServedModel, State
+from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
 from headway.telemetry.timeline import Timeline
@@ -65,6 +62,8 @@ class Generation:
     said: dict[int, Said] = field(default_factory=dict)
     """Choice → what its parts add up to, where the answers are read for them."""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    may_be_refused: bool = False
+    """Whether the engine may yet refuse it: its stream is opened later, while it waits."""
     caller: Caller = field(default_factory=anybody)
     ticket: Ticket | None = None
     service_class: ServiceClass = field(init=False)
@@ -188,65 +187,6 @@ class Dialect(Protocol):
         ...
 
 
-async def respond(
-    state: State, generation: Generation, dialect: Dialect, receive: Receive, send: Send
-) -> None:
-    """Run `generation` and answer, streamed or whole; its timeline ends with it.
-
-    Raises RequestError with the reason GIVEN_UP, and nothing was sent, when the engine sheds it.
-    """
-    telemetry = generation.model.telemetry
-    timeline = generation.begin()
-    streams: list[Stream] = []
-    watcher = None
-    try:
-        submit(generation, timeline, streams)
-        watcher = asyncio.create_task(watch_for_departure(receive, streams))
-        if generation.stream:
-            await send_chunks(generation, dialect, streams, timeline, send)
-        else:
-            await send_whole(generation, dialect, streams, timeline, send)
-    except ClientGoneError:
-        telemetry.sequence_finished("abort")
-        timeline.left()
-    except Exception as error:
-        if isinstance(error, RequestError) and error.reason == GIVEN_UP:
-            timeline.moved()
-        timeline.failed()
-        raise
-    finally:
-        settle(generation, timeline, streams)
-        if watcher is not None:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
-
-
-async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
-    """The whole answer, generated with no client waiting; raises RequestError."""
-    timeline = generation.begin()
-    streams: list[Stream] = []
-    try:
-        submit(generation, timeline, streams)
-        return await collect(generation, dialect, streams, timeline)
-    except Exception as error:
-        if isinstance(error, RequestError) and error.reason == GIVEN_UP:
-            generation.model.telemetry.failed(timeline, error)
-        timeline.failed()
-        raise
-    finally:
-        settle(generation, timeline, streams)
-
-
-def settle(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
-    """It is over, one way or another: count it, and end what still runs of it."""
-    timeline.left()  # cancelled: nobody is there any more
-    if generation.ticket is not None:
-        generation.ticket.close(generation.num_prompt_tokens + generation.num_generated)
-    for stream in streams:
-        stream.close()
-
-
 def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
     """Send every prompt to the engine; raises EngineDownError when it takes none now."""
     client, telemetry = generation.model.client, generation.model.telemetry
@@ -333,94 +273,3 @@ async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def send_whole(
-    generation: Generation,
-    dialect: Dialect,
-    streams: list[Stream],
-    timeline: Timeline,
-    send: Send,
-) -> None:
-    """Collect everything, then answer once."""
-    try:
-        response = json_response(await collect(generation, dialect, streams, timeline))
-    except ClientGoneError:
-        raise
-    except RequestError as error:
-        if error.reason == GIVEN_UP:
-            raise
-        response = dialect.refusal(error)
-    await send_response(response, send, generation.headers)
-
-
-async def collect(
-    generation: Generation, dialect: Dialect, streams: list[Stream], timeline: Timeline
-) -> dict[str, Any]:
-    """The whole answer, once it is complete."""
-    choices: list[list[Delta]] = [[] for _ in range(len(streams) * generation.sampling.n)]
-    async for pairs in arriving(generation, streams, timeline):
-        for choice, delta in pairs:
-            choices[choice].append(delta)
-            timeline.tokens_left(choice, len(delta.token_ids))
-    return dialect.whole(choices)
-
-
-async def send_chunks(
-    generation: Generation,
-    dialect: Dialect,
-    streams: list[Stream],
-    timeline: Timeline,
-    send: Send,
-) -> None:
-    """Relay chunk by chunk; an error before the first is an HTTP error, later an error event."""
-    events = EventStream(send, generation.headers, dialect.ping())
-    opened: set[int] = set()
-    held: dict[int, int] = {}
-    try:
-        async for pairs in arriving(generation, streams, timeline):
-            for choice, delta in pairs:
-                data = b""
-                if choice not in opened:
-                    opened.add(choice)
-                    data = dialect.opening(choice)
-                content = dialect.chunk(choice, delta)
-                if data or content:
-                    await events.write(data + content)
-                if not content:  # half a character, or what may become a stop string
-                    held[choice] = held.get(choice, 0) + len(delta.token_ids)
-                    continue
-                count = len(delta.token_ids) + (held.pop(choice, 0) if held else 0)
-                timeline.tokens_left(choice, count)
-        ending = dialect.ending()
-        events.stop_pinging()
-        await events.end(ending)
-    except ClientGoneError:
-        raise
-    except RequestError as error:
-        events.stop_pinging()
-        if error.reason == GIVEN_UP:
-            if not events.started:
-                raise
-            generation.model.telemetry.failed(timeline, error)
-        await send_failure(events, dialect, error, send, generation.headers)
-    except Exception:
-        events.stop_pinging()
-        await send_failure(events, dialect, ServerFaultError(), send, generation.headers)
-        raise
-    finally:
-        events.stop_pinging()
-
-
-async def send_failure(
-    events: EventStream,
-    dialect: Dialect,
-    error: RequestError,
-    send: Send,
-    headers: list[tuple[bytes, bytes]],
-) -> None:
-    """An HTTP error when nothing was sent yet, else an error event that ends the stream."""
-    if events.started:
-        await events.end(dialect.failure(error))
-        return
-    await send_response(dialect.refusal(error), send, headers)

@@ -12,8 +12,8 @@ import msgspec
 from starlette.types import Receive, Send
 
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
+from headway.server import answering
 from headway.server import body as bodies
-from headway.server import generation as generations
 from headway.server.errors import json_response
 from headway.server.event_stream import send_response
 from headway.server.generation import Generation
@@ -186,7 +186,7 @@ async def respond(
 ) -> None:
     """Answer now, or say that it is queued and go on in the background."""
     if not dialect.background:
-        await generations.respond(state, generation, dialect, receive, send)
+        await answering.respond(state, generation, dialect, receive, send)
         return
     tasks = state.responses.tasks
     if len(tasks) >= MAX_BACKGROUND:
@@ -202,7 +202,7 @@ async def in_background(generation: Generation, dialect: ResponsesDialect) -> No
     """Generate with nobody waiting; however it ends, the stored response says how."""
     generation.caller.meter.num_running += 1
     try:
-        await generations.run_alone(generation, dialect)
+        await answering.run_alone(generation, dialect)
     except asyncio.CancelledError:
         dialect.cancelled()
         raise
