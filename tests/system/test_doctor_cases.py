@@ -6,10 +6,14 @@ the tests themselves run on such machines.
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from live_server import LiveServer, headway
 from staged import (
@@ -27,8 +31,12 @@ from staged import (
 )
 
 from conftest import StartServer
+from headway.telemetry.snapshot import Snapshot
 
-OF_THE_MACHINE = {"slow-forward", "client-bottleneck"}
+GIVEN_UP_AFTER = 20
+"""Diagnoses until a state is seen that we wait for; each takes some seconds."""
+FIRST = ("host-bound", "slow-forward", "contention")
+OF_THE_MACHINE = {"contention", "slow-forward", "client-bottleneck"}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def finding(diagnosis: dict[str, Any], name: str) -> dict[str, Any]:
 async def test_idle(light: LiveServer) -> None:
     found = await diagnose_under(light, open_loop(1.0, lambda i: body(20, 5, i)), seconds=4)
     assert planted(found) == "under-loaded", found["findings"]
-    assert found["bottleneck"]["server_kind"] == "under-loaded"
+    assert found["bottleneck"]["server_kind"] in ("under-loaded", "contention")
     assert any("more replicas" in text for text in found["waste"])
     assert "$" in finding(found, "under-loaded")["expect"]
 
@@ -125,14 +133,51 @@ async def test_decode_of_one_request_at_a_time(heavy: LiveServer) -> None:
     tpot = found["tpot"]
     assert 0 < tpot["floor_s"] <= tpot["step_s"]
     names = [each["name"] for each in found["findings"]]
-    int8 = finding(found, "weight-bytes")
-    assert "drafts" in names and not int8["available"] and "not in this version" in int8["fix"]
+    narrower = finding(found, "weight-bytes")
+    assert narrower["available"] and narrower["do"] == "--quantization int4"
+    drafts = finding(found, "drafts")
+    assert not drafts["available"] and "not in this version" in drafts["fix"]
+    assert set(names) >= {"small-batch", "drafts", "weight-bytes"}
+
+
+async def test_a_server_in_int4_is_not_told_to_round(start_server: StartServer) -> None:
+    """Its own settings count, not the type of its checkpoint."""
+    narrow = start_server("--quantization=int4", "--served-model-name=tiny").wait_ready()
+    found = await diagnose_under(narrow, closed_loop(1, lambda i: body(8, 40, i)), seconds=2)
+    assert not {"weight-bytes", "wide-weights"} & {each["name"] for each in found["findings"]}
+    stats = msgspec.json.decode(narrow.get("/stats")[1], type=Snapshot)
+    assert stats.settings["quantization"].startswith("int4")
+    assert stats.model.step_weight_bytes <= min(stats.model.weight_choices.values())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="this system has no /proc/stat")
+async def test_others_on_the_cores(light: LiveServer) -> None:
+    """Spinning processes beside a server that works: live, in the doctor and in /metrics."""
+    spin = "import sys\nprint(flush=True)\nwhile True: pass"
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        for _ in range(GIVEN_UP_AFTER):
+            found = await diagnose_under(light, closed_loop(4, lambda i: body(20, 60, i)), 2)
+            if found["bottleneck"]["name"] == "contention":
+                break
+        assert found["bottleneck"]["name"] == "contention", found["findings"]
+        assert found["bottleneck"]["server_kind"] == "contention"
+        evidence = finding(found, "contention")["evidence"]
+        assert any("of the cores' time" in text for text in evidence)
+        assert any("tasks for" in text for text in evidence)
+    finally:
+        for each in spinning:
+            each.kill()
+            each.communicate()
 
 
 async def test_large_prefill(heavy: LiveServer) -> None:
     found = await diagnose_under(heavy, closed_loop(1, lambda i: body(400, 3, i)), seconds=6)
     assert planted(found) == "long-prefill", found["findings"]
-    assert found["bottleneck"]["server_kind"] in ("compute", "host")
+    assert found["bottleneck"]["server_kind"] in ("compute", "host", "contention")
 
 
 @pytest.mark.hardening
@@ -184,7 +229,7 @@ async def test_people_read_the_verdict_first(light: LiveServer) -> None:
         done = await asyncio.to_thread(headway, "doctor", light.url, "--seconds=2")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Headway ") and len(lines) < 60
-    assert any(lines[1].startswith(name) for name in ("host-bound", "slow-forward")), lines[1]
+    assert any(lines[1].startswith(name) for name in FIRST), lines[1]
     words = ("Time to the first token", "Time per token", "symptom", "Would be a waste", "save")
     places = [done.stdout.index(word) for word in words]
     assert places == sorted(places)

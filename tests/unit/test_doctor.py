@@ -1,10 +1,11 @@
 """The doctor's rules, arithmetic and order on made-up readings; no server, no torch."""
 
 import ast
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.advise import reference, rules
@@ -12,6 +13,8 @@ from headway.advise.diagnosis import diagnose, findings
 from headway.advise.reading import Reading, SlowStream
 from headway.advise.roofline import decode_step
 from headway.advise.words import dollars, duration, plural, rate
+from headway.core.contention import CoreUse
+from headway.core.options import EngineOptions
 from headway.telemetry.snapshot import Evidence, Percentiles, Utilization, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,8 +84,9 @@ HEALTHY = Reading(
     bandwidth=BANDWIDTH,
     flops=FLOPS,
     dtype="bfloat16",
-    dtype_bytes=2,
     step_weight_bytes=WEIGHTS,
+    weight_choices={"--quantization int8": WEIGHTS // 2, "--quantization int4": WEIGHTS // 3},
+    kv_choices={"--kv-cache-dtype int8": 6_528},
     kv_bytes_per_token=12_288,
     flops_per_token=0.5e9,
 )
@@ -107,7 +111,16 @@ LONG = {
 BROKEN = {"errors": {"integer_below_min_value": 30}, "validation_failures": 30}
 SLOW = SlowStream(id="cmpl-1", age_s=9.0, seconds=6.0, made=300, left=4)
 
+CONTENDED = {
+    "verdict": verdict("contention"),
+    "cores": CoreUse(
+        seconds=20, num_cores=2, steal_share=0.1, others_share=0.4, idle_share=0.0, run_queue=2.0
+    ),
+}
+WIDE = {"--dtype bfloat16": WEIGHTS // 2, "--quantization int8": WEIGHTS // 4}
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "contention": (CONTENDED, {}),
     "engine-restarts": ({"num_restarts": 1}, {}),
     "client-bottleneck": ({"client_bottleneck": "it used 95% of a core"}, {}),
     "validation": (BROKEN, {**BROKEN, "validation_failures": 2}),
@@ -138,12 +151,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "slow-forward": (
         {"decode_steps": steps(0.4, WEIGHTS, 1e9)},
-        {"decode_steps": steps(0.04, WEIGHTS, 1e9)},
+        {"decode_steps": steps(0.4, WEIGHTS, 1e9), **CONTENDED},
     ),
     "small-batch": (FEW, {**FEW, "max_num_seqs": 4}),
-    "wide-weights": ({"dtype": "float32", "dtype_bytes": 4}, {}),
-    "weight-bytes": ({}, {"cache_resident": True}),
-    "kv-bytes": ({"step_weight_bytes": 100e6}, {}),
+    "wide-weights": ({"dtype": "float32", "weight_choices": WIDE}, {}),
+    "weight-bytes": ({}, {"weight_choices": {"--quantization int4": WEIGHTS}}),
+    "kv-bytes": (
+        {"step_weight_bytes": 100e6},
+        {"step_weight_bytes": 100e6, "kv_bytes_per_token": 6_528},
+    ),
     "drafts": (FEW, {}),
     "retries": ({"num_retries": 30}, {"num_retries": 2}),
     "under-loaded": ({"idle_share": 0.9}, {"idle_share": 0.3}),
@@ -184,7 +200,38 @@ def test_a_finding_has_figures_a_fix_and_an_honest_share(name: str) -> None:
     assert found.evidence and all(found.evidence)
     assert found.do and found.expect and found.assumes
     assert "None" not in f"{found.do}{found.expect}{found.evidence}"
-    assert found.available != found.fix.startswith(("int8", "8-bit", "Speculative", "Prefix"))
+    assert found.available == (name != "drafts")
+
+
+def test_contention_comes_before_what_is_worth_more() -> None:
+    small = {"cores": msgspec.structs.replace(CONTENDED["cores"], others_share=0.01)}
+    found = findings(replace(HEALTHY, **{**FEW, **CONTENDED, **small, "idle_share": 0.2}))
+    assert found[0].name == "contention" and found[0].share < max(each.share for each in found)
+
+
+def test_what_is_missing_has_no_option() -> None:
+    """Whoever adds speculative decoding mends the rule that says it is not there."""
+    options = {field.name for field in fields(EngineOptions)}
+    assert not any("spec" in name or "draft" in name for name in options)
+
+
+def test_only_options_that_narrow_are_named() -> None:
+    """On a server in int4 nothing is left to round; one in int8 may still go to int4."""
+    int4 = {"--quantization int8": 165e6, "--quantization int4": 110e6}
+    low = {**FEW, "weight_choices": int4, "decode_steps": steps(0.038, 190e6, 3 * 0.5e9)}
+    in_int4 = replace(HEALTHY, **low, step_weight_bytes=110e6)
+    assert not {"weight-bytes", "wide-weights"} & set(names(in_int4))
+    in_int8 = replace(HEALTHY, **low, step_weight_bytes=165e6)
+    (advice,) = [each for each in findings(in_int8) if each.name == "weight-bytes"]
+    assert advice.do == "--quantization int4" and "int8" not in advice.expect
+    in_bf16 = replace(HEALTHY, **FEW)
+    (advice,) = [each for each in findings(in_bf16) if each.name == "weight-bytes"]
+    assert advice.do == "--quantization int4" and "--quantization int8: " in advice.expect
+    step = decode_step(in_bf16)
+    assert step is not None
+    assert advice.share == pytest.approx(
+        in_bf16.decode_share * (1 - step.with_(weights=1 / 3) / step.seconds), rel=1e-3
+    )
 
 
 def test_nothing_is_known_of_an_empty_reading() -> None:

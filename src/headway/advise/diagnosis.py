@@ -126,9 +126,10 @@ def diagnose(r: Reading) -> Diagnosis:
 
 
 def findings(r: Reading) -> list[Finding]:
-    """The rules that hold, the most valuable first; being idle comes after all others."""
+    """The rules that hold, the most valuable first; others on the cores come before, being idle
+    after all of them."""
     holding = [rule for rule in rules.RULES if rule.holds(r)]
-    found = [(rule.last, finding(rule, r)) for rule in holding]
+    found = [(rule.last - rule.first, finding(rule, r)) for rule in holding]
     return [each for _, each in sorted(found, key=lambda pair: (pair[0], -pair[1].share))]
 
 

@@ -11,8 +11,10 @@ from rich.console import Console
 
 from headway.advise.accelerators import Sheet, read_sheets, sheet_of
 from headway.advise.show import plain
-from headway.advise.words import duration, plural, rate
+from headway.advise.words import duration, percent, plural, rate
 from headway.assemble import examine_machine
+from headway.core.clock import SystemClock
+from headway.core.contention import CoreUse, CoreWatch
 from headway.core.machine import MULTIPLY_FLAGS
 from headway.core.memory_plan import gib
 from headway.core.model_spec import DTYPE_BYTES
@@ -25,6 +27,8 @@ SETS = (
     *("amx_int8", "asimd", "sve", "i8mm", "bf16"),
 )
 """Instruction sets that matter here, of x86 and ARM."""
+FELT = 0.1
+"""Of the cores' time while the machine was measured: more that others took is told."""
 
 
 class Why(msgspec.Struct, kw_only=True):
@@ -57,6 +61,7 @@ class Examination(msgspec.Struct, kw_only=True):
     gpu: str | None
     gpu_bytes: int | None
     datasheet: Sheet | None
+    cores: CoreUse | None
     bandwidth_bytes_per_s: float | None
     kernel_flops_per_s: float | None
     kernel_dtype: str
@@ -79,7 +84,10 @@ def examine(
 ) -> Examination:
     """Measure the machine and plan the model; raises HeadwayError."""
     sheets = read_sheets(accelerators) if accelerators else []
+    watch = CoreWatch(SystemClock().now_s, max_seconds=600)
+    watch.sample()
     found = examine_machine(folder, options, budget_s)
+    cores = watch.sample()
     spec, machine, ceilings = found.spec, found.machine, found.ceilings
     gpu, dtype = machine.accelerator, found.settings.dtype
     share = bytes_per_weight(found.settings.quantization, spec, dtype) / DTYPE_BYTES[dtype] or 1.0
@@ -98,6 +106,7 @@ def examine(
         gpu=gpu.name if gpu else None,
         gpu_bytes=gpu.total_bytes if gpu else None,
         datasheet=sheet,
+        cores=cores,
         bandwidth_bytes_per_s=bandwidth,
         kernel_flops_per_s=flops,
         kernel_dtype=ceilings.flops_dtype,
@@ -181,6 +190,10 @@ def machine_rows(found: Examination) -> list[tuple[str, str, str]]:
         rows.append(("GPU", found.gpu, gib(found.gpu_bytes or 0)))
     rows.append(("native kernels", found.native or "none", found.native_why))
     rows.append(("measured with", plural(found.num_threads, "thread"), ""))
+    taken = found.cores.others_share + found.cores.steal_share if found.cores else 0.0
+    if taken > FELT:
+        remark = "the figures below are of a machine in use: measure again when it is idle"
+        rows.append(("others meanwhile", f"{percent(taken)} of the cores' time", remark))
     if found.bandwidth_bytes_per_s:
         paper = paper_text(sheet.bandwidth_gb_per_s, 1e9, "B/s") if sheet else ""
         rows.append(("read", rate(found.bandwidth_bytes_per_s, "B/s"), paper))

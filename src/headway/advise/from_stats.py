@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.advise.reading import Reading, SlowStream
-from headway.core.model_spec import DTYPE_BYTES
 from headway.telemetry.snapshot import LiveRequest, Percentiles, Snapshot, StepStats, Window
 
 SLOW_SHARE = 0.5
@@ -54,6 +53,7 @@ def reading_from_stats(
         host_share=host_share(steps),
         decode_steps=window.decode,
         prefill_steps=window.prefill,
+        cores=window.cores,
         rows=mean.running if mean else None,
         prefill_tokens_per_step=prefill_tokens(steps),
         verdict=window.verdict,
@@ -68,8 +68,9 @@ def reading_from_stats(
         flops=last.machine.flops_per_s,
         cache_resident=last.machine.cache_resident,
         dtype=last.model.dtype,
-        dtype_bytes=DTYPE_BYTES.get(last.model.dtype),
         step_weight_bytes=last.model.step_weight_bytes,
+        weight_choices=last.model.weight_choices,
+        kv_choices=last.model.kv_choices,
         kv_bytes_per_token=last.model.kv_bytes_per_token,
         flops_per_token=last.model.flops_per_token,
         **faults(first, last),

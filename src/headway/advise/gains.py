@@ -4,11 +4,19 @@ Each function returns the fix in this server's numbers and the gain. A gain is a
 request's time or of the spend, so that fixes can be ranked; its assumption stands in the rule.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.advise.reading import Reading
 from headway.advise.roofline import DecodeStep, decode_step
-from headway.advise.symptoms import MORE_ROWS, failing_share, queued, step_s
+from headway.advise.symptoms import (
+    BFLOAT16,
+    MORE_ROWS,
+    failing_share,
+    narrower,
+    queued,
+    rounding,
+    step_s,
+)
 from headway.advise.words import duration, percent, plural, tokens
 from headway.core.memory_plan import gib
 
@@ -198,28 +206,43 @@ def faster_decode(r: Reading, step: DecodeStep, after_s: float, do: str) -> Advi
 
 def half_weights(r: Reading) -> Advice:
     step = needed(r)
-    return faster_decode(r, step, step.with_(weights=0.5), "--dtype bfloat16")
+    share = r.weight_choices[BFLOAT16] / step.weight_bytes
+    return faster_decode(r, step, step.with_(weights=share), BFLOAT16)
 
 
-def byte_weights(r: Reading) -> Advice:
+def rounded_weights(r: Reading) -> Advice:
+    """The narrowest that this server can be started with; a wider one is named with its step."""
     step = needed(r)
-    do = "a smaller model, or shorter answers"
-    if r.decode_s:
-        do = f"a smaller model, or {outputs_shorter(r)}"
-    return faster_decode(r, step, step.with_(weights=1 / (r.dtype_bytes or 2)), do)
+    after = {
+        option: step.with_(weights=size / step.weight_bytes) for option, size in rounding(r).items()
+    }
+    *wider, (option, after_s) = after.items()
+    advice = faster_decode(r, step, after_s, option)
+    for other, seconds in wider:
+        advice = replace(advice, expect=f"{advice.expect} ({other}: {duration(seconds)})")
+    return advice
 
 
-def outputs_shorter(r: Reading) -> str:
-    saved_s = (r.decode_s or 0.0) * SHORTER
-    return f"answers {percent(SHORTER)} shorter: {duration(saved_s)} less a request"
+def narrower_kv(r: Reading) -> Advice:
+    """The narrowest KV that this server can be started with."""
+    step, now = needed(r), r.kv_bytes_per_token or 1.0
+    *_, (option, size) = narrower(r.kv_choices, now).items()
+    advice = faster_decode(r, step, step.with_(kv=size / now), option)
+    return replace(advice, expect=advice.expect.replace(", as the KV stays", ""))
 
 
-def byte_kv(r: Reading) -> Advice:
-    step = needed(r)
-    after_s = step.with_(kv=1 / (r.dtype_bytes or 2))
-    advice = faster_decode(r, step, after_s, "shorter contexts: fewer turns, less kept")
-    return Advice(do=advice.do, expect=advice.expect.replace(", as the KV stays", ""),
-                  share=advice.share)  # fmt: skip
+def cores_for_ourselves(r: Reading) -> Advice:
+    """What others took of the cores comes to the model."""
+    share = min(r.cores.others_share + r.cores.steal_share, 0.99) if r.cores else 0.0
+    seconds, expect = step_s(r), f"{percent(share)} of the cores' time for the model"
+    if seconds:
+        expect = f"a step from {duration(seconds)} to about {duration(seconds * (1 - share))}"
+    return Advice(
+        do="end or move what else uses the cores, or lower --threads to those that are free; for "
+        "a virtual machine, cores of its own",
+        expect=expect,
+        share=share,
+    )
 
 
 def drafts(r: Reading) -> Advice:

@@ -6,7 +6,9 @@ from this source", never zero. Seconds, bytes and tokens; means unless a name sa
 
 from dataclasses import dataclass, field
 
+from headway.core.contention import CoreUse
 from headway.telemetry.snapshot import Percentiles, Utilization, Verdict
+from headway.telemetry.verdict import CONTENTION
 
 NO_VALUES = Percentiles()
 
@@ -71,6 +73,8 @@ class Reading:
     """Of the time with work: gaps and everything in a step but the model."""
     decode_steps: Utilization | None = None
     prefill_steps: Utilization | None = None
+    cores: CoreUse | None = None
+    """Who used the cores."""
     rows: float | None = None
     """Sequences in a step."""
     prefill_tokens_per_step: float | None = None
@@ -95,8 +99,11 @@ class Reading:
     flops: float | None = None
     cache_resident: bool = False
     dtype: str = ""
-    dtype_bytes: int | None = None
     step_weight_bytes: float | None = None
+    weight_choices: dict[str, int] = field(default_factory=dict)
+    """Option → `step_weight_bytes` with it, of those that this server can be started with."""
+    kv_choices: dict[str, int] = field(default_factory=dict)
+    """Option → `kv_bytes_per_token` with it."""
     kv_bytes_per_token: float | None = None
     flops_per_token: float | None = None
 
@@ -195,6 +202,11 @@ class Reading:
     def kind(self) -> str:
         """The server's verdict, "" where it gives none."""
         return self.verdict.kind if self.verdict else ""
+
+    @property
+    def contended(self) -> bool:
+        """Others use the cores, as the server's own verdict has it."""
+        return self.kind == CONTENTION
 
     @property
     def loaded(self) -> bool:

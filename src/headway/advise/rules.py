@@ -14,8 +14,9 @@ from headway.advise.reading import Reading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row. `available` says whether this version of Headway has the fix; a `last` one is named
-    first only when nothing else holds."""
+    """One row. `available` says whether this version of Headway has the fix at all; whether the
+    server that is read can use it is for `holds` to see, in the choices that it tells. A `first`
+    one comes before all others, a `last` one is named first only when nothing else holds."""
 
     name: str
     kind: str
@@ -27,10 +28,23 @@ class Rule:
     see: Callable[[Reading], list[str]]
     advise: Callable[[Reading], Advice]
     available: bool = True
+    first: bool = False
     last: bool = False
 
 
 RULES = (
+    Rule(
+        name="contention",
+        kind="contention",
+        symptom="Others use the cores that the model needs.",
+        cause="Other processes run on them, or the hypervisor gives them to other machines.",
+        fix="Free cores; `--threads` for those that are; a machine of its own",
+        assumes="what others took would be the model's; figures below are of a machine in use",
+        holds=symptoms.contended,
+        see=symptoms.see_contention,
+        advise=gains.cores_for_ourselves,
+        first=True,
+    ),
     Rule(
         name="engine-restarts",
         kind="fault",
@@ -182,8 +196,8 @@ RULES = (
         name="slow-forward",
         kind="host",
         symptom="The model itself takes many times what the ceilings allow.",
-        cause="Other processes use the cores or the memory, more threads than free cores, or a "
-        "type this machine multiplies slowly.",
+        cause="More threads than cores, others on the memory, or a type that this machine "
+        "multiplies slowly.",
         fix="Free cores, `--threads`; `headway doctor FOLDER` shows the peak by type",
         assumes="half of the ceilings can be reached",
         holds=symptoms.slow_forward,
@@ -218,24 +232,23 @@ RULES = (
         kind="bandwidth",
         symptom="Decode is the reading of weights.",
         cause="Each step reads every weight once, at the memory's speed.",
-        fix="int8 weights: not in this version; a smaller model, shorter answers",
-        assumes="one byte a weight at the measured bandwidth, KV as it is",
-        holds=symptoms.narrowable,
+        fix="`--quantization int4` or `int8` (`headway eval` says what that costs in quality), a "
+        "smaller model, shorter answers",
+        assumes="the bytes of the rounded weights at the measured bandwidth, KV as it is",
+        holds=symptoms.narrowable_weights,
         see=symptoms.see_decode,
-        advise=gains.byte_weights,
-        available=False,
+        advise=gains.rounded_weights,
     ),
     Rule(
         name="kv-bytes",
         kind="bandwidth",
         symptom="Decode is the reading of KV.",
         cause="Many long contexts in each step.",
-        fix="8-bit KV: not in this version; shorter contexts",
-        assumes="one byte a KV element, weights as they are",
-        holds=symptoms.reads_kv,
+        fix="`--kv-cache-dtype int8`, shorter contexts",
+        assumes="the bytes of that KV at the measured bandwidth, weights as they are",
+        holds=symptoms.narrowable_kv,
         see=symptoms.see_decode,
-        advise=gains.byte_kv,
-        available=False,
+        advise=gains.narrower_kv,
     ),
     Rule(
         name="drafts",

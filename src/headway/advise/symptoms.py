@@ -25,6 +25,7 @@ THRESHOLDS = {
     "shared": 0.3,  # of a prompt
 }
 MORE_ROWS = 8
+BFLOAT16 = "--dtype bfloat16"
 T = THRESHOLDS
 
 
@@ -106,8 +107,14 @@ def host_bound(r: Reading) -> bool:
 
 
 def slow_forward(r: Reading) -> bool:
-    """The model itself takes many times what the ceilings allow, in long steps."""
-    return r.loaded and far_from_roofline(r) and not host_bound(r)
+    """The model itself takes many times what the ceilings allow, in long steps, and nobody knows
+    of others on its cores."""
+    return r.loaded and far_from_roofline(r) and not host_bound(r) and not r.contended
+
+
+def contended(r: Reading) -> bool:
+    """Other processes or virtual machines have the cores."""
+    return r.contended
 
 
 def far_from_roofline(r: Reading) -> bool:
@@ -151,12 +158,29 @@ def reads_kv(r: Reading) -> bool:
 
 def wide_weights(r: Reading) -> bool:
     """Weights of four bytes are read where two would do."""
-    return reads_weights(r) and r.dtype == "float32"
+    return reads_weights(r) and BFLOAT16 in narrower(r.weight_choices, r.step_weight_bytes)
 
 
-def narrowable(r: Reading) -> bool:
-    """Weights could be of one byte."""
-    return reads_weights(r) and (r.dtype_bytes or 0) > 1
+def narrowable_weights(r: Reading) -> bool:
+    """Weights could be of fewer bytes, by an option that this server has and does not use."""
+    return reads_weights(r) and bool(rounding(r))
+
+
+def rounding(r: Reading) -> dict[str, int]:
+    """The options of `weight_choices` that round weights to fewer bytes than now."""
+    found = narrower(r.weight_choices, r.step_weight_bytes)
+    return {option: size for option, size in found.items() if option != BFLOAT16}
+
+
+def narrowable_kv(r: Reading) -> bool:
+    """KV could be of fewer bytes, by an option that this server has and does not use."""
+    return reads_kv(r) and bool(narrower(r.kv_choices, r.kv_bytes_per_token))
+
+
+def narrower(choices: dict[str, int], now: float | None) -> dict[str, int]:
+    """The options that take clearly less than `now`, the narrowest last."""
+    found = [(size, option) for option, size in choices.items() if now and size < 0.95 * now]
+    return {option: size for size, option in sorted(found, reverse=True)}
 
 
 def drafts_pay(r: Reading) -> bool:
@@ -274,6 +298,11 @@ def see_prefill(r: Reading) -> list[str]:
     if r.prefill_steps is not None and r.prefill_steps.mfu is not None:
         found.append(f"MFU {percent(r.prefill_steps.mfu)} in steps with prefill")
     return found
+
+
+def see_contention(r: Reading) -> list[str]:
+    found = r.verdict.evidence if r.verdict else []
+    return [each.text for each in found]
 
 
 def see_host(r: Reading) -> list[str]:

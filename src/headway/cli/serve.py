@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import headway
 from headway.cli.common import model_folder, model_name, print_settings
+from headway.core.contention import CoreWatch
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
 from headway.core.model_spec import read_json, read_model_spec
@@ -66,6 +67,7 @@ def serve(call: "Call") -> int:
             progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
             state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
             add_fallback(state, engine_options, logs, classes)
+            watch_cores(state)
 
             def on_ready() -> None:
                 bar.close()
@@ -141,6 +143,17 @@ def add_fallback(
         folder, second_options, options, logs, classes, lambda done, total: None
     )
     state.fallback_model = name
+
+
+def watch_cores(state: "State") -> None:
+    """Let each model's telemetry see who uses the cores; all engines of this server are ours."""
+    rows = state.rows
+
+    def engines() -> list[int | None]:
+        return [row.client.pid for row in rows]
+
+    for row in rows:
+        row.telemetry.core_watch = CoreWatch(row.telemetry.clock.now_s, engines)
 
 
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":

@@ -173,7 +173,8 @@ class Ceilings(msgspec.Struct, kw_only=True):
 
     Measured values are the best of all probes so far, 0 where nothing was measured; those of the
     datasheet are None where we do not know them. FLOP/s are dense, of `flops_dtype`.
-    `cache_bytes` is the last-level cache.
+    `cache_bytes` is the last-level cache. Of the best of its kind, the last probe reached
+    `last_share`.
     """
 
     bandwidth_bytes_per_s: float = 0.0
@@ -183,6 +184,7 @@ class Ceilings(msgspec.Struct, kw_only=True):
     datasheet_flops_per_s: float | None = None
     cache_bytes: int = 0
     num_probes: int = 0
+    last_share: float = 1.0
 
 
 class Description(msgspec.Struct):

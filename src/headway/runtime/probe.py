@@ -75,9 +75,12 @@ class Probe:
             works.append(("bandwidth_bytes_per_s", buffer.nbytes, lambda: self._read([buffer])))
         if not budget_s:
             works = [works[self.ceilings.num_probes % len(works)]]
+        self.ceilings.last_share = 1.0
         for name, amount, work in works:
             rate = amount / self._best_s(work, budget_s / len(works))
-            setattr(self.ceilings, name, max(getattr(self.ceilings, name), rate))
+            best = max(getattr(self.ceilings, name), rate)
+            setattr(self.ceilings, name, best)
+            self.ceilings.last_share = min(self.ceilings.last_share, rate / best)
         self.ceilings.num_probes += 1
 
     def _read(self, tensors: list[Tensor]) -> None:

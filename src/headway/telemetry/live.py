@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.core.clock import Clock, SystemClock
+from headway.core.contention import CoreWatch
 from headway.core.errors import GIVEN_UP, RequestError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
@@ -87,6 +88,8 @@ class Telemetry:
         self.cached_price = cached_price
         self.started_s = self.clock.now_s()
         self.slots = Slots(self.started_s, len(spec.kv_groups))
+        self.core_watch: CoreWatch | None = None
+        """Who uses the cores, asked once a second where somebody set it."""
         self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self.finished: deque[Timeline] = deque(maxlen=KEPT_REQUESTS)
         self.on_finish: Callable[[Timeline], None] = lambda timeline: None
@@ -135,6 +138,8 @@ class Telemetry:
 
     def on_probe(self, ceilings: Ceilings) -> None:
         """The runtime measured the machine again."""
+        self.turn()
+        self.slots.current.probe_shares.append(ceilings.last_share)
         self.roof.take(ceilings)
 
     def on_step(self, record: StepRecord) -> None:
@@ -311,6 +316,9 @@ class Telemetry:
         if int(now_s) > self.slots.current.second:
             self.count_tokens()
             self.slots.at(now_s)
+            use = self.core_watch.sample() if self.core_watch is not None else None
+            if use is not None:
+                self.slots.current.cores.append(use)
             self._counted, self._counted_first = {}, 0
             self._counted_work = 0.0, 0.0
 

@@ -7,6 +7,8 @@ here", never zero. docs/telemetry.md explains the fields; adding one is fine, re
 
 import msgspec
 
+from headway.core.contention import CoreUse
+
 WINDOWS_S = (10, 60, 300)
 
 
@@ -27,7 +29,11 @@ class Percentiles(msgspec.Struct, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, kw_only=True):
-    """What is served. `dtype` is that of weights and activations as the engine runs them."""
+    """What is served. `dtype` is that of weights and activations as the engine runs them.
+
+    `weight_choices` and `kv_choices` are options that this server could be started with, and what
+    `step_weight_bytes` and `kv_bytes_per_token` would be then.
+    """
 
     names: list[str]
     architecture: str
@@ -39,6 +45,8 @@ class ModelFacts(msgspec.Struct, kw_only=True):
     step_weight_bytes: int
     kv_bytes_per_token: int
     flops_per_token: int
+    weight_choices: dict[str, int] = {}
+    kv_choices: dict[str, int] = {}
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -201,7 +209,7 @@ class Evidence(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """`kind` is compute, bandwidth, capacity, host, under-loaded or unknown.
+    """`kind` is contention, compute, bandwidth, capacity, host, under-loaded or unknown.
 
     `near_ceiling` is true where the ceiling itself is reached: faster needs less work or another
     machine; false where that side only dominates and the kernels leave some of it.
@@ -237,7 +245,7 @@ class Window(msgspec.Struct, kw_only=True):
     (itl: of tokens that left in it); `lengths` has prompt and output, in tokens.
     `input_tokens_per_s` counts prompts whose first token left, cached tokens included;
     `output_tokens_per_s` tokens that left. `cache_saved_s` is what computing the cached ones would
-    have taken.
+    have taken. `cores` says who used the cores, None where the system does not tell.
     """
 
     seconds: int
@@ -259,6 +267,7 @@ class Window(msgspec.Struct, kw_only=True):
     all_steps: Utilization | None
     verdict: Verdict
     cost: Cost | None
+    cores: CoreUse | None = None
 
 
 class StepPoint(msgspec.Struct, array_like=True):
@@ -319,7 +328,8 @@ class PrefixSharing(msgspec.Struct, kw_only=True):
 class Snapshot(msgspec.Struct, kw_only=True):
     """All of it. `time_s` is seconds since 1970, `now_s` the clock of `steps[].start_s`.
 
-    `steps` are the last 200; `windows` are in the order of `WINDOWS_S`.
+    `steps` are the last 200; `windows` are in the order of `WINDOWS_S`. `settings` are those of
+    the engine that change what a step costs and who runs in it, by their names in `--dry-run`.
     """
 
     version: str
@@ -338,3 +348,4 @@ class Snapshot(msgspec.Struct, kw_only=True):
     steps: list[StepPoint]
     totals: Totals
     prefixes: list[PrefixSharing] = []
+    settings: dict[str, str] = {}

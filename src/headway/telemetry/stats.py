@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+from headway.core.alternatives import kv_choices, weight_choices
 from headway.core.plan import Description
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
@@ -48,12 +49,14 @@ def take_snapshot(
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
         prefixes=telemetry.prompts.found,
+        settings=dict(ready.settings) if ready else {},
     )
 
 
 def model_facts(telemetry: Telemetry) -> ModelFacts:
     """The model's dimensions in the type it runs with."""
     spec, dtype, ready = telemetry.spec, telemetry.work.dtype, telemetry.ready
+    settings = ready.settings if ready else {}
     return ModelFacts(
         names=telemetry.names,
         architecture=spec.architecture,
@@ -65,6 +68,8 @@ def model_facts(telemetry: Telemetry) -> ModelFacts:
         step_weight_bytes=telemetry.work.weight_bytes,
         kv_bytes_per_token=spec.kv_bytes_per_token(telemetry.work.kv_dtype),
         flops_per_token=spec.flops(1),
+        weight_choices=weight_choices(settings, spec),
+        kv_choices=kv_choices(settings, spec),
     )
 
 

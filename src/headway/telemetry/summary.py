@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.core.contention import CoreUse, over
 from headway.core.service import ServiceClass
 from headway.telemetry.formulas import (
     error_budget,
@@ -66,6 +67,7 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
     sums = steps_of(slots, len(setting.work.kv_bytes))
     places = place(setting, *sums)
     stats = step_stats(slots, *sums, covered_s)
+    cores = over([use for slot in slots for use in slot.cores])
     num_met = sum(request.met for request in ended)
     output_tokens_per_s = (all_gaps.count + first_tokens) / covered_s
     return Window(
@@ -91,7 +93,8 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
         decode=places[0],
         prefill=places[1],
         all_steps=places[2],
-        verdict=verdict(stats, *places[:2], setting),
+        verdict=verdict(stats, *places[:2], setting, cores, probe_share(slots)),
+        cores=cores,
         cost=cost(ended, slots, *sums, covered_s, output_tokens_per_s, setting),
     )
 
@@ -214,6 +217,8 @@ def verdict(
     decode: Utilization | None,
     prefill: Utilization | None,
     setting: Setting,
+    cores: CoreUse | None,
+    probe_share: float | None,
 ) -> Verdict:
     """The verdict on the window."""
     places = [found for found in (decode, prefill) if found is not None]
@@ -244,8 +249,17 @@ def verdict(
             waiting=mean.waiting if mean else 0.0,
             kv_usage_max=stats.kv_usage_max,
             num_preemptions=stats.num_preemptions,
+            step_s=mean.duration_s if mean else 0.0,
+            cores=cores,
+            probe_share=probe_share,
         )
     )
+
+
+def probe_share(slots: list[Slot]) -> float | None:
+    """What the probes of idle moments reached of the best, in the middle; None without one."""
+    found = sorted(each for slot in slots for each in slot.probe_shares)
+    return found[len(found) // 2] if found else None
 
 
 def cost(

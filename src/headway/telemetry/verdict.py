@@ -1,5 +1,6 @@
 """What bounds a server over a window, and the figures that say so: a pure function of the window.
 
+    contention    other processes, or other virtual machines, use the cores that the model needs
     under-loaded  idle most of the time, and nobody waits
     compute       FLOP/s near their ceiling
     bandwidth     bytes/s near their ceiling
@@ -13,11 +14,13 @@ When none of it is plain, the side of the roofline that the work lies under is n
 
 from dataclasses import dataclass
 
+from headway.core.contention import CoreUse
 from headway.telemetry.snapshot import Evidence, Verdict
 
+CONTENTION = "contention"
 COMPUTE, BANDWIDTH, CAPACITY, HOST = "compute", "bandwidth", "capacity", "host"
 UNDER_LOADED, UNKNOWN = "under-loaded", "unknown"
-KINDS = (COMPUTE, BANDWIDTH, CAPACITY, HOST, UNDER_LOADED, UNKNOWN)
+KINDS = (CONTENTION, COMPUTE, BANDWIDTH, CAPACITY, HOST, UNDER_LOADED, UNKNOWN)
 
 THRESHOLDS = {
     "idle_share": 0.5,  # of wall time: more is under-loaded
@@ -28,8 +31,15 @@ THRESHOLDS = {
     "rows": 0.95,  # of max_num_seqs, in an average step: more is full
     "preemptions_per_step": 0.01,
     "host_share": 0.4,  # of the time with work: gaps and everything in a step but the model
-    "roofline": 0.2,  # of what the ceilings allow: less, and launching dominates the forward
+    "roofline": 0.2,  # of what the ceilings allow: less is far from them
+    "step_s": 0.03,  # a longer step is far from them for another reason than launching
+    "steal_share": 0.1,  # of the cores' time: more is felt
+    "others_share": 0.2,  # of the cores' time, while more tasks want a core than there are
+    "run_queue": 1.0,  # tasks that run or wait, for each core
+    "probe_share": 0.6,  # of the best probe: less, and somebody used cores or memory meanwhile
 }
+SUSPECT = 0.5
+"""With a probe below its threshold, half of the others' thresholds are enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,9 @@ class Facts:
     waiting: float
     kv_usage_max: float
     num_preemptions: int
+    step_s: float = 0.0
+    cores: CoreUse | None = None
+    probe_share: float | None = None
 
 
 def evidence(name: str, value: float, text: str) -> Evidence:
@@ -66,7 +79,7 @@ def judge_window(facts: Facts) -> Verdict:
     """The verdict; the first rule that holds wins, in the order below."""
     if not facts.num_steps:
         return verdict(UNDER_LOADED, "No step ran.", False, [])
-    for rule in (under_loaded, near_a_ceiling, capacity, host):
+    for rule in (contention, under_loaded, near_a_ceiling, capacity, host):
         found = rule(facts)
         if found is not None:
             return found
@@ -75,6 +88,37 @@ def judge_window(facts: Facts) -> Verdict:
 
 def verdict(kind: str, text: str, near_ceiling: bool, found: list[Evidence]) -> Verdict:
     return Verdict(kind=kind, text=text, near_ceiling=near_ceiling, evidence=found)
+
+
+def contention(facts: Facts) -> Verdict | None:
+    """Somebody else has a part of the cores, and the model waits for them."""
+    cores, probe = facts.cores, facts.probe_share
+    if cores is None:
+        return None
+    suspect = probe is not None and probe < THRESHOLDS["probe_share"]
+    scale = SUSPECT if suspect else 1.0
+    stolen = cores.steal_share > THRESHOLDS["steal_share"] * scale
+    crowded = cores.run_queue > THRESHOLDS["run_queue"]
+    taken = crowded and cores.others_share > THRESHOLDS["others_share"] * scale
+    if not (stolen or taken):
+        return None
+    tasks = cores.run_queue * cores.num_cores
+    found = [
+        evidence(
+            "others_share", cores.others_share, f"other processes used {cores.others_share:.0%} "
+            "of the cores' time"
+        ),
+        evidence("run_queue", cores.run_queue, f"{tasks:.1f} tasks for {cores.num_cores} cores"),
+        evidence(
+            "steal_share", cores.steal_share, f"other virtual machines took {cores.steal_share:.0%}"
+        ),
+    ]  # fmt: skip
+    found.sort(key=lambda each: -each.value / each.threshold)
+    if probe is not None:
+        text = f"the last probes reached {probe:.0%} of the best"
+        found.append(evidence("probe_share", probe, text))
+    what = "Other virtual machines" if stolen and not taken else "Other processes"
+    return verdict(CONTENTION, f"{what} use the cores that the model needs.", False, found)
 
 
 def under_loaded(facts: Facts) -> Verdict | None:
@@ -122,7 +166,8 @@ def capacity(facts: Facts) -> Verdict | None:
 
 def host(facts: Facts) -> Verdict | None:
     """Gaps and book-keeping take a large part, or the forward is mostly launching."""
-    slow = facts.roofline is not None and facts.roofline < THRESHOLDS["roofline"]
+    far = facts.roofline is not None and facts.roofline < THRESHOLDS["roofline"]
+    slow = far and facts.step_s <= THRESHOLDS["step_s"]
     if facts.host_share <= THRESHOLDS["host_share"] and not slow:
         return None
     share = facts.host_share

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from headway.core.contention import CoreUse
 from headway.telemetry.gaps import GapCounts
 from headway.telemetry.goodput import Ended
 from headway.telemetry.records import StepRecord
@@ -102,7 +103,7 @@ class Slot:
         *("arrivals", "cached_tokens", "closed", "decode", "durations", "ended", "first_tokens"),
         "gaps",
         *("num_preemptions", "prediction_errors", "prefill", "prompt_tokens", "queried_tokens"),
-        *("saved_s", "second"),
+        *("cores", "probe_shares", "saved_s", "second"),
     )
 
     def __init__(self, second: int, num_groups: int) -> None:
@@ -117,6 +118,9 @@ class Slot:
         self.gaps: dict[str, array] = {}
         self.closed: dict[str, GapCounts] | None = None
         self.ended: list[Ended] = []
+        self.cores: list[CoreUse] = []
+        self.probe_shares: list[float] = []
+        """What the probes of this second reached of the best."""
         self.durations = array("d")
         self.prediction_errors = array("d")
         self.decode = StepSums.over(num_groups)

@@ -5,7 +5,7 @@ import { byId, write } from "./dom.js";
 
 export const TERMS = {
   verdict:
-    "What bounds this server over the window: compute, memory bandwidth, capacity (KV blocks or rows), the host between steps, or nothing but too little load. Below it are the figures it stands on.",
+    "What bounds this server over the window: others on its cores, compute, memory bandwidth, capacity (KV blocks or rows), the host between steps, or nothing but too little load. Below it are the figures it stands on.",
   roofline:
     "FLOP/s that the work reaches, over the FLOPs it does for each byte it must read. The line is the least of what compute and memory allow, both measured on this machine. Nearer to the line is better.",
   goodput:

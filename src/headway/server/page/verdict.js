@@ -5,6 +5,7 @@ import { bandwidth, digits, flops, said, share } from "./format.js";
 import { Roofline } from "./roofline.js";
 
 const KINDS = {
+  contention: "Cores in use by others",
   compute: "Compute-bound",
   bandwidth: "Bandwidth-bound",
   capacity: "Capacity-bound",
@@ -12,7 +13,8 @@ const KINDS = {
   "under-loaded": "Under-loaded",
   unknown: "No verdict yet",
 };
-const BELOW = new Set(["roofline"]); // this one speaks when it is low
+const BELOW = new Set(["roofline", "probe_share"]); // these speak when they are low
+const NUMBERS = new Set(["waiting", "run_queue"]); // no shares
 
 /** Steps with or without prefill, whichever took more time: ["decode", its utilization]. */
 function main(used) {
@@ -40,8 +42,8 @@ const counts = ({ name, value, threshold }) =>
   BELOW.has(name) ? value < threshold : value > threshold;
 
 const threshold = ({ name, threshold: value }) =>
-  `counts ${BELOW.has(name) ? "below" : "above"} ${name === "waiting" ? digits(value) : said(share(value))}` +
-  (BELOW.has(name) ? " of the roofline" : "");
+  `counts ${BELOW.has(name) ? "below" : "above"} ${NUMBERS.has(name) ? digits(value) : said(share(value))}` +
+  (name === "roofline" ? " of the roofline" : "");
 
 export class VerdictCard {
   constructor() {

@@ -1,0 +1,149 @@
+"""Who else uses the cores that we compute on, as /proc tells it.
+
+Two readings of /proc/stat and of our own processes' times give shares of our cores' time between
+them. Two cores for 1 s are 2 s: the system counts 1.9 s of work, we used 1.1 s, so that others had
+0.8 s, 40%. On a system without /proc nothing is known, and nothing is said.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+PROC = Path("/proc")
+MAX_SECONDS = 5.0
+"""Readings further apart say nothing of the moment that is asked about."""
+
+
+class CoreUse(msgspec.Struct, kw_only=True):
+    """Shares of our cores' time over some seconds.
+
+    `steal_share` went to other virtual machines, `others_share` to processes that are not ours,
+    `idle_share` to nobody. `run_queue` counts tasks that ran or waited for a core, ours too, for
+    each core of the system.
+    """
+
+    seconds: float
+    num_cores: int
+    steal_share: float
+    others_share: float
+    idle_share: float
+    run_queue: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One moment: clock ticks of our cores since they started, and of our processes."""
+
+    at_s: float
+    total: int
+    idle: int
+    steal: int
+    own: int
+    runnable_per_core: float
+    num_cores: int
+
+
+class CoreWatch:
+    """Tells between two calls who used the cores; `own` gives ids of our processes beside this."""
+
+    def __init__(
+        self,
+        now_s: Callable[[], float],
+        own: Callable[[], Iterable[int | None]] = tuple,
+        proc: Path = PROC,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        self._now_s, self.own, self._proc, self._max_s = now_s, own, proc, max_seconds
+        self._last: Reading | None = None
+
+    def sample(self) -> CoreUse | None:
+        """Since the last call; None at the first, after a long pause and where nothing is known.
+
+        A process of ours that has ended since takes its ticks along: then it says nothing either.
+        """
+        before, self._last = self._last, self._read()
+        now = self._last
+        if before is None or now is None or now.num_cores != before.num_cores:
+            return None
+        total, seconds = now.total - before.total, now.at_s - before.at_s
+        own = now.own - before.own
+        if total <= 0 or own < 0 or not 0 < seconds <= self._max_s:
+            return None
+        steal, idle = now.steal - before.steal, now.idle - before.idle
+        return CoreUse(
+            seconds=seconds,
+            num_cores=now.num_cores,
+            steal_share=share(steal, total),
+            others_share=share(total - steal - idle - own, total),
+            idle_share=share(idle, total),
+            run_queue=now.runnable_per_core,
+        )
+
+    def _read(self) -> Reading | None:
+        try:
+            lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
+            ticks = core_ticks(lines)
+            fields = dict(line.split()[:2] for line in lines if line.startswith("procs_running"))
+            ours = [os.getpid(), *(pid for pid in self.own() if pid is not None)]
+            return Reading(
+                at_s=self._now_s(),
+                total=sum(sum(each) for each in ticks),
+                idle=sum(each[3] + each[4] for each in ticks),
+                steal=sum(each[7] for each in ticks),
+                own=sum(process_ticks(self._proc, pid) for pid in ours),
+                runnable_per_core=int(fields["procs_running"]) / num_cores_of(lines),
+                num_cores=len(ticks),
+            )
+        except (OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
+            return None
+
+
+def share(part: int, whole: int) -> float:
+    """Between 0 and 1: the system counts in ticks of 10 ms, and not all at one moment."""
+    return min(max(part / whole, 0.0), 1.0)
+
+
+def core_ticks(lines: list[str]) -> list[list[int]]:
+    """User, nice, system, idle, iowait, irq, softirq and steal of each core that we may use."""
+    may = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    found = []
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if name.startswith("cpu") and name != "cpu" and (may is None or int(name[3:]) in may):
+            found.append([int(value) for value in rest.split()[:8]])
+    return found
+
+
+def num_cores_of(lines: list[str]) -> int:
+    """All cores of the system, which its run queue is of."""
+    return sum(line.startswith("cpu") for line in lines) - 1
+
+
+def process_ticks(proc: Path, pid: int) -> int:
+    """User and system time of all threads of a process; 0 when it is gone."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    fields = text.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def over(samples: list[CoreUse]) -> CoreUse | None:
+    """Means by time; None of none."""
+    seconds = sum(each.seconds for each in samples)
+    if not seconds:
+        return None
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(each, name) * each.seconds for each in samples)) / seconds
+
+    names = ("steal_share", "others_share", "idle_share", "run_queue")
+    return CoreUse(
+        seconds=seconds,
+        num_cores=samples[-1].num_cores,
+        **{name: mean(name) for name in names},
+    )
