@@ -72,7 +72,11 @@ def fake_state(**options: Any) -> State:
     return State(
         models={"tiny": model},
         options=given,
-        keyring=Keyring(flags=given.api_key, share_prefix_cache=given.share_prefix_cache),
+        keyring=Keyring(
+            flags=given.api_key,
+            file=Path(given.key_file) if given.key_file else None,
+            share_prefix_cache=given.share_prefix_cache,
+        ),
     )
 
 

@@ -20,7 +20,7 @@ import pytest
 from live_server import NO_TORCH, LiveServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.server.keys import row_text
+from headway.server.key_file import row_text
 
 CLASSES = """
 small: {limits: {max_prompt_tokens: 50, max_output_tokens: 8}}
@@ -41,8 +41,8 @@ QUEUE = 6
 def house(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("admission")
     (folder / "classes.yaml").write_text(CLASSES)
-    second = row_text("impatient", IMPATIENT).removeprefix("keys:\n")
-    (folder / "keys.yaml").write_text(row_text("plain", PLAIN) + second + LIMITS)
+    rows = row_text("plain", PLAIN) + row_text("impatient", IMPATIENT)
+    (folder / "keys.yaml").write_text("keys:\n" + rows + LIMITS)
     live = LiveServer(
         tiny_model, NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-num-seqs=2",
         "--max-num-batched-tokens=2", f"--max-queue={QUEUE}", "--no-prefix-cache",

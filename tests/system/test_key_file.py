@@ -15,7 +15,8 @@ from test_doors import ROUTES, ask, error_of
 
 from headway.server import app
 from headway.server.doors import ACCESS, KEY, OPERATOR, PUBLIC, access
-from headway.server.keys import row_text
+from headway.server.key_file import row_text
+from headway.server.keys import Keyring
 
 KEYS = {"user": "key-of-a-user", "busy": "key-of-a-busy-one", "ops": "key-of-the-operator"}
 FLAG_KEY = "key-on-the-command-line"
@@ -25,7 +26,7 @@ BODY = {"model": "m", "prompt": [5, 6], "max_tokens": 4, "ignore_eos": True}
 def write_keys(path: Path, *names: str, more: dict[str, str] | None = None) -> None:
     rows = ["keys:\n"]
     for name in names:
-        rows.append(row_text(name, KEYS[name]).removeprefix("keys:\n"))
+        rows.append(row_text(name, KEYS[name]))
         rows.append((more or {}).get(name, ""))
     path.write_text("".join(rows))
 
@@ -161,6 +162,23 @@ def test_a_key_is_made_on_the_command_line(tmp_path: Path) -> None:
     key = made.stderr.split()[-1]
     assert key.startswith("hw-") and key not in made.stdout
     assert headway("key").returncode == 2
+
+
+def test_the_key_verb_adds_to_a_file(tmp_path: Path) -> None:
+    """Each key works; a name that is there is refused, and so is a file of two `>>`."""
+    path = tmp_path / "keys.yaml"
+    made = [headway("key", name, f"--file={path}") for name in ("alice", "bob")]
+    assert [each.returncode for each in made] == [0, 0]
+    ring = Keyring(file=path)
+    found = [ring.find(each.stdout.strip()) for each in made]
+    assert [caller and caller.principal.name for caller in found] == ["alice", "bob"]
+    assert not any(each.stdout.strip() in each.stderr for each in made)
+    again = headway("key", "alice", f"--file={path}")
+    assert (again.returncode, again.stdout) == (2, "") and "already" in again.stderr
+    path.write_text(headway("key", "a").stdout + headway("key", "b").stdout)
+    refused = headway("serve", f"--key-file={path}", "--port=0")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"{path}, line 4: the key 'keys' is there twice" in refused.stderr
 
 
 @pytest.mark.parametrize("text", ["keys: [{name: a}]", "nothing", None])

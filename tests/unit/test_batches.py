@@ -1,16 +1,22 @@
 """Files and batches through the official client: their life, their results, their owners."""
 
+import asyncio
+import contextlib
 import io
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
+from headway.core.errors import RequestError
+from headway.server.files.store import File, new_id
 from in_process import InProcess
 
 KEYS = ("key-one", "key-two")
@@ -226,6 +232,77 @@ def test_a_key_has_a_quota(keyed: InProcess, stranger: openai.OpenAI) -> None:
     for name in made:
         stranger.files.delete(name)
     stranger.files.delete(upload(stranger, b"x" * 190_000))
+
+
+def test_uploads_at_once_share_the_quota(keyed: InProcess, stranger: openai.OpenAI) -> None:
+    """Ten uploads of 190 kB, each waiting for the others before its last byte, and 1 MB for all.
+
+    Those that are refused, and one whose client leaves, give back what they had reserved.
+    """
+    socks = [open_upload(keyed, b"x" * 190_000) for _ in range(10)]
+    gone = open_upload(keyed, b"x" * 90_000)
+    files = keyed.runner.files
+    wait_until(lambda: files.arriving["api-key-2"] > 300_000)
+    time.sleep(0.3)
+    assert files.arriving["api-key-2"] <= 1_000_000
+    gone.close()
+    statuses = [finish_upload(sock) for sock in socks]
+    kept = list(stranger.files.list())
+    assert set(statuses) == {200, 413}
+    assert statuses.count(200) == len(kept) > 0
+    assert sum(file.bytes for file in kept) <= 1_000_000
+    wait_until(lambda: not files.arriving)
+    for file in kept:
+        stranger.files.delete(file.id)
+    made = [upload(stranger, b"x" * 190_000) for _ in range(5)]
+    for name in made:
+        stranger.files.delete(name)
+
+
+def test_a_quota_holds_for_uploads_that_end_at_once(keyed: InProcess) -> None:
+    """What two uploads could both have seen as free is given once: the last word is the store's."""
+    files = keyed.runner.files
+    file = File(id=new_id("file-"), bytes=600_000, created_at=0, filename="x", purpose="batch")
+    again = msgspec.structs.replace(file, id=new_id("file-"))
+
+    async def keep(each: File) -> None:
+        files.path(each.id + ".part").write_bytes(b"")
+        await files.add(each, "somebody", files.path(each.id + ".part"), 1_000_000)
+
+    asyncio.run_coroutine_threadsafe(keep(file), keyed.loop).result(60)
+    with pytest.raises(RequestError, match="for one key"):
+        asyncio.run_coroutine_threadsafe(keep(again), keyed.loop).result(60)
+    files.path(again.id + ".part").unlink()
+    asyncio.run_coroutine_threadsafe(files.delete(file.id, "somebody"), keyed.loop).result(60)
+
+
+BOUNDARY = b"--b\r\n"
+FIELDS = (
+    BOUNDARY + b'content-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    + BOUNDARY + b'content-disposition: form-data; name="file"; filename="x"\r\n\r\n'
+)  # fmt: skip
+END = b"\r\n--b--\r\n"
+
+
+def open_upload(live: InProcess, data: bytes) -> socket.socket:
+    """An upload of the second key, all of it sent but its end."""
+    host, _, port = live.url.removeprefix("http://").partition(":")
+    sock = socket.create_connection((host, int(port)), timeout=60)
+    length = len(FIELDS) + len(data) + len(END)
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {KEYS[1]}\r\n"
+        f"content-type: multipart/form-data; boundary=b\r\ncontent-length: {length}\r\n\r\n"
+    )
+    sock.sendall(head.encode() + FIELDS + data)
+    return sock
+
+
+def finish_upload(sock: socket.socket) -> int:
+    """Send the end, where somebody still reads it; the status."""
+    with sock:
+        with contextlib.suppress(OSError):
+            sock.sendall(END)
+        return int(sock.makefile("rb").readline().split()[1])
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Keys and limits: who is found, what is refused and for how long, what a key file may say."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError, UsageError
 from headway.core.service import Limits
 from headway.server.doors import ACCESS, KEY, OPERATOR, PUBLIC, access, is_here
-from headway.server.keys import Keyring, digest, make_key, row_text
+from headway.server.key_file import add_row, digest, make_key, read_rows, row_text
+from headway.server.keys import Keyring, anybody
 
 
 def key_file(tmp_path, text: str):
@@ -91,6 +94,10 @@ def test_reading_again_keeps_what_is_used_up(tmp_path):
         ("keys:\n" + row("anonymous", "x"), "cannot be a key's name"),
         ('keys:\n  - {name: "a\\nb", sha256: ' + "f" * 64 + "}", "cannot be a key's name"),
         ("a: &a [*a]", "keys.yaml"),
+        ("keys:\n" + row("a", "x", "    classes: []\n"), "one at least"),
+        ("keys:\n" + row("a", "x", "    classes: [fast]\n"), "the class 'fast'"),
+        ("keys:\n" + row("a", "x", "    class: x\n    classes: [batch]\n"), "does not name"),
+        ("keys:\n" + row("a", "x") + "keys:\n" + row("b", "y"), "line 4: the key 'keys' is there"),
     ],
 )
 def test_what_a_key_file_may_not_say(tmp_path, text, words):
@@ -116,8 +123,77 @@ def test_a_made_key_lets_in(tmp_path):
     key = make_key()
     assert len(key) > 40
     assert key != make_key()
-    ring = Keyring(file=key_file(tmp_path, row_text('Al "the" cat: #1', key)))
+    ring = Keyring(file=key_file(tmp_path, "keys:\n" + row_text('Al "the" cat: #1', key)))
     assert ring.find(key).principal.name == 'Al "the" cat: #1'
+
+
+# ── rows that are added ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_is_added_to_what_is_there(tmp_path):
+    """Comments stay, each key works, a new file is its owner's alone."""
+    path = tmp_path / "keys.yaml"
+    keys = [make_key() for _ in range(4)]
+    add_row(path, "first", keys[0])
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    path.write_text("# mine\n" + path.read_text() + "    limits: {requests_at_once: 2}  # few")
+    for number, key in enumerate(keys[1:]):
+        add_row(path, f"key {number}: #", key)
+    assert path.stat().st_mode & 0o777 == 0o640, "what everybody might do is taken away"
+    ring = Keyring(file=path)
+    names = [ring.find(key).principal.name for key in keys]
+    assert names == ["first", "key 0: #", "key 1: #", "key 2: #"]
+    assert ring.find(keys[0]).meter.limits.requests_at_once == 2
+    assert path.read_text().startswith("# mine\n") and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "# none yet\n", "keys:\n", "keys:"])
+def test_a_row_is_added_where_there_is_none(tmp_path, text):
+    path = key_file(tmp_path, text)
+    add_row(path, "a", "one")
+    assert [each.name for each in read_rows(path)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        ("keys:\n" + row("alice", "x"), "alice", "there is a key 'alice' already"),
+        ("keys:\n" + row("alice", "x") + "keys:\n" + row("bob", "y"), "carol", "there twice"),
+        ("keys: []\n", "a", "cannot be added at its end"),
+        ("keys:\n" + row("alice", "x") + "other: 1\n", "b", "cannot be added at its end"),
+        ("keys: [", "a", "is not YAML"),
+        ("[1]", "a", "--key-file"),
+        ("", "anonymous", "cannot be a key's name"),
+        ("", "a\nb", "cannot be a key's name"),
+    ],
+)
+def test_what_a_row_is_not_added_to(tmp_path, text, name, words):
+    path = key_file(tmp_path, text)
+    with pytest.raises(UsageError) as refused:
+        add_row(path, name, "one")
+    assert words in refused.value.cause
+    assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_added_at_once_are_all_there(tmp_path):
+    """Twelve threads, each with a descriptor of its own, as twelve processes would be."""
+    path = tmp_path / "keys.yaml"
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda number: add_row(path, f"k{number}", f"{number}"), range(12)))
+    assert {each.name for each in read_rows(path)} == {f"k{number}" for number in range(12)}
+
+
+def test_classes_that_a_key_may_name(tmp_path):
+    text = "keys:\n" + row("a", "x", "    classes: [batch, interactive]\n") + row("b", "y")
+    ring = Keyring(file=key_file(tmp_path, text), classes={"batch", "interactive"})
+    some, any_class = ring.find("x"), ring.find("y")
+    assert some.service_class == "batch", "the first of them, where the row names no other"
+    assert [some.may_use(name) for name in ("interactive", "batch", "default")] == [1, 1, 0]
+    assert any_class.may_use("default")
+    lines = [caller.for_lines(caller.principal) for caller in (some, any_class, anybody())]
+    assert [line.may_use("interactive") for line in lines] == [True, False, True]
+    assert all(line.may_use("batch") for line in lines)
 
 
 # ── paths and hosts ─────────────────────────────────────────────────────────────────────────────

@@ -45,6 +45,51 @@ def test_never_more_than_a_burst_and_the_rate(steps):
             assert total <= PER_MINUTE + window_s * PER_MINUTE / 60 + 1e-6
 
 
+def test_a_line_of_a_batch_leaves_half_to_the_others_of_its_key():
+    """Ten a minute and three at once: lines take five and two, others what is left of them."""
+    clock = VirtualClock()
+    meter = Meter(Limits(requests_at_once=3, requests_per_minute=10), clock)
+    for _ in range(2):
+        meter.enter(spare=True)
+    with pytest.raises(RequestError) as refused:
+        meter.enter(spare=True)
+    assert refused.value.reason == "requests_at_once"
+    meter.enter()
+    for _ in range(3):
+        meter.leave()
+    for _ in range(2):
+        meter.enter(spare=True)
+        meter.leave()
+    with pytest.raises(RequestError) as refused:
+        meter.enter(spare=True)
+    assert refused.value.reason == "requests_per_minute"
+    clock.advance(refused.value.retry_after_s)
+    meter.enter(spare=True)
+    meter.leave(counted=False)
+    for _ in range(6):
+        meter.enter()
+        meter.leave()
+    with pytest.raises(RequestError):
+        meter.enter()
+
+
+def test_a_line_as_large_as_a_minute_waits_for_all_of_it():
+    clock = VirtualClock()
+    meter = Meter(Limits(tokens_per_minute=100), clock)
+    assert meter.hold(50, 50, True, "max_tokens", spare=True) == 100
+    meter.settle(100, 30)
+    for count, wait_s in ((20, 0), (21, 0.6), (90, 18)):
+        if wait_s:
+            with pytest.raises(RequestError) as refused:
+                meter.hold(10, count - 10, True, "max_tokens", spare=True)
+            assert refused.value.retry_after_s == pytest.approx(wait_s)
+        else:
+            meter.settle(meter.hold(10, count - 10, True, "max_tokens", spare=True), 0)
+    with pytest.raises(RequestError) as refused:
+        meter.hold(10, 91, True, "max_tokens", spare=True)
+    assert (refused.value.status, refused.value.code) == (400, "tokens_per_minute_exceeded")
+
+
 @given(st.integers(1, PER_MINUTE), st.integers(0, 4000))
 def test_it_is_let_in_when_it_was_told_and_not_before(count, debt):
     clock = VirtualClock()

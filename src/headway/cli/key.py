@@ -1,21 +1,32 @@
 """`headway key NAME`: a new API key, shown once, and its row for a key file."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import UsageError
+from headway.core.options import KeyOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
 
 
 def key(call: "Call") -> int:
-    """Print the key to stderr and the row to stdout, so that `>> keys.yaml` keeps the row alone."""
+    """Add the row to `--file` and print the key; without it print the row, the key to stderr."""
     if len(call.positionals) != 1:
-        raise UsageError("key takes one name.", "headway key NAME")
-    from headway.server.keys import make_key, row_text
+        raise UsageError("key takes one name.", "headway key NAME --file keys.yaml")
+    from headway.server.key_file import Row, add_row, check_row, digest, make_key, row_text
 
-    made = make_key()
+    name, made = call.positionals[0], make_key()
+    file = call.options[KeyOptions].file
+    if file:
+        add_row(Path(file), name, made)
+        print(
+            f"{name} is in {file}; a running server reads it at SIGHUP. Its key:", file=sys.stderr
+        )
+        print(made)
+        return 0
+    check_row("headway key", Row(name=name, sha256=digest(made).hex()))
     print(f"The key, which is kept nowhere: {made}", file=sys.stderr)
-    print(row_text(call.positionals[0], made), end="")
+    print("keys:\n" + row_text(name, made), end="")
     return 0

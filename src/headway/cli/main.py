@@ -19,6 +19,7 @@ from headway.core.options import (
     DoctorOptions,
     EngineOptions,
     EvalOptions,
+    KeyOptions,
     LaunchOptions,
     LogOptions,
     PullOptions,
@@ -51,7 +52,7 @@ VERBS = {
     "key": Verb(
         usage="key NAME",
         help="Make an API key and the row of a --key-file that lets it in.",
-        tables=(),
+        tables=(KeyOptions,),
         function="headway.cli.key:key",
     ),
     "run": Verb(

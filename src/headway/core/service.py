@@ -33,9 +33,12 @@ from headway.core.slo import (
     parse_slo,
 )
 from headway.core.terms import Terms
+from headway.core.yaml_file import read_yaml
 
 MAX_OBJECTIVE_S = 1e6
 MAX_PRIORITY = 2**31
+BATCH_CLASS = "batch"
+"""The class of the lines of batches."""
 TIERS = {"flex": "batch", "priority": "interactive"}
 """OpenAI's tiers that mean one of ours, where no class has their own name."""
 
@@ -174,14 +177,7 @@ HOW = "A row is NAME: {slo: 'ttft=1.5s,tpot=120ms', weight: 1, limits: {…}}; s
 
 def read_classes(file: Path) -> dict[str, ServiceClass]:
     """The classes of a file; UsageError names the file, the class, the field and the fix."""
-    import yaml  # late: start-up prints within 300 ms
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--classes {file}: {error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"--classes {file} is not YAML.", HOW) from error
+    content = read_yaml(file, "--classes", HOW)
     if content is not None and not isinstance(content, dict):
         raise UsageError(f"--classes {file} holds no classes by name.", HOW)
     return {str(name): read_class(file, str(name), row) for name, row in (content or {}).items()}
@@ -232,12 +228,15 @@ def closest(told: str) -> str:
 
 
 def choose_class(
-    classes: Mapping[str, ServiceClass], service_class: str | None, service_tier: str | None
+    classes: Mapping[str, ServiceClass],
+    service_class: str | None,
+    service_tier: str | None,
+    default: str | None = None,
 ) -> ServiceClass:
     """The class a request names: `service_class`, else a `service_tier` that is a class.
 
-    Of OpenAI's own tiers flex means `batch` and priority `interactive`; auto, default and what
-    else there may be mean the default class. Raises RequestError for an unknown `service_class`.
+    Of OpenAI's own tiers flex means `batch` and priority `interactive`; auto and what else there
+    may be mean `default`, the class of the key. Raises RequestError for an unknown `service_class`.
     """
     if service_class is not None:
         if service_class not in classes:
@@ -249,7 +248,8 @@ def choose_class(
             )
         return classes[service_class]
     tier = service_tier or ""
-    return classes.get(tier) or classes[TIERS.get(tier, DEFAULT_CLASS)]
+    meant = TIERS.get(tier, default or DEFAULT_CLASS)
+    return classes.get(tier) or choose_class(classes, meant, None)
 
 
 def request_slo(given: Mapping[str, Any] | None) -> Slo | None:

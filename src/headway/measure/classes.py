@@ -13,6 +13,7 @@ from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 from headway.core.options.field import parse_value
 from headway.core.slo import DEFAULT_CLASS, Slo, parse_classes, parse_slo
+from headway.core.yaml_file import read_yaml
 from headway.measure.workload import Conversation, Traffic, build
 
 OWN = frozenset(
@@ -95,14 +96,7 @@ def class_options(name: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 def read_class_file(path: str) -> dict[str, dict[str, Any]]:
     """Class → its keys, from YAML."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--classes {path}: {error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"--classes {path} is not YAML.", str(error)[:200]) from error
+    content = read_yaml(Path(path), "--classes")
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
         raise UsageError(
             f"--classes {path} holds no classes.", "Write interactive: {share: 0.7, slo: ttft=1s}."

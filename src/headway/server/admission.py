@@ -298,7 +298,10 @@ class Ticket:
         longest = sampling.max_tokens or min(UNKNOWN_ANSWER, left)
         param = asked.answer_param or asked.prompt_param
         for index, meter in enumerate((self._caller.meter, self.meter)):
-            self._held[index] = meter.hold(sum(asked.lengths), answers * longest, given, param)
+            spare = self._caller.in_batch and meter is self._caller.meter
+            self._held[index] = meter.hold(
+                sum(asked.lengths), answers * longest, given, param, spare=spare
+            )
 
     def sent(self, number: int, engine_id: int) -> None:
         """One of its prompts is with the engine."""

@@ -139,7 +139,8 @@ class Generate:
             if full and await self._fall_back(call, "queue", scope, receive, send):
                 return
             name = call.service_class.name if call is not None else DEFAULT_CLASS
-            self._state.rows[0].telemetry.refused(error, service_class=name)
+            if not (call is not None and call.caller.in_batch and error.retry_after_s is not None):
+                self._state.rows[0].telemetry.refused(error, service_class=name)
             raise
         try:
             late = ticket.late and self._state.options.fallback_late
@@ -302,6 +303,17 @@ class Generate:
 def class_of(state: State, body: Any, caller: Caller) -> ServiceClass:
     """The class that a body names, else its key's, else the default; raises RequestError."""
     classes = state.model(body.model).telemetry.classes
-    if body.service_class is None and body.service_tier is None:
-        return choose_class(classes, caller.service_class, None)
-    return choose_class(classes, body.service_class, body.service_tier)
+    chosen = choose_class(
+        classes, body.service_class, body.service_tier, default=caller.service_class
+    )
+    if caller.may_use(chosen.name):
+        return chosen
+    named = "service_tier" if body.service_class is None and body.service_tier else "service_class"
+    whose = "Batches of this key" if caller.in_batch else "This key"
+    raise RequestError(
+        f"{whose} may not use the class {chosen.name!r}. Leave {named} out, or let the operator "
+        "name the class under `classes` in the key's row.",
+        param=named,
+        code="permission_denied",
+        status=403,
+    )

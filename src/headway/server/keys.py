@@ -8,63 +8,59 @@ that a file that cannot be read changes nothing while the server runs. A key fil
       - name: alice
         sha256: 5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
         class: interactive          # of requests that name none
+        classes: [interactive, batch]   # that its requests may name; without it any
         limits: {requests_at_once: 8, requests_per_minute: 600, tokens_per_minute: 200000}
       - name: operator
         sha256: 0b14d501a594442a01c6859541bcb3e8164d183d32937b851835442f69d5c94e
         weight: 2                   # its share beside other keys; else that of the class
         admin: true                 # may also read /metrics, /stats and /trace
 
-`headway key alice` makes a key of 256 random bits and prints its row. A slow hash would add nothing
-to such a key and cost every request.
+`headway key alice --file keys.yaml` makes a key of 256 random bits and adds its row. A slow hash
+would add nothing to such a key and cost every request.
 """
 
 import hashlib
 import hmac
-import secrets
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import UsageError
-from headway.core.principal import ANONYMOUS, Principal
-from headway.core.service import Limits
+from headway.core.principal import Principal
+from headway.core.service import BATCH_CLASS, Limits
+from headway.server.key_file import Row, digest, read_rows
 from headway.server.rates import Meter
-
-KEY_BYTES = 32
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key as the file has it."""
-
-    name: str
-    sha256: str
-    service_class: str | None = msgspec.field(default=None, name="class")
-    admin: bool = False
-    weight: float | None = None
-    limits: Limits = Limits()
-
-    def __post_init__(self) -> None:
-        if self.weight is not None and not 0.001 <= self.weight <= 1000:
-            raise ValueError("weight must be between 0.001 and 1000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """The owner of a key: who, with which rights.
 
-    `service_class` None means the default, `weight` None that of the request's class.
+    `service_class` None means the default, `weight` None that of the request's class, `classes`
+    None that its requests may name any. `in_batch` is true for the lines of its batches.
     """
 
     principal: Principal
     meter: Meter
     admin: bool = False
     service_class: str | None = None
+    classes: Collection[str] | None = None
     weight: float | None = None
     digest: bytes = b""
+    in_batch: bool = False
+
+    def may_use(self, service_class: str) -> bool:
+        """Whether its requests may be of this class; a batch needs the operator's word for more
+        than `batch`."""
+        if self.in_batch:
+            named = service_class in (self.classes or ())
+            return service_class == BATCH_CLASS or named or self.admin
+        return self.classes is None or service_class in self.classes
+
+    def for_lines(self, principal: Principal) -> "Caller":
+        """The same key as the lines of its batches use it."""
+        return replace(self, principal=principal, service_class=BATCH_CLASS, in_batch=True)
 
 
 def anybody() -> Caller:
@@ -107,11 +103,12 @@ class Keyring:
         return self._caller(Row(name=f"api-key-{number}", sha256=digest(key).hex(), admin=True))
 
     def _from_row(self, row: Row) -> Caller:
-        if self.classes is not None and row.service_class not in (None, *self.classes):
-            raise UsageError(
-                f"{self.file}: key {row.name!r} has the class {row.service_class!r}.",
-                f"There are {', '.join(self.classes)}; --slo NAME:… and --classes make others.",
-            )
+        for name in (row.service_class, *(row.classes or ())):
+            if self.classes is not None and name not in (None, *self.classes):
+                raise UsageError(
+                    f"{self.file}: key {row.name!r} has the class {name!r}.",
+                    f"There are {', '.join(self.classes)}; --slo NAME:… and --classes make others.",
+                )
         return self._caller(row)
 
     def _caller(self, row: Row) -> Caller:
@@ -119,11 +116,13 @@ class Keyring:
         salt = "" if self.share_prefix_cache else cache_salt(hashed)
         kept = next((c for c in self.callers if c.digest == hashed), None)
         meter = kept.meter if kept and kept.meter.limits == limits else Meter(limits, self.clock)
+        usual = row.service_class or next(iter(row.classes or ()), None)
         return Caller(
-            principal=Principal(row.name, row.service_class or "standard", salt),
+            principal=Principal(row.name, usual or "standard", salt),
             meter=meter,
             admin=row.admin,
-            service_class=row.service_class,
+            service_class=usual,
+            classes=row.classes,
             weight=row.weight,
             digest=hashed,
         )
@@ -136,10 +135,11 @@ class Keyring:
                 found = caller
         return found
 
-
-def digest(key: str) -> bytes:
-    """sha256 of a key, so that comparing takes the same time whatever the lengths are."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    def named(self, name: str) -> Caller | None:
+        """The caller of this name; without keys everybody is one."""
+        if not self:
+            return self.nobody
+        return next((c for c in self.callers if c.principal.name == name), None)
 
 
 def cache_salt(hashed: bytes) -> str:
@@ -161,46 +161,3 @@ def check_distinct(callers: Iterable[Caller]) -> None:
             raise UsageError(f"The key {name!r} is there twice.", "Give each its own name.")
         digests.add(caller.digest)
         names.add(name)
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The rows of a key file; UsageError names what is wrong with it."""
-    import yaml  # late: start-up prints within 300 ms
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--key-file {file}: {error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"--key-file {file} is not YAML.", HOW) from error
-    try:
-        rows = msgspec.convert((content or {}).get("keys"), list[Row])
-    except (msgspec.ValidationError, AttributeError) as error:
-        raise UsageError(f"--key-file {file}: {str(error)[:200]}.", HOW) from error
-    for row in rows:
-        check_row(file, row)
-    return rows
-
-
-def check_row(file: Path, row: Row) -> None:
-    """Raise UsageError for a row whose hash or name cannot be."""
-    hexadecimal = len(row.sha256) == 64 and all(c in "0123456789abcdef" for c in row.sha256)
-    if not hexadecimal:
-        raise UsageError(f"{file}: sha256 of {row.name!r} is no hash: 64 digits 0-9a-f.", HOW)
-    readable = row.name.isprintable() and 0 < len(row.name) <= 64
-    if not readable or row.name == ANONYMOUS:
-        raise UsageError(f"{file}: {row.name[:64]!r} cannot be a key's name.", HOW)
-
-
-HOW = "`headway key NAME` prints a new key and its row for the file."
-
-
-def make_key() -> str:
-    """A new key: hw- and 256 random bits."""
-    return "hw-" + secrets.token_urlsafe(KEY_BYTES)
-
-
-def row_text(name: str, key: str) -> str:
-    """The row of a key file for `key`, as YAML."""
-    quoted: Any = msgspec.json.encode(name).decode()
-    return f"keys:\n  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n"

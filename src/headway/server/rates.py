@@ -10,6 +10,9 @@ from headway.core.errors import RequestError
 from headway.core.service import Limits
 
 MAX_RETRY_S = 120.0
+SPARED = 0.5
+"""The share of a minute's worth that lines of batches leave to the other requests of their key. A
+batch goes at the full rate all the same; it is the burst that it does not use up."""
 Header = tuple[bytes, bytes]
 
 
@@ -52,6 +55,10 @@ class Gcra:
         self._held -= held
         self.take(used)
 
+    def give_back(self, count: int) -> None:
+        """Charge `count` less: what was taken was not used after all."""
+        self._due_s -= count * 60 / self.per_minute
+
     def check_integrity(self) -> None:
         """Nothing is held twice, or given back twice."""
         assert self._held >= 0
@@ -69,31 +76,39 @@ class Meter:
         rates = (limits.requests_per_minute, limits.tokens_per_minute)
         self.requests, self.tokens = (None if rate is None else Gcra(rate, clock) for rate in rates)
 
-    def enter(self) -> None:
-        """Begin a request; raises RequestError 429 that says when to come back."""
+    def enter(self, *, spare: bool = False) -> None:
+        """Begin a request; raises RequestError 429 that says when to come back.
+
+        With `spare` it begins only where it leaves room for others: of several at once one, and
+        half of a minute's worth.
+        """
         at_once = self.limits.requests_at_once
-        if at_once is not None and self.num_running >= at_once:
+        if at_once is not None and self.num_running >= max(1, at_once - spare):
             raise too_many(
                 f"{self.who} may run {at_once} requests at once.", 1.0, "requests_at_once"
             )
         for name, rate in self._rates():
-            wait_s = rate.wait_s(1)
+            wait_s = wait_of(rate, 1, spare)
             if wait_s > 0:
                 raise self._exhausted(name, rate, wait_s)
         if self.requests is not None:
             self.requests.take(1)
         self.num_running += 1
 
-    def leave(self) -> None:
-        """The request that entered is over."""
+    def leave(self, *, counted: bool = True) -> None:
+        """The request that entered is over; one that is to come again is not `counted`."""
         self.num_running -= 1
         assert self.num_running >= 0
+        if self.requests is not None and not counted:
+            self.requests.give_back(1)
 
-    def hold(self, num_prompt: int, num_answer: int, given: bool, param: str) -> int:
+    def hold(
+        self, num_prompt: int, num_answer: int, given: bool, param: str, *, spare: bool = False
+    ) -> int:
         """Hold what a request may cost, and return that; raises RequestError.
 
         What can never be had is a 400: no waiting helps. An answer whose length was not `given` is
-        held as what is left of a minute's worth at most.
+        held as what is left of a minute's worth at most. `spare` is as in `enter`.
         """
         if self.tokens is None:
             return 0
@@ -108,7 +123,7 @@ class Meter:
                 reason="tokens_per_minute",
             )
         count = min(count, most)
-        wait_s = self.tokens.wait_s(count)
+        wait_s = wait_of(self.tokens, count, spare)
         if wait_s > 0:
             raise self._exhausted("tokens", self.tokens, wait_s)
         self.tokens.hold(count)
@@ -139,6 +154,15 @@ class Meter:
     def _exhausted(self, name: str, rate: Gcra, wait_s: float) -> RequestError:
         message = f"{self.who} may use {rate.per_minute} {name} per minute."
         return too_many(message, wait_s, f"{name}_per_minute")
+
+
+def wait_of(rate: Gcra, count: int, spare: bool) -> float:
+    """Seconds until `count` may be taken; with `spare` until as much as `SPARED` is left then.
+
+    Of 120 a minute: 1 at once, with `spare` when 61 may be taken; 100 with `spare` when all may.
+    """
+    most = rate.per_minute
+    return rate.wait_s(min(most, round(count + SPARED * most)) if spare else count)
 
 
 def too_many(message: str, wait_s: float, reason: str) -> RequestError:

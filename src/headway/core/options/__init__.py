@@ -1,7 +1,7 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
-from headway.core.options.clients import BatchOptions, LaunchOptions, PullOptions
+from headway.core.options.clients import BatchOptions, KeyOptions, LaunchOptions, PullOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
@@ -23,6 +23,7 @@ __all__ = [
     "EngineOptions",
     "EvalOptions",
     "LogOptions",
+    "KeyOptions",
     "LaunchOptions",
     "PullOptions",
     "SamplingOptions",

@@ -1,4 +1,4 @@
-"""The options of the verbs beside the server: `batch`, `launch` and `pull`."""
+"""The options of the verbs beside the server: `batch`, `key`, `launch` and `pull`."""
 
 from dataclasses import dataclass
 
@@ -17,6 +17,15 @@ class BatchOptions:
     )
     concurrency: int | None = option(
         None, "Lines in the engine at once; by default twice what it runs.", low=1, high=8192
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyOptions:
+    """Where a new key's row goes."""
+
+    file: str = option(
+        "", "Key file that the row is added to; made where there is none.", common=True
     )
 
 

@@ -21,6 +21,7 @@ from headway.core.options.field import (
     split,
     value_type,
 )
+from headway.core.yaml_file import read_yaml
 
 Options = TypeVar("Options")
 
@@ -153,19 +154,20 @@ def read_file(
     """The YAML file's keys (dashes or underscores), every one of them known."""
     if path is None:
         return {}
-    import yaml  # late: start-up prints within 300 ms
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}.", "Check the path.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"--config {path} is not YAML.", str(error)[:200]) from error
+    content = read_yaml(Path(path), "--config")
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise UsageError(f"--config {path} holds no keys.", "Write lines such as port: 8000.")
-    keys = {str(key).replace("-", "_"): value for key, value in content.items()}
+    keys: dict[str, Any] = {}
+    for given, value in content.items():
+        key = str(given).replace("-", "_")
+        if key in keys:
+            raise UsageError(
+                f"--config {path}: {given} is there twice, with dashes and with underscores.",
+                "Keep one of the two.",
+            )
+        keys[key] = value
     for key in keys:
         if key not in rows:
             near = difflib.get_close_matches(key, list(rows), 1, 0.5)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from headway.core.options.bench import BenchOptions
-from headway.core.options.clients import BatchOptions, LaunchOptions, PullOptions
+from headway.core.options.clients import BatchOptions, KeyOptions, LaunchOptions, PullOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
@@ -47,6 +47,7 @@ TITLES: dict[type, str] = {
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
     BatchOptions: "Batch without a server (`batch`)",
+    KeyOptions: "A new API key (`key`)",
     BenchOptions: "Load generator (`bench`)",
     EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",

@@ -7,27 +7,31 @@ the endpoint grows into. Nothing goes over a socket; cancelling the call frees i
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message
 
 from headway.core.errors import RequestError, ServerFaultError
-from headway.core.principal import Principal
+from headway.core.service import BATCH_CLASS
 from headway.server.errors import error_body
-from headway.server.keys import anybody
+from headway.server.keys import Caller
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Status and body of an answer, and the id the request had."""
+    """Status and body of an answer, and the id the request had.
+
+    `retry_after_s` is when to come back, of one that was refused for a limit.
+    """
 
     status: int
     body: bytes
     request_id: str
+    retry_after_s: float | None = None
 
     @property
     def code(self) -> str | None:
@@ -38,9 +42,13 @@ class Answer:
         return code
 
 
-async def call(app: ASGIApp, path: str, body: bytes, principal: Principal) -> Answer:
-    """The answer of the endpoint `app`, which is served at `path`."""
+async def call(app: ASGIApp, path: str, body: bytes, caller: Caller) -> Answer:
+    """The answer of the endpoint `app`, which is served at `path`, to `caller`.
+
+    That the request counts among those of its key (`Meter.enter`) is the callers' business.
+    """
     request_id = uuid.uuid4().hex
+    retry_after_s = None
     incoming = [{"type": "http.request", "body": body, "more_body": False}]
     status, parts = 500, []
 
@@ -58,16 +66,18 @@ async def call(app: ASGIApp, path: str, body: bytes, principal: Principal) -> An
             parts.append(message.get("body", b""))
 
     try:
-        await app(request_scope(path, request_id, principal), receive, send)
+        await app(request_scope(path, request_id, caller), receive, send)
     except RequestError as error:
         status, parts = error.status, [msgspec.json.encode(error_body(error))]
+        retry_after_s = error.retry_after_s
     except Exception:
         log.exception("request %s failed", request_id)
         status, parts = 500, [msgspec.json.encode(error_body(ServerFaultError()))]
-    return Answer(status=status, body=b"".join(parts), request_id=request_id)
+    body = b"".join(parts)
+    return Answer(status=status, body=body, request_id=request_id, retry_after_s=retry_after_s)
 
 
-def request_scope(path: str, request_id: str, principal: Principal) -> dict[str, Any]:
+def request_scope(path: str, request_id: str, caller: Caller) -> dict[str, Any]:
     """What the doors would hand on."""
     return {
         "type": "http",
@@ -80,14 +90,15 @@ def request_scope(path: str, request_id: str, principal: Principal) -> dict[str,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
         "request_id": request_id,
-        "caller": replace(anybody(), principal=principal, admin=False),
+        "caller": caller,
     }
 
 
-def batch_body(body: bytes, service_class: str) -> bytes:
-    """A line's body, in the class of batches unless it names one; raises RequestError.
+def batch_body(body: bytes) -> bytes:
+    """A line's body, in the class of batches unless it names another; raises RequestError.
 
-    A stream has no place in a file.
+    Whether its key may use that one is seen where a request's class is. Of OpenAI's tiers `auto`
+    and `default` name none. A stream has no place in a file.
     """
     try:
         content = msgspec.json.decode(body)
@@ -101,6 +112,7 @@ def batch_body(body: bytes, service_class: str) -> bytes:
             param="stream",
             code="unsupported_value",
         )
-    if "service_class" not in content and "service_tier" not in content:
-        content["service_class"] = service_class
+    tier = content.get("service_tier")
+    if content.get("service_class") is None and tier in (None, "auto", "default"):
+        content["service_class"] = BATCH_CLASS
     return msgspec.json.encode(content)

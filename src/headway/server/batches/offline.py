@@ -17,13 +17,15 @@ from starlette.types import ASGIApp
 
 from headway.core.errors import HeadwayError, RequestError, UsageError
 from headway.core.principal import Principal
+from headway.core.service import BATCH_CLASS
 from headway.server.batches.call import Answer, batch_body, call
 from headway.server.batches.lines import Line, read_body
 from headway.server.batches.results import Result, answered
 from headway.server.batches.runner import refused
 from headway.server.database import NO_SPACE
+from headway.server.keys import anybody
 
-WHO = Principal(name="offline", service_class="batch")
+WHO = anybody().for_lines(Principal(name="offline", service_class=BATCH_CLASS))
 
 
 class Done(msgspec.Struct):
@@ -160,7 +162,7 @@ async def ask(endpoints: Mapping[str, ASGIApp], source: Path, line: Line) -> Ans
     """The answer to one line."""
     try:
         url, body = read_body(source, line)
-        body = batch_body(body, WHO.service_class)
+        body = batch_body(body)
     except RequestError as error:
         return refused(error)
     return await call(endpoints[url], url, body, WHO)

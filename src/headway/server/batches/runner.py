@@ -2,8 +2,9 @@
 
 Given the stores and the endpoints it goes on where the last server stopped. It promises that each
 line's answer is written once, that owners take turns, and that what is our fault (an engine that is
-restarting, a full disk) makes a batch wait, not fail. A line that was running when the engine died
-runs again alone, once: if the engine dies again it was this line.
+restarting, a full disk) makes a batch wait, not fail. A line counts for its key: where that has a
+limit the owner rests until it may go on, and others' lines run. A line that was running when the
+engine died runs again alone, once: if the engine dies again it was this line.
 """
 
 import asyncio
@@ -17,7 +18,6 @@ import msgspec
 from starlette.types import ASGIApp
 
 from headway.core.errors import RequestError, ServerFaultError, StorageError
-from headway.core.principal import Principal
 from headway.server.batches.call import Answer, batch_body, call
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import Checked, Line, check_file, read_body
@@ -25,6 +25,7 @@ from headway.server.batches.results import answered
 from headway.server.batches.store import Batch, Batches
 from headway.server.database import told
 from headway.server.errors import error_body
+from headway.server.keys import Caller
 from headway.server.models import State
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,11 @@ READY_WAIT_S = 0.1
 DISK_WAIT_S = 2.0
 SHARE_OF_ENGINE = 4
 SWEEP_S = 60.0
-AGAIN = (429, 503)
-"""Answers that say: later. The line waits and asks again."""
+LEAST_REST_S = 0.02
+NO_KEY_S = 5.0
+"""How often it is looked for a key that is no longer there: one of the same name may come back."""
+LIMITED, FULL = 429, 503
+"""Answers that say: later. At the first the owner rests, at the second the line waits."""
 ENGINE_DIED = "engine_died"
 
 
@@ -87,6 +91,8 @@ class Runner:
         self._tasks: list[asyncio.Task[None]] = []
         self._disk_told = False
         self._turn = ""
+        self._rests: dict[str, float] = {}
+        """Owner → until when (of the loop's clock) none of its lines begins."""
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
 
@@ -222,19 +228,53 @@ class Runner:
         """Start the job's next line when there is a place; a line tried before runs alone."""
         self.lane.limit = self._limit(job)
         await self.lane.enter()
-        task = None
+        task = caller = line = None
         try:
-            line = await self._next_line(job)
-            if line is not None:
+            caller = self._enter(job)
+            line = await self._next_line(job) if caller is not None else None
+            if caller is not None and line is not None:
                 await self.lane.empty(but=1 if line.tries else self.lane.busy)
-                task = asyncio.create_task(self._answer(job, line))
+                task = asyncio.create_task(self._answer(job, line, caller))
                 job.running.add(task)
         finally:
             if task is None:
+                if caller is not None:
+                    caller.meter.leave(counted=False)
                 self.lane.leave()
                 job.check_over()
         if task is not None and line is not None and line.tries:
             await asyncio.wait({task})
+
+    def _enter(self, job: Job) -> Caller | None:
+        """The owner as the caller of a line, which counts from now on; None: the owner rests."""
+        principal, keyring = job.batch.principal, self.state.keyring
+        owner = keyring.named(principal.name)
+        if owner is None:
+            log.debug("batch %s waits: there is no key %s", job.batch.id, principal.name)
+            self._rest(principal.name, NO_KEY_S)
+            return None
+        who = owner.principal if keyring else principal
+        caller = owner.for_lines(
+            msgspec.structs.replace(who, service_class=job.batch.price.service_class)
+        )
+        try:
+            caller.meter.enter(spare=True)
+        except RequestError as error:
+            self._rest(principal.name, error.retry_after_s or WAIT_S)
+            return None
+        return caller
+
+    def _rest(self, owner: str, seconds: float) -> None:
+        """Begin no line of the owner's for a while, or until one of them has ended."""
+        loop, seconds = asyncio.get_running_loop(), max(seconds, LEAST_REST_S)
+        self._rests[owner] = loop.time() + seconds
+        loop.call_later(seconds, self._woken.set)
+
+    def _is_at_rest(self, owner: str) -> bool:
+        until_s = self._rests.get(owner)
+        if until_s is not None and until_s <= asyncio.get_running_loop().time():
+            del self._rests[owner]
+        return owner in self._rests
 
     def _limit(self, job: Job) -> int:
         """How many lines run at once: as told, or a share of what the engine runs at once."""
@@ -246,8 +286,10 @@ class Runner:
         """The oldest batch with lines of the owner whose turn it is."""
         first: dict[str, Job] = {}
         for job in self._jobs.values():
-            if job.has_lines and job.batch.model in self.state.models:
-                first.setdefault(job.batch.principal.name, job)
+            owner = job.batch.principal.name
+            served = job.batch.model in self.state.models
+            if job.has_lines and served and not self._is_at_rest(owner):
+                first.setdefault(owner, job)
         if not first:
             return None
         owners = sorted(first)
@@ -270,11 +312,22 @@ class Runner:
             return job.waiting.popleft()
         return job.alone.popleft() if job.alone else None
 
-    async def _answer(self, job: Job, line: Line) -> None:
-        """Ask until there is an answer to keep, and keep it; or leave the line for later, alone."""
-        batch_id = job.batch.id
+    async def _answer(self, job: Job, line: Line, caller: Caller) -> None:
+        """Ask until there is an answer to keep, and keep it; or leave the line for later.
+
+        One that met a limit of its key goes back and counts for nothing; one during which the
+        engine died runs again alone.
+        """
+        batch_id, owner = job.batch.id, caller.principal.name
+        counted = True
         try:
-            answer = await self._ask_patiently(job.batch, line)
+            answer = await self._ask_patiently(job.batch, line, caller)
+            if answer.status == LIMITED:
+                counted = False
+                (job.alone if line.tries else job.waiting).appendleft(line)
+                self._rest(owner, answer.retry_after_s or WAIT_S)
+                return
+            self._rests.pop(owner, None)
             if answer.code == ENGINE_DIED:
                 await self._patiently(lambda: self.batches.tried(batch_id, line.number))
                 if line.tries + 1 < MOST_TRIES:
@@ -287,37 +340,33 @@ class Runner:
             task = asyncio.current_task()
             assert task is not None
             job.running.discard(task)
+            caller.meter.leave(counted=counted)
             self.lane.leave()
             job.check_over()
             self._woken.set()
 
-    async def _ask_patiently(self, batch: Batch, line: Line) -> Answer:
-        """The line's answer, however often it is told to come later."""
+    async def _ask_patiently(self, batch: Batch, line: Line, caller: Caller) -> Answer:
+        """The line's answer, however often the server is full."""
         client = self.state.models[batch.model or ""].client
         while True:
             while not client.ready:
                 await asyncio.sleep(READY_WAIT_S)
-            answer = await self._ask(batch, line)
-            if answer.status not in AGAIN or answer.code == ENGINE_DIED:
+            answer = await self._ask(batch, line, caller)
+            if answer.status != FULL or answer.code == ENGINE_DIED:
                 return answer
             await asyncio.sleep(WAIT_S)
 
-    async def _ask(self, batch: Batch, line: Line) -> Answer:
+    async def _ask(self, batch: Batch, line: Line, caller: Caller) -> Answer:
         try:
             path = self.files.path(batch.input_file_id)
             url, body = await asyncio.to_thread(read_body, path, line)
-            body = batch_body(body, batch.price.service_class)
+            body = batch_body(body)
         except RequestError as error:
             return refused(error)
         except OSError as error:
             log.error("the input of batch %s cannot be read: %s", batch.id, error)
             return refused(ServerFaultError("The line can no longer be read."))
-        return await call(self.endpoints[url], url, body, as_batch(batch))
-
-
-def as_batch(batch: Batch) -> Principal:
-    """The owner, in the class of batches."""
-    return msgspec.structs.replace(batch.principal, service_class=batch.price.service_class)
+        return await call(self.endpoints[url], url, body, caller)
 
 
 def refused(error: RequestError) -> Answer:

@@ -19,7 +19,7 @@ from headway.core.errors import RequestError
 from headway.server.database import told
 from headway.server.errors import json_response
 from headway.server.files.multipart import Begun, Multipart
-from headway.server.files.store import File, Files, new_id
+from headway.server.files.store import File, Files, new_id, over_quota
 from headway.server.models import State
 from headway.server.principal import owner_of
 
@@ -47,25 +47,31 @@ async def upload(runner: Keeper, request: Request) -> Response:
     files, options = runner.files, runner.state.options
     owner = owner_of(request.scope)
     form = Multipart(request.headers.get("content-type", ""))
-    quota = options.file_quota - await files.used_bytes(owner)
-    target = Upload(files, min(int(options.max_file), quota), within_quota=quota)
+    target = Upload(files, owner, limit=int(options.max_file), quota=int(options.file_quota))
     try:
+        await target.count_files()
         await read_form(request.receive, form, target)
         file = target.file(files.now_s)
         await target.finish()
-        await files.add(file, owner, target.part)
+        await files.add(file, owner, target.part, target.quota_bytes)
     finally:
         target.discard()
     return json_response(file.public())
 
 
 class Upload:
-    """One upload under way: its small fields, and its bytes in a `.part` file."""
+    """One upload under way: its small fields, and its bytes in a `.part` file.
 
-    def __init__(self, files: Files, limit_bytes: int, *, within_quota: int) -> None:
+    What has arrived is reserved in the owner's quota until `discard`: ten uploads of 900 kB at once
+    do not pass 1 MB. The last word is that of `Files.add`, in one transaction.
+    """
+
+    def __init__(self, files: Files, owner: str, *, limit: int, quota: int) -> None:
         self.id = new_id("file-")
         self.part = files.path(self.id + ".part")
-        self.limit_bytes, self.quota_bytes = limit_bytes, within_quota
+        self.limit_bytes, self.quota_bytes = limit, quota
+        self._files, self._owner = files, owner
+        self._used = self._reserved = 0
         self.fields: dict[str, bytes] = {}
         self.filename: str | None = None
         self.size = 0
@@ -100,26 +106,30 @@ class Upload:
                 )
             return
         self.size += len(data)
-        if self.size > self.limit_bytes:
-            raise self._too_large()
+        self._reserve(len(data))
         self._waiting += data
         if len(self._waiting) >= WRITE_BYTES:
             await self.flush()
+            await self.count_files()
 
-    def _too_large(self) -> RequestError:
-        if self.quota_bytes <= self.limit_bytes:
-            return RequestError(
-                "Your files would take more than this server keeps for one key; delete some.",
+    async def count_files(self) -> None:
+        """Learn what the owner's complete files take; others of his uploads may have ended."""
+        self._used = await self._files.used_bytes(self._owner)
+
+    def _reserve(self, num_bytes: int) -> None:
+        """Count bytes that arrived; RequestError 413 beyond the size of a file or the quota."""
+        if self.size > self.limit_bytes:
+            raise RequestError(
+                f"The file is larger than {self.limit_bytes} bytes; split it.",
                 param="file",
-                code="file_quota_exceeded",
+                code="request_too_large",
                 status=413,
             )
-        return RequestError(
-            f"The file is larger than {self.limit_bytes} bytes; split it.",
-            param="file",
-            code="request_too_large",
-            status=413,
-        )
+        arriving = self._files.arriving
+        if self._used + arriving[self._owner] + num_bytes > self.quota_bytes:
+            raise over_quota()
+        arriving[self._owner] += num_bytes
+        self._reserved += num_bytes
 
     async def flush(self) -> None:
         """Write what waits, off the event loop."""
@@ -179,6 +189,11 @@ class Upload:
                 self._file.close()
             self._file = None
         self.part.unlink(missing_ok=True)
+        arriving = self._files.arriving
+        arriving[self._owner] -= self._reserved
+        self._reserved = 0
+        if not arriving[self._owner]:
+            del arriving[self._owner]
 
 
 async def read_form(receive: Receive, form: Multipart, target: Upload) -> None:

@@ -7,6 +7,8 @@ are complete before the record is written, and the record goes before the bytes.
 import os
 import secrets
 import sqlite3
+from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,8 @@ class Files:
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database = database
         self.clock = clock
+        self.arriving: Counter[str] = Counter()
+        """Owner → bytes of uploads under way; they count in the quota like files."""
 
     @property
     def now_s(self) -> int:
@@ -66,16 +70,14 @@ class Files:
     async def used_bytes(self, owner: str) -> int:
         """What the owner's files take."""
 
-        def work(connection: sqlite3.Connection) -> int:
-            query = "SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?"
-            return int(connection.execute(query, (owner,)).fetchone()[0])
+        return await self.database.run(lambda connection: bytes_of(connection, owner))
 
-        return await self.database.run(work)
-
-    async def add(self, file: File, owner: str, part: Path) -> None:
-        """Keep the complete upload `part` as `file`."""
+    async def add(self, file: File, owner: str, part: Path, quota: float = inf) -> None:
+        """Keep the complete upload `part` as `file`; RequestError 413 beyond the owner's quota."""
 
         def work(connection: sqlite3.Connection) -> None:
+            if bytes_of(connection, owner) + file.bytes > quota:
+                raise over_quota()
             os.replace(part, self.path(file.id))
             insert(connection, file, owner)
 
@@ -152,6 +154,22 @@ class Files:
 
         for file_id in await self.database.run(work):
             self.path(file_id).unlink(missing_ok=True)
+
+
+def bytes_of(connection: sqlite3.Connection, owner: str) -> int:
+    """What the owner's complete files take."""
+    query = "SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?"
+    return int(connection.execute(query, (owner,)).fetchone()[0])
+
+
+def over_quota() -> RequestError:
+    """413: complete files and uploads under way are more than one key may have."""
+    return RequestError(
+        "Your files would take more than this server keeps for one key; delete some.",
+        param="file",
+        code="file_quota_exceeded",
+        status=413,
+    )
 
 
 def insert(connection: sqlite3.Connection, file: File, owner: str) -> None:

@@ -1,0 +1,59 @@
+"""YAML files that people write: read whole, and refused where a key is there twice.
+
+YAML's own rule for a mapping with two equal keys is that there are none; PyYAML keeps the last and
+says nothing, so that two lists of `keys:` in a key file would lock out the keys of the first.
+"""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import UsageError
+
+MERGE = "tag:yaml.org,2002:merge"
+
+
+def read_yaml(path: Path, what: str, how: str = "") -> Any:
+    """The content of a YAML file, None for an empty one.
+
+    `what` is the option that names the file, `how` the fix where it is no YAML. Raises UsageError
+    with the file, and with line and key where a key is there twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{what} {path}: {error.strerror}.", "Check the path.") from error
+    except ValueError as error:
+        raise UsageError(f"{what} {path} is not YAML.", how or "It is not UTF-8.") from error
+    return parse_yaml(text, f"{what} {path}", how)
+
+
+def parse_yaml(text: str, where: str, how: str = "") -> Any:
+    """What `text` says; raises UsageError, which begins with `where`."""
+    import yaml  # late: start-up prints within 300 ms
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's safe loader, which also compares the keys of each mapping."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: dict[Any, int] = {}
+            for key_node, _ in node.value:
+                if key_node.tag == MERGE:
+                    continue  # what `<<` brings may be said again
+                key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+                line = key_node.start_mark.line + 1
+                if not isinstance(key, Hashable):
+                    continue  # which PyYAML refuses
+                if key in seen:
+                    raise UsageError(
+                        f"{where}, line {line}: the key {str(key)[:64]!r} is there twice, "
+                        f"first in line {seen[key]}.",
+                        "Keep one of the two: the second would hide the first.",
+                    )
+                seen[key] = line
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not YAML.", how or str(error)[:200]) from error

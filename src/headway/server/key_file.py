@@ -1,0 +1,181 @@
+"""The key file: its rows read, and a new one added so that no reader ever sees half a file.
+
+Given a path it reads rows of names and hashes, or adds one: under a lock on the folder, to a copy
+that takes the file's place when it is complete and can be read. The keys themselves are nowhere.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import UsageError
+from headway.core.principal import ANONYMOUS
+from headway.core.service import Limits
+from headway.core.yaml_file import parse_yaml, read_yaml
+
+KEY_BYTES = 32
+HOW = "`headway key NAME --file FILE` makes a new key and adds its row."
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key as the file has it."""
+
+    name: str
+    sha256: str
+    service_class: str | None = msgspec.field(default=None, name="class")
+    classes: tuple[str, ...] | None = None
+    admin: bool = False
+    weight: float | None = None
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not 0.001 <= self.weight <= 1000:
+            raise ValueError("weight must be between 0.001 and 1000")
+        if self.classes is not None and not self.classes:
+            raise ValueError("classes must name one at least; leave it out to allow any")
+        if self.classes and self.service_class not in (None, *self.classes):
+            raise ValueError(f"class is {self.service_class!r}, which classes does not name")
+
+
+def digest(key: str) -> bytes:
+    """sha256 of a key, so that comparing takes the same time whatever the lengths are."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def make_key() -> str:
+    """A new key: hw- and 256 random bits."""
+    return "hw-" + secrets.token_urlsafe(KEY_BYTES)
+
+
+# ── reading ─────────────────────────────────────────────────────────────────────────────────
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of a key file; UsageError names what is wrong with it."""
+    return rows_of(read_yaml(file, "--key-file", HOW), file)
+
+
+def rows_of(content: Any, file: Path) -> list[Row]:
+    """The rows in the content of a file; raises UsageError."""
+    try:
+        rows = msgspec.convert((content or {}).get("keys"), list[Row])
+    except (msgspec.ValidationError, AttributeError) as error:
+        raise UsageError(f"--key-file {file}: {str(error)[:200]}.", HOW) from error
+    for row in rows:
+        check_row(str(file), row)
+    return rows
+
+
+def check_row(where: str, row: Row) -> None:
+    """Raise UsageError for a row whose hash or name cannot be."""
+    hexadecimal = len(row.sha256) == 64 and all(c in "0123456789abcdef" for c in row.sha256)
+    if not hexadecimal:
+        raise UsageError(f"{where}: sha256 of {row.name!r} is no hash: 64 digits 0-9a-f.", HOW)
+    readable = row.name.isprintable() and 0 < len(row.name) <= 64
+    if not readable or row.name == ANONYMOUS:
+        raise UsageError(f"{where}: {row.name[:64]!r} cannot be a key's name.", HOW)
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────
+
+
+def row_text(name: str, key: str, indent: int = 2) -> str:
+    """The row of a key file for `key`, as YAML."""
+    quoted: Any = msgspec.json.encode(name).decode()
+    space = " " * indent
+    return f"{space}- name: {quoted}\n{space}  sha256: '{digest(key).hex()}'\n"
+
+
+def add_row(file: Path, name: str, key: str) -> None:
+    """Add the row of a new key at the end of a key file, or make the file; raises UsageError.
+
+    A new file may be read by its owner alone; one that is there keeps its owner and its mode, less
+    what everybody else may do.
+    """
+    file = file.resolve()
+    check_row("headway key", Row(name=name, sha256=digest(key).hex()))
+    with told(file), locked(file.parent):
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        where = f"--file {file}"
+        content = parse_yaml(text, where, HOW)
+        rows = [] if content in (None, {"keys": None}) else rows_of(content, file)
+        if any(row.name == name for row in rows):
+            raise UsageError(
+                f"{where}: there is a key {name!r} already.",
+                "Choose another name, or delete its row first.",
+            )
+        longer = with_row(text, name, key, has_rows=bool(rows))
+        if not holds(longer, [*rows, Row(name=name, sha256=digest(key).hex())]):
+            raise UsageError(
+                f"{where}: a row cannot be added at its end.",
+                "Make `keys:` the last of the file, one `- name: …` below the other.",
+            )
+        replace_file(file, longer)
+
+
+def with_row(text: str, name: str, key: str, *, has_rows: bool) -> str:
+    """`text` and the row behind it, as far to the right as the rows before."""
+    if text and not text.endswith("\n"):
+        text += "\n"
+    if has_rows:
+        first = next((line for line in text.splitlines() if line.lstrip().startswith("- ")), "")
+        return text + row_text(name, key, len(first) - len(first.lstrip()))
+    head = "" if any(line.startswith("keys:") for line in text.splitlines()) else "keys:\n"
+    return text + head + row_text(name, key)
+
+
+def holds(text: str, rows: list[Row]) -> bool:
+    """Whether a key file of this text has exactly these rows."""
+    try:
+        return rows_of(parse_yaml(text, ""), Path()) == rows
+    except UsageError:
+        return False
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Put `text` in the place of a file, all at once."""
+    descriptor, part = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as target:
+            if file.exists():
+                was = file.stat()
+                with contextlib.suppress(PermissionError):
+                    os.fchown(target.fileno(), was.st_uid, was.st_gid)
+                os.fchmod(target.fileno(), was.st_mode & 0o660)
+            target.write(text)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(part, file)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that two of us do not each add to what the other has not seen."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def told(file: Path) -> Iterator[None]:
+    """What the disk refuses, as a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"--file {file}: {error.strerror}.", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--file {file} is not UTF-8.", HOW) from error
