@@ -47,7 +47,7 @@ def serve(call: "Call") -> int:
     set_up_logs(logs.log_level, logs.log_format)
     read_model_spec(folder)  # a folder that cannot be served is told before anything starts
 
-    from headway.server import run
+    from headway.server import root_path, run
     from headway.server.keys import Keyring
     from headway.server.notify import Notifier
 
@@ -59,6 +59,7 @@ def serve(call: "Call") -> int:
         share_prefix_cache=options.share_prefix_cache,
     )
     run.check_address(options.host, bool(keyring), options.insecure)
+    root_path.checked(options.root_path)
     notifier = Notifier.take(os.environ)
     listener = run.bind(options.host, options.port)
     with contextlib.closing(listener):

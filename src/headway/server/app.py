@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.core.errors import RequestError
-from headway.server import page, tokens
+from headway.server import page, root_path, tokens
 from headway.server.anthropic import messages
 from headway.server.batches.routes import BATCH_ROUTES
 from headway.server.batches.runner import Runner
@@ -29,6 +29,7 @@ from headway.server.files.routes import FILE_ROUTES
 from headway.server.models import ServedModel, State
 from headway.server.openapi import document
 from headway.server.responses import stored
+from headway.server.root_path import RootPath
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -70,15 +71,16 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         guard=HereOnly(origins) if here else lambda scope: None,
         on_refused=state.rows[0].telemetry.refused,
     )
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],
-        expose_headers=EXPOSED,
-    )
+    if origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
+    root = root_path.checked(options.root_path)
+    return RootPath(app, root) if root else app
 
 
 def generating_endpoints(state: State) -> dict[str, ASGIApp]:

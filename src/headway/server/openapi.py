@@ -253,6 +253,7 @@ def document(state: State, rows: Iterable[Row]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headway", "version": headway.__version__},
+        "servers": [{"url": state.options.root_path.rstrip("/") or "/"}],
         "paths": paths,
         "components": {
             "schemas": {**schemas, "Error": OPENAI_ERROR, "AnthropicError": ANTHROPIC_ERROR},

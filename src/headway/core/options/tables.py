@@ -164,6 +164,9 @@ class ServerOptions:
     allowed_origins: list[str] = option(
         [], "Web pages that may ask (CORS), such as http://localhost:3000 or *."
     )
+    root_path: str = option(
+        "", "Path below which a reverse proxy serves this server, such as /models."
+    )
     tool_call_parser: str = option(
         "auto",
         "How the model writes tool calls; auto goes by its chat template.",

@@ -1,0 +1,39 @@
+"""Behind a proxy that serves this server below a path of its own: --root-path /models.
+
+Proxies differ: some take the prefix off before they hand a request on, some do not. Both work, for
+the prefix is taken off here, before anything looks at the path: doors, routes, errors.
+"""
+
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headway.core.errors import UsageError
+
+
+def checked(root: str) -> str:
+    """`root` without its last slash; UsageError unless it is a plain path."""
+    if root and not (root.startswith("/") and root.isascii() and root.isprintable()):
+        raise UsageError(f"--root-path {root!r} is no path.", "Write it as in --root-path /models.")
+    if any(mark in root for mark in ("//", "..", "?", "#", "%", " ", '"', "<")):
+        raise UsageError(f"--root-path {root!r} is no plain path.", "Write --root-path /models.")
+    return root.rstrip("/")
+
+
+class RootPath:
+    """Takes `root` off the paths that begin with it; `root` itself leads to the page below it.
+
+    With /models: /models/v1/models → /v1/models, /models → /models/, /modelsx stays.
+    """
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        root, path = self._root, scope.get("path", "")
+        if scope["type"] == "http" and path == root:  # the page's addresses are relative
+            await RedirectResponse(root + "/")(scope, receive, send)
+            return
+        if path.startswith(root + "/"):
+            scope = {**scope, "path": path[len(root) :]}
+        await self._app(scope, receive, send)
