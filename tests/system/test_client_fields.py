@@ -25,7 +25,8 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     "{% if m.reasoning %}[{{ m.reasoning }}]{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 
 
@@ -88,6 +89,33 @@ def test_reasoning_of_earlier_turns_reaches_the_template(script: ScriptedServer,
                 messages=[*USER, {**turn, name: ["no text"]}],  # type: ignore[list-item]
             )
     assert refused.value.param == f"messages[1].{name}"
+
+
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"response_format": {"type": "json_object"}}, {"regex": "a+"}, {"guided_choice": ["a"]}],
+)
+def test_a_constraint_holds_for_what_follows_the_reasoning(
+    script: ScriptedServer, ask: Any, wanted: dict[str, Any]
+) -> None:
+    """The template opens the reasoning: a constraint from the first token would end up in it."""
+    said = ask("Sunny?\n</think>\n\naa", stream=False, extra_body={**wanted, **THINKS})
+    assert (said["content"], said["reasoning"]) == ("aa", "Sunny?")
+    grammar = script.client.asked[-1].sampling.grammar
+    assert grammar is not None and grammar.kind == "structural" and "</think>" in grammar.text
+    assert grammar.param == next(iter(wanted))
+    ask("aa", stream=False, extra_body=wanted)
+    grammar = script.client.asked[-1].sampling.grammar
+    assert grammar is not None and grammar.kind != "structural"
+
+
+def test_a_grammar_after_reasoning_is_refused_by_name(ask: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask("", stream=False, extra_body={"grammar": 'root ::= "a"', **THINKS})
+    assert refused.value.param == "grammar" and refused.value.code == "unsupported_value"
 
 
 # ── tools ───────────────────────────────────────────────────────────────────────────────────

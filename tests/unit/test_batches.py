@@ -400,6 +400,31 @@ def test_a_line_that_fails_is_in_the_error_file(keyed_client: openai.OpenAI) -> 
     assert all(content["response"]["status_code"] == 400 for content in errors.values())
 
 
+def test_a_line_drops_no_constraint_and_needs_no_model(keyed_client: openai.OpenAI) -> None:
+    """What its endpoint refuses fails the line, by name; without a model the served one answers."""
+    plain = {"prompt": [1, 2, 3], "max_tokens": 2}
+    asked = {
+        "no-model": {},
+        "dropped": {"thinking_token_budget": 5},
+        "twice": {"guided_regex": "a", "format": "json"},
+        "beside": {"response_format": {"type": "json_object", "regex": "a"}},
+    }
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": plain | fields}
+        for name, fields in asked.items()
+    ]
+    batch = ended(keyed_client, begin(keyed_client, jsonl(lines), "/v1/completions"))
+    assert batch.request_counts is not None and batch.request_counts.completed == 1
+    assert set(results(keyed_client, batch.output_file_id)) == {"no-model"}
+    failed = results(keyed_client, batch.error_file_id)
+    params = {name: line["response"]["body"]["error"]["param"] for name, line in failed.items()}
+    assert params == {
+        "dropped": "thinking_token_budget",
+        "twice": "format",
+        "beside": "response_format.regex",
+    }
+
+
 def test_malformed_lines_are_told_with_their_numbers(keyed_client: openai.OpenAI) -> None:
     data = b"\n".join(
         [

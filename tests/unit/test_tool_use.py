@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
 from headway.engine.text.tools import BY_NAME, FORMATS
-from headway.engine.text.tools.written import Offered, calls_grammar
+from headway.engine.text.tools.written import (
+    Offered,
+    calls_grammar,
+    json_value,
+    regex_value,
+    thought_then,
+)
 from headway.server import body as bodies
 from headway.server.openai.calls import short_id
 from headway.server.openai.schema import ChatBody, chat_messages
@@ -219,3 +225,19 @@ def test_gemmas_arguments_keep_to_plain_schemas(
             arguments = "{v:" + value.replace("<|", '<|"|>') + "}"
             text = CALLS["gemma4"] % arguments
             assert accepts(rules, text) == fits, value
+
+
+@pytest.mark.parametrize(
+    ("answer", "good", "bad"),
+    [
+        (json_value(WEATHER, strict=True), '{"city": "Rome"}', '{"town": "Rome"}'),
+        ('"yes" | "no"', "no", "maybe"),
+        (regex_value("a/b\\/[0-9]+\n?"), "a/b/12", "a/b/x"),
+    ],
+)
+def test_a_constraint_follows_reasoning_that_the_prompt_opened(answer, good, bad):
+    grammar = thought_then(answer, "</think>")
+    for thought in ("Hm, {yes} or no?\n</think>", "</think>\n\n"):
+        assert accepts(grammar, thought + good)
+        assert not accepts(grammar, thought + bad)
+    assert not accepts(grammar, good), "reasoning does not end by itself"

@@ -26,7 +26,14 @@ from headway.server.openai.schema import (
     sampling_params,
     truncated,
 )
-from headway.server.openai.tools import ToolUse, format_for, grammar_for, reading_for, tool_use
+from headway.server.openai.tools import (
+    ToolUse,
+    after_reasoning,
+    format_for,
+    grammar_for,
+    reading_for,
+    tool_use,
+)
 from headway.server.openai.usage import Usage
 
 encode = msgspec.json.encode
@@ -89,6 +96,8 @@ def generation_of(
     reading = reading_for(model, use, prompt, continued_text(body))
     if use is not None and reading is not None:
         sampling.grammar = grammar_for(model, use, reading, sampling.grammar)
+    elif reading is not None and reading.thinking and sampling.grammar is not None:
+        sampling.grammar = after_reasoning(model, reading, sampling.grammar)
     return Generation(
         use=use,
         reading=reading,

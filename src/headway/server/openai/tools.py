@@ -17,7 +17,13 @@ from headway.core.grammar import MAX_DEPTH, Grammar, is_deeper
 from headway.engine.text import Reading
 from headway.engine.text.reading import Thought
 from headway.engine.text.tools import Format
-from headway.engine.text.tools.written import Offered, calls_grammar
+from headway.engine.text.tools.written import (
+    Offered,
+    calls_grammar,
+    json_value,
+    regex_value,
+    thought_then,
+)
 from headway.server.models import ServedModel
 
 MAX_TOOLS = 512
@@ -313,6 +319,31 @@ def grammar_for(
         answer=answer,
     )
     return Grammar(kind="structural", text=text, param="tools")
+
+
+def after_reasoning(model: ServedModel, reading: Reading, wanted: Grammar) -> Grammar:
+    """`wanted` where the prompt ends inside reasoning: thoughts are free, the text is not."""
+    if wanted.kind == "json":
+        answer = json_value(msgspec.json.decode(wanted.text), strict=True)
+    elif wanted.kind == "json_object":
+        answer = json_value({"type": "object"}, strict=True)
+    elif wanted.kind == "choice":
+        choices = msgspec.json.decode(wanted.text)
+        answer = " | ".join(msgspec.json.encode(text).decode() for text in choices)
+    elif wanted.kind == "regex":
+        answer = regex_value(wanted.text)
+    else:
+        name = wanted.param.partition(".")[0]
+        raise RequestError(
+            f"{name}: a grammar cannot follow reasoning here; use a schema, a regex or a choice, "
+            "or switch reasoning off by chat_template_kwargs.",
+            param=name,
+            code="unsupported_value",
+        )
+    assert reading.thought is not None
+    special = model.needs_tokenizer("messages").special(reading.markers)
+    text = thought_then(answer, reading.thought.close, special)
+    return Grammar(kind="structural", text=text, param=wanted.param)
 
 
 def answer_schema(wanted: Grammar, marked: bool) -> dict[str, Any]:

@@ -141,6 +141,24 @@ def calls_grammar(
     return lark.text()
 
 
+def thought_then(answer: str, closes: str, special: dict[str, int] | None = None) -> str:
+    """The Lark of an answer whose prompt ends inside reasoning: that ends, then `answer` follows.
+
+    `answer` is an expression: `json_value`'s, `regex_value`'s, or texts in quotes.
+    """
+    lark = Lark(special or {})
+    lark.rules["start"] = ""
+    lark.rules["start"] = reasoning_first(lark, ("", closes), thinking=True) + "answer"
+    lark.rules["answer"] = answer
+    return lark.text()
+
+
+def regex_value(pattern: str) -> str:
+    """A regular expression as Lark writes it: a/b → /a\\/b/."""
+    one_line = pattern.replace("\n", "\\n")
+    return "/" + re.sub(r"\\.|/", lambda m: m[0] if len(m[0]) > 1 else "\\/", one_line) + "/"
+
+
 def all_calls(lark: Lark, written: Written, several: bool) -> str:
     """Calls and nothing else."""
     lark.rules["call"] = f"{lark.literal(written.before_name)} called"
