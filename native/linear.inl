@@ -97,9 +97,12 @@ inline void put_tile(const Linear& job, int64_t row, int64_t panel,
 
 #if defined(__AVX512BF16__)
 
-// Adds two products of bf16 to each sum. gcc 12 spills the intrinsic at 24 sums.
+// Adds two products of bf16 to each sum. gcc 12 spills the intrinsic at 24 sums, and a sum of an array
+// that the instruction changes in place: it goes to the stack and back at each step.
 inline void add_pair(Floats& sum, Words weights, Words numbers) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(numbers));
+    Floats held = sum;
+    asm("vdpbf16ps %2, %1, %0" : "+v"(held) : "v"(weights), "v"(numbers));
+    sum = held;
 }
 
 // The sums of `tile` from x in bf16, two inputs at a time.
