@@ -95,6 +95,26 @@ inline void put_tile(const Linear& job, int64_t row, int64_t panel,
                         outputs_of(job));
 }
 
+// Beside step s of a panel, what lies at offset + s · stride behind its begin is fetched.
+struct PanelsAhead {
+    int64_t offset, stride;
+};
+
+// Which of the tiles of rows that a panel is multiplied by. One alone fetches the panel itself, some
+// bytes ahead; of several each fetches its part of the next panel, so that memory is read all the time:
+//
+//     panel 0: tile 0     tile 1     tile 2        panel 1: tile 0
+//     fetched: 0 … ⅓      ⅓ … ⅔      ⅔ … 1 of 1             0 … ⅓ of 2
+struct RowTile {
+    int64_t tile = 0, tiles = 1;
+
+    PanelsAhead ahead(int64_t steps, int64_t step_bytes) const {
+        if (tiles == 1) return {ahead_bytes, step_bytes};
+        const int64_t stride = (step_bytes + tiles - 1) / tiles;
+        return {steps * (step_bytes + tile * stride), stride};
+    }
+};
+
 #if defined(__AVX512BF16__)
 
 // Adds two products of bf16 to each sum. gcc 12 spills the intrinsic at 24 sums, and a sum of an array
@@ -108,14 +128,16 @@ inline void add_pair(Floats& sum, Words weights, Words numbers) {
 // The sums of `tile` from x in bf16, two inputs at a time.
 template <int rows, int panels>
 inline HEADWAY_INLINE void add_pairs(const uint16_t* x, const char* const (&at)[panels],
-                                     int64_t width, Floats (&sums)[rows][panels][2]) {
+                                     int64_t width, PanelsAhead ahead,
+                                     Floats (&sums)[rows][panels][2]) {
     constexpr int64_t step = 2 * step_bytes<Type::bf16>();
     for (int64_t pair = 0; pair < width / 2; ++pair) {
 #pragma GCC unroll 8
         for (int p = 0; p < panels; ++p) {
             const char* weights = at[p] + pair * step;
-            prefetch(weights + ahead_bytes);
-            prefetch(weights + ahead_bytes + step / 2);
+            const char* next = at[p] + ahead.offset + pair * ahead.stride;
+            prefetch(next);
+            prefetch(next + step / 2);
             const Words low = load<Words>(weights), high = load<Words>(weights + step / 2);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; ++r) {
@@ -131,7 +153,7 @@ inline HEADWAY_INLINE void add_pairs(const uint16_t* x, const char* const (&at)[
 
 // `rows` rows of x times `panels` panels; x is in fp32, or with `has_pairs` in the weight's bf16.
 template <Type type, int rows, int panels>
-void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
+void tile(const Linear& job, const float* x, int64_t row, int64_t panel, RowTile which) {
     const int64_t inputs = job.inputs;
     Floats sums[rows][panels][2] = {};
     const char* at[panels];
@@ -141,17 +163,19 @@ void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
     if constexpr (type == Type::bf16) {
         const int64_t width = padded(inputs);
         const uint16_t* halves = reinterpret_cast<const uint16_t*>(x) + row * width;
-        add_pairs<rows, panels>(halves, at, width, sums);
+        const PanelsAhead ahead = which.ahead(width / 2, 2 * step_bytes<type>());
+        add_pairs<rows, panels>(halves, at, width, ahead, sums);
         return put_tile<rows, panels>(job, row, panel, sums);
     }
 #endif
+    const PanelsAhead ahead = which.ahead(padded(inputs), step_bytes<type>());
     const float* from = x + row * inputs;
     for (int64_t input = 0; input < inputs; ++input) {
         const int64_t offset = input * step_bytes<type>();
 #pragma GCC unroll 8
         for (int p = 0; p < panels; ++p) {
             Floats low, high;
-            prefetch(at[p] + offset + ahead_bytes);
+            prefetch(at[p] + ahead.offset + input * ahead.stride);
             widen<type>(at[p] + offset, low, high);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; ++r) {
@@ -168,21 +192,23 @@ void tile(const Linear& job, const float* x, int64_t row, int64_t panel) {
 constexpr int panels_at_once(int rows) { return std::clamp(most_sums / rows, 1, most_panels); }
 
 template <Type type, int rows>
-void strip(const Linear& job, const float* x, int64_t row, int64_t first, int64_t last) {
+void strip(const Linear& job, const float* x, int64_t row, int64_t first, int64_t last,
+           RowTile which) {
     constexpr int together = panels_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
-    for (; panel + together <= last; panel += together) tile<type, rows, together>(job, x, row, panel);
-    for (; panel + half <= last; panel += half) tile<type, rows, half>(job, x, row, panel);
-    for (; panel < last; ++panel) tile<type, rows, 1>(job, x, row, panel);
+    for (; panel + together <= last; panel += together)
+        tile<type, rows, together>(job, x, row, panel, which);
+    for (; panel + half <= last; panel += half) tile<type, rows, half>(job, x, row, panel, which);
+    for (; panel < last; ++panel) tile<type, rows, 1>(job, x, row, panel, which);
 }
 
 // The rows in tiles of like height: 16 rows of at most 6 are 6 + 5 + 5.
 template <Type type, int rows = most_rows>
 void by_height(const Linear& job, const float* x, int64_t row, int height, int64_t first,
-               int64_t last) {
+               int64_t last, RowTile which) {
     if constexpr (rows > 0) {
-        if (height == rows) strip<type, rows>(job, x, row, first, last);
-        else by_height<type, rows - 1>(job, x, row, height, first, last);
+        if (height == rows) strip<type, rows>(job, x, row, first, last, which);
+        else by_height<type, rows - 1>(job, x, row, height, first, last, which);
     }
 }
 
@@ -195,11 +221,12 @@ void multiply(Pool& pool, const Linear& job, const float* x) {
     const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
     pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {
         const int64_t first = chunk * each, last = std::min(panels, first + each);
-        if (tiles == 1) by_height<type>(job, x, 0, static_cast<int>(job.tokens), first, last);
+        if (tiles == 1) by_height<type>(job, x, 0, static_cast<int>(job.tokens), first, last, {});
         for (int64_t panel = first; tiles > 1 && panel < last; ++panel)
             for (int64_t n = 0; n < tiles; ++n) {
                 const int64_t row = job.tokens * n / tiles, end = job.tokens * (n + 1) / tiles;
-                by_height<type>(job, x, row, static_cast<int>(end - row), panel, panel + 1);
+                by_height<type>(job, x, row, static_cast<int>(end - row), panel, panel + 1,
+                                {n, tiles});
             }
         if (goes_past(job)) pass();
     });
