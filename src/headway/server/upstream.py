@@ -1,8 +1,12 @@
 """Another server, reached by URL, that answers what this one would refuse or answer late.
 
 Any server of OpenAI's dialect will do. A request goes out with the model's name changed and without
-the fields that only this server knows; what comes back is handed on as it is, streamed or whole. An
-upstream that does not answer with 200 has not answered.
+the fields that only this server knows; what comes back is handed on, streamed or whole. An upstream
+that does not answer with 200, or not in the form that was asked for, has not answered.
+
+It is trusted with its key and with the requests, and with nothing else: it cannot send us, or the
+key, to another place (no redirects, no cookies), has no say in our headers, and is bounded in bytes
+and in seconds, of its headers, of a whole answer and of a stream.
 """
 
 import asyncio
@@ -23,8 +27,24 @@ log = logging.getLogger(__name__)
 OURS = ("slo", "service_class", "timings")
 """Fields that mean nothing elsewhere."""
 CONNECT_S, SILENCE_S = 3.0, 120.0
-HANDED_ON = ("content-type", "cache-control", "x-accel-buffering")
+BEGIN_S, WHOLE_S, STREAM_S = 60.0, 600.0, 3600.0
+"""How long a stream may take to begin, a whole answer and a stream to end."""
+MAX_WHOLE_BYTES, MAX_STREAM_BYTES, MAX_MODELS_BYTES = 32 * 2**20, 256 * 2**20, 2**20
+MAX_NAME = 200
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError)
+STREAM, WHOLE = "text/event-stream", "application/json"
+
+
+class Model(msgspec.Struct):
+    """One model of `/models`."""
+
+    id: str
+
+
+class Models(msgspec.Struct):
+    """What `/models` answers."""
+
+    data: list[Model]
 
 
 class Upstream:
@@ -37,19 +57,24 @@ class Upstream:
         self._session: aiohttp.ClientSession | None = None
 
     def _http(self) -> aiohttp.ClientSession:
-        """The session, made in the server's loop."""
+        """The session, made in the server's loop; `connect` bounds the wait for a connection."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers(),
                 timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S
+                    total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
                 ),
-                auto_decompress=True,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
     def _headers(self) -> dict[str, str]:
-        headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
+        headers = {
+            "content-type": WHOLE,
+            "anthropic-version": "2023-06-01",
+            "accept-encoding": "identity",
+        }
         if self._key:
             headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
         return headers
@@ -64,13 +89,20 @@ class Upstream:
         """The model's name there: as given, else the one asked for, else the first it serves."""
         if self.name:
             return self.name
-        async with self._http().get(f"{self.url}/models") as answer:
-            answer.raise_for_status()
-            served = [card["id"] for card in msgspec.json.decode(await answer.read())["data"]]
+        async with (
+            asyncio.timeout(BEGIN_S),
+            self._http().get(f"{self.url}/models", allow_redirects=False) as answer,
+        ):
+            check_answer(answer, WHOLE)
+            data = await read_whole(answer, MAX_MODELS_BYTES)
+        served = [card.id for card in msgspec.json.decode(data, type=Models).data]
         if not served:
             raise ValueError("it serves no model")
-        self.name = asked if asked in served else served[0]
-        return self.name
+        name = asked if asked in served else served[0]
+        if not (name.isascii() and name.isprintable() and 0 < len(name) <= MAX_NAME):
+            raise ValueError(f"its model has a name that is none: {name[:80]!r}")
+        self.name = name
+        return name
 
     async def answer(
         self,
@@ -82,25 +114,30 @@ class Upstream:
         on_start: Callable[[], None],
     ) -> bool:
         """Ask for `raw` at `path` and hand the answer on; False when nothing was sent."""
+        streams = bool(raw.get("stream"))
         try:
             name = await self._model(raw["model"])
             body = {key: value for key, value in raw.items() if key not in OURS}
             data = msgspec.json.encode({**body, "model": name})
-            async with self._http().post(self.url + path.removeprefix("/v1"), data=data) as answer:
-                if answer.status != 200:
-                    log.warning("the fallback %s answered %d", self.url, answer.status)
-                    return False
-                streamed = answer.content_type == "text/event-stream"
-                whole = b"" if streamed else await answer.read()
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(BEGIN_S if streams else WHOLE_S):
+                    answer = await stack.enter_async_context(
+                        self._http().post(
+                            self.url + path.removeprefix("/v1"), data=data, allow_redirects=False
+                        )
+                    )
+                    check_answer(answer, STREAM if streams else WHOLE)
+                    whole = b"" if streams else await read_whole(answer, MAX_WHOLE_BYTES)
+                if not streams:
+                    msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
                 on_start()
                 headers = [
-                    (key.encode(), answer.headers[key].encode())
-                    for key in HANDED_ON
-                    if key in answer.headers
+                    (b"content-type", answer.content_type.encode()),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-headway-fallback", f"{name}; reason={reason}".encode()),
                 ]
-                headers.append((b"x-headway-fallback", f"{name}; reason={reason}".encode()))
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                if streamed:
+                if streams:
                     await relay(answer, path, receive, send)
                 else:
                     await send({"type": "http.response.body", "body": whole})
@@ -110,24 +147,59 @@ class Upstream:
             return False
 
 
+def check_answer(answer: aiohttp.ClientResponse, content_type: str) -> None:
+    """Raise ValueError for an answer that is none: another status, form or encoding."""
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}")
+    if answer.content_type != content_type:
+        raise ValueError(f"{answer.content_type[:80]!r} in place of {content_type}")
+    encoding = answer.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ValueError(f"encoded as {encoding[:80]!r}, which was not asked for")
+
+
+async def read_whole(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body; ValueError beyond `most` bytes."""
+    data = bytearray()
+    async for chunk in answer.content.iter_any():
+        data += chunk
+        if len(data) > most:
+            raise ValueError(f"more than {most} bytes")
+    return bytes(data)
+
+
 async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, send: Send) -> None:
     """Hand on what comes, until it ends or the client leaves; never end a stream silently."""
     leaving = asyncio.ensure_future(departure(receive))
-    last = b""
+    loop, left, last = asyncio.get_running_loop(), MAX_STREAM_BYTES, b""
+    line_end = b""
+    until_s = loop.time() + STREAM_S
     try:
         while True:
             reading = asyncio.ensure_future(answer.content.readany())
-            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {reading, leaving},
+                timeout=max(0.0, until_s - loop.time()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
             if not reading.done():
                 reading.cancel()
-                return
+                if leaving.done():
+                    return
+                last = line_end + broken(path)
+                break
             try:
                 chunk = reading.result()
             except FAILURES:
-                last = broken(path)
+                last = line_end + broken(path)
+                break
+            left -= len(chunk)
+            if left < 0:
+                last = line_end + broken(path)
                 break
             if not chunk:
                 break
+            line_end = b"" if chunk.endswith(b"\n\n") else b"\n\n"  # an event cut short ends
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     finally:
         leaving.cancel()
