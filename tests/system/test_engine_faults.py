@@ -4,12 +4,13 @@ import asyncio
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import openai
 import pytest
-from live_server import NO_TORCH, LiveServer, alive, wait_until
+from live_server import NO_TORCH, LiveServer, alive, engines, wait_until
 from streams import Reader, open_streams
 
 from conftest import StartServer
@@ -99,6 +100,65 @@ def test_a_dead_idle_engine_is_noticed_and_requests_meanwhile_get_a_503(
     assert codes - {""} <= {"engine_died", "not_ready"} and "not_ready" in codes
     assert live.post("/v1/completions", body)[0] == 200
     assert "Traceback" not in live.stderr
+
+
+def cut(path: Path) -> None:
+    """As a copy that was interrupted leaves it."""
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def put_another(path: Path) -> None:
+    """Weights of the same names and shapes, which are others."""
+    data = bytearray(path.read_bytes())
+    data[-2000:] = bytes(2000)
+    other = path.with_suffix(".new")
+    other.write_bytes(data)
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (cut, "model.safetensors should hold"),
+        (put_another, "not those that the server started with"),
+    ],
+)
+async def test_weights_that_are_spoiled_at_a_restart_are_told(
+    start_server: StartServer,
+    tiny_model: Path,
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    told: str,
+) -> None:
+    """No loop of restarts, no other model behind the same name: the server says so and is 503."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    live = start_server(folder=folder).wait_ready()
+    model, engine = live.model, live.engine_pid()
+    async with openai.AsyncOpenAI(
+        base_url=live.url + "/v1", api_key="none", max_retries=0
+    ) as client:
+        stream = await client.completions.create(
+            model=model, prompt=[5], max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+        )
+        await anext(stream)
+        os.kill(engine, signal.SIGSTOP)
+        spoil(folder / "model.safetensors")
+        os.kill(engine, signal.SIGKILL)
+        with pytest.raises(openai.APIError) as ended:
+            async for _ in stream:
+                pass
+    assert ended.value.code == "engine_failed"
+    await in_thread(lambda: b"failed" in live.get("/ready")[1])
+    assert live.get("/ready")[0] == 503 and live.get("/health")[0] == 200
+    status, answer = live.post("/v1/completions", {"model": model, "prompt": [5]})
+    assert (status, answer["error"]["code"]) == (503, "not_ready")
+    assert told in live.stderr and "Traceback" not in live.stderr
+    assert live.metric("engine_restarts_total") + live.metric("engine_restarts") <= 2
+    assert engines(live.pid) == []
+    live.signal(signal.SIGTERM)
+    assert live.wait_end() == 0
 
 
 def test_an_engine_that_cannot_start_again_is_told(

@@ -31,6 +31,19 @@ def model_name(folder: Path) -> str:
     return path.name
 
 
+def stamp_of(folder: Path) -> str:
+    """What changes when the config or the weights of a folder do: names, sizes, times, inodes."""
+    stamps = []
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.name == "config.json" or ".safetensors" in path.name:
+                facts = path.stat()
+                stamps.append(f"{path.name} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}")
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return "\n".join(stamps)
+
+
 def engine_arguments(options: EngineOptions) -> dict[str, str]:
     """The keyword arguments of `headway.LLM` that make `options` again."""
     pairs = (argument.removeprefix("--").partition("=") for argument in to_arguments(options))

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, model_name, print_settings
+from headway.cli.common import model_folder, model_name, print_settings, stamp_of
 from headway.core.contention import CoreWatch
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
@@ -225,6 +226,7 @@ def make_model(
         tokenizer=tokenizer,
         timeout_s=options.engine_timeout,
         step_timeout_s=options.step_timeout,
+        stamp=partial(stamp_of, folder),
         on_record=telemetry.on_step,
         on_ready=telemetry.on_ready,
         on_probe=telemetry.on_probe,

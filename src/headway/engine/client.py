@@ -60,13 +60,17 @@ class EngineClient:
         timeout_s: float = 3.0,
         step_timeout_s: float = 120.0,
         clock: Clock | None = None,
+        stamp: Callable[[], str] = lambda: "",
         on_record: Callable[[StepRecord], None] = lambda record: None,
         on_ready: Callable[[messages.Ready], None] = lambda ready: None,
         on_probe: Callable[[Ceilings], None] = lambda ceilings: None,
         on_death: Callable[[], None] = lambda: None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        """`stamp` tells the model's files apart: an engine that read others is not let in."""
         self.command = command
+        self._stamp, self._first_stamp = stamp, ""
+        self._has_changed = False
         self.tokenizer = tokenizer
         self.timeout_s = timeout_s
         self.step_timeout_s = step_timeout_s
@@ -169,6 +173,10 @@ class EngineClient:
             await asyncio.sleep(WATCH_INTERVAL_S)
             self._hear()
             self._drain()
+            if self._has_changed:
+                await self._kill()
+                self._give_up(changed())
+                return
             why = self._trouble()
             if self._died_s is not None and self.clock.now_s() - self._died_s > RESUME_WITHIN_S:
                 self._died_s = None
@@ -234,6 +242,15 @@ class EngineClient:
         self.num_restarts += 1
         await self._spawn()
         return True
+
+    def _is_like_the_first(self) -> bool:
+        """Whether the model's files are still those of the first engine.
+
+        The requests of a dead engine go on in the next, which must be of the same weights.
+        """
+        now = self._stamp()
+        self._first_stamp = self._first_stamp or now
+        return now == self._first_stamp
 
     def _become(self, status: str) -> None:
         """Take a new status; a server that drains or has stopped does not come back."""
@@ -334,6 +351,8 @@ class EngineClient:
             case messages.Loading(done, total):
                 self._become(f"loading {done / max(total, 1):.0%}")
                 self.on_progress(done, total)
+            case messages.Ready() if not self._is_like_the_first():
+                self._has_changed = True
             case messages.Ready():
                 self.info, self._died_s = message, None
                 self._become("ready")
@@ -408,6 +427,13 @@ def private_folder() -> Path:
             f"No folder for the engine's sockets can be made: {error.strerror}.",
             "Make room, or set TMPDIR to a folder that can be written.",
         ) from error
+
+
+def changed() -> HeadwayError:
+    return HeadwayError(
+        "The files of the model are not those that the server started with.",
+        "Start the server again to serve them.",
+    )
 
 
 def died() -> EngineDownError:
