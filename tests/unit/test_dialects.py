@@ -235,6 +235,18 @@ def test_a_wrong_block_is_refused_by_name(messages: Any, code: str, param: str) 
     assert caught.value.param is not None and caught.value.param.endswith(param)
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_great_many_messages_of_one_turn_take_no_longer_each(role: str) -> None:
+    """Copying what came before for each of them would take minutes."""
+    chat, count = Chat(), 200_000
+    blocks = [TEXT] if role == "user" else [TEXT, {"type": "thinking", "thinking": "hm" * 10}]
+    say_messages(chat, [{"role": role, "content": blocks}] * count)
+    (turn,) = chat.messages
+    assert len(turn["content"]) == count
+    assert len(turn.get("reasoning_content", "")) == (0 if role == "user" else 20 * count)
+
+
 def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
     begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [TEXT, TEXT]}]
     chat, _ = conversation(CountBody(model="m", messages=begun))
@@ -406,10 +418,17 @@ def test_a_stored_response_is_there_for_its_owner_alone() -> None:
         assert caught.value.status == 404
         with pytest.raises(RequestError):
             store.chain("resp_1", other)
-        assert store.item("msg_1_0", other) is None
-    assert store.item("msg_1_0", "o") == {"id": "msg_1_0"}
-    assert store.item("msg_1_i0", "o") == {"id": "msg_1_i0"}
-    assert all(store.item(odd, "o") is None for odd in ("", "_", "msg_1_9", "msg_2_0", "a_b_c"))
+        assert store.items(["msg_1_0"], other) == {}
+    both = {name: {"id": name} for name in ("msg_1_0", "msg_1_i0")}
+    assert store.items([*both, "", "_", "msg_1_9", "msg_2_0", "a_b_c"], "o") == both
+
+
+def test_a_response_is_read_once_for_all_references_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read = ResponseStore(1000), []
+    store.put(entry(1))
+    monkeypatch.setattr(Entry, "input_items", lambda self: read.append(1) or [])
+    store.items(["msg_1_0"] * 1000, "o")
+    assert read == [1]
 
 
 def test_a_chain_with_a_gap_says_what_is_missing() -> None:

@@ -1,8 +1,10 @@
 """From the bytes of a request to a typed body, with errors that name the field.
 
 Bodies are parsed by msgspec: NaN, 1e400, lone surrogates and bottomless nesting are refused there.
-A field of the wrong type gives `invalid_type` with its path; one that changes answers and is not
-honoured is refused by name; an unknown one is refused under --strict-api and else reported back.
+One with more values than `json_limits` allows is refused before that, and a large one is parsed in
+a thread. A field of the wrong type gives `invalid_type` with its path; one that changes answers and
+is not honoured is refused by name; an unknown one is refused under --strict-api and else reported
+back.
 """
 
 import re
@@ -14,8 +16,9 @@ from starlette.types import Receive
 
 from headway.core.errors import RequestError
 from headway.server.fields import refuse
+from headway.server.json_limits import MALFORMED, check_counts, malformed, no_object
+from headway.server.tokenizer_pool import LONG_BYTES, TokenizerPool
 
-LARGE_BODY_BYTES = 64 * 1024
 Body = TypeVar("Body", bound=msgspec.Struct)
 PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
@@ -31,34 +34,65 @@ TYPE_NAMES = {
 }
 
 
-async def read_body(receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body; RequestError 413 as soon as it is longer than `limit_bytes`."""
-    data = bytearray()
+async def read_object(
+    receive: Receive,
+    limit_bytes: int,
+    kind: type[msgspec.Struct],
+    *,
+    pool: TokenizerPool,
+    user: str,
+) -> tuple[dict[str, Any], int]:
+    """The JSON object that is to become a `kind`, and the bytes it has; raises RequestError."""
+    pieces = await read_pieces(receive, limit_bytes)
+    num_bytes = sum(map(len, pieces))
+    if num_bytes < LONG_BYTES:
+        return parse_object(b"".join(pieces)), num_bytes
+
+    def parse() -> dict[str, Any]:
+        data = joined(pieces, num_bytes)
+        check_counts(data, kind)
+        return parse_object(data)
+
+    return await pool.parse(user, receive, parse), num_bytes
+
+
+def joined(pieces: list[bytes], num_bytes: int) -> bytearray:
+    """The pieces as one, `pieces` emptied; others have their turn in between."""
+    data, at = bytearray(num_bytes), 0
+    for number, piece in enumerate(pieces):
+        data[at : at + len(piece)] = piece
+        at += len(piece)
+        pieces[number] = b""
+    return data
+
+
+async def read_pieces(receive: Receive, limit_bytes: int) -> list[bytes]:
+    """The body as it came in; RequestError 413 as soon as it is longer than `limit_bytes`."""
+    pieces, num_bytes = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise RequestError("The client left before the body was complete.", code="client_left")
-        data += message.get("body", b"")
-        if len(data) > limit_bytes:
+        pieces.append(message.get("body", b""))
+        num_bytes += len(pieces[-1])
+        if num_bytes > limit_bytes:
             raise RequestError(
                 f"The body is larger than {limit_bytes} bytes.",
                 code="request_too_large",
                 status=413,
             )
         if not message.get("more_body", False):
-            return bytes(data)
+            return pieces
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in `data`."""
     try:
         value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise RequestError(
-            f"The body is not valid JSON: {str(error)[:200]}.", code="invalid_json"
-        ) from error
+    except MALFORMED as error:
+        raise malformed(error) from error
     if not isinstance(value, dict):
-        raise RequestError("The body must be a JSON object.", code="invalid_json")
+        raise no_object()
     return value
 
 

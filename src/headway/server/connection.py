@@ -62,6 +62,8 @@ class Crowd:
         self.max_connections = max_connections
         self.by_address: Counter[str] = Counter()
         self.connections: set[Connection] = set()
+        self.behind: set[Connection] = set()
+        """Those with bytes that are not parsed yet: they share one turn's time."""
 
     def enter(self, connection: "Connection", address: str) -> bool:
         """Count a connection in; False when there are too many, or too many from its address."""
@@ -73,6 +75,7 @@ class Crowd:
         return True
 
     def leave(self, connection: "Connection", address: str) -> None:
+        self.behind.discard(connection)
         if connection in self.connections:
             self.connections.discard(connection)
             self.by_address[address] -= 1
@@ -139,16 +142,19 @@ class Connection(H11Protocol):
 
     def _take_turn(self) -> None:
         """Parse slices for some milliseconds; what is left waits until others had their turn."""
-        until_s = time.monotonic() + TURN_S
+        behind = self.crowd.behind
+        until_s = time.monotonic() + TURN_S / max(1, len(behind))
         while self._backlog and not self.transport.is_closing():
             piece = bytes(self._backlog[:SLICE_BYTES])
             del self._backlog[:SLICE_BYTES]
             super().data_received(piece)
             self._note(len(piece))
             if self._backlog and time.monotonic() > until_s:
+                behind.add(self)
                 self.flow.hold()
                 self.loop.call_soon(self._take_turn)
                 return
+        behind.discard(self)
         if not self.transport.is_closing():
             self.flow.release()
 

@@ -102,6 +102,7 @@ class Doors:
                 await self._app(scope, receive, send_with_id)
         except (RequestError, HTTPException) as error:
             refusal = as_request_error(error, scope)
+            refusal.__traceback__ = None  # its frames hold the body, and it is in one of them
         except Exception:
             log.exception("request %s failed", request_id)
             refusal = ServerFaultError()

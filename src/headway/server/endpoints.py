@@ -4,7 +4,6 @@ Body → class → admission → prepare → admission again → respond, on raw
 A request that would be refused for load, or be late, may be answered by the fallback instead.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from headway.server.keys import Caller
 from headway.server.models import State
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import NO_OPS, ChatBody, CompletionBody
-from headway.server.principal import owner_of
+from headway.server.principal import owner_of, turn_of
 from headway.server.responses import create as responses
 from headway.server.responses import schema as responses_schema
 from headway.server.responses.schema import ResponsesBody
@@ -39,6 +38,8 @@ from headway.server.responses.schema import ResponsesBody
 log = logging.getLogger(__name__)
 
 FALLBACK_HEADER = b"x-headway-fallback"
+INLINE_BYTES = 4096
+"""The prompt of so small a body is tokenized in a millisecond or two, sooner than in a thread."""
 BODIES = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
 
 
@@ -133,7 +134,7 @@ class Generate:
         call = None
         try:
             call = await self._read(scope, receive)
-            generation, dialect, ticket = await self._accept(call, scope)
+            generation, dialect, ticket = await self._accept(call, scope, receive)
         except RequestError as error:
             full = isinstance(error, OverloadedError) and call is not None
             if full and await self._fall_back(call, "queue", scope, receive, send):
@@ -161,15 +162,20 @@ class Generate:
     async def _read(self, scope: Scope, receive: Receive) -> Call:
         """The request, checked as far as types go; raises RequestError."""
         state = self._state
-        data = await bodies.read_body(receive, state.options.max_body)
-        raw = bodies.parse_object(data)
+        raw, num_bytes = await bodies.read_object(
+            receive,
+            state.options.max_body,
+            self._row.accepts.body,
+            pool=state.pool,
+            user=turn_of(scope),
+        )
         arrived_s = state.clock.now_s()
         body, unknown = self._row.accepts.read(raw, state.options.strict_api)
         body.model = raw["model"] = state.name(body.model)
         caller = scope.get("caller") or state.keyring.nobody
         return Call(
             raw=raw,
-            num_bytes=len(data),
+            num_bytes=num_bytes,
             body=body,
             unknown=unknown,
             arrived_s=arrived_s,
@@ -177,14 +183,16 @@ class Generate:
             service_class=class_of(state, body, caller),
         )
 
-    async def _accept(self, call: Call, scope: Scope) -> tuple[Generation, Dialect, Ticket]:
+    async def _accept(
+        self, call: Call, scope: Scope, receive: Receive
+    ) -> tuple[Generation, Dialect, Ticket]:
         """The request, admitted and encoded; raises RequestError."""
         model = self._state.model(call.body.model)
         num_rows = model.info().max_num_seqs
         ticket = model.admission.arrive(call.caller, call.service_class, num_rows)
         try:
             scope.get("meters", []).append(ticket.meter)
-            generation, dialect = await self._prepare(call, scope)
+            generation, dialect = await self._prepare(call, scope, receive)
             generation.caller, generation.service_class = call.caller, call.service_class
             ticket.measure(self._asked(call, generation))
             generation.ticket = ticket
@@ -194,18 +202,21 @@ class Generate:
             raise
         return generation, dialect, ticket
 
-    async def _prepare(self, call: Call, scope: Scope) -> tuple[Generation, Dialect]:
+    async def _prepare(
+        self, call: Call, scope: Scope, receive: Receive
+    ) -> tuple[Generation, Dialect]:
         """The body rendered and encoded; raises RequestError."""
         row = self._row
         owner = {"owner": owner_of(scope)} if row.owned else {}
         prepare = partial(
             row.prepare, self._state, call.body, row.prefix + scope["request_id"], **owner
         )
-        # 10 MB of text take seconds to encode; a chat waits for the process that renders it
-        slow = call.num_bytes > bodies.LARGE_BODY_BYTES or row.chats
-        generation, dialect = (
-            await asyncio.to_thread(prepare, call.arrived_s) if slow else prepare(call.arrived_s)
-        )
+        work = partial(prepare, call.arrived_s)
+        if row.chats or call.num_bytes > INLINE_BYTES:
+            pool, user = self._state.pool, turn_of(scope)
+            generation, dialect = await pool.run(user, call.num_bytes, receive, work)
+        else:
+            generation, dialect = work()
         if call.unknown:
             names = bodies.printable(call.unknown)
             log.warning("ignored unknown fields: %s", names)

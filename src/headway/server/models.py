@@ -19,6 +19,7 @@ from headway.engine.text.tools import BY_NAME, Format, choose_format
 from headway.server.admission import Admission, Rules
 from headway.server.keys import Keyring
 from headway.server.responses.store import ResponseStore
+from headway.server.tokenizer_pool import TokenizerPool
 from headway.server.upstream import Upstream
 from headway.telemetry.live import Telemetry
 
@@ -86,6 +87,7 @@ class State:
     upstream: Upstream | None = None
     """The server that answers what this one would refuse for load; else `fallback_model` does."""
     fallback_model: str = ""
+    pool: TokenizerPool = field(default_factory=TokenizerPool)
     responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:

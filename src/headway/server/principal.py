@@ -6,7 +6,7 @@ one owner.
 
 from starlette.types import Scope
 
-from headway.core.principal import Principal
+from headway.core.principal import ANONYMOUS, Principal
 from headway.server.keys import Caller
 
 
@@ -14,6 +14,13 @@ def principal_of(scope: Scope) -> Principal:
     """The caller that the doors know."""
     caller: Caller | None = scope.get("caller")
     return caller.principal if caller else Principal()
+
+
+def turn_of(scope: Scope) -> str:
+    """Whose turn a request takes in the tokenizer pool: its key's, else its address's."""
+    name = owner_of(scope)
+    client = scope.get("client")
+    return f"{name} at {client[0]}" if name == ANONYMOUS and client else name
 
 
 def owner_of(scope: Scope) -> str:

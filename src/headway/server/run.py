@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
 SPARE_FILES = 64
+SWITCH_INTERVAL_S = 0.001
+"""So long a thread that parses or tokenizes may keep the event loop waiting; Python says 5 ms."""
 SILENT = Notifier()
 
 
@@ -183,6 +185,7 @@ async def all_settled(state: State) -> None:
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run the server's coroutine on uvloop where there is one."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     if sys.platform == "win32":
         asyncio.run(main)
         return

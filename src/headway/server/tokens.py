@@ -1,6 +1,5 @@
 """Text and tokens: POST /tokenize, /detokenize, /apply-template."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -8,13 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
-from headway.engine.text import Tokenizer
 from headway.server import body as bodies
+from headway.server import prompt_text
 from headway.server.endpoints import accepts
-from headway.server.errors import json_response
-from headway.server.models import State
+from headway.server.models import ServedModel, State
 from headway.server.openai import chat
 from headway.server.openai.schema import NO_OPS, ChatBody, chat_messages
+from headway.server.tokenizer_pool import checkpoint
+from headway.server.turn import in_turn
 
 TEMPLATE = accepts(ChatBody, NO_OPS)
 
@@ -37,54 +37,65 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-async def read_object(state: State, request: Request) -> dict[str, Any]:
-    return bodies.parse_object(await bodies.read_body(request.receive, state.options.max_body))
-
-
 async def tokenize(state: State, request: Request) -> Response:
-    body = bodies.typed(await read_object(state, request), TokenizeBody)
-    model = state.named_or_first(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError(
-            "Give either prompt or messages.", param="prompt", code="missing_required_parameter"
-        )
-    tokenizer = model.needs_tokenizer("prompt")
-    ids = await asyncio.to_thread(prompt_ids, tokenizer, body)  # 10 MB of text take seconds
-    content: dict[str, Any] = {
-        "tokens": ids,
-        "count": len(ids),
-        "max_model_len": model.info().max_model_len,
-    }
-    if body.return_token_strs:
-        content["token_strs"] = [tokenizer.token(token_id) for token_id in ids]
-    return json_response(content)
+    """POST /tokenize: the ids of a prompt or of messages."""
+
+    def answer(raw: dict[str, Any]) -> Any:
+        body = bodies.typed(raw, TokenizeBody)
+        model = state.named_or_first(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError(
+                "Give either prompt or messages.", param="prompt", code="missing_required_parameter"
+            )
+        ids = prompt_ids(model, body)
+        content = {"tokens": ids, "count": len(ids), "max_model_len": model.info().max_model_len}
+        return content | ({"token_strs": token_strs(model, ids)} if body.return_token_strs else {})
+
+    return await in_turn(state, request, TokenizeBody, answer)
 
 
-def prompt_ids(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
-    """The ids of a prompt or of messages."""
+def prompt_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
+    """The ids of a prompt or of messages; RequestError beyond what is counted."""
     if body.prompt is not None:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
-    messages = chat_messages(body.messages or [])
-    return tokenizer.chat_ids(messages, add_generation_prompt=body.add_generation_prompt)
+        specials = body.add_special_tokens
+        return prompt_text.count(model, body.prompt, "prompt", add_special_tokens=specials)
+    tokenizer, messages = model.needs_tokenizer("messages"), chat_messages(body.messages or [])
+    prompt_text.check_messages(model, messages, counted=True)
+    text = tokenizer.render(messages, add_generation_prompt=body.add_generation_prompt)
+    return prompt_text.count(model, text, "messages", add_special_tokens=False)
+
+
+def token_strs(model: ServedModel, ids: list[int]) -> list[str]:
+    """The vocabulary's entries, each looked up once."""
+    tokenizer = model.needs_tokenizer("prompt")
+    checkpoint()
+    entries = {token_id: tokenizer.token(token_id) for token_id in set(ids)}
+    return [entries[token_id] for token_id in ids]
 
 
 async def detokenize(state: State, request: Request) -> Response:
-    body = bodies.typed(await read_object(state, request), DetokenizeBody)
-    model = state.named_or_first(body.model)
-    tokenizer = model.needs_tokenizer("tokens")
-    vocab_size = model.info().vocab_size
-    if any(not 0 <= token < vocab_size for token in body.tokens):
-        raise RequestError(
-            f"tokens holds an id outside 0 … {vocab_size - 1}.",
-            param="tokens",
-            code="invalid_value",
-        )
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response({"prompt": text})
+    """POST /detokenize: the text of token ids."""
+
+    def answer(raw: dict[str, Any]) -> Any:
+        body = bodies.typed(raw, DetokenizeBody)
+        model = state.named_or_first(body.model)
+        tokenizer, vocab_size = model.needs_tokenizer("tokens"), model.info().vocab_size
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < vocab_size:
+            raise RequestError(
+                f"tokens holds an id outside 0 … {vocab_size - 1}.",
+                param="tokens",
+                code="invalid_value",
+            )
+        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+    return await in_turn(state, request, DetokenizeBody, answer)
 
 
 async def apply_template(state: State, request: Request) -> Response:
     """The text that the messages of a chat become; the body is a chat's."""
-    body, _ = TEMPLATE.read(await read_object(state, request), state.options.strict_api)
-    text = await asyncio.to_thread(chat.prompt_text, state.model(body.model), body)
-    return json_response({"prompt": text})
+
+    def answer(raw: dict[str, Any]) -> Any:
+        body, _ = TEMPLATE.read(raw, state.options.strict_api)
+        return {"prompt": chat.rendered(state.model(body.model), body, counted=True)}
+
+    return await in_turn(state, request, ChatBody, answer)

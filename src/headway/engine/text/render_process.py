@@ -5,11 +5,12 @@ options. It allows itself `LIMIT_BYTES` of memory, and for each line its argumen
 processor time; it ends with its input.
 """
 
-import json
 import resource
 import signal
 import sys
 from typing import Any
+
+import msgspec
 
 from headway.core.errors import RequestError
 from headway.engine.text.template import ChatTemplate
@@ -17,9 +18,9 @@ from headway.engine.text.template import ChatTemplate
 LIMIT_BYTES = 256 * 2**20
 
 
-def answer(template: ChatTemplate, line: str) -> tuple[str, Any]:
+def answer(template: ChatTemplate, line: bytes) -> tuple[str, Any]:
     """("text", the prompt) or ("refused", [message, param, code])."""
-    messages, options = json.loads(line)
+    messages, options = msgspec.json.decode(line)
     try:
         return "text", template.render(messages, **options)
     except RequestError as error:
@@ -39,14 +40,15 @@ def main() -> None:
     """Serve renderings until the server closes its end."""
     limit_s = float(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    source, special_tokens = json.loads(sys.stdin.readline())
+    source, special_tokens = msgspec.json.decode(sys.stdin.buffer.readline())
     if sys.platform == "linux":
         limit_memory()
     template = ChatTemplate(source, special_tokens)
     print("true", flush=True)
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
-        print(json.dumps(answer(template, line)), flush=True)
+        sys.stdout.buffer.write(msgspec.json.encode(answer(template, line)) + b"\n")
+        sys.stdout.buffer.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 

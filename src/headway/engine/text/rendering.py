@@ -8,7 +8,6 @@ string of gigabytes, and a template comes with a model from anywhere. `Renderer`
 """
 
 import contextlib
-import json
 import os
 import queue
 import selectors
@@ -17,6 +16,8 @@ import subprocess
 import sys
 import time
 from typing import Any
+
+import msgspec
 
 from headway.core.errors import RequestError
 from headway.engine.text.template import ChatTemplate
@@ -56,15 +57,16 @@ class Worker:
 
     def _ask(self, content: Any, timeout_s: float) -> Any:
         try:
-            line = self._exchange(json.dumps(content).encode() + b"\n", timeout_s)
+            line = self._exchange(msgspec.json.encode(content) + b"\n", timeout_s)
         except (OSError, TimeoutError) as error:
             self.close()
             raise GoneError(str(error)) from error
-        return json.loads(line)
+        return msgspec.json.decode(line)
 
     def _exchange(self, data: bytes, timeout_s: float) -> bytes:
         """Write `data` and read up to the end of a line."""
         deadline_s = time.monotonic() + timeout_s
+        left = memoryview(data)
         answer: list[bytes] = []
         with selectors.DefaultSelector() as selector:
             selector.register(self._out, selectors.EVENT_READ)
@@ -75,8 +77,8 @@ class Worker:
                     raise TimeoutError(f"more than {timeout_s:.0f} s")
                 for key, _ in ready:
                     if key.fd == self._in:
-                        data = data[os.write(self._in, data) :]
-                        if not data:
+                        left = left[os.write(self._in, left) :]
+                        if not left:
                             selector.unregister(self._in)
                     else:
                         piece = os.read(self._out, READ_BYTES)
@@ -120,7 +122,7 @@ class Renderer:
         except GoneError as error:
             worker = None
             raise refused(f"takes too much: {error}.") from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             raise refused(f"cannot be given this: {str(error)[:200]}.") from error
         finally:
             self._idle.put(worker)

@@ -5,6 +5,8 @@ promises to read nothing but `tokenizer.json`, `tokenizer_config.json` and the t
 """
 
 import json
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_spec import read_json
+from headway.engine.text import cuts, lengths
 from headway.engine.text.pieces import token_bytes
 from headway.engine.text.rendering import Renderer
 from headway.engine.text.template import ChatTemplate
@@ -40,6 +43,9 @@ class Tokenizer:
         added = document.get("added_tokens") or []
         self.special_ids = frozenset(t["id"] for t in added if t.get("special"))
         self.pieces = token_bytes(document)
+        self._longest = lengths.longest_entry(document, self.pieces)
+        self._shrinks = lengths.shrinks(document)
+        self._can_cut = cuts.splits_into_words(document) and cuts.divides(self._split)
         self.template: ChatTemplate | Renderer | None
         self.template = ChatTemplate.load(folder, config, template_file)
 
@@ -53,15 +59,56 @@ class Tokenizer:
         """Entries, added tokens included; may be less than the width of the logits."""
         return self._rust.get_vocab_size(with_added_tokens=True)
 
+    def text_limit(self, num_tokens: int, *, loosely: bool = False) -> int:
+        """Bytes that no text of at most `num_tokens` exceeds; `loosely` where parts are dropped."""
+        return num_tokens * self._longest * (lengths.LOOSER if loosely else self._shrinks)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; lone surrogates are refused with a RequestError."""
+        parts = self.encode_parts(text, add_special_tokens=add_special_tokens)
+        first = next(parts)
+        for part in parts:
+            first += part
+        return first
+
+    def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """The same, part by part where a long text can be cut; at least one part.
+
+        A caller may stop in between: the rest is not computed.
+        """
+        ends = self._ends if add_special_tokens else ([], [])
+        if len(text) <= cuts.PIECE_CHARACTERS or not self._can_cut or ends is None:
+            yield self._encode(text, add_special_tokens)
+            return
+        before, after = ends
+        for part in cuts.cut(text, self._split):
+            yield before + self._encode(part, False)
+            before = []
+        yield after
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            # encode_batch, unlike encode, lets other threads run meanwhile
-            return self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+            # a batch, unlike encode, lets other threads run meanwhile; the fast one has no offsets
+            found = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "The text is not valid Unicode.", param="prompt", code="invalid_value"
             ) from error
+        ids: list[int] = found[0].ids
+        return ids
+
+    @cached_property
+    def _ends(self) -> tuple[list[int], list[int]] | None:
+        """The special tokens before and after any text; None where that cannot be told."""
+        bare, whole = self._encode("a", False), self._encode("a", True)
+        for at in range(len(whole) - len(bare) + 1) if bare else ():
+            if whole[at : at + len(bare)] == bare:
+                return whole[:at], whole[at + len(bare) :]
+        return None
+
+    def _split(self, text: str) -> list[str]:
+        """The words that the tokenizer sees in `text`."""
+        return [word for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
 
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Where in `text` each of its tokens begins; added tokens take no room: <s>Hi is 0, 0."""
@@ -74,7 +121,8 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, decoded as one."""
-        return self._rust.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        # decode_batch, unlike decode, lets other threads run meanwhile
+        return self._rust.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def special(self, texts: tuple[str, ...]) -> dict[str, int]:
         """Those of `texts` that are special tokens, with their ids: {"[TOOL_CALLS]": 5}."""

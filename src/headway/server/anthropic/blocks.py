@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.server.translate import Chat, as_parts, missing, text_field, unsupported
+from headway.server.translate import Chat, missing, text_field, unsupported
 
 ROLES = ("user", "assistant", "system")
 UNREADABLE = ("redacted_thinking",)
@@ -37,6 +37,9 @@ def say_messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
             chat.say({"role": "system", "content": texts(blocks, f"{where}.content")}, where)
         else:
             say_user(chat, blocks, where)
+    for said in chat.messages:
+        if "thoughts" in said:
+            said["reasoning_content"] = "".join(said.pop("thoughts"))
 
 
 def blocks_of(content: Any, where: str) -> list[dict[str, Any]]:
@@ -84,7 +87,7 @@ def say_user(chat: Chat, blocks: list[dict[str, Any]], where: str) -> None:
         return
     last = chat.messages[-1] if chat.messages else None
     if last is not None and last["role"] == "user":
-        last["content"] = as_parts(last["content"]) + parts
+        last["content"] += parts  # a list of our own: it grows in place, however many messages
     else:
         chat.say({"role": "user", "content": parts}, where)
 
@@ -108,12 +111,12 @@ def say_assistant(chat: Chat, blocks: list[dict[str, Any]], where: str) -> None:
     for i, block in enumerate(blocks):
         name, kind = f"{where}.content[{i}]", block["type"]
         if kind == "thinking":
-            thought = text_field(block, "thinking", name)
-            last["reasoning_content"] = last.get("reasoning_content", "") + thought
+            last.setdefault("thoughts", []).append(text_field(block, "thinking", name))
         elif kind == "tool_use":
             last.setdefault("tool_calls", []).append(call_of(block, name))
         elif kind not in UNREADABLE:
-            last["content"] = [*(last["content"] or []), text_part(block, name)]
+            last["content"] = last["content"] or []
+            last["content"].append(text_part(block, name))
 
 
 def call_of(block: dict[str, Any], where: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ it, and the stop reason says so: clients of this dialect always send a large one
 the assistant is gone on with.
 """
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -25,12 +24,12 @@ from headway.server.anthropic.schema import (
     check,
     one_of,
 )
-from headway.server.errors import json_response
 from headway.server.generation import Generation
 from headway.server.models import State
 from headway.server.openai import chat
 from headway.server.openai.schema import ChatBody
 from headway.server.translate import Chat, missing
+from headway.server.turn import in_turn
 
 COUNT = bodies.Accepts(CountBody, NO_OPS, REFUSED)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -47,7 +46,8 @@ def prepare(
     asked.set("stream", body.stream, "stream")
     asked.set("service_tier", body.service_tier, "service_tier")
     check_range("max_tokens", body.max_tokens, 1, None)
-    chat_body, prompt = encoded(state, asked)
+    chat_body = asked.body()
+    prompt = encoded(state, asked, chat_body)
     left = model.info().max_model_len - len(prompt)
     if left < 1:
         raise RequestError(
@@ -66,11 +66,15 @@ def prepare(
     return generation, MessagesDialect(generation, cut=body.max_tokens > left)
 
 
-def encoded(state: State, asked: Chat) -> tuple[ChatBody, list[int]]:
-    """The chat's body and the ids of its prompt."""
-    chat_body = asked.body()
-    with asked.told():
-        return chat_body, chat.prompt_ids(state.model(chat_body.model), chat_body)
+def encoded(state: State, asked: Chat, chat_body: ChatBody) -> list[int]:
+    """The ids of the chat's prompt; one that is too long is refused as clients here know it."""
+    try:
+        with asked.told():
+            return chat.prompt_ids(state.model(chat_body.model), chat_body)
+    except RequestError as error:
+        if error.code == "context_length_exceeded":
+            error.cause = f"prompt is too long: {error.cause}"
+        raise
 
 
 def conversation(body: CountBody) -> tuple[Chat, list[str]]:
@@ -177,12 +181,16 @@ def num_tokens(state: State, body: CountBody) -> int:
     """Tokens of the prompt that `body` makes."""
     state.model(body.model)
     asked, _ = conversation(body)
-    return len(encoded(state, asked)[1])
+    chat_body = asked.body()
+    with asked.told():
+        return len(chat.counted_ids(state.model(chat_body.model), chat_body))
 
 
 async def count_tokens(state: State, request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
-    data = await bodies.read_body(request.receive, state.options.max_body)
-    body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
-    tokens = await asyncio.to_thread(num_tokens, state, body)
-    return json_response({"input_tokens": tokens})
+
+    def answer(raw: dict[str, Any]) -> Any:
+        body, _ = COUNT.read(raw, state.options.strict_api)
+        return {"input_tokens": num_tokens(state, body)}
+
+    return await in_turn(state, request, CountBody, answer)

@@ -14,7 +14,7 @@ from headway.server.batches.store import Batch, Price
 from headway.server.errors import json_response
 from headway.server.files.routes import asked_limit, lifetime_s, page_of
 from headway.server.files.store import new_id
-from headway.server.principal import owner_of, principal_of
+from headway.server.principal import owner_of, principal_of, turn_of
 
 WINDOWS_S = {"24h": 24 * 3600}
 MAX_UNFINISHED = 100
@@ -42,7 +42,13 @@ class CreateBody(msgspec.Struct):
 async def create(runner: Runner, request: Request) -> Response:
     """POST /v1/batches: a batch that is validating."""
     options = runner.state.options
-    raw = bodies.parse_object(await bodies.read_body(request.receive, options.max_body))
+    raw, _ = await bodies.read_object(
+        request.receive,
+        options.max_body,
+        CreateBody,
+        pool=runner.state.pool,
+        user=turn_of(request.scope),
+    )
     body = bodies.typed(raw, CreateBody)
     check(runner, body)
     principal = principal_of(request.scope)

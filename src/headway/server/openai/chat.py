@@ -9,6 +9,7 @@ from headway.core.service import request_slo
 from headway.engine.answer import Delta
 from headway.engine.text import Tokenizer
 from headway.engine.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
+from headway.server import prompt_text
 from headway.server.errors import error_event, error_response
 from headway.server.event_stream import PING
 from headway.server.generation import Generation
@@ -52,15 +53,26 @@ def prepare(
 
 
 def prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
-    """The messages as the model's template renders them, encoded."""
-    tokenizer, messages = checked_messages(model, body)
-    text = tokenizer.render(messages, **template_options(model, body))
-    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    """The messages as the model's template renders them, encoded; RequestError beyond a context."""
+    return prompt_text.encode(
+        model,
+        rendered(model, body),
+        "messages",
+        add_special_tokens=bool(body.add_special_tokens),
+        truncated=body.truncate_prompt_tokens is not None,
+    )
 
 
-def prompt_text(model: ServedModel, body: ChatBody) -> str:
-    """The same as text."""
+def counted_ids(model: ServedModel, body: ChatBody) -> list[int]:
+    """The same of messages that are only counted, and may be longer."""
+    text, specials = rendered(model, body, counted=True), bool(body.add_special_tokens)
+    return prompt_text.count(model, text, "messages", add_special_tokens=specials)
+
+
+def rendered(model: ServedModel, body: ChatBody, *, counted: bool = False) -> str:
+    """The text of the messages; `counted` ones may be longer than a prompt."""
     tokenizer, messages = checked_messages(model, body)
+    prompt_text.check_messages(model, messages, counted=counted)
     return tokenizer.render(messages, **template_options(model, body))
 
 

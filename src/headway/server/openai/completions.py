@@ -8,6 +8,7 @@ from headway.core.errors import RequestError
 from headway.core.request import TokenLogprobs
 from headway.core.service import request_slo
 from headway.engine.answer import Delta
+from headway.server import prompt_text
 from headway.server.errors import error_event, error_response
 from headway.server.event_stream import PING
 from headway.server.generation import Generation
@@ -123,8 +124,11 @@ def encode_prompt(model: ServedModel, item: Any, i: int, body: CompletionBody) -
     """One prompt, text or ids, as ids within the vocabulary."""
     where = "prompt" if isinstance(body.prompt, str) else f"prompt[{i}]"
     if isinstance(item, str):
-        tokenizer = model.needs_tokenizer("prompt")
-        item = tokenizer.encode(item, add_special_tokens=body.add_special_tokens is not False)
+        specials = body.add_special_tokens is not False
+        truncates = body.truncate_prompt_tokens is not None
+        item = prompt_text.encode(
+            model, item, where, add_special_tokens=specials, truncated=truncates
+        )
     elif not isinstance(item, list) or any(type(token) is not int for token in item):
         raise RequestError(
             f"{where} must be a string or a list of token ids.", param=where, code="invalid_type"

@@ -19,6 +19,7 @@ from headway.server.event_stream import send_response
 from headway.server.generation import Generation
 from headway.server.models import State
 from headway.server.openai import chat
+from headway.server.prompt_text import RENDERED_BYTES
 from headway.server.responses.dialect import ResponsesDialect
 from headway.server.responses.items import Item, numbered, say_items
 from headway.server.responses.schema import (
@@ -93,12 +94,7 @@ def conversation(
     for entry in state.responses.chain(body.previous_response_id, owner):
         say_items(asked, entry.input_items(), "previous_response_id")
         say_items(asked, entry.output_items(), "previous_response_id")
-    items = [
-        (state.responses.item(item["id"], owner) or item)
-        if item.get("type") == "item_reference"
-        else item
-        for item in numbered(body.input, stem)
-    ]
+    items = resolved(state, numbered(body.input, stem), owner)
     say_items(asked, items)
     asked.hoist_system()
     asked.names["messages"] = "input"
@@ -110,6 +106,24 @@ def conversation(
     asked.set("reasoning_effort", effort, "reasoning.effort")
     asked.set("chat_template_kwargs", body.chat_template_kwargs, "chat_template_kwargs")
     return items, asked, skipped
+
+
+def resolved(state: State, items: list[Item], owner: str) -> list[Item]:
+    """The items, with those that are stored in place of references to them."""
+    references = [item["id"] for item in items if item["type"] == "item_reference"]
+    if not references:
+        return items
+    stored = state.responses.items(references, owner)
+    sizes = {item_id: len(msgspec.json.encode(item)) for item_id, item in stored.items()}
+    if sum(sizes.get(item_id, 0) for item_id in references) > RENDERED_BYTES:
+        raise RequestError(
+            f"The items that input refers to have more than {RENDERED_BYTES} bytes.",
+            param="input",
+            code="context_length_exceeded",
+        )
+    return [
+        stored.get(item["id"], item) if item["type"] == "item_reference" else item for item in items
+    ]
 
 
 def response_format(wanted: TextFormat) -> dict[str, Any]:
@@ -170,7 +184,7 @@ def count_tokens(state: State, body: InputBody, owner: str) -> dict[str, Any]:
     _, asked, _ = conversation(state, body, "0", owner)
     chat_body = asked.body()
     with asked.told():
-        ids = chat.prompt_ids(state.model(body.model), chat_body)
+        ids = chat.counted_ids(state.model(body.model), chat_body)
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 

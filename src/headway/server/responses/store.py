@@ -7,6 +7,7 @@ name of the key that made it, and is not there for others.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,14 +111,19 @@ class ResponseStore:
             response_id = entry.previous_id
         return found[::-1]
 
-    def item(self, item_id: str, owner: str) -> dict[str, Any] | None:
-        """The item of any stored response with this id: msg_<response>_0 is of resp_<response>."""
-        stem = item_id.partition("_")[2].rpartition("_")[0]
-        entry = self.find("resp_" + stem, owner)
-        if entry is None:
-            return None
-        items = [*entry.input_items(), *entry.output_items()]
-        return next((item for item in items if item.get("id") == item_id), None)
+    def items(self, item_ids: Iterable[str], owner: str) -> dict[str, dict[str, Any]]:
+        """Those of the items that are stored: msg_<response>_0 is of resp_<response>.
+
+        Each response is read once, however many of its items are asked for.
+        """
+        wanted = set(item_ids)
+        found: dict[str, dict[str, Any]] = {}
+        for stem in {item_id.partition("_")[2].rpartition("_")[0] for item_id in wanted}:
+            entry = self.find("resp_" + stem, owner)
+            for item in [*entry.input_items(), *entry.output_items()] if entry else ():
+                if item.get("id") in wanted:
+                    found.setdefault(item["id"], item)
+        return found
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the books are wrong."""

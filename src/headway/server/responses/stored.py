@@ -1,6 +1,5 @@
 """Stored responses over HTTP: retrieve, delete, cancel, and the items a response was made from."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from headway.server.principal import owner_of
 from headway.server.responses.create import count_tokens
 from headway.server.responses.schema import NO_OPS, REFUSED, InputBody, check_include
 from headway.server.responses.store import Entry
+from headway.server.turn import in_turn
 
 COUNT = bodies.Accepts(InputBody, NO_OPS, REFUSED)
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100
@@ -118,8 +118,9 @@ def after(items: list[dict[str, Any]], item_id: str | None) -> list[dict[str, An
 
 async def input_tokens(state: State, request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens a prompt has."""
-    data = await bodies.read_body(request.receive, state.options.max_body)
-    body, _ = COUNT.read(bodies.parse_object(data), state.options.strict_api)
-    return json_response(
-        await asyncio.to_thread(count_tokens, state, body, owner_of(request.scope))
-    )
+
+    def answer(raw: dict[str, Any]) -> Any:
+        body, _ = COUNT.read(raw, state.options.strict_api)
+        return count_tokens(state, body, owner_of(request.scope))
+
+    return await in_turn(state, request, InputBody, answer)

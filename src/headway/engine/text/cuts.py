@@ -1,0 +1,90 @@
+r"""Where a long text can be cut so that its parts, tokenized one by one, give the same tokens.
+
+A tokenizer that first splits a text into words never joins two of them in a token. A text may then
+be cut between two words, and memory and time go with the part, not with the text:
+
+    "the quick| brown fox| jumps"     [the, Ġquick] + [Ġbrown, Ġfox] + [Ġjumps]
+
+A cut stands before a single space or comma between two letters or digits. The tokenizer's own
+splitting must have a boundary at each of these, in rows of words and around the very cut, with and
+without the other side. Llama 2 has no such splitting, and Phi-3's special tokens take the spaces
+beside them: these are not cut.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headway.engine.text.lengths import added, flat
+
+PIECE_CHARACTERS = 32 * 1024
+AROUND = 64
+"""Characters on each side of a cut that are split to try it: far more than a word."""
+MAX_TRIES = 32
+BETWEEN = " \n,、。，"
+CUT = re.compile(rf"(?<=[^\W_])[{BETWEEN}](?=[^\W_])")
+PROBES = ("ab", "Ab", "AB", "é", "12", "1", "字", "か", "한")
+
+Splits = Callable[[str], list[str]]
+
+
+def splits_into_words(document: dict[str, Any]) -> bool:
+    """Whether texts of a parsed tokenizer.json can be cut at all."""
+    model = document.get("model") or {}
+    plain = model.get("type") == "BPE" and not model.get("dropout")
+    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    normalizers = flat(document.get("normalizer"), "normalizers")
+    parts = flat(document.get("pre_tokenizer"), "pretokenizers")
+    return (
+        bool(plain and not affixes and parts)
+        and all(part.get("type") == "NFC" for part in normalizers)
+        and all(map(keeps_to_words, parts))
+        and all(map(stands_alone, added(document)))
+    )
+
+
+def keeps_to_words(pre_tokenizer: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer divides text by what stands there, and adds nothing."""
+    kind = pre_tokenizer.get("type")
+    if kind == "Split":
+        return pre_tokenizer.get("behavior") == "Isolated" and not pre_tokenizer.get("invert")
+    return kind == "Digits" or (kind == "ByteLevel" and not pre_tokenizer.get("add_prefix_space"))
+
+
+def stands_alone(token: dict[str, Any]) -> bool:
+    """Whether an added token is found whatever is beside it, and no cut goes through it."""
+    depends = token.get("lstrip") or token.get("rstrip") or token.get("single_word")
+    return not depends and CUT.search(token["content"]) is None
+
+
+def divides(splits: Splits) -> bool:
+    """Whether a splitting ends a word wherever a cut may stand, whatever words come before."""
+    return all(
+        splits(mark.join([word] * 5)) == splits(word) + 4 * splits(mark + word)
+        for word in PROBES
+        for mark in BETWEEN
+    )
+
+
+def cut(text: str, splits: Splits, size: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """The parts of `text`, `size` characters or somewhat more each; joined they are `text`."""
+    start = 0
+    while len(text) - start > size:
+        at = next_cut(text, start + size, splits)
+        if at is None:
+            break
+        yield text[start:at]
+        start = at
+    yield text[start:] if start else text
+
+
+def next_cut(text: str, start: int, splits: Splits) -> int | None:
+    """The first place from `start` on where `text` can be cut, or None after some tries."""
+    for number, found in enumerate(CUT.finditer(text, start)):
+        if number == MAX_TRIES:
+            return None
+        at = found.start()
+        before, after = text[max(0, at - AROUND) : at], text[at : at + AROUND]
+        if splits(before + after) == splits(before) + splits(after):
+            return at
+    return None

@@ -1,0 +1,104 @@
+"""How many values a body may hold: counted before it is parsed, for a value costs more than a byte.
+
+Ten megabytes of `[[]]` are two million lists, and making them holds up everybody. The JSON text is
+counted in slices, its strings skipped; which field holds them is found by msgspec, which passes
+over what it need not keep:
+
+    {"a": [1, "x,y"], "b": {}}     5: each opening bracket and each comma is one
+"""
+
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import RequestError
+
+MAX_VALUES = 100_000
+MAX_IDS = 2_000_000
+IDS = ("prompt", "tokens", "allowed_token_ids", "stop_token_ids")
+"""Fields of token ids: plain numbers, of which a long prompt has many."""
+SLICE_BYTES = 64 * 1024
+STRING = re.compile(rb'"[^"]*"')
+
+
+def check_counts(data: bytearray, kind: type[msgspec.Struct]) -> None:
+    """Raise RequestError, with the field's name, when a body for `kind` holds too many values."""
+    if num_values(data, MAX_VALUES) <= MAX_VALUES:
+        return
+    try:
+        fields = msgspec.json.decode(data, type=raw_kind(kind))
+    except msgspec.ValidationError:
+        raise no_object() from None
+    except MALFORMED as error:
+        raise malformed(error) from error
+    counted: dict[str, int] = {}
+    for name in kind.__struct_fields__:
+        raw = getattr(fields, name)
+        if raw is msgspec.UNSET:
+            continue
+        most = MAX_IDS if name in IDS else MAX_VALUES
+        counted[name] = num_values(raw, most)
+        if counted[name] > most:
+            raise too_many(name, f"{name} holds", most)
+    ids = sum(counted.get(name, 0) for name in IDS)
+    known = sum(counted.values())
+    others = num_values(data, known + MAX_VALUES) - known
+    if others > MAX_VALUES:
+        raise too_many(None, "What is not known of the body's fields holds", MAX_VALUES)
+    if others + known - ids > MAX_VALUES:
+        largest = max(set(counted) - set(IDS), key=lambda name: counted[name])
+        raise too_many(largest, f"The body, most of all {largest}, holds", MAX_VALUES)
+
+
+MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError)
+
+
+def malformed(error: Exception) -> RequestError:
+    return RequestError(f"The body is not valid JSON: {str(error)[:200]}.", code="invalid_json")
+
+
+def no_object() -> RequestError:
+    return RequestError("The body must be a JSON object.", code="invalid_json")
+
+
+def too_many(name: str | None, what: str, most: int) -> RequestError:
+    return RequestError(
+        f"{what} more than {most:,} values. Send fewer.", param=name, code="too_many_values"
+    )
+
+
+@cache
+def raw_kind(kind: type[msgspec.Struct]) -> Any:
+    """A struct with the fields of `kind`, each of which is left as it stands."""
+    raw = msgspec.Raw | msgspec.UnsetType
+    fields = [(name, raw, msgspec.UNSET) for name in kind.__struct_fields__]
+    return msgspec.defstruct(f"Raw{kind.__name__}", fields)
+
+
+def num_values(json: bytearray | msgspec.Raw, most: int) -> int:
+    """The values in JSON, as its commas and opening brackets tell: `[1, "a,b", {}]` → 4.
+
+    Some number above `most` when there are more than that.
+    """
+    data = memoryview(json)
+    total = at = 0
+    in_string = False
+    while at < len(data) and total <= most:
+        piece = bytes(data[at : at + SLICE_BYTES])
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # never between a backslash and its mark
+            piece = bytes(data[at : at + SLICE_BYTES + 1])
+        at += len(piece)
+        if in_string and b'"' not in piece:
+            continue
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if in_string:
+            _, quote, piece = piece.partition(b'"')
+            if not quote:
+                continue
+        piece, quote, _ = STRING.sub(b"", piece).partition(b'"')
+        in_string = bool(quote)
+        total += sum(map(piece.count, (b",", b"[", b"{")))
+    return total

@@ -1,0 +1,191 @@
+"""Threads that parse, render and tokenize: short texts apart from long ones, users in turn.
+
+Given work and whom it is for it waits for a turn, runs the work in a thread, and gives its result.
+Short texts have threads of their own, so that they never wait for a long one. The users in a lane
+take turns, however much each of them has sent, and none has all of its threads. Who leaves gives up
+the turn: what has not begun never does, and what runs stops at its next `checkpoint`.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from headway.core.errors import RequestError
+
+LONG_BYTES = 64 * 1024
+"""A body from this size on is long: up to some 50 ms of tokenizing are short."""
+SHORT_THREADS, LONG_THREADS = 3, 2
+TRIM_BYTES = 2**20
+"""After the work for a body of this size the memory goes back to the system."""
+
+Result = TypeVar("Result")
+
+
+class Job:
+    """Work that waits for a thread or has one; `dropped` when nobody waits for it any more."""
+
+    __slots__ = ("answer", "dropped", "user", "work")
+
+    def __init__(self, user: str, work: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+        self.user = user
+        self.work = work
+        self.answer = answer
+        self.dropped = False
+
+
+class Current(threading.local):
+    """The job of this thread."""
+
+    job: Job | None = None
+
+
+current = Current()
+
+
+def checkpoint() -> None:
+    """Called by long work between its parts; raises RequestError when nobody waits for it."""
+    job = current.job
+    if job is not None and job.dropped:
+        raise client_left()
+
+
+def client_left() -> RequestError:
+    return RequestError("The client left before it was answered.", code="client_left")
+
+
+class Lane:
+    """Some threads, and those who wait for one: user → jobs, the next user first."""
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, f"headway-{name}")
+        self._free = num_threads
+        self._each = max(1, num_threads - 1)
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[Job]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that wait for a thread and still have somebody who waits for them."""
+        return sum(not job.dropped for jobs in self._waiting.values() for job in jobs)
+
+    async def run(self, user: str, work: Callable[[], Result]) -> Result:
+        """What `work` returns or raises, once it is the turn of `user`."""
+        job = Job(user, work, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(user, deque()).append(job)
+        self._start()
+        try:
+            result: Result = await job.answer
+            return result
+        finally:
+            job.dropped = True
+            del job  # with its answer: an error would keep the whole body alive
+
+    def _start(self) -> None:
+        """Give the free threads to users who wait, to each one before anybody's second."""
+        for user in list(self._waiting):
+            jobs = self._waiting[user]
+            while jobs and jobs[0].dropped:
+                jobs.popleft()
+            if jobs and self._free and self._running[user] < self._each:
+                self._free -= 1
+                self._running[user] += 1
+                self._threads.submit(self._work, jobs.popleft(), asyncio.get_running_loop())
+                self._waiting[user] = self._waiting.pop(user)  # behind the others
+            if not jobs:
+                del self._waiting[user]
+
+    def _work(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread: do it, and tell the loop."""
+        current.job = job
+        result = failure = None
+        try:
+            checkpoint()
+            result = job.work()
+        except BaseException as error:
+            failure = error
+        current.job = None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(self._finish, job, result, failure)
+        del job, result, failure
+
+    def _finish(self, job: Job, result: Any, failure: BaseException | None) -> None:
+        self._free += 1
+        self._running[job.user] -= 1
+        if not self._running[job.user]:
+            del self._running[job.user]
+        if not job.answer.done():
+            if failure is None:
+                job.answer.set_result(result)
+            else:
+                job.answer.set_exception(failure)
+        self._start()
+
+
+class TokenizerPool:
+    """The lanes of a server: bodies parsed, short texts, long ones."""
+
+    def __init__(self) -> None:
+        self.parsing = Lane("parse", 1)
+        self.short = Lane("short", SHORT_THREADS)
+        self.long = Lane("long", LONG_THREADS)
+
+    async def parse(self, user: str, receive: Receive, work: Callable[[], Result]) -> Result:
+        """Run what parses a large body; RequestError when its client leaves."""
+        return await unless_gone(self.parsing.run(user, work), receive)
+
+    async def run(
+        self, user: str, num_bytes: int, receive: Receive, work: Callable[[], Result]
+    ) -> Result:
+        """Run what renders and tokenizes a body; RequestError when its client leaves."""
+        if num_bytes < LONG_BYTES:
+            return await unless_gone(self.short.run(user, work), receive)
+        done = trimmed(work) if num_bytes >= TRIM_BYTES else work
+        return await unless_gone(self.long.run(user, done), receive)
+
+
+async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
+    """The result of `work`, which ends with the client's connection; the body has been read."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(departure(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise client_left()
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+        del working, leaving  # an error in them would keep the whole body alive
+
+
+async def departure(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def trimmed(work: Callable[[], Result]) -> Callable[[], Result]:
+    """`work`, and then what it has freed is handed back to the system."""
+
+    def both() -> Result:
+        try:
+            return work()
+        finally:
+            trim()
+
+    return both
+
+
+def trim() -> None:
+    """Hand free memory back: glibc keeps some 30 times a text that was tokenized whole."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,121 @@
+"""The tokenizer pool: short before long, users in turn, and nothing for those who have left."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headway.core.errors import RequestError
+from headway.server.tokenizer_pool import (
+    LONG_BYTES,
+    LONG_THREADS,
+    SHORT_THREADS,
+    Lane,
+    TokenizerPool,
+    checkpoint,
+    current,
+)
+
+
+async def stays() -> dict[str, Any]:
+    """What a connection says whose client waits."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def leaves() -> dict[str, Any]:
+    """What a connection says whose client is gone."""
+    return {"type": "http.disconnect"}
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for `condition`; the test's own timeout is the limit."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+class Gate:
+    """Work that waits to be let through, and who began it."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.begun: list[str] = []
+
+    def work(self, name: str) -> Callable[[], str]:
+        def run() -> str:
+            self.begun.append(name)
+            self.opened.wait()
+            return name
+
+        return run
+
+
+async def test_a_short_text_does_not_wait_for_long_ones() -> None:
+    pool, gate = TokenizerPool(), Gate()
+    long = [
+        asyncio.create_task(pool.run(f"user {i}", LONG_BYTES, stays, gate.work(str(i))))
+        for i in range(8)
+    ]
+    await until(lambda: len(gate.begun) == LONG_THREADS)
+    assert await pool.run("another", 10, stays, lambda: "short") == "short"
+    assert await pool.run("user 0", LONG_BYTES - 1, stays, lambda: "short") == "short"
+    assert len(gate.begun) == LONG_THREADS
+    gate.opened.set()
+    assert await asyncio.gather(*long) == [str(i) for i in range(8)]
+
+
+async def test_users_take_turns_and_none_has_every_thread() -> None:
+    lane, gate = Lane("test", SHORT_THREADS), Gate()
+    tasks = [asyncio.create_task(lane.run("a", gate.work(f"a{i}"))) for i in range(6)]
+    await until(lambda: len(gate.begun) == SHORT_THREADS - 1)
+    tasks += [asyncio.create_task(lane.run("b", gate.work(f"b{i}"))) for i in range(3)]
+    await until(lambda: "b0" in gate.begun)
+    gate.opened.set()
+    await asyncio.gather(*tasks)
+    assert gate.begun[:3] == ["a0", "a1", "b0"]
+    assert gate.begun.index("b2") < gate.begun.index("a5")
+    assert lane.num_waiting == 0
+
+
+async def test_who_leaves_gives_up_the_turn() -> None:
+    pool, gate = TokenizerPool(), Gate()
+    running = asyncio.create_task(pool.run("a", LONG_BYTES, stays, gate.work("first")))
+    await until(lambda: gate.begun)
+    with pytest.raises(RequestError) as caught:
+        await pool.run("a", LONG_BYTES, leaves, gate.work("never"))
+    assert caught.value.code == "client_left"
+    assert pool.long.num_waiting == 0
+    gate.opened.set()
+    assert await running == "first"
+    assert await pool.run("a", LONG_BYTES, stays, gate.work("last")) == "last"
+    assert gate.begun == ["first", "last"]
+
+
+async def test_work_for_somebody_who_has_left_stops_between_its_parts() -> None:
+    pool, parts, left = TokenizerPool(), [], asyncio.Event()
+
+    def work() -> None:
+        job = current.job
+        while not (job and job.dropped):
+            parts.append(1)
+        checkpoint()
+        parts.append("more")
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    task = asyncio.create_task(pool.run("a", 1, receive, work))
+    await until(lambda: parts)
+    left.set()
+    with pytest.raises(RequestError):
+        await task
+    assert await pool.run("a", 1, stays, lambda: "free") == "free"
+    assert "more" not in parts
+
+
+async def test_what_work_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await TokenizerPool().run("a", 1, stays, lambda: 1 // 0)
