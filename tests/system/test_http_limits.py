@@ -96,6 +96,36 @@ async def test_http_itself_is_bounded(server: LiveServer, name: str) -> None:
     assert server.probe()
 
 
+AMBIGUOUS = {
+    "two lengths": b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks first": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "a bare line feed": b"x: y\ncontent-length: 2\r\n\r\n{}",
+    "bare line feeds alone": b"content-length: 2\n\n{}",
+    "a folded line": b"x: y\r\n content-length: 2\r\n\r\n",
+    "a folded line with a tab": b"x: y\r\n\tz\r\ncontent-length: 2\r\n\r\n{}",
+    "a bare carriage return": b"x: y\rz: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "a folded trailer": b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: y\r\n z\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+async def test_what_two_servers_could_read_differently_is_refused(
+    server: LiveServer, name: str
+) -> None:
+    """And the connection is closed: what follows is not read as another request."""
+    after = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = await send_raw(server, [POST + AMBIGUOUS[name] + after])
+    status, error = parsed(answer)
+    assert (status, error["code"]) == (400, "invalid_http")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_chunks_are_for_http_1_1(server: LiveServer) -> None:
+    old = POST.replace(b"HTTP/1.1", b"HTTP/1.0")
+    answer = await send_raw(server, [old + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n"])
+    assert parsed(answer)[1]["message"].endswith("HTTP/1.0 has no transfer-encoding.")
+
+
 @pytest.mark.hardening
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_health_answers_within_100_ms_under_attack(server: LiveServer, name: str) -> None:

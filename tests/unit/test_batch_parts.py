@@ -26,7 +26,7 @@ from headway.server.batches.lane import Lane
 from headway.server.batches.lines import check_file, read_body
 from headway.server.batches.runner import Runner
 from headway.server.batches.store import Batch
-from headway.server.files.multipart import Begun, Multipart, Piece
+from headway.server.files.multipart import Begun, Multipart, Piece, begun, boundary
 from headway.server.files.routes import plain_name
 from headway.server.files.store import File, new_id
 from in_process import fake_state
@@ -74,6 +74,55 @@ def test_a_form_is_the_same_however_it_is_split(contents: list[bytes], cuts: lis
     data = form("B", parts)
     assert read_all(data, cuts, "B") == parts
     assert read_all(data, list(range(len(data))), "B") == parts
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ('filename="a.jsonl"', "a.jsonl"),
+        ("filename=a.jsonl;", "a.jsonl"),
+        (r'filename="a \"b\" \\ c:\d"', r'a "b" \ c:\d'),
+        ("filename=plain; filename*=UTF-8''%C3%A9.jsonl", "é.jsonl"),
+        ("filename*=iso-8859-1'en'%E9", "é"),
+        ('filename=""', ""),
+    ],
+)
+def test_a_file_has_the_name_that_its_header_says(header: str, name: str):
+    assert begun(f'Content-Disposition: form-data; name="file"; {header}'.encode()).filename == name
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "filename*=undefined''x",
+        "filename*=idna''x",
+        "filename*=utf\0-8''x",
+        "filename*=utf-8''%ff",
+        "filename*=x",
+        "filename*0=a; filename*1=b",
+        'filename="a',
+        "filename=a; filename=b",
+        "filename",
+        ";" * 7000 + "x",
+    ],
+)
+def test_a_name_that_cannot_be_read_is_a_clear_error(header: str):
+    with pytest.raises(RequestError) as caught:
+        begun(f'content-disposition: form-data; name="file"; {header}'.encode())
+    assert (caught.value.status, caught.value.code) == (400, "invalid_multipart")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("filler", [";", '"', ";a=", ';a="', "; ", ";a", "\\", "=", "a"])
+def test_headers_of_any_kind_are_read_in_linear_time(filler: str):
+    """60 kB of semicolons, a hundred times; the standard library's parser takes a minute."""
+    text = filler * (60_000 // len(filler))
+    for _ in range(100):
+        for read in (boundary, lambda value: begun(b"content-disposition:" + value.encode())):
+            with pytest.raises(RequestError):
+                read("multipart/form-data;" + text[:60_000])
+            with pytest.raises(RequestError):
+                read("multipart/form-data;" + text[:8000])
 
 
 def test_a_name_is_a_word():

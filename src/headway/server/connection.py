@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 
 from headway.core.errors import EngineDownError, RequestError
 from headway.server.errors import error_body
+from headway.server.framing import AMBIGUOUS, StrictBuffer
 
 HEADERS_S, BODY_GRACE_S, WRITE_S = 10.0, 20.0, 60.0
 MIN_BODY_BYTES_PER_S = 10_000
@@ -106,6 +107,7 @@ class Connection(H11Protocol):
 
     def __init__(self, crowd: Crowd, *given: Any) -> None:
         super().__init__(*given)
+        self.conn._receive_buffer = StrictBuffer()
         self.crowd = crowd
         self.address = ""
         self.phase, self.since_s = HEADERS, time.monotonic()
@@ -210,11 +212,15 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What h11 refuses: malformed, or headers beyond the limit."""
-        status = getattr(sys.exception(), "error_status_hint", 400)
+        fault = sys.exception()
+        status = getattr(fault, "error_status_hint", 400)
         too_long = status == 431
+        why = f" {fault}" if str(fault) in AMBIGUOUS else ""
         self.refuse(
             RequestError(
-                "The headers are larger than 64 kB." if too_long else "This is no valid HTTP.",
+                "The headers are larger than 64 kB."
+                if too_long
+                else f"This is no valid HTTP.{why}",
                 code="headers_too_large" if too_long else "invalid_http",
                 status=status,
             ),

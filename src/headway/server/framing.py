@@ -1,0 +1,57 @@
+r"""Header lines that two servers in a row could read differently are refused.
+
+h11 takes what RFC 9112 lets a server take: lines that end in a bare \n, a line that goes on with a
+space, both a length and chunks. A proxy in front may see another end of the request there, and then
+what one client sends is read as the beginning of another's (request smuggling).
+"""
+
+import re
+
+import h11
+from h11._receivebuffer import ReceiveBuffer
+
+LINE_ENDS = "Each header line must end in CR LF."
+FOLDED = "A header line must not go on in a second one."
+TWO_LENGTHS = "Send content-length or transfer-encoding, not both."
+OLD_CHUNKS = "HTTP/1.0 has no transfer-encoding."
+AMBIGUOUS = (LINE_ENDS, FOLDED, TWO_LENGTHS, OLD_CHUNKS)
+BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)")
+LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
+CODING = re.compile(rb"\ntransfer-encoding[ \t]*:", re.IGNORECASE)
+
+
+class StrictBuffer(ReceiveBuffer):
+    """h11's buffer; the blocks of header lines that are taken from it are unambiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._takes_lines = False
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        self._takes_lines = True
+        try:
+            return super().maybe_extract_lines()
+        finally:
+            self._takes_lines = False
+
+    def _extract(self, count: int) -> bytearray:
+        taken = super()._extract(count)
+        if self._takes_lines:
+            fault = ambiguity(taken)
+            if fault is not None:
+                raise h11.LocalProtocolError(fault)
+        return taken
+
+
+def ambiguity(head: bytes | bytearray) -> str | None:
+    """What can be read in two ways in the lines of a request, up to the empty one; or None."""
+    if BARE.search(head):
+        return LINE_ENDS
+    if b"\n " in head or b"\n\t" in head:
+        return FOLDED
+    if CODING.search(head):
+        if LENGTH.search(head):
+            return TWO_LENGTHS
+        if head.partition(b"\r\n")[0].endswith(b"HTTP/1.0"):
+            return OLD_CHUNKS
+    return None
