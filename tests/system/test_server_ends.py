@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import time
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -134,3 +136,54 @@ def test_the_engine_goes_when_its_server_is_killed_while_loading(
     live.signal(signal.SIGKILL)
     wait_until(lambda: not alive(engine), 60)
     live.wait_end()
+
+
+STUCK = """
+import re, threading, time
+from pathlib import Path
+from headway.server import deadline
+
+deadline.GRACE_S = 0.5
+
+def stuck():
+    while not Path({flag!r}).exists():
+        time.sleep(0.05)
+    {deed}
+
+threading.Thread(target=stuck).start()
+"""
+DEEDS = {
+    "in C, with the lock": 're.match("(a+)+$", "a" * 60 + "b")',
+    "in Python": "while True: pass",
+    "asleep": "time.sleep(1000)",
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_thread_that_never_ends_does_not_keep_the_server(
+    start_server: StartServer, tmp_path: Path, deed: str
+) -> None:
+    flag = tmp_path / "stuck"
+    script = STUCK.format(flag=str(flag), deed=DEEDS[deed])
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nif 'serve' in sys.argv:\n    exec({script!r})\n"
+    )
+    live = start_server(NO_TORCH, "--drain-timeout=0.5", env={"PYTHONPATH": str(tmp_path)})
+    live.wait_ready()
+    engine = live.engine_pid()
+    flag.touch()
+    time.sleep(0.5)
+    live.signal(signal.SIGTERM)
+    assert live.wait_end(30) != 0
+    if deed != "in C, with the lock":  # there nobody can say where: it is killed from outside
+        assert "Timeout" in live.stderr and "in stuck" in live.stderr, live.stderr
+    wait_until(lambda: not alive(engine), 30)
+
+
+def test_a_server_that_ends_in_time_leaves_no_watchdog(start_server: StartServer) -> None:
+    live = start_server(NO_TORCH).wait_ready()
+    below = children(live.pid)
+    assert len(below) == 2
+    live.signal(signal.SIGTERM)
+    assert live.wait_end() == 0
+    wait_until(lambda: not any(map(alive, below)), 10)

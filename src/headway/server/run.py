@@ -22,6 +22,7 @@ from headway.core.errors import PortInUseError, UsageError
 from headway.server.app import make_app
 from headway.server.batches import open_runner
 from headway.server.connection import Crowd
+from headway.server.deadline import Deadline
 from headway.server.doors import is_loopback
 from headway.server.models import State
 from headway.server.notify import Notifier
@@ -101,11 +102,12 @@ async def serve(
         timeout_graceful_shutdown=2,
         ws="none",
     )
-    server = Server(config)
+    server, deadline = Server(config), Deadline(state.options.drain_timeout)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ask_to_end, server)
+        loop.add_signal_handler(number, ask_to_end, server, deadline)
     loop.add_signal_handler(signal.SIGHUP, reload_keys, state, notifier)
+    deadline.watch()
     watchers = [
         asyncio.create_task(crowd.watch()),
         asyncio.create_task(notifier.watch(lambda: not any_failed(state))),
@@ -140,13 +142,15 @@ async def serve(
             await state.upstream.close()
         await asyncio.gather(*(model.client.stop() for model in state.rows))
         await serving
+        deadline.close()
 
 
-def ask_to_end(server: Server) -> None:
-    """The first signal drains; a second one ends at once."""
+def ask_to_end(server: Server, deadline: Deadline) -> None:
+    """The first signal drains, with a deadline; a second one ends at once."""
     if server.asked_to_end.is_set():
         server.should_exit = server.force_exit = True
         raise SystemExit(130)
+    deadline.arm()
     server.asked_to_end.set()
 
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.service import BATCH_CLASS
 from headway.server.errors import error_body
+from headway.server.json_limits import MALFORMED, malformed
 from headway.server.keys import Caller
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,14 @@ def request_scope(path: str, request_id: str, caller: Caller) -> dict[str, Any]:
     }
 
 
+class Head(msgspec.Struct):
+    """What a line's body says of itself; whatever else is in it is passed over, not made."""
+
+    stream: msgspec.Raw = msgspec.Raw(b"null")
+    service_class: msgspec.Raw = msgspec.Raw(b"null")
+    service_tier: msgspec.Raw = msgspec.Raw(b"null")
+
+
 def batch_body(body: bytes) -> bytes:
     """A line's body, in the class of batches unless it names another; raises RequestError.
 
@@ -101,18 +110,16 @@ def batch_body(body: bytes) -> bytes:
     and `default` name none. A stream has no place in a file.
     """
     try:
-        content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise RequestError(
-            f"The body is not valid JSON: {str(error)[:200]}.", code="invalid_json"
-        ) from None
-    if content.get("stream"):
+        head = msgspec.json.decode(body, type=Head)
+    except MALFORMED as error:
+        raise malformed(error) from None
+    if bytes(head.stream) == b"true":
         raise RequestError(
             "A line of a batch cannot stream; leave stream out.",
             param="stream",
             code="unsupported_value",
         )
-    tier = content.get("service_tier")
-    if content.get("service_class") is None and tier in (None, "auto", "default"):
-        content["service_class"] = BATCH_CLASS
-    return msgspec.json.encode(content)
+    no_tier = bytes(head.service_tier) in (b"null", b'"auto"', b'"default"')
+    if bytes(head.service_class) == b"null" and no_tier:  # the last of two fields of a name holds
+        return body.rstrip()[:-1] + b',"service_class":' + msgspec.json.encode(BATCH_CLASS) + b"}"
+    return body
