@@ -173,6 +173,45 @@ async def test_clients_that_leave_take_their_long_texts_along(server: LiveServer
     assert time.monotonic() - began < 20
 
 
+BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
+
+
+def part(head: str) -> bytes:
+    return b"--b\r\ncontent-disposition: form-data; " + head.encode() + b"\r\n\r\nx\r\n"
+
+
+FORMS: dict[str, tuple[dict[str, str], bytes]] = {
+    "semicolons": ({"content-type": "multipart/form-data;" + '";' * 29_000}, b""),
+    "parameters": ({"content-type": "multipart/form-data" + ";a=b" * 14_000}, b""),
+    "long part heads": (
+        BOUNDARY,
+        b"".join(part(f'name="f{i}"; x="' + '";' * 3900) for i in range(15)) + b"--b--",
+    ),
+    "a charset of no bytes": (BOUNDARY, part("name=file; filename*=undefined''x") + b"--b--"),
+    "a charset of names": (BOUNDARY, part("name=file; filename*=idna''x") + b"--b--"),
+    "a charset with a NUL": (BOUNDARY, part("name=file; filename*=utf\0-8''x") + b"--b--"),
+}
+"""Forms that took seconds, or a 500: headers and body."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_forms_that_cannot_be_read_are_a_400(server: LiveServer, name: str) -> None:
+    headers, data = FORMS[name]
+
+    async def send() -> tuple[int, dict[str, Any]]:
+        async with (
+            aiohttp.ClientSession(server.url) as http,
+            http.post("/v1/files", headers=headers, data=data) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    attack = asyncio.create_task(send())
+    assert await health_while(server, attack) < 1
+    status, content = await attack
+    assert status == 400, content
+    assert content["error"]["code"] in ("invalid_multipart", "invalid_content_type")
+
+
 # ── the figures ─────────────────────────────────────────────────────────────────────────────
 
 ATTACKER = r"""

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from headway.core.errors import RequestError, StorageError
 from headway.core.principal import Principal
 from headway.server.batches import open_runner
+from headway.server.batches.call import batch_body
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import check_file, read_body
 from headway.server.batches.runner import Runner
@@ -549,3 +550,30 @@ async def test_expired_files_go(tmp_path: Path):
             await runner.files.get(name, "me")
         await runner.files.remove_expired()
         assert not runner.files.path(name).exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "service_class"),
+    [
+        (b'{"model": "m"}', "batch"),
+        (b'{"model": "m", "service_class": null} ', "batch"),
+        (b'{"service_tier": "auto", "stream": false, "model": "m"}', "batch"),
+        (b'{"model": "m", "service_class": "mine"}', "mine"),
+        (b'{"model": "m", "service_tier": "flex"}', None),
+    ],
+)
+def test_a_line_is_of_the_class_of_batches_unless_it_names_one(
+    body: bytes, service_class: str | None
+):
+    wanted = msgspec.json.decode(body) | ({"service_class": service_class} if service_class else {})
+    assert msgspec.json.decode(batch_body(body)) == wanted
+
+
+def test_the_values_of_a_line_are_not_made():
+    """Its endpoint counts them first; here they pass as bytes."""
+    bomb = b'{"model": "m", "x": [' + b"[[]]," * 1_000_000 + b"1]"
+    assert batch_body(bomb + b"}").startswith(bomb)
+    with pytest.raises(RequestError):
+        batch_body(bomb + b', "stream": true}')
+    with pytest.raises(RequestError):
+        batch_body(bomb)

@@ -160,5 +160,6 @@ def unknown_fields(raw: dict[str, Any], kind: type[msgspec.Struct], also: frozen
 
 def printable(names: list[str], limit: int = 200) -> str:
     """Names a client made up, fit for a header and a log: ["a b", "é", ""] → "a?b, ?, ?"."""
-    plain = ["".join(c if "!" <= c <= "~" else "?" for c in name[:limit]) for name in names]
+    shown = [name[:limit] for name in names[:limit]]  # more have no room
+    plain = ["".join(c if "!" <= c <= "~" else "?" for c in name) for name in shown]
     return ", ".join(name or "?" for name in plain)[:limit].rstrip()
