@@ -122,6 +122,7 @@ WRONG = {
     "a prefix": {"x-api-key": KEY[:-1]},
     "not ASCII": {"x-api-key": "clé"},
     "override": {"X-HTTP-Method-Override": "GET", "X-Original-URL": "/health", "Host": "health"},
+    "a host that goes on as a path": {"Host": "127.0.0.1/health?"},
 }
 RIGHT = {
     "bearer": {"Authorization": f"Bearer {KEY}"},
