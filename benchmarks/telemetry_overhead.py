@@ -2,11 +2,15 @@
 
 A decode step at 32 and 256 sequences, everything counted: the record in the engine, encoding and
 decoding it, the record in the server, and a timestamp for each token. Then `/stats` and `/metrics`
-of five busy minutes (256 running requests, 5,120 tokens/s), and a request from arrival to verdict.
+of five busy minutes (256 running requests, 5,120 tokens/s), a request from arrival to verdict, and
+the same with its line in the log.
 Best of several runs, microseconds; nothing else of the server or the engine is in it.
 """
 
 import argparse
+import logging
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +21,7 @@ import msgspec
 from headway.assemble import plan_settings
 from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
+from headway.core.logs import written_aside
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions
 from headway.core.plan import StepPlan, StepResult
@@ -25,6 +30,7 @@ from headway.engine.engine import Engine
 from headway.runtime.null import NullExecutor
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
+from headway.telemetry.request_log import RequestLog
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -153,6 +159,19 @@ def main() -> None:
         timeline.complete()
 
     print(f"{'a request':<24}{best_us(request):>10.1f} us")
+    print(f"{'the same with its line':<24}{with_lines_us(model, request):>10.1f} us")
+
+
+def with_lines_us(model: Telemetry, request: Callable[[], None]) -> float:
+    """Microseconds of a request that is logged; the thread that writes its line shares the GIL."""
+    logging.getLogger("headway.requests").setLevel(logging.INFO)
+    with open(os.devnull, "w") as nowhere:
+        sys.stderr, stderr = nowhere, sys.stderr
+        with written_aside("headway.requests", "text"):
+            model.request_log = RequestLog()
+            found = best_us(request)
+        sys.stderr = stderr
+    return found
 
 
 if __name__ == "__main__":

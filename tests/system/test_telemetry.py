@@ -87,6 +87,22 @@ def test_metrics_with_vllms_names(priced: LiveServer) -> None:
     assert families["vllm:generation_tokens"].samples[0].value >= 8
 
 
+def test_the_terminal_has_a_line_for_each_request(priced: LiveServer) -> None:
+    """The answer's id, and what was refused; written aside, so we wait for it."""
+    answer = ask(priced)
+    priced.post("/v1/completions", {"model": "tiny", "prompt": "x", "temperature": 9})
+    for _ in range(600):
+        lines = [line for line in priced.stderr.splitlines() if " headway.requests " in line]
+        ended = [line for line in lines if answer["id"] in line]
+        refused = [line for line in lines if " - 400 default " in line]
+        if ended and refused:
+            break
+        time.sleep(0.1)
+    assert f" INFO headway.requests {answer['id']} 200 default " in ended[0]
+    assert " cached, queue " in ended[0] and " TTFT " in ended[0] and " TPOT " in ended[0]
+    assert refused[0].endswith("invalid: decimal_above_max_value")
+
+
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_timings_come_with_the_answer(priced: LiveServer, chat: bool, stream: bool) -> None:

@@ -199,7 +199,7 @@ def test_empty_key_is_no_key():
     ("flag", "near"),
     [
         ("--max-modl-len", "--max-model-len"),
-        ("--max_model_len", "--max-model-len"),
+        ("--maxmodellen", "--max-model-len"),
         ("--prot=5", "--port"),
         ("--api-keys", "--api-key"),
     ],

@@ -16,7 +16,7 @@ import headway
 from headway.cli.common import model_folder, model_name, print_settings, stamp_of
 from headway.core.contention import CoreWatch
 from headway.core.errors import UsageError
-from headway.core.logs import set_up_logs
+from headway.core.logs import set_up_logs, written_aside
 from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
@@ -51,6 +51,7 @@ def serve(call: "Call") -> int:
     from headway.server import root_path, run
     from headway.server.keys import Keyring
     from headway.server.notify import Notifier
+    from headway.telemetry.request_log import RequestLog
 
     classes = make_classes(options)
     keyring = Keyring(
@@ -70,6 +71,9 @@ def serve(call: "Call") -> int:
             state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
             add_fallback(state, engine_options, logs, classes)
             watch_cores(state)
+            for row in state.rows:
+                row.telemetry.request_log = RequestLog(every=logs.log_requests)
+            state.log_stats = logs.log_stats
 
             def on_ready() -> None:
                 bar.close()
@@ -77,7 +81,8 @@ def serve(call: "Call") -> int:
                 with contextlib.suppress(OSError):  # a full disk behind stdout is no reason to end
                     print(greeting(state, options, port), flush=True)
 
-            run.run(run.serve(state, listener, on_ready, notifier))
+            with written_aside("headway.requests", logs.log_format):
+                run.run(run.serve(state, listener, on_ready, notifier))
     discard_unwritten()
     return 0
 

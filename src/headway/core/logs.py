@@ -5,10 +5,15 @@ escape sequences and characters that turn text around come out escaped ("\\n", "
 message and in what an exception says; a traceback follows its line indented, or in JSON as a field.
 """
 
+import contextlib
 import logging
+import logging.handlers
+import os
+import queue
 import sys
 import unicodedata
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import msgspec
 
@@ -49,10 +54,19 @@ class JsonFormatter(logging.Formatter):
             "process": record.process,
             "message": plain(record.getMessage()),
         }
+        if isinstance(record.msg, msgspec.Struct):
+            content["request"] = harmless(msgspec.to_builtins(record.msg))
         if record.exc_info:
             lines = self.formatException(record.exc_info).split("\n")
             content["trace"] = [plain(line) for line in lines]
         return msgspec.json.encode(content).decode()
+
+
+def harmless(value: Any) -> Any:
+    """The same with each text on one line: {"id": "a\\nb"} → {"id": "a\\\\nb"}."""
+    if isinstance(value, dict):
+        return {key: harmless(each) for key, each in value.items()}
+    return plain(value) if isinstance(value, str) else value
 
 
 FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
@@ -72,3 +86,75 @@ def set_up_logs(level: str, format: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+MAX_LINES_WAITING = 10_000
+
+
+class Waiting(logging.handlers.QueueHandler):
+    """Hands records to the thread that writes them as they are; the text is made there.
+
+    A terminal that stands still, or a pipe that nobody reads, holds up that thread and no request;
+    what does not fit the queue by then is lost.
+    """
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """The record itself: its message does not change any more."""
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Drop it where too many wait."""
+        with contextlib.suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+
+class Writer(logging.Handler):
+    """Writes lines to a file descriptor from one thread; where that is not possible they are lost.
+
+    It has no lock and no buffer that the end of the process could wait for.
+    """
+
+    def __init__(self, fd: int, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.formatter, self._fd = formatter, fd
+
+    def createLock(self) -> None:  # noqa: N802
+        """One thread writes."""
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """All of the line, however much the system takes at once."""
+        line = f"{self.format(record)}\n".encode(errors="replace")
+        with contextlib.suppress(OSError):
+            while line:
+                line = line[os.write(self._fd, line) :]
+
+
+@contextlib.contextmanager
+def written_aside(name: str, format: str) -> Iterator[None]:
+    """Write the lines of the logger `name` to stderr in a thread; on leaving, the last of them.
+
+    Give it the logger of what happens often, such as a line for each request.
+    """
+    logger, lines = logging.getLogger(name), queue.Queue[logging.LogRecord](MAX_LINES_WAITING)
+    handler = Waiting(lines)
+    writer = Writer(sys.stderr.fileno(), FORMATTERS[format]())
+    listener = logging.handlers.QueueListener(lines, writer)
+    logger.addHandler(handler)
+    logger.propagate = False
+    listener.start()
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+        stop(listener)
+
+
+def stop(listener: logging.handlers.QueueListener) -> None:
+    """Write what waits, but for no longer than a second: nobody may read any more."""
+    thread = listener._thread
+    with contextlib.suppress(queue.Full):
+        listener.enqueue_sentinel()
+    if thread is not None:
+        thread.join(timeout=1.0)

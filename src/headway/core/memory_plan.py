@@ -13,6 +13,8 @@ from headway.core.options import Bytes, EngineOptions
 from headway.core.quantization import Quantization, planned_bytes
 from headway.core.reasons import Reasons
 
+GPU_MEMORY_UTILIZATION = 0.9
+"""Share of a GPU's memory that is ours where nobody says one."""
 DEFAULT_KV_SHARE = 0.4
 PACKED_SHARE = 0.5
 CUDA_ACTIVATION_BYTES = 2 * 2**30
@@ -243,9 +245,16 @@ def kv_budget(
     """(bytes for KV, why); raises CapacityError when the weights alone do not fit."""
     if device == "cuda":
         assert machine.accelerator is not None
-        usable = int(machine.accelerator.total_bytes * options.gpu_memory_utilization)
+        utilization = options.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
+        usable = int(machine.accelerator.total_bytes * utilization)
         free = min(usable, machine.accelerator.free_bytes) - weights - CUDA_ACTIVATION_BYTES
-        place = f"{options.gpu_memory_utilization:.0%} of the GPU less weights and activations"
+        place = f"{utilization:.0%} of the GPU less weights and activations"
+    elif options.gpu_memory_utilization is not None:
+        usable = int(machine.total_bytes * options.gpu_memory_utilization)
+        free = min(usable, machine.free_bytes) - weights
+        place = (
+            f"{options.gpu_memory_utilization:.0%} of the RAM, as far as it is free, less weights"
+        )
     else:
         free = machine.free_bytes - weights
         place = f"the {gib(max(free, 0))} of RAM left free after the weights"
@@ -257,7 +266,7 @@ def kv_budget(
         )
     given = options.kv_memory
     if given is None:
-        if device == "cuda":
+        if device == "cuda" or options.gpu_memory_utilization is not None:
             return free, place
         return int(free * DEFAULT_KV_SHARE), f"{DEFAULT_KV_SHARE:.0%} of {place}"
     share = Bytes(given).share

@@ -88,6 +88,8 @@ class State:
     """The server that answers what this one would refuse for load; else `fallback_model` does."""
     fallback_model: str = ""
     pool: TokenizerPool = field(default_factory=TokenizerPool)
+    log_stats: bool = False
+    """Whether a line a minute with the totals is logged."""
     responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from headway.server.deadline import Deadline
 from headway.server.doors import is_loopback
 from headway.server.models import State
 from headway.server.notify import Notifier
+from headway.telemetry.request_log import MINUTE_S, log_minute
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ async def serve(
     watchers = [
         asyncio.create_task(crowd.watch()),
         asyncio.create_task(notifier.watch(lambda: not any_failed(state))),
+        asyncio.create_task(log_minutes(state)),
     ]
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -143,6 +145,14 @@ async def serve(
         await asyncio.gather(*(model.client.stop() for model in state.rows))
         await serving
         deadline.close()
+
+
+async def log_minutes(state: State) -> None:
+    """A line a minute for each model that had something to do, where totals are logged."""
+    while state.log_stats:
+        await asyncio.sleep(MINUTE_S)
+        for model in state.rows:
+            log_minute(model.telemetry)
 
 
 def ask_to_end(server: Server, deadline: Deadline) -> None:

@@ -31,6 +31,7 @@ from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
+from headway.telemetry.request_log import RequestLog
 from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.summary import Setting, window
@@ -94,6 +95,8 @@ class Telemetry:
         self.finished: deque[Timeline] = deque(maxlen=KEPT_REQUESTS)
         self.on_finish: Callable[[Timeline], None] = lambda timeline: None
         """Told of each request that is over, for traces."""
+        self.request_log: RequestLog | None = None
+        """Writes a line for each, where somebody set it."""
         self.on_record: Callable[[StepRecord], None] = lambda record: None
         """Told of each step, for admission."""
         self.ready: Introduction | None = None
@@ -246,6 +249,8 @@ class Telemetry:
         if ended.outcome == OK:
             count_request(self.registry, timeline, ended)
         self.on_finish(timeline)
+        if self.request_log is not None:
+            self.request_log.ended(timeline, ended)
 
     def _count_slo(self, ended: Ended) -> None:
         count_slo(self.registry, ended)
@@ -283,8 +288,12 @@ class Telemetry:
             if error.reason is not None:
                 self.registry.add("admission_rejections", 1, error.reason)
         if timeline is not None:
+            timeline.error = error
             timeline.end(outcome)
-        elif outcome == REFUSED:
+            return
+        if self.request_log is not None and code != CLIENT_LEFT:
+            self.request_log.refused(error, outcome, service_class)
+        if outcome == REFUSED:
             self._refused_at_the_door(service_class)
 
     def _refused_at_the_door(self, service_class: str) -> None:
@@ -308,6 +317,7 @@ class Telemetry:
             return
         code = error.code or "unknown"
         self.errors[code] = self.errors.get(code, 0) + 1
+        timeline.error = error
         timeline.end(FAILED)
 
     def turn(self) -> None:

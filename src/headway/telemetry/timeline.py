@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from headway.core.errors import RequestError
 from headway.core.service import ServiceClass
 from headway.core.slo import Slo
 from headway.telemetry.formulas import p99
@@ -31,7 +32,16 @@ class Timeline:
     """One HTTP request: its prompts, and the sequences that answer them, told apart by choice."""
 
     __slots__ = (
-        *("_listener", "_now_s", "_slots", "arrived_s", "cached_tokens", "computed", "ended"),
+        *(
+            "_listener",
+            "_now_s",
+            "_slots",
+            "arrived_s",
+            "cached_tokens",
+            "computed",
+            "ended",
+            "error",
+        ),
         *(
             "first_s",
             "max_tokens",
@@ -81,6 +91,8 @@ class Timeline:
         self.computed: dict[tuple[int, int], int] = {}
         self.times = [array("d") for _ in range(num_choices)]
         self.ended: Ended | None = None
+        self.error: RequestError | None = None
+        """Why it failed or was refused."""
 
     # ── as it happens ───────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from headway.core.errors import UsageError
+from headway.core.options import vllm
 from headway.core.options.field import (
     FALSE,
     TRUE,
@@ -21,6 +22,7 @@ from headway.core.options.field import (
     split,
     value_type,
 )
+from headway.core.options.tables import EngineOptions
 from headway.core.yaml_file import read_yaml
 
 Options = TypeVar("Options")
@@ -56,8 +58,9 @@ def read_options(
     (`flag`, `environment`, `file`). Raises UsageError.
     """
     rows = fields_of(tables)
-    flags, positionals = read_flags(rows, arguments)
-    file = read_file(flags.pop("config", None) or environment.get("HEADWAY_CONFIG"), rows)
+    others = frozenset(vllm.BY_NAME) - rows.keys() if EngineOptions in tables else frozenset()
+    flags, positionals = read_flags(rows, arguments, others)
+    file = read_file(flags.pop("config", None) or environment.get("HEADWAY_CONFIG"), rows, others)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, (table, field) in rows.items():
@@ -84,9 +87,14 @@ def names(table: type) -> set[str]:
 
 
 def read_flags(
-    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]], arguments: Sequence[str]
+    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]],
+    arguments: Sequence[str],
+    others: frozenset[str] = frozenset(),
 ) -> tuple[dict[str, Any], list[str]]:
-    """(name → text, positionals); a list flag may be given several times."""
+    """(name → text, positionals); a list flag may be given several times.
+
+    `others` are names of vLLM's that are understood as well.
+    """
     parser = Parser()
     parser.add_argument("--config", default=argparse.SUPPRESS)
     for name, (table, _) in rows.items():
@@ -98,32 +106,43 @@ def read_flags(
             parser.add_argument(
                 flag_name(name), dest=name, action=action, default=argparse.SUPPRESS
             )
+    for name in others:
+        parser.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS)
     parser.add_argument("positionals", nargs="*")
-    parsed, unknown = parser.parse_known_intermixed_args(spell_out(rows, arguments))
+    spelled = spell_out(rows, arguments, others & vllm.SWITCHES)
+    parsed, unknown = parser.parse_known_intermixed_args(spelled)
     refuse_unknown([text for text in unknown if text.startswith("-")], rows)
     flags = vars(parsed)
     positionals = flags.pop("positionals") + [t for t in unknown if not t.startswith("-")]
     flags = {
         name: [
-            part for text in value for part in split(str(text), rows[name][1].metadata["separator"])
+            part
+            for text in value
+            for part in vllm.json_list(text) or split(text, rows[name][1].metadata["separator"])
         ]
         if isinstance(value, list)
         else value
         for name, value in flags.items()
     }
+    if others:
+        config = {"config": flags.pop("config")} if "config" in flags else {}
+        flags = vllm.translate(flags, frozenset(rows)) | config
     return flags, positionals
 
 
 def spell_out(
-    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]], arguments: Sequence[str]
+    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]],
+    arguments: Sequence[str],
+    others: frozenset[str] = frozenset(),
 ) -> list[str]:
     """--insecure → --insecure=true, unless a word such as `false` follows: the model may, too.
 
-    --no-insecure → --insecure=false.
+    --no-insecure → --insecure=false, --max_model_len → --max-model-len. `others` are switches of
+    vLLM's.
     """
-    switches = {
-        flag_name(name) for name, (table, _) in rows.items() if value_type(table, name)[0] is bool
-    }
+    arguments = [with_dashes(text) for text in arguments]
+    ours = {name for name, (table, _) in rows.items() if value_type(table, name)[0] is bool}
+    switches = {flag_name(name) for name in ours | others}
     following = [*arguments[1:], ""]
     denied = {"--no-" + switch.removeprefix("--"): f"{switch}=false" for switch in switches}
     return [
@@ -132,6 +151,12 @@ def spell_out(
         else denied.get(text, text)
         for text, after in zip(arguments, following)
     ]
+
+
+def with_dashes(text: str) -> str:
+    """--max_model_len=9_000 → --max-model-len=9_000; what is no flag stays."""
+    name, equals, value = text.partition("=")
+    return name.replace("_", "-") + equals + value if text.startswith("--") else text
 
 
 def refuse_unknown(
@@ -149,9 +174,11 @@ def refuse_unknown(
 
 
 def read_file(
-    path: str | None, rows: Mapping[str, tuple[type, dataclasses.Field[Any]]]
+    path: str | None,
+    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]],
+    others: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """The YAML file's keys (dashes or underscores), every one of them known."""
+    """The YAML file's keys (dashes or underscores), every one of them known, or vLLM's."""
     if path is None:
         return {}
     content = read_yaml(Path(path), "--config")
@@ -168,6 +195,8 @@ def read_file(
                 "Keep one of the two.",
             )
         keys[key] = value
+    if others:
+        keys = vllm.translate(keys, frozenset(rows), lambda name: f"--config {path}: {name}")
     for key in keys:
         if key not in rows:
             near = difflib.get_close_matches(key, list(rows), 1, 0.5)

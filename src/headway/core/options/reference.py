@@ -2,8 +2,10 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from headway.core.options import vllm
 from headway.core.options.bench import BenchOptions
 from headway.core.options.clients import BatchOptions, KeyOptions, LaunchOptions, PullOptions
 from headway.core.options.doctor import DoctorOptions
@@ -38,7 +40,46 @@ def reference() -> str:
         )
         parts.extend(row(table, field) for field in dataclasses.fields(table))
         parts.append("")
-    return "\n".join(parts)
+    return "\n".join([*parts, *from_vllm()])
+
+
+FROM_VLLM = """## Options of vLLM
+
+Whoever comes from vLLM (0.33) keeps his flags, in `headway serve` and in `headway.LLM(...)`: one
+that means the same has the same name, spelled with `-` or `_`, and `--enable-x` has its
+`--no-enable-x`. What a flag asks for is honoured or refused with our word for it, never dropped.
+
+| of vLLM | here |
+| --- | --- |
+"""
+SAME = (
+    *("served_model_name", "dtype", "seed", "max_model_len", "max_num_seqs"),
+    *("max_num_batched_tokens", "block_size", "gpu_memory_utilization", "kv_cache_dtype"),
+    *("quantization", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template"),
+    *("attention_backend", "tool_call_parser", "host", "port", "api_key", "allowed_origins"),
+)
+"""Options with vLLM's name and meaning; of some it has other values."""
+
+
+def from_vllm() -> list[str]:
+    """The table of vLLM's options, from the rows that read them."""
+    lines = [f"| {listed(SAME)} | the same name |"]
+    for word in vllm.WORDS:
+        meaning = f"`{flag_name(word.ours)}`"
+        if word.convert is vllm.opposite:
+            meaning = f"the opposite of {meaning}"
+        lines.append(f"| {listed([word.name])} | {meaning}{word.note and f', {word.note}'} |")
+    for given in vllm.GIVEN:
+        values = " or ".join(f"`{value}`" for value in given.values)
+        lines.append(f"| {listed(given.names.split())} | {values} alone. {given.fix} |")
+    for refused in vllm.REFUSED:
+        lines.append(f"| {listed(refused.names.split())} | refused. {refused.fix} |")
+    return [FROM_VLLM + "\n".join(lines), ""]
+
+
+def listed(names: Iterable[str]) -> str:
+    """`--a`, `--b`"""
+    return ", ".join(f"`{flag_name(name)}`" for name in names)
 
 
 TITLES: dict[type, str] = {

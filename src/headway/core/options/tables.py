@@ -90,8 +90,11 @@ class EngineOptions:
         "Host memory that preempted requests are copied to where that is cheaper than to compute "
         "them again, as 8GiB or a share of what is free; 0 for none.",
     )
-    gpu_memory_utilization: float = option(
-        0.9, "On CUDA: share of the GPU's memory for weights and KV.", low=0.05, high=1.0
+    gpu_memory_utilization: float | None = option(
+        None,
+        "Share of the GPU's memory for weights and KV; on a CPU, of all its memory.",
+        low=0.05,
+        high=1.0,
     )
     prefix_cache: bool = option(
         True, "Keep what was computed for the next prompt that begins with the same tokens."
@@ -266,6 +269,8 @@ class LogOptions:
     log_format: str = option(
         "text", "One line or one JSON object for each event.", choices=("text", "json")
     )
+    log_requests: bool = option(True, "Log a line for each request at --log-level info.")
+    log_stats: bool = option(True, "Log a line with the totals each minute while requests come.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,192 @@
+"""The terminal of a server: a line for each request that is over, and one a minute with totals.
+
+A line is a struct, the message of a log record: text is made of it in the thread that writes, and
+in JSON it is a field of its own. Neither prompts nor answers are in it, and `core.logs` escapes
+what a client could have put in. What failed by our fault is told at level error, always.
+
+    chatcmpl-3f2a 200 interactive 312+128 tokens, 256 cached, queue 3 ms, TTFT 83 ms, TPOT 12 ms, …
+"""
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from headway.core.errors import RequestError
+from headway.core.slo import DEFAULT_CLASS
+from headway.telemetry.goodput import FAILED, LEFT, MOVED, OK, Ended
+from headway.telemetry.snapshot import Window
+from headway.telemetry.timeline import Timeline
+
+log = logging.getLogger("headway.requests")
+MINUTE_S = 60
+CLIENT_LEFT_STATUS = 499
+
+
+class RequestLine(msgspec.Struct, kw_only=True):
+    """One request: `status` is HTTP's, 499 where the client left; `code` the error's."""
+
+    id: str
+    status: int
+    service_class: str = msgspec.field(name="class")
+    outcome: str
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    missed: tuple[str, ...] | None = None
+    preemptions: int = 0
+    code: str | None = None
+
+    def __str__(self) -> str:
+        times = (("queue", self.queue_s), ("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
+        parts = [f"{self.prompt_tokens}+{self.output_tokens} tokens, {self.cached_tokens} cached"]
+        parts += [f"{name} {duration(value)}" for name, value in times if value is not None]
+        if self.e2e_s is not None:
+            parts.append(f"in all {duration(self.e2e_s)}")
+        if self.preemptions:
+            parts.append(f"preempted {self.preemptions} times")
+        parts.append(self._end())
+        return f"{self.id} {self.status} {self.service_class} {', '.join(parts)}"
+
+    def _end(self) -> str:
+        if self.outcome != OK:
+            return self.outcome if self.code is None else f"{self.outcome}: {self.code}"
+        return f"missed {' and '.join(self.missed)}" if self.missed else "met"
+
+
+class MinuteLine(msgspec.Struct, kw_only=True):
+    """The totals of the last minute of one model."""
+
+    model: str
+    requests_per_s: float
+    failed: int
+    running: int
+    waiting: int
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    attainment: float | None
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    tpot_p50_s: float | None
+    tpot_p95_s: float | None
+    kv_usage: float
+    cache_hit_rate: float | None
+    verdict: str
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.requests_per_s:.2g} requests/s ended, {self.failed} failed or refused",
+            f"{self.running} run, {self.waiting} wait",
+            f"{self.input_tokens_per_s:.0f} tok/s in, {self.output_tokens_per_s:.0f} out",
+        ]
+        for name, p50, p95 in (
+            ("TTFT", self.ttft_p50_s, self.ttft_p95_s),
+            ("TPOT", self.tpot_p50_s, self.tpot_p95_s),
+        ):
+            if p50 is not None and p95 is not None:
+                parts.append(f"{name} p50 {duration(p50)} p95 {duration(p95)}")
+        if self.attainment is not None:
+            parts.append(f"{self.attainment:.0%} met their objectives")
+        parts.append(f"KV {self.kv_usage:.0%}, cache hits {self.cache_hit_rate or 0.0:.0%}")
+        return f"{self.model}, last minute: {'; '.join(parts)}; {self.verdict}"
+
+
+class Model(Protocol):
+    """What a minute is told of."""
+
+    names: list[str]
+
+    @property
+    def num_live(self) -> int: ...
+
+    def window(self, seconds: int) -> Window: ...
+
+
+class RequestLog:
+    """Writes a line for each request that ends or is refused, or, not `every`, for failed ones."""
+
+    def __init__(self, every: bool = True) -> None:
+        self.every = every
+
+    def ended(self, timeline: Timeline, ended: Ended) -> None:
+        """A request is over; one that moves on is told by whoever takes it."""
+        level = self._level(ended.outcome)
+        if level is None or ended.outcome == MOVED:
+            return
+        error = timeline.error
+        status = {OK: 200, LEFT: CLIENT_LEFT_STATUS}.get(ended.outcome, 500)
+        line = RequestLine(
+            id=timeline.request_id,
+            status=error.status if error is not None else status,
+            service_class=ended.service_class,
+            outcome=ended.outcome,
+            prompt_tokens=ended.prompt_tokens,
+            output_tokens=ended.output_tokens,
+            cached_tokens=timeline.cached_tokens,
+            queue_s=ended.queue_s,
+            ttft_s=ended.ttft_s,
+            tpot_s=ended.tpot_s,
+            e2e_s=ended.e2e_s,
+            missed=ended.missed,
+            preemptions=timeline.num_preemptions,
+            code=error.code if error is not None else None,
+        )
+        log.log(level, line)
+
+    def refused(self, error: RequestError, outcome: str, service_class: str) -> None:
+        """A request never ran: its body, a limit, or the state of the server."""
+        level = self._level(outcome)
+        if level is not None:
+            line = RequestLine(
+                id="-",
+                status=error.status,
+                service_class=service_class or DEFAULT_CLASS,
+                outcome=outcome,
+                code=error.reason or error.code,
+            )
+            log.log(level, line)
+
+    def _level(self, outcome: str) -> int | None:
+        """The level to log at, None for not at all."""
+        level = logging.ERROR if outcome == FAILED else logging.INFO
+        wanted = (self.every or level == logging.ERROR) and log.isEnabledFor(level)
+        return level if wanted else None
+
+
+def log_minute(model: Model) -> None:
+    """A line with the totals, where something came, ran or ended in the last minute."""
+    window = model.window(MINUTE_S)
+    mean = window.steps.mean
+    if not (window.arrivals_per_s or window.finished_per_s or model.num_live):
+        return
+    judged = sum(each.num_judged for each in window.classes)
+    ttft, tpot = window.latency["ttft"], window.latency["tpot"]
+    line = MinuteLine(
+        model=model.names[0],
+        requests_per_s=window.finished_per_s,
+        failed=window.num_failed,
+        running=round(mean.running) if mean else 0,
+        waiting=round(mean.waiting) if mean else 0,
+        input_tokens_per_s=window.input_tokens_per_s,
+        output_tokens_per_s=window.output_tokens_per_s,
+        attainment=sum(each.num_met for each in window.classes) / judged if judged else None,
+        ttft_p50_s=ttft.p50,
+        ttft_p95_s=ttft.p95,
+        tpot_p50_s=tpot.p50,
+        tpot_p95_s=tpot.p95,
+        kv_usage=window.steps.kv_usage_max,
+        cache_hit_rate=window.cache_hit_rate,
+        verdict=window.verdict.kind,
+    )
+    log.info(line)
+
+
+def duration(seconds: float) -> str:
+    """0.0123 → 12.3 ms, 0.25 → 250 ms, 1.5 → 1.50 s, 90 → 90 s."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds * 1e3:.3g} ms"

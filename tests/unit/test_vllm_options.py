@@ -1,0 +1,195 @@
+"""vLLM's options: honoured or refused with our word, in flags, in YAML and in `LLM(...)`."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headway.core.errors import UsageError
+from headway.core.machine import Machine
+from headway.core.options import EngineOptions, LogOptions, ServerOptions, read_options, vllm
+from headway.core.options.bench import BenchOptions
+from headway.core.options.read import fields_of
+from headway.core.options.reference import SAME
+from headway.core.resolve import resolve
+from headway.llm import make_options
+from unit.telemetry_cases import llama
+
+SERVE = (ServerOptions, EngineOptions, LogOptions)
+OURS = frozenset(fields_of(SERVE))
+ASKED_FOR = (  # what a stranger's command lines and scripts hold most often
+    "enable_prefix_caching gpu_memory_utilization swap_space kv_cache_dtype tensor_parallel_size "
+    "max_model_len max_num_seqs dtype seed enforce_eager trust_remote_code served_model_name "
+    "api_key enable_chunked_prefill scheduling_policy tool_call_parser enable_auto_tool_choice "
+    "reasoning_parser disable_log_requests max_num_batched_tokens quantization load_format "
+    "chat_template tokenizer tokenizer_mode revision download_dir block_size "
+    "pipeline_parallel_size data_parallel_size host port allowed_origins speculative_config "
+    "enable_lora max_logprobs "
+    "num_gpu_blocks_override kv_cache_memory_bytes disable_log_stats model limit_mm_per_prompt "
+    "hf_overrides generation_config override_generation_config async_scheduling ssl_keyfile "
+    "uvicorn_log_level otlp_traces_endpoint compilation_config guided_decoding_backend task runner "
+    "cpu_offload_gb max_num_queued_reqs shutdown_timeout enable_log_requests"
+).split()
+
+
+def read(*arguments):
+    """All options of `serve` in one namespace."""
+    tables, positionals, _ = read_options(SERVE, arguments, {})
+    merged = {name: getattr(table, name) for table in tables.values() for name in table.__slots__}
+    return merged, positionals
+
+
+def refusal(*arguments) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        read(*arguments)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_each_is_known(name):
+    assert name in OURS or name in vllm.BY_NAME
+
+
+def test_a_name_has_one_meaning():
+    """No row hides an option of ours, none stands twice, and every word is one of ours."""
+    rows = [*vllm.GIVEN, *vllm.REFUSED]
+    names = [word.name for word in vllm.WORDS] + [n for row in rows for n in row.names.split()]
+    assert len(names) == len(set(names)) and not OURS & set(names)
+    assert {word.ours for word in vllm.WORDS} <= OURS and set(SAME) <= OURS
+    switches = {"EITHER": vllm.EITHER, "NO": vllm.NO, "YES": vllm.YES}.values()
+    assert all(given.switch == (given.values in switches) for given in vllm.GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--enable-prefix-caching"], "prefix_cache", True),
+        (["--no-enable-prefix-caching"], "prefix_cache", False),
+        (["--enable-prefix-caching=false"], "prefix_cache", False),
+        (["--enable_prefix_caching", "False"], "prefix_cache", False),
+        (["--no-enable_prefix_caching"], "prefix_cache", False),
+        (["--swap-space", "4"], "kv_host_memory", 4 * 2**30),
+        (["--scheduling-policy=fcfs"], "policy", "fcfs"),
+        (["--kv-cache-memory-bytes", "1000000"], "kv_memory", 1_000_000),
+        (["--max-num-queued-reqs=7"], "max_queue", 7),
+        (["--shutdown-timeout=9"], "drain_timeout", 9.0),
+        (["--uvicorn-log-level=warning"], "log_level", "warning"),
+        (["--disable-log-requests"], "log_requests", False),
+        (["--enable-log-requests"], "log_requests", True),
+        (["--no-enable-log-requests"], "log_requests", False),
+        (["--disable-log-stats"], "log_stats", False),
+        (["--max_model_len=1_024"], "max_model_len", 1024),
+        (["--dtype=half"], "dtype", "float16"),
+        (["--allowed-origins", '["http://a", "http://b"]'], "allowed_origins",
+         ["http://a", "http://b"]),
+    ],
+)  # fmt: skip
+def test_what_means_the_same_is_honoured(arguments, name, value):
+    assert read(*arguments, "folder")[0][name] == value
+    assert read("folder", *arguments)[1] == ["folder"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--tensor-parallel-size=1"], ["--enforce-eager"], ["--enforce-eager=false"]),
+        *(["--enable-chunked-prefill"], ["--no-trust-remote-code"], ["--enable-auto-tool-choice"]),
+        *(["--trust-remote-code=false"], ["--runner", "generate"], ["--cpu-offload-gb", "0"]),
+    ],
+    ids=" ".join,
+)
+def test_what_holds_anyway_passes(arguments):
+    assert read(*arguments, "folder") == read("folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tensor-parallel-size=2"], ["--tensor-parallel-size 2", "One device"]),
+        (["--trust-remote-code"], ["--trust-remote-code true", "never run"]),
+        (["--no-enable-chunked-prefill"], ["--max-num-batched-tokens"]),
+        (["--reasoning-parser=qwen3"], ["--reasoning-parser", "chat template"]),
+        (["--speculative-config={}"], ["Speculative decoding"]),
+        (["--num-gpu-blocks-override", "9"], ["--kv-memory"]),
+        (["--model", "x"], ["headway serve FOLDER"]),
+        (["--enable-lora"], ["--enable-lora true"]),
+        (["--prefix-cache", "--no-enable-prefix-caching"], ["--prefix-cache", "both are given"]),
+        (["--swap-space=lots"], ["--kv-host-memory"]),
+        (["--enable-prefix-cashing"], ["There is no option --enable-prefix-cashing"]),
+    ],
+)
+def test_what_is_not_there_is_refused_with_our_word(arguments, words):
+    said = refusal(*arguments)
+    assert said.exit_code == 2 and all(word in f"{said.cause} {said.fix}" for word in words), said
+
+
+def test_a_yaml_file_of_vllms(tmp_path):
+    file = tmp_path / "vllm.yaml"
+    file.write_text("enable-prefix-caching: false\ntensor_parallel_size: 1\nmax-model-len: 64\n")
+    found, _ = read("--config", str(file))
+    assert found["prefix_cache"] is False and found["max_model_len"] == 64
+    file.write_text("tensor_parallel_size: 4\n")
+    assert f"--config {file}: tensor_parallel_size 4" in refusal("--config", str(file)).cause
+
+
+def test_a_script_of_vllms():
+    """LLM(model, **options), as vLLM's examples call it."""
+    found = make_options(
+        {
+            "tensor_parallel_size": 1,
+            "gpu_memory_utilization": 0.5,
+            "enable_prefix_caching": False,
+            "enforce_eager": True,
+            "trust_remote_code": False,
+            "swap_space": 0,
+            "max_model_len": 64,
+            "dtype": "half",
+            "seed": 7,
+            "disable_log_stats": True,
+            "quantization": None,
+        }
+    )
+    assert found == EngineOptions(
+        gpu_memory_utilization=0.5,
+        prefix_cache=False,
+        max_model_len=64,
+        dtype="float16",
+        seed=7,
+        kv_host_memory=found.kv_host_memory,
+    )
+    assert found.kv_host_memory == 0
+    for given, word in (
+        ({"trust_remote_code": True}, "never run"),
+        ({"max_num_queued_reqs": 3}, "--max-queue"),
+        ({"disable_log_stats": False}, "--log-stats"),
+        ({"tensor_parallel_size": 8}, "One device"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            make_options(given)
+        assert word in f"{caught.value.cause} {caught.value.fix}"
+
+
+def test_the_share_of_the_memory_counts_on_a_cpu_too():
+    machine = Machine(num_cores=2, total_bytes=10_000_000, free_bytes=9_000_000)
+    for given, expected in ((0.5, 5_000_000), (0.95, 9_000_000)):
+        options = EngineOptions(device="cpu", gpu_memory_utilization=given, load_format="dummy")
+        _, reasons = resolve(options, machine, llama())
+        (kv,) = [reason for reason in reasons if reason.name == "kv_memory"]
+        weights = llama().weight_bytes("float32")
+        assert f"{given:.0%} of the RAM" in kv.why
+        assert abs(float(re.findall(r"[0-9.]+", kv.value)[0]) - (expected - weights) / 2**20) < 0.1
+
+
+def test_other_verbs_keep_their_words():
+    """`bench --model` is its own; a verb without an engine knows nothing of vLLM's."""
+    tables, _, _ = read_options([BenchOptions], ["http://x", "--model=m"], {})
+    assert tables[BenchOptions].model == "m"
+    with pytest.raises(UsageError, match="There is no option --enforce-eager"):
+        read_options([BenchOptions], ["--enforce-eager"], {})
+
+
+def test_the_page_has_every_row():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "options.md").read_text()
+    table = page.split("## Options of vLLM", 1)[1]
+    for name in [*vllm.BY_NAME, *SAME]:
+        assert f"`--{name.replace('_', '-')}`" in table
