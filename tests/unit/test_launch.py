@@ -1,6 +1,9 @@
 """`headway launch`: what each agent is given, and that nothing a user wrote is lost."""
 
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -72,11 +75,78 @@ def check(name: str, content: dict, url: str) -> None:
         assert env["ANTHROPIC_BASE_URL"] == url
         assert env["ANTHROPIC_AUTH_TOKEN"] == "$HEADWAY_API_KEY"
         assert {v for k, v in env.items() if k.endswith("_MODEL")} == {"tiny"}
+        assert env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "512"
+        assert env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "512"
+        assert env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "128"
     else:
         provider = content["provider"]["headway"]
         assert provider["options"]["baseURL"] == f"{url}/v1"
         assert provider["options"]["apiKey"] == "{env:HEADWAY_API_KEY}"
         assert provider["models"]["tiny"]["limit"] == {"context": 512, "output": 128}
+
+
+AGENT = """#!{python}
+import json, os, sys
+json.dump([sys.argv[1:], dict(os.environ)], open({told!r}, "w"))
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("name", list(AGENTS))
+def test_run_starts_the_agent_set_up_and_writes_no_file(agents_home: Path, tmp_path: Path, name):
+    """The program in PATH gets our arguments before its own, and its exit status is ours."""
+    programs, told = tmp_path / "bin", tmp_path / "told.json"
+    programs.mkdir()
+    (programs / name).write_text(AGENT.format(python=sys.executable, told=str(told)))
+    (programs / name).chmod(0o755)
+    live = InProcess(tmp_path / "data", api_key=["sesame"])
+    try:
+        command = [sys.executable, "-m", "headway.cli.main", "launch", name, f"--url={live.url}"]
+        done = subprocess.run(
+            [*command, "--run", "--", "exec", "--help"],
+            env={
+                **os.environ,
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "HEADWAY_API_KEY": "sesame",
+                "ANTHROPIC_API_KEY": "of somebody else",
+            },
+        )
+    finally:
+        live.close()
+    assert done.returncode == 7, "the agent's own"
+    arguments, environment = json.loads(told.read_text())
+    assert arguments[-2:] == ["exec", "--help"]
+    assert "sesame" not in " ".join(arguments), "everybody may read arguments"
+    assert not any((agents_home / path).exists() for path in FILES.values())
+    ours = arguments[:-2]
+    if name == "codex":
+        content = tomllib.loads("\n".join(ours[1::2]))
+        assert ours[::2] == ["-c"] * (len(ours) // 2)
+        assert environment["HEADWAY_API_KEY"] == "sesame"
+    elif name == "claude":
+        assert ours[0] == "--settings" and "ANTHROPIC_API_KEY" not in environment
+        settings = json.loads(ours[1])["env"]
+        assert settings.items() <= environment.items()
+        assert environment["ANTHROPIC_AUTH_TOKEN"] == "sesame"
+        content = {"env": {**settings, "ANTHROPIC_AUTH_TOKEN": "$HEADWAY_API_KEY"}}
+    else:
+        content = json.loads(environment["OPENCODE_CONFIG_CONTENT"])
+        assert ours == [] and content["model"] == "headway/tiny"
+    check(name, content, live.url)
+
+
+def test_an_agent_that_is_not_installed_is_told(
+    agents_home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch("opencode", "--run", f"--url={OFFLINE}", "--model=m") == 1
+    told = capsys.readouterr().err
+    assert "opencode is not installed" in told and "npm install --global opencode-ai" in told
+    assert launch("codex", f"--url={OFFLINE}", "--model=m", "--", "exec") == 2
+    assert "--run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(AGENTS))

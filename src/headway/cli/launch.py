@@ -2,12 +2,14 @@
 
 Each agent is a row: where its configuration lies and what ours adds to it. Printed by default;
 `--write` keeps a copy of what was there, and `--restore` puts that copy back. Nothing is deleted
-that the user wrote: what `--restore` replaces is kept beside it.
+that the user wrote: what `--restore` replaces is kept beside it. `--run` starts the agent with the
+same configuration in its arguments and its environment, and touches no file.
 """
 
 import json
 import os
 import shlex
+import shutil
 import stat
 import sys
 import tempfile
@@ -29,6 +31,10 @@ BACKUP, ABSENT, REPLACED = ".headway-backup", ".headway-absent", ".headway-repla
 KEY_VARIABLE = "HEADWAY_API_KEY"
 NO_KEY = "none"
 """Agents want a key where the server wants none."""
+CLAUDE_CONTEXT = (
+    *("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"),
+    "CLAUDE_CODE_MAX_OUTPUT_TOKENS",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,9 @@ class Agent:
     path: Callable[[Mapping[str, str]], Path]
     merged: Callable[[Target, str], str]
     hint: Callable[[Target], str]
+    start: Callable[[Target], tuple[list[str], dict[str, str | None]]]
+    """(arguments, environment) of the program; None takes a variable away."""
+    package: str
 
 
 def launch(call: "Call") -> int:
@@ -61,6 +70,12 @@ def launch(call: "Call") -> int:
     if options.restore:
         print(restore(path))
         return 0
+    if options.run:
+        return start(call.positionals[0], agent, look(options), call.beyond)
+    if call.beyond:
+        raise UsageError(
+            f"What is behind -- is for the agent: {call.beyond[0]}.", "Give --run as well."
+        )
     target = look(options)
     if options.write:
         print(write(path, agent.merged(target, read(path))))
@@ -69,8 +84,29 @@ def launch(call: "Call") -> int:
     print(f"# {path}")
     print(agent.merged(target_in_words(target), ""), end="")
     print(f"# {agent.hint(target)}")
-    print("# headway launch with --write merges this into the file and keeps a backup.")
+    print("# headway launch with --write merges this into the file and keeps a backup;")
+    print("# with --run it starts the agent so, and writes nothing.")
     return 0
+
+
+def start(name: str, agent: Agent, target: Target, more: list[str]) -> int:
+    """Become the agent; raises HeadwayError where it is not installed."""
+    program = shutil.which(name)
+    if program is None:
+        raise HeadwayError(
+            f"{agent.title} is not installed: there is no {name} in PATH.",
+            f"npm install --global {agent.package}",
+        )
+    arguments, changes = agent.start(target)
+    environment = {key: value for key, value in os.environ.items() if key not in changes}
+    environment |= {key: value for key, value in changes.items() if value is not None}
+    sys.stdout.flush()
+    try:
+        os.execve(program, [name, *arguments, *more], environment)
+    except OSError as error:
+        raise HeadwayError(
+            f"{program} does not start: {error.strerror}.", f"Install {agent.package} again."
+        ) from error
 
 
 def target_in_words(target: Target) -> Target:
@@ -149,12 +185,28 @@ def codex(target: Target, _: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def claude(target: Target, text: str) -> str:
-    """Variables in the `env` of settings.json; every tier is the one model."""
-    settings = parsed(text)
-    env = section(settings, "env")
-    env.pop("ANTHROPIC_API_KEY", None)  # two credentials are one too many
-    env |= {
+def start_codex(target: Target) -> tuple[list[str], dict[str, str | None]]:
+    """The profile's lines as `-c name=value`."""
+    quoted = json.dumps
+    provider = {
+        "name": "Headway",
+        "base_url": f"{target.base}/v1",
+        "wire_api": "responses",
+        **({"env_key": KEY_VARIABLE} if target.key != NO_KEY else {}),
+    }
+    values = {
+        "model": quoted(target.model),
+        "model_provider": quoted("headway"),
+        **({"model_context_window": str(target.context)} if target.context else {}),
+        **{f"model_providers.headway.{name}": quoted(text) for name, text in provider.items()},
+    }
+    arguments = [part for name, text in values.items() for part in ("-c", f"{name}={text}")]
+    return arguments, key_of(target)
+
+
+def claude_variables(target: Target) -> dict[str, str]:
+    """What Claude Code reads; every tier is the one model, and as much context as it has."""
+    found = {
         "ANTHROPIC_BASE_URL": target.base,
         "ANTHROPIC_AUTH_TOKEN": target.key,
         "ANTHROPIC_MODEL": target.model,
@@ -163,17 +215,56 @@ def claude(target: Target, text: str) -> str:
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+    if target.context:
+        found |= {
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(target.context),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(longest_answer(target.context)),
+        }
+    return found
+
+
+def claude(target: Target, text: str) -> str:
+    """Variables in the `env` of settings.json."""
+    settings = parsed(text)
+    env = section(settings, "env")
+    env.pop("ANTHROPIC_API_KEY", None)  # two credentials are one too many
+    for name in CLAUDE_CONTEXT:
+        env.pop(name, None)  # of another server's model
+    env |= claude_variables(target)
     return indented(settings)
+
+
+def start_claude(target: Target) -> tuple[list[str], dict[str, str | None]]:
+    """The environment, and once more as settings, which go before those of the user's file.
+
+    The key is in the environment alone: everybody may read arguments.
+    """
+    variables = claude_variables(target)
+    told = {name: text for name, text in variables.items() if name != "ANTHROPIC_AUTH_TOKEN"}
+    arguments = ["--settings", json.dumps({"env": told})]
+    return arguments, {**dict.fromkeys(CLAUDE_CONTEXT), **variables, "ANTHROPIC_API_KEY": None}
+
+
+def longest_answer(context: int) -> int:
+    """A quarter of the context: the rest is for what the agent reads."""
+    return max(1, context // 4)
 
 
 def opencode(target: Target, text: str) -> str:
     """A provider beside the others; the model that is the default stays so."""
     settings = parsed(text)
     settings.setdefault("$schema", "https://opencode.ai/config.json")
+    section(settings, "provider")["headway"] = opencode_provider(target)
+    return indented(settings)
+
+
+def opencode_provider(target: Target) -> dict[str, Any]:
+    """The provider's entry."""
     model: dict[str, Any] = {"name": target.model}
     if target.context:
-        model["limit"] = {"context": target.context, "output": max(1, target.context // 4)}
-    section(settings, "provider")["headway"] = {
+        model["limit"] = {"context": target.context, "output": longest_answer(target.context)}
+    return {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Headway",
         "options": {
@@ -182,7 +273,21 @@ def opencode(target: Target, text: str) -> str:
         },
         "models": {target.model: model},
     }
-    return indented(settings)
+
+
+def start_opencode(target: Target) -> tuple[list[str], dict[str, str | None]]:
+    """A configuration in a variable, which opencode lays over the user's files."""
+    content = {
+        "provider": {"headway": opencode_provider(target)},
+        "model": f"headway/{target.model}",
+        "small_model": f"headway/{target.model}",
+    }
+    return [], {"OPENCODE_CONFIG_CONTENT": json.dumps(content), **key_of(target)}
+
+
+def key_of(target: Target) -> dict[str, str | None]:
+    """The variable that codex and opencode read the key from."""
+    return {} if target.key == NO_KEY else {KEY_VARIABLE: target.key}
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -222,12 +327,16 @@ AGENTS = {
         path=lambda env: home(env, "CODEX_HOME", ".codex") / "headway.config.toml",
         merged=codex,
         hint=lambda target: f"{exported(target)}codex --profile headway",
+        start=start_codex,
+        package="@openai/codex",
     ),
     "claude": Agent(
         title="Claude Code",
         path=lambda env: home(env, "CLAUDE_CONFIG_DIR", ".claude") / "settings.json",
         merged=claude,
         hint=lambda target: "claude",
+        start=start_claude,
+        package="@anthropic-ai/claude-code",
     ),
     "opencode": Agent(
         title="opencode",
@@ -236,6 +345,8 @@ AGENTS = {
         hint=lambda target: (
             f"{exported(target)}opencode --model {shlex.quote('headway/' + target.model)}"
         ),
+        start=start_opencode,
+        package="opencode-ai",
     ),
 }
 

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +40,8 @@ class Verb:
     help: str
     tables: tuple[type, ...]
     function: str
+    passes_on: bool = False
+    """What stands behind `--` is for another program, in `Call.beyond`."""
 
 
 VERBS = {
@@ -86,10 +88,11 @@ VERBS = {
         function="headway.cli.hub:pull",
     ),
     "launch": Verb(
-        usage="launch AGENT",
-        help="Point codex, claude or opencode at a server.",
+        usage="launch AGENT [-- …]",
+        help="Point codex, claude or opencode at a server; --run starts it.",
         tables=(LaunchOptions,),
         function="headway.cli.launch:launch",
+        passes_on=True,
     ),
     "trace": Verb(
         usage="trace URL OUT.json",
@@ -133,6 +136,7 @@ class Call:
     positionals: list[str]
     sources: dict[str, str]
     switches: frozenset[str]
+    beyond: list[str] = field(default_factory=list)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,6 +173,9 @@ def dispatch(arguments: list[str]) -> int:
     verb = VERBS.get(name)
     if verb is None:
         raise UsageError(f"There is no verb {name}.", f"There are: {', '.join(VERBS)}.")
+    beyond: list[str] = []
+    if verb.passes_on and "--" in rest:
+        rest, beyond = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
     topics = [a for a in rest if a in ("-h", "--help") or a.startswith("--help=")]
     if topics:
         print(verb_help(verb, topics[0].partition("=")[2]))
@@ -176,7 +183,13 @@ def dispatch(arguments: list[str]) -> int:
     switches = frozenset(a for a in rest if a in SWITCHES)
     rest = [a for a in rest if a not in SWITCHES]
     options, positionals, sources = read_options(verb.tables, rest, os.environ)
-    call = Call(options=options, positionals=positionals, sources=sources, switches=switches)
+    call = Call(
+        options=options,
+        positionals=positionals,
+        sources=sources,
+        switches=switches,
+        beyond=beyond,
+    )
     module, _, function = verb.function.partition(":")
     run: Callable[[Call], int] = getattr(import_module(module), function)
     return run(call)

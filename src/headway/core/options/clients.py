@@ -39,6 +39,12 @@ class LaunchOptions:
     write: bool = option(
         False, "Write the configuration, after a backup, instead of printing it.", common=True
     )
+    run: bool = option(
+        False,
+        "Start the agent, set up for the server; no file is written. Behind -- stand its own "
+        "arguments.",
+        common=True,
+    )
     restore: bool = option(False, "Put back what was there before --write.", common=True)
 
 
