@@ -374,3 +374,14 @@ def test_the_vocabulary_is_the_tokenizers(tiny_model: Path) -> None:
     """What the fixtures rely on."""
     size = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).get_vocab_size()
     assert size == json.loads((tiny_model / "config.json").read_text())["vocab_size"]
+
+
+def test_what_a_models_files_say_moves_no_terminal(tmp_path: Path) -> None:
+    """An escape sequence and a line break in config.json come out escaped, in two lines."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["\x1b[2JEvil\nheadway: all is well"]})
+    )
+    refused = headway("serve", tmp_path, "--port=0")
+    assert refused.returncode == 3
+    assert "\x1b" not in refused.stderr and len(refused.stderr.splitlines()) == 2
+    assert r"\x1b[2JEvil\nheadway" in refused.stderr

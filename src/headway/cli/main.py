@@ -148,9 +148,11 @@ def main(arguments: list[str] | None = None) -> int:
     except HeadwayError as error:
         if verbose:
             traceback.print_exc()
-        print(f"headway: {error.cause}", file=sys.stderr)
+        from headway.core.logs import plain  # a file of a model may have put its words in here
+
+        print(f"headway: {plain(error.cause)}", file=sys.stderr)
         if error.fix:
-            print(f"         {error.fix}", file=sys.stderr)
+            print(f"         {plain(error.fix)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
