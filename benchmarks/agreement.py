@@ -1,24 +1,32 @@
 """Does `headway bench` agree with other load generators: `python benchmarks/agreement.py URL …`.
 
 Each tool drives the same server with the same load, one after the other: even arrivals, text
-completions, prompts and answers of fixed lengths. Their medians are set side by side under our
-names (AIPerf's and guidellm's "inter token latency" is our TPOT). The tools are other people's:
+completions, prompts and answers of fixed lengths. Prompts of each run are its own, so that no tool
+computes what another finds in the prefix cache; the server's counters are read to hold that, where
+it has them. Another tool goes first in each round. Medians are set side by side under our names
+(AIPerf's and guidellm's "inter token latency" is our TPOT). The tools are other people's:
 `--aiperf` and `--guidellm` are the paths of their commands, best in environments of their own.
 """
 
 import argparse
 import json
 import random
+import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headway.measure.scrape import parse
+
 WORDS = "the a little girl boy dog cat went to park and saw big red ball tree was happy".split()
 FIGURES = ("TTFT", "TPOT", "e2e")
+MOST_CACHED = 0.02
+"""Of a run's prompt tokens: more that the server had already, and its TTFT is not another's."""
 Medians = dict[str, float]
 
 
@@ -29,16 +37,43 @@ def run(command: list[str], folder: Path) -> None:
         sys.exit(f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
 
 
-def prompts(args: argparse.Namespace, folder: Path) -> Path:
-    """One file for all: lines of words, each prompt different from its first word on."""
-    rng = random.Random(0)
-    path = folder / "prompts.jsonl"
-    texts = [" ".join(rng.choices(WORDS, k=args.input)) for _ in range(args.count)]
-    lines = [
-        json.dumps({"prompt": text} if args.tool != "aiperf" else {"text": text}) for text in texts
+def texts(run_name: str, count: int, num_words: int) -> list[str]:
+    """Prompts of one run, the same for the same name; each begins with a word of its own."""
+    rng = random.Random(run_name)
+    return [
+        " ".join([f"{rng.getrandbits(64):016x}", *rng.choices(WORDS, k=num_words - 1)])
+        for _ in range(count)
     ]
+
+
+def prompts(args: argparse.Namespace, folder: Path) -> Path:
+    """The file of this run's prompts, a line each."""
+    path, name = folder / "prompts.jsonl", "text" if args.tool == "aiperf" else "prompt"
+    lines = [json.dumps({name: text}) for text in texts(args.run_name, args.count, args.input)]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def order(tools: list[str], round_number: int) -> list[str]:
+    """Who goes when: in round 0 a b c, in round 1 b c a, in round 2 c a b."""
+    first = round_number % len(tools)
+    return tools[first:] + tools[:first]
+
+
+def cached_share(before: dict[str, float], after: dict[str, float]) -> float | None:
+    """Of the prompt tokens between two scrapes, those found in the prefix cache; None untold."""
+    hits, queries = "prefix_cache_hits_total", "prefix_cache_queries_total"
+    asked = after.get(queries, 0.0) - before.get(queries, 0.0)
+    return (after.get(hits, 0.0) - before.get(hits, 0.0)) / asked if asked else None
+
+
+def scrape(url: str) -> dict[str, float]:
+    """The counters of the server's /metrics; {} where it has none."""
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            return parse(answer.read().decode())
+    except OSError:
+        return {}
 
 
 def ours(args: argparse.Namespace, folder: Path) -> Medians:
@@ -157,14 +192,25 @@ def main() -> None:
     args = parser.parse_args()
     chosen = ["headway", *(name for name in ("aiperf", "guidellm") if getattr(args, name))]
     rounds: list[dict[str, Any]] = []
+    begun = secrets.token_hex(4)
     for number in range(args.rounds):
         found = {}
-        for tool in chosen:
-            args.tool = tool
+        for tool in order(chosen, number):
+            args.tool, args.run_name = tool, f"{begun} {number} {tool}"
+            before = scrape(args.url)
             with tempfile.TemporaryDirectory() as folder:
                 found[tool] = TOOLS[tool](args, Path(folder))
-            print(f"round {number + 1}: {tool} {found[tool]}", file=sys.stderr, flush=True)
-        rounds.append(found)
+            share = cached_share(before, scrape(args.url))
+            told = "unknown" if share is None else f"{share:.1%}"
+            figures = ", ".join(f"{name} {value:.2f} ms" for name, value in found[tool].items())
+            print(
+                f"round {number + 1}: {tool} {figures}; {told} of the prompts was cached",
+                file=sys.stderr,
+                flush=True,
+            )
+            if share is not None and share > MOST_CACHED:
+                sys.exit("The prompts were not new to the server: the figures say nothing.")
+        rounds.append({tool: found[tool] for tool in chosen})
     print(table(rounds))
 
 

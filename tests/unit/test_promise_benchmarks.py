@@ -13,6 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import agreement
 import fairness
 import goodput
 import judged
@@ -133,3 +134,30 @@ def test_tokens_are_counted_in_the_second_in_which_they_came():
     )
     assert fairness.tokens_by_step([x], 3.0) == [11.0, 2.0, 0.0]
     assert np.isclose(sum(fairness.tokens_by_step([x], 3.0)), 13)
+
+
+# ── agreement with other load generators ────────────────────────────────────────────────────────
+
+
+def test_no_run_is_sent_a_prompt_of_another():
+    """Not even the first block of one: a prefix cache must find nothing."""
+    runs = [f"{begun} {number} {tool}" for begun in "ab" for number in (0, 1) for tool in "xy"]
+    found = {name: agreement.texts(name, count=50, num_words=80) for name in runs}
+    firsts = [text.split()[0] for texts in found.values() for text in texts]
+    assert len(set(firsts)) == len(firsts) == 50 * len(runs)
+    assert all(len(text.split()) == 80 for texts in found.values() for text in texts)
+    assert agreement.texts(runs[0], 50, 80) == found[runs[0]], "a run's file can be made again"
+
+
+def test_each_tool_goes_first_once_a_turn():
+    orders = [agreement.order(["a", "b", "c"], number) for number in range(3)]
+    assert [each[0] for each in orders] == ["a", "b", "c"]
+    assert all(sorted(each) == ["a", "b", "c"] for each in orders)
+    assert agreement.order(["a"], 5) == ["a"]
+
+
+def test_what_a_run_found_in_the_cache():
+    before = {"prefix_cache_hits_total": 100.0, "prefix_cache_queries_total": 1000.0}
+    after = {"prefix_cache_hits_total": 150.0, "prefix_cache_queries_total": 2000.0}
+    assert agreement.cached_share(before, after) == pytest.approx(0.05)
+    assert agreement.cached_share({}, {}) is None
