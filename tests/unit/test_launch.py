@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.launch import AGENTS, BACKUP, REPLACED, Target, parsed
+from headway.cli.agents import AGENTS, Target, parsed
+from headway.cli.launch import BACKUP, REPLACED
 from headway.cli.main import main
 from headway.core.errors import UsageError
 from in_process import InProcess
