@@ -96,6 +96,25 @@ async def test_http_itself_is_bounded(server: LiveServer, name: str) -> None:
     assert server.probe()
 
 
+async def test_what_follows_a_request_is_read_a_slice_at_a_time_too(server: LiveServer) -> None:
+    """200 kB of tiny chunks right behind a request: parsed at once they take a second."""
+    first = POST + b"content-length: 2\r\n\r\n{}"
+    second = POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    pieces = [first + second + b"1\r\n \r\n" * 34_000 + b"0\r\n\r\n"]
+    slowest = 0.0
+    for _ in range(3):
+        attack = asyncio.create_task(send_raw(server, pieces))
+        while not attack.done():
+            began = time.monotonic()
+            assert (await asyncio.to_thread(server.get, "/health"))[0] == 200
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.005)
+        answer = await attack
+        assert answer.count(b"HTTP/1.1 400") == 2
+    print(f"/health within {slowest:.3f} s")
+    assert slowest < 1
+
+
 AMBIGUOUS = {
     "two lengths": b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunks first": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",

@@ -26,7 +26,8 @@ from headway.server.framing import AMBIGUOUS, StrictBuffer
 HEADERS_S, BODY_GRACE_S, WRITE_S = 10.0, 20.0, 60.0
 MIN_BODY_BYTES_PER_S = 10_000
 SWEEP_S = 1.0
-SLICE_BYTES, TURN_S = 4096, 0.005
+SLICE_BYTES, PLAIN_SLICE_BYTES, TURN_S = 4096, 65536, 0.005
+"""A slice may hold a thousand chunks; what is left of a body without chunks is one piece."""
 LINGER_BYTES = 16 * 2**20
 IDLE, HEADERS, BODY = "idle", "headers", "body"
 
@@ -147,8 +148,12 @@ class Connection(H11Protocol):
         behind = self.crowd.behind
         until_s = time.monotonic() + TURN_S / max(1, len(behind))
         while self._backlog and not self.transport.is_closing():
-            piece = bytes(self._backlog[:SLICE_BYTES])
-            del self._backlog[:SLICE_BYTES]
+            if self.conn.their_state is h11.DONE:  # what follows waits for the answer
+                break
+            left = getattr(self.conn._reader, "_remaining", 0)  # of a body with content-length
+            size = max(SLICE_BYTES, min(PLAIN_SLICE_BYTES, left))
+            piece = bytes(self._backlog[:size])
+            del self._backlog[:size]
             super().data_received(piece)
             self._note(len(piece))
             if self._backlog and time.monotonic() > until_s:
@@ -157,7 +162,9 @@ class Connection(H11Protocol):
                 self.loop.call_soon(self._take_turn)
                 return
         behind.discard(self)
-        if not self.transport.is_closing():
+        if self._backlog:
+            self.flow.hold()
+        elif not self.transport.is_closing():
             self.flow.release()
 
     def _note(self, num_bytes: int) -> None:
@@ -207,6 +214,8 @@ class Connection(H11Protocol):
         """Of a body that was not read to its end the rest is dropped, up to a point."""
         self._lingers_until = self.num_body_bytes + LINGER_BYTES
         super().on_response_complete()
+        if self._backlog:
+            self.loop.call_soon(self._take_turn)
 
     # ── answers outside a request ───────────────────────────────────────────────────────────
 
