@@ -70,6 +70,24 @@ async def test_lines_are_requests_of_their_key(tmp_path: Path) -> None:
     assert max(endpoint.asked.values()) == 1, "a line that waits is not asked in vain"
 
 
+async def test_a_timer_that_is_early_ends_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers of some loops are a millisecond early; a batch must not stop for ever then."""
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+    monkeypatch.setattr(
+        loop, "call_later", lambda delay, *call: later(max(0.0, delay - 0.005), *call)
+    )
+    async with running(tmp_path / "d", Endpoint()) as runner:
+        clock = limited(runner, tmp_path, requests_per_minute=480)
+        batch_id = await begin(runner, names_of(250))
+        while not runner._rests:
+            await asyncio.sleep(0.001)
+        clock.advance(60)
+        assert (await over(runner, batch_id)).request_counts.completed == 250
+
+
 async def test_as_many_lines_run_at_once_as_the_key_may_less_one(tmp_path: Path) -> None:
     endpoint = Endpoint()
     async with running(tmp_path / "d", endpoint, batch_concurrency=8) as runner:

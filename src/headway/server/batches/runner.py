@@ -91,8 +91,8 @@ class Runner:
         self._tasks: list[asyncio.Task[None]] = []
         self._disk_told = False
         self._turn = ""
-        self._rests: dict[str, float] = {}
-        """Owner → until when (of the loop's clock) none of its lines begins."""
+        self._rests: dict[str, asyncio.TimerHandle] = {}
+        """Owner none of whose lines begins → what ends that."""
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
 
@@ -266,15 +266,16 @@ class Runner:
 
     def _rest(self, owner: str, seconds: float) -> None:
         """Begin no line of the owner's for a while, or until one of them has ended."""
+        self._end_rest(owner)
         loop, seconds = asyncio.get_running_loop(), max(seconds, LEAST_REST_S)
-        self._rests[owner] = loop.time() + seconds
-        loop.call_later(seconds, self._woken.set)
+        self._rests[owner] = loop.call_later(seconds, self._end_rest, owner)
 
-    def _is_at_rest(self, owner: str) -> bool:
-        until_s = self._rests.get(owner)
-        if until_s is not None and until_s <= asyncio.get_running_loop().time():
-            del self._rests[owner]
-        return owner in self._rests
+    def _end_rest(self, owner: str) -> None:
+        """Let the owner's lines begin again; no clock is asked: a loop's timers may be early."""
+        timer = self._rests.pop(owner, None)
+        if timer is not None:
+            timer.cancel()
+        self._woken.set()
 
     def _limit(self, job: Job) -> int:
         """How many lines run at once: as told, or a share of what the engine runs at once."""
@@ -288,7 +289,7 @@ class Runner:
         for job in self._jobs.values():
             owner = job.batch.principal.name
             served = job.batch.model in self.state.models
-            if job.has_lines and served and not self._is_at_rest(owner):
+            if job.has_lines and served and owner not in self._rests:
                 first.setdefault(owner, job)
         if not first:
             return None
@@ -327,7 +328,7 @@ class Runner:
                 (job.alone if line.tries else job.waiting).appendleft(line)
                 self._rest(owner, answer.retry_after_s or WAIT_S)
                 return
-            self._rests.pop(owner, None)
+            self._end_rest(owner)
             if answer.code == ENGINE_DIED:
                 await self._patiently(lambda: self.batches.tried(batch_id, line.number))
                 if line.tries + 1 < MOST_TRIES:
