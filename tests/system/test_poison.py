@@ -20,6 +20,7 @@ from deadly_engine import DIES, DIES_ONCE, HANGS, MAX_LEN, RAISES, VOCAB_SIZE
 from fakes import answer
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.core.request import SamplingParams
+from headway.engine import messages
 from headway.engine.client import EngineClient
 from headway.engine.stream import Stream
 
@@ -133,6 +134,46 @@ async def test_an_engine_that_is_killed_costs_no_request_a_token(client: EngineC
     assert await asyncio.gather(*others) == [alone([n]) for n in range(12) if n != 3]
     assert await late == alone([50, 51])
     assert client.num_restarts == 1
+
+
+async def test_a_request_that_comes_as_the_engine_dies_goes_to_the_next(
+    client: EngineClient,
+) -> None:
+    """The engine is gone and nobody has noticed; then it is noticed and the next one starts: what
+    is submitted in either moment has its tokens, and is not charged with the death."""
+    assert client._watcher is not None and client.pid is not None
+    client._watcher.cancel()
+    os.kill(client.pid, signal.SIGKILL)
+    while client._send(messages.Flush()):
+        await asyncio.sleep(0.005)
+    assert client.ready, "nobody has noticed"
+    first = [client.submit([number], SAMPLING) for number in range(4)]
+    client._watcher = asyncio.create_task(client._watch())
+    while client.ready:
+        await asyncio.sleep(0.001)
+    second = [client.submit([number], SAMPLING) for number in range(4, 8)]
+    found = await asyncio.gather(*map(tokens_of, first + second))
+    assert found == [alone([number]) for number in range(8)]
+    assert {stream.num_deaths for stream in first + second} == {0}
+    assert client.num_restarts == 1
+
+
+@pytest.mark.hardening
+async def test_killed_at_random_moments_of_a_burst(client: EngineClient) -> None:
+    """Forty engines die at any moment of twenty-four submissions: every request has its tokens."""
+    source = random.Random(11)
+    for _ in range(40):
+        while not client.ready:
+            await asyncio.sleep(0.005)
+        moment, tasks = source.randrange(24), []
+        for number in range(24):
+            if number == moment:
+                assert client.pid is not None
+                os.kill(client.pid, signal.SIGKILL)
+            tasks.append(asyncio.create_task(tokens_of(client.submit([number], SAMPLING))))
+            await asyncio.sleep(source.choice((0, 0, 0.002, 0.02)))
+        assert await asyncio.gather(*tasks) == [alone([number]) for number in range(24)]
+    assert client.num_restarts == 40
 
 
 async def test_a_client_that_drains_waits_for_those_that_go_on(client: EngineClient) -> None:

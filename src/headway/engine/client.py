@@ -108,6 +108,12 @@ class EngineClient:
         return self.status == "ready"
 
     @property
+    def _resumes(self) -> bool:
+        """Whether an engine that was ready has died and another one is to take its requests."""
+        ends = self.status in ("draining", "failed", "stopped")
+        return self._died_s is not None and self.info is not None and not ends
+
+    @property
     def num_requests(self) -> int:
         return len(self._streams)
 
@@ -225,6 +231,8 @@ class EngineClient:
         log.error("the engine process %s%s", why, "" if draining else "; starting it again")
         self._failed_starts = 0 if self.ready else self._failed_starts + 1
         self._become("restarting")
+        if not draining:
+            self._died_s = self._died_s or self.clock.now_s()
         await self._kill()
         self._unbind()
         self.on_death()
@@ -234,7 +242,6 @@ class EngineClient:
         for stream in self._suspects.charge(self._streams):
             log.error("request %d is refused for good", stream.answer.request.request_id)
             stream.fail(poisonous())
-        self._died_s = self._died_s or self.clock.now_s()
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._give_up(HeadwayError(f"The engine process {why}, {MAX_FAILED_STARTS} times."))
             return False
@@ -383,9 +390,10 @@ class EngineClient:
     ) -> Stream:
         """Send a request to the engine; raises EngineDownError when it takes none now.
 
-        With a `reading` the deltas come with the parts that their text consists of.
+        One that was let in while an engine died goes to the next. With a `reading` the deltas come
+        with the parts that their text consists of.
         """
-        if not self.ready:
+        if not (self.ready or self._resumes):
             raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
         request = Request(
             next(self._request_ids),
@@ -397,10 +405,10 @@ class EngineClient:
         )
         self._suspects.check(request)
         stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))
-        if self._suspects.trying:
+        if self._resumes or self._suspects.trying:
             self._suspects.queue.append(request.request_id)
-        elif not self._send(messages.Submit(request)):
-            raise EngineDownError("The engine has stopped.", code="engine_died")
+        else:  # where the engine has just died this fails, and the next one gets the request
+            stream.was_sent = self._send(messages.Submit(request))
         self._streams[request.request_id] = stream
         return stream
 

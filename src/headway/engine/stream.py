@@ -26,15 +26,21 @@ class Stream:
         "_waiter",
         "answer",
         "num_deaths",
+        "on_begin",
         "over",
         "told",
+        "was_sent",
     )
 
     def __init__(self, answer: Answer, abort: Callable[[int | None], None]) -> None:
         self.answer = answer
         self.over = False
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called when a sequence has its first token, whether or not somebody reads."""
         self.num_deaths = 0
         """Engines that died while they ran this request."""
+        self.was_sent = False
+        """Whether the engine that runs now was sent it."""
         self.told: list[list[int] | None] = [[] for _ in range(answer.request.sampling.n)]
         """By index the tokens that came, None for a sequence that is over: what resumes it."""
         self._abort = abort
@@ -45,12 +51,19 @@ class Stream:
     def put(self, update: SequenceUpdate) -> None:
         """Called by the client for each update."""
         self._arrived.append(update)
+        if update.first_scheduled_s is not None:
+            self.on_begin()
         told = self.told[update.index]
         if update.finish_reason is not None:
             self.told[update.index] = None
         elif told is not None:
             told += update.token_ids
         self._wake()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the engine has told of the end of every sequence."""
+        return all(told is None for told in self.told)
 
     def fail(self, error: RequestError) -> None:
         """Called by the client when no update will follow."""

@@ -54,7 +54,7 @@ class Suspects:
         self.stop()
         on_trial = None if self._trial is None else streams.get(self._trial)
         guilty = []
-        running = [s for s in streams.values() if any(told is not None for told in s.told)]
+        running = [s for s in streams.values() if s.was_sent and not s.is_complete]
         for stream in [on_trial] if on_trial is not None else running:
             stream.num_deaths += 1
             if stream.num_deaths >= MAX_DEATHS:
@@ -62,6 +62,8 @@ class Suspects:
                 self._remember(stream.answer.request)
                 del streams[stream.answer.request.request_id]
         self._trial = None
+        for stream in streams.values():
+            stream.was_sent = False
         self.queue = deque(sorted(streams))
         return guilty
 
@@ -76,10 +78,11 @@ class Suspects:
         while self.queue:
             request_id = self.queue[0]
             stream = streams.get(request_id)
-            if stream is not None and any(told is not None for told in stream.told):
+            if stream is not None and not stream.is_complete:
                 self._trial = request_id
                 self._over.clear()
                 self._num_steps = 0
+                stream.was_sent = True
                 send(messages.Submit(stream.answer.request, stream.told))
                 send(messages.Flush())  # a batch that waits to be full would wait for ever
                 with contextlib.suppress(asyncio.TimeoutError):
