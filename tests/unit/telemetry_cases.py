@@ -7,7 +7,7 @@ from typing import Any
 from headway.core.clock import VirtualClock
 from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.plan import Ceilings, Description
-from headway.core.service import service_classes
+from headway.core.service import Alone, service_classes
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
 from headway.telemetry.timeline import Timeline
@@ -40,6 +40,7 @@ class Ready:
     dtype: str = "float32"
     kv_dtype: str = "float32"
     settings: dict[str, str] = field(default_factory=lambda: {"prefix_cache": "lfu"})
+    alone: Alone = Alone()
 
 
 def llama(**more: Any) -> ModelSpec:

@@ -20,7 +20,8 @@ from headway.core.logs import set_up_logs, written_aside
 from headway.core.model_spec import read_json, read_model_spec
 from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
-from headway.core.service import ServiceClass, service_classes
+from headway.core.service import LIKE_INTERACTIVE, ServiceClass, service_classes
+from headway.core.slo import DEFAULT_CLASS
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ def serve(call: "Call") -> int:
     options: ServerOptions = call.options[ServerOptions]
     if "--dry-run" in call.switches:
         print_settings(folder, engine_options, call.sources)
+        print_objectives(make_classes(options))
         return 0
     logs: LogOptions = call.options[LogOptions]
     set_up_logs(logs.log_level, logs.log_format)
@@ -85,6 +87,14 @@ def serve(call: "Call") -> int:
                 run.run(run.serve(state, listener, on_ready, notifier))
     discard_unwritten()
     return 0
+
+
+def print_objectives(classes: dict[str, ServiceClass]) -> None:
+    """What `--dry-run` says of the default class; only a model that is loaded can be measured."""
+    default = classes[DEFAULT_CLASS]
+    more = "; raised at the start where one request alone takes longer"
+    why = default.why + more * (default.why == LIKE_INTERACTIVE)
+    print(f"{'objectives':<22} {default!s:<14} {why}")
 
 
 def make_classes(options: ServerOptions) -> dict[str, ServiceClass]:

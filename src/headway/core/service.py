@@ -90,6 +90,8 @@ class ServiceClass:
     idle_only: bool = False
     price: float = 1.0
     limits: Limits = Limits()
+    why: str = "built in"
+    """Where its objectives come from."""
 
     def objectives(self, uncached_tokens: int) -> Slo:
         """What a request with this many uncached prompt tokens must meet."""
@@ -123,6 +125,9 @@ class ServiceClass:
         return f"{self.slo}{more}"
 
 
+LIKE_INTERACTIVE = "as interactive"
+HEADROOM = 2.0
+"""What takes the machine all of its time gets twice as long: half of it is for the others."""
 BUILT_IN = (
     ServiceClass(name="interactive", slo=Slo(ttft_s=1.5, tpot_s=0.12), ttft_per_token_s=0.002),
     ServiceClass(name="standard", slo=Slo(ttft_s=6.0, tpot_s=0.48), ttft_per_token_s=0.008),
@@ -134,16 +139,79 @@ BUILT_IN = (
 def service_classes(texts: Sequence[str] = (), file: Path | None = None) -> dict[str, ServiceClass]:
     """Name → class: the built-in ones, those of `file`, objectives of `--slo`, and the default.
 
-    The default is the class of requests that name none; where nobody says what it is it is
-    `standard`. Raises UsageError.
+    The default is the class of requests that name none (`default_class`). Raises UsageError.
     """
     classes = {row.name: row for row in BUILT_IN}
     classes |= read_classes(file) if file is not None else {}
     for name, slo in parse_classes(texts).items():
         like = classes.get(name) or ServiceClass(name=name, slo=slo)
-        classes[name] = replace(like, slo=slo, ttft_per_token_s=0.0)
-    classes.setdefault(DEFAULT_CLASS, replace(classes["standard"], name=DEFAULT_CLASS))
+        classes[name] = replace(like, slo=slo, ttft_per_token_s=0.0, why="from --slo")
+    classes.setdefault(DEFAULT_CLASS, default_class(classes))
     return classes
+
+
+def default_class(classes: Mapping[str, ServiceClass]) -> ServiceClass:
+    """The class of requests that name none, where nobody says what it is.
+
+    Like `standard` where somebody says what that is, else with the objectives of `interactive`:
+    people read the answers, and nobody is promised what nobody notices.
+    """
+    standard, like = classes["standard"], classes["interactive"]
+    if standard not in BUILT_IN:
+        return replace(standard, name=DEFAULT_CLASS, why=f"like standard, {standard.why}")
+    return replace(
+        standard,
+        name=DEFAULT_CLASS,
+        slo=like.slo,
+        ttft_per_token_s=like.ttft_per_token_s,
+        free_tokens=like.free_tokens,
+        why=LIKE_INTERACTIVE if like in BUILT_IN else f"{LIKE_INTERACTIVE}, {like.why}",
+    )
+
+
+class Alone(msgspec.Struct, array_like=True, frozen=True):
+    """What one request takes with nothing beside it, in seconds; 0 where nobody has measured it.
+
+    `prompt_s` to the first token of a prompt of `num_tokens`, `token_s` for each further token of
+    the prompt, `tpot_s` for each further token of the answer.
+    """
+
+    num_tokens: int = 0
+    prompt_s: float = 0.0
+    token_s: float = 0.0
+    tpot_s: float = 0.0
+
+
+def within_reach(row: ServiceClass, alone: Alone) -> ServiceClass:
+    """`row` as this machine can keep it, where nobody has said what it is to be.
+
+    An objective that one request alone cannot meet becomes `HEADROOM` times what that takes:
+    with 2.1 s for 500 prompt tokens and 4 ms for each further one, ttft=1.5s + 2 ms a token
+    becomes 4.2 s + 8 ms a token; 30 ms for a token of the answer leave tpot=120ms as it is.
+    """
+    ttft_s, tpot_s, raised = row.slo.ttft_s, row.slo.tpot_s, []
+    if row.why != LIKE_INTERACTIVE or not alone.num_tokens or ttft_s is None or tpot_s is None:
+        return row
+    per_token_s, over = row.ttft_per_token_s, max(alone.num_tokens - row.free_tokens, 0)
+    if alone.token_s > per_token_s:
+        per_token_s = rounded(HEADROOM * alone.token_s)
+        raised.append(f"{1e3 * alone.token_s:.3g} ms for each further one")
+    if alone.prompt_s > ttft_s + per_token_s * over:
+        ttft_s = rounded(HEADROOM * alone.prompt_s)
+        raised.insert(0, f"{alone.prompt_s:.3g} s for {alone.num_tokens} prompt tokens")
+    if alone.tpot_s > tpot_s:
+        tpot_s = rounded(HEADROOM * alone.tpot_s)
+        raised.append(f"{1e3 * alone.tpot_s:.3g} ms for a token of the answer")
+    if not raised:
+        return replace(row, why=f"{LIKE_INTERACTIVE}, which this machine can keep")
+    why = f"raised: one request alone takes {', '.join(raised)}"
+    slo = replace(row.slo, ttft_s=ttft_s, tpot_s=tpot_s)
+    return replace(row, slo=slo, ttft_per_token_s=per_token_s, why=why)
+
+
+def rounded(seconds: float) -> float:
+    """Two digits: 0.2471 → 0.25."""
+    return float(f"{seconds:.2g}")
 
 
 # ── the class file ──────────────────────────────────────────────────────────────────────────
@@ -210,6 +278,7 @@ def read_class(file: Path, name: str, content: Any) -> ServiceClass:
         idle_only=row.idle_only,
         price=row.price,
         limits=row.limits,
+        why="from --classes",
     )
 
 

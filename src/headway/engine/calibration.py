@@ -8,10 +8,13 @@ It promises to take about the budget and to leave the engine as it found it.
 from itertools import count
 
 from headway.core.request import Request, SamplingParams
+from headway.core.service import Alone
 from headway.engine.cost import NOTHING
 from headway.engine.engine import Engine
 from headway.engine.halves import NOBODY
 
+PROMPT, LEAST_OBSERVED = 500, 5
+"""Tokens of a usual prompt, and steps after which the cost model is believed."""
 MOST_ROWS = 16
 """Decodes beside each other; more of them cost what a chunk of as many tokens costs."""
 
@@ -31,6 +34,22 @@ def calibrate(engine: Engine, budget_s: float) -> None:
             if clock.now_s() + need_s > ends_s:
                 return
             run_prompts(engine, names, num_prompts, length)
+
+
+def pace_alone(engine: Engine) -> Alone:
+    """What one request takes here beside nothing; nothing is said before the model was measured."""
+    cost, settings = engine.cost, engine.settings
+    if cost.num_observed < LEAST_OBSERVED:
+        return Alone()
+    chunk = settings.max_num_batched_tokens
+    length = max(min(PROMPT, settings.max_model_len // 2), 1)
+    prompt_s = cost.prefill_s(length, 0, chunk)
+    return Alone(
+        num_tokens=length,
+        prompt_s=prompt_s,
+        token_s=(cost.prefill_s(2 * length, 0, chunk) - prompt_s) / length,
+        tpot_s=cost.seconds(cost.beside(NOTHING, length, 1)),
+    )
 
 
 def run_prompts(engine: Engine, names: "count[int]", num_prompts: int, length: int) -> None:

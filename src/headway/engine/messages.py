@@ -11,6 +11,7 @@ import msgspec
 
 from headway.core.plan import Ceilings, Description
 from headway.core.request import Request, SequenceUpdate
+from headway.core.service import Alone
 from headway.telemetry.records import StepRecord
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -77,6 +78,7 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     max_num_batched_tokens: int = 0
     group_blocks: list[int] = []
     settings: dict[str, str] = {}
+    alone: Alone = Alone()
 
 
 class Steps(msgspec.Struct, array_like=True, tag=3):

@@ -23,6 +23,7 @@ from headway.core.clock import SystemClock
 from headway.core.errors import HeadwayError, RequestError
 from headway.core.request import Request
 from headway.engine import messages
+from headway.engine.calibration import pace_alone
 from headway.engine.engine import Engine, Told
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ def introduction(engine: Engine) -> messages.Ready:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         group_blocks=[count - 1 for count in settings.num_blocks],
         settings=settings.told(),
+        alone=pace_alone(engine),
     )
 
 

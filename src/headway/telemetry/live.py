@@ -17,7 +17,7 @@ from headway.core.contention import CoreWatch
 from headway.core.errors import GIVEN_UP, RequestError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
-from headway.core.service import ServiceClass, service_classes
+from headway.core.service import Alone, ServiceClass, service_classes, within_reach
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.telemetry.counting import (
     count_preemptions,
@@ -62,6 +62,7 @@ class Introduction(Protocol):
     kv_dtype: str
     settings: dict[str, str]
     description: Description
+    alone: Alone
 
 
 class Telemetry:
@@ -83,7 +84,7 @@ class Telemetry:
         self.names, self.spec, self.version = names, spec, version
         self.clock = clock or SystemClock()
         self.registry = Registry(names[0], prefix=prefix)
-        self.classes = classes or service_classes()
+        self.classes = dict(classes or service_classes())
         expect_classes(self.registry, self.classes.values())
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
         self.cached_price = cached_price
@@ -122,6 +123,8 @@ class Telemetry:
     def on_ready(self, ready: Introduction) -> None:
         """The engine takes requests, for the first time or again."""
         self.ready = ready
+        default = self.classes[DEFAULT_CLASS]
+        self.classes[DEFAULT_CLASS] = within_reach(default, ready.alone)
         self.work = Work(
             self.spec,
             ready.dtype or self.spec.dtype,

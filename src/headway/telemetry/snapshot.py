@@ -123,7 +123,7 @@ class Now(msgspec.Struct, kw_only=True):
 
 
 class ClassWindow(msgspec.Struct, kw_only=True):
-    """One service class over one window.
+    """One service class over one window; `why` says where its objectives come from.
 
     `num_judged` requests count for the SLO: ended ones that succeeded, failed, were refused for
     load, or left after an objective was already missed. `attainment` = met / judged; `budget_left`
@@ -133,6 +133,7 @@ class ClassWindow(msgspec.Struct, kw_only=True):
 
     name: str
     objectives: str
+    why: str
     num_judged: int
     num_met: int
     missed: dict[str, int]

@@ -143,6 +143,7 @@ def class_window(
     return ClassWindow(
         name=name,
         objectives=str(setting.classes[name]),
+        why=setting.classes[name].why,
         num_judged=len(judged),
         num_met=len(met),
         missed=dict(Counter(which for request in judged for which in request.missed or ())),

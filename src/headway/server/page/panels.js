@@ -154,6 +154,7 @@ export class ClassList {
         const fine = one.attainment === null ? "" : one.attainment >= target ? "good" : "bad";
         write(row.name, one.name);
         write(row.objectives, one.objectives ? objectives(one.objectives) : "no objectives");
+        row.objectives.title = one.why;
         write(row.goodput, `${said(rate(one.goodput_per_s, "req/s"))} good`);
         write(row.good, `${said(rate(one.token_goodput_per_s, "tok/s"))} in them`);
         write(row.attained, `${said(share(one.attainment))} met, target ${said(share(target))}`);
