@@ -375,6 +375,8 @@ class Engine:
         record.prefill_s_per_token = scheduler.policy.token_s
         record.alone_s_per_token = scheduler.policy.alone_s
         record.row_s = scheduler.policy.turnover.row_s(self.clock.now_s())
+        if scheduler.is_full:
+            record.user_slots = scheduler.reclaim.told(scheduler.running)
         if self._ended_s is not None:
             since_s = started_s - self._ended_s
             record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)

@@ -114,7 +114,11 @@ class Preemption:
         Its own blocks count as lost: it gives them up because others need blocks.
         """
         kept = self.kv.num_kept_by_others(victim)
-        return self.cost.prefill_s(victim.computed - kept, kept, self.chunk)
+        return self.prefill_s(victim.computed - kept, kept)
+
+    def prefill_s(self, num_tokens: int, start: int = 0) -> float:
+        """Predicted seconds to compute `num_tokens` behind `start` others, beside nothing."""
+        return self.cost.prefill_s(num_tokens, start, self.chunk)
 
     def _bytes(self, counts: list[int]) -> int:
         return sum(n * size for n, size in zip(counts, self.block_bytes, strict=True))

@@ -26,6 +26,7 @@ from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import Hit
 from headway.engine.policy import Fcfs, Policy
 from headway.engine.preemption import Preemption
+from headway.engine.reclaim import Reclaim
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 
 
@@ -48,6 +49,7 @@ class Scheduler:
         self.policy = policy or Fcfs()
         self.preemption = preemption or Preemption(kv)
         self.clock = clock or SystemClock()
+        self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -67,6 +69,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.lobby)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all rows are taken, or somebody lacked blocks in the last step."""
+        return self._was_refused or len(self.running) >= self.max_num_seqs
 
     @property
     def opens_at_s(self) -> float:
@@ -94,11 +101,12 @@ class Scheduler:
         """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
+        may_start = self._reclaim(plan)
         self._was_refused = False
         decodes = self.policy.decodes(self.running, self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
-            self._catch_up(plan, decodes, budget)
+            self._catch_up(plan, decodes, budget, may_start)
         self.policy.turnover.step(self.clock.now_s(), lacking=self._lacks_room())
         plan.transfers = self.preemption.take_untold()
         plan.finished = self.take_released()
@@ -135,9 +143,32 @@ class Scheduler:
                 self.preempt(victim)
         return budget
 
-    def _catch_up(self, plan: StepPlan, decodes: list[Sequence], budget: int) -> None:
+    def _reclaim(self, plan: StepPlan) -> bool:
+        """Let users below their share start in the place of those above it (`engine.reclaim`).
+
+        False where one of them waits for a copy to end: nobody else may start in this step.
+        """
+        self._promised = None
+        if not self.waiting or not self.is_full:
+            return True
+        for sequence in self.reclaim.claimants(self.running, self.waiting):
+            if self.preemption.is_flying(sequence):
+                continue
+            if self._fitting(sequence, self.preemption.leaving()) is None:
+                victims = self.reclaim.victims(sequence, self.running, self._promised_blocks())
+                for victim in victims:
+                    self.preempt(victim)
+                    self.reclaim.given(victim)
+                if not victims:
+                    continue
+            if not self._start(plan, sequence):
+                return False
+        return True
+
+    def _catch_up(
+        self, plan: StepPlan, decodes: list[Sequence], budget: int, may_start: bool
+    ) -> None:
         """Pass 2: running and waiting sequences that lack more than a token, as the policy says."""
-        may_start = True
         self._promised = None
         for sequence, most, firm in self.policy.turns(self.running, self.waiting, decodes, budget):
             if sequence.state == WAITING and not (may_start and self._start(plan, sequence)):
@@ -172,6 +203,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self.policy.turnover.began(self.clock.now_s())
+        self.reclaim.came_back(sequence, hit.num_tokens)
         if sequence.host_tables:
             self.preemption.bring_in(sequence)
         else:
@@ -182,9 +214,8 @@ class Scheduler:
 
     def _lacks_room(self) -> bool:
         """Whether somebody waits for a row or for blocks; idle work makes way for most."""
-        if not self.waiting or any(s.request.terms.idle_only for s in self.running):
-            return False
-        return self._was_refused or len(self.running) >= self.max_num_seqs
+        idle = any(s.request.terms.idle_only for s in self.running)
+        return bool(self.waiting) and not idle and self.is_full
 
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
         """Preempt weaker sequences where that suffices; what `sequence` may begin with then.
@@ -214,14 +245,18 @@ class Scheduler:
         promised to the running; so many blocks that are `leaving` count as free."""
         if len(self.running) >= self.max_num_seqs:
             return None
+        promised = self._promised_blocks()
+        if leaving:
+            promised = [p - coming for p, coming in zip(promised, leaving, strict=True)]
+        return self.kv.find_room(sequence, promised)
+
+    def _promised_blocks(self) -> list[int]:
+        """Blocks by group that the running ones will take to compute all they know."""
         if self._promised is None:
             self._promised = [0] * len(self.kv.pools)
             for running in self.running:
                 self._promised = added(self._promised, self.kv.still_needed(running))
-        promised = self._promised
-        if leaving:
-            promised = [p - coming for p, coming in zip(promised, leaving, strict=True)]
-        return self.kv.find_room(sequence, promised)
+        return self._promised
 
     def _unplanned(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that the step does not advance so far, and whose KV is there."""
@@ -231,7 +266,7 @@ class Scheduler:
 
     def _victim(self, plan: StepPlan) -> Sequence:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
-        return self.policy.victims(self._unplanned(plan))[0]
+        return self.reclaim.first(self.policy.victims(self._unplanned(plan)), self.running)
 
     def _advance(self, plan: StepPlan, sequence: Sequence, count: int) -> bool:
         """Add `count` tokens of `sequence` to the plan; False when there is no block for them."""
@@ -307,7 +342,7 @@ class Scheduler:
         for prompt in result.prompt_logprobs:
             sequence = by_id.get(prompt.sequence_id)
             if sequence is not None:
-                keep_prompt_logprobs(sequence, prompt.start, prompt.entries)
+                sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
         updates = []
         finished = False
         for sample in result.samples:
@@ -395,6 +430,7 @@ class Scheduler:
         sequence.state = FINISHED
         self._forget(sequence)
         self.policy.left(sequence)
+        self.reclaim.left(sequence)
 
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""
@@ -410,15 +446,10 @@ class Scheduler:
         for sequence in everybody:
             sequence.check_integrity()
         self.preemption.check_integrity(everybody)
+        self.reclaim.check_integrity(self.waiting)
         self.kv.check_integrity([*everybody, *self.preemption.guests])
 
 
 def added(some: list[int], more: list[int]) -> list[int]:
     """Sum by group."""
     return [a + b for a, b in zip(some, more, strict=True)]
-
-
-def keep_prompt_logprobs(sequence: Sequence, start: int, entries: list[TokenLogprobs]) -> None:
-    """Append the entries that are new; a preempted prompt is computed twice, told once."""
-    have = len(sequence.prompt_logprobs)
-    sequence.prompt_logprobs.extend(entries[max(have - start, 0) :])

@@ -37,6 +37,7 @@ class Sequence:
         "max_len",
         "missed",
         "num_cached",
+        "num_given",
         "num_lost",
         "num_prompt",
         "num_remembered",
@@ -98,6 +99,8 @@ class Sequence:
         """Prompt tokens whose KV was there when the sequence was first scheduled."""
         self.num_lost = 0
         """Tokens that were computed when it was preempted, until it comes back."""
+        self.num_given = 0
+        """How often it gave its slot to a user below its share."""
         self.arrived_s = request.arrived_s
         self.first_token_s: float | None = None
         self.missed: bool | None = None
@@ -141,6 +144,10 @@ class Sequence:
         if grammar is not None and grammar.is_complete:
             return "stop"
         return "length" if len(self.tokens) >= self.max_len else None
+
+    def keep_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+        """Append the entries that are new; a preempted prompt is computed twice, told once."""
+        self.prompt_logprobs += entries[max(len(self.prompt_logprobs) - start, 0) :]
 
     def hides(self, token_id: int) -> bool:
         """Whether `token_id`, which ended the sequence, is a sign of the end and not text."""

@@ -11,6 +11,7 @@ no prompt is asked before the prompt is rendered, the rest before it is sent:
 nobody for load, whatever it predicts.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -121,7 +122,8 @@ class Admission:
         """Raise OverloadedError when the queue of `most` is full.
 
         Idle work fills no queue but its own. One user cannot fill it for the others: each may have
-        its share of the places, `most` by the number of users who wait, up to twice `most` in all.
+        its share of the places, `most` by the number of users who wait, up to twice `most` in all;
+        what one of them has beyond `most` does not count.
         """
         forecast = self.forecast
         counted = [
@@ -129,12 +131,14 @@ class Admission:
             for place in forecast.places
             if forecast.in_order or service_class.idle_only or not place.idle_only
         ]
-        waiting = sum(place.num_waiting for place in counted)
-        if waiting < most:
+        users = Counter({user: 0})
+        for place in counted:
+            users[place.user] += place.num_waiting
+        if users.total() < most:
             return
-        own = sum(place.num_waiting for place in counted if place.user == user)
-        share = most / len({user, *(place.user for place in counted)})
-        if forecast.in_order or own >= share or waiting >= 2 * most:
+        share = most / len(users)
+        waiting = sum(min(count, most) for count in users.values())
+        if forecast.in_order or users[user] >= share or waiting >= 2 * most:
             raise self._full(f"{most} requests wait already.", "queue_requests", self._next_s())
 
     def _meter(self, caller: Caller, service_class: ServiceClass) -> Meter:
@@ -268,6 +272,7 @@ class Ticket:
         bound_answer(asked, limits.max_output_tokens)
         self._hold(asked)
         forecast, place = self._admission.forecast, self.place
+        place.n = asked.sampling.n
         found = self._found(asked)
         forecast.measured(place, asked.lengths, found)
         longest = round(max(asked.lengths) * forecast.uncached)

@@ -10,7 +10,8 @@ asked, so an answer comes at once, also while a step is running. Worked example,
 While rows or blocks are short the queue is also so many rows long, of which one comes free every
 `StepRecord.row_s`: (a + b + newcomer) x 0.4 s = 1.2 s. Where a user has more of its own before it,
 and others, who do not wait now, had half of the rows of late, it takes twice as long. The longer
-of the two counts.
+of the two counts. A newcomer whose user is below its share reclaims a row (`engine.reclaim`), so
+that the rows take it no longer than its patience: (1.5 s - 0.1 s) x 0.25 = 0.35 s.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from headway.core.clock import Clock
+from headway.engine.reclaim import PATIENCE, UNPROMISED_S
 from headway.telemetry.records import StepRecord
 
 HALF_LIFE_S = 2.0
@@ -34,13 +36,15 @@ IN_ORDER = ("fcfs", "priority")
 class Place:
     """One request in the queue: its prompts without a first token, by number.
 
-    `left` has the tokens not yet computed of each, `untouched` those that no step has begun; it is
+    `left` has the tokens not yet computed of each, `untouched` those that no step has begun; each
+    asks for `n` sequences; it is
     `long` by what its prompts take; `due_s` is infinite without an objective, and `late_s` is when
     others may say that it is late: not before its class's objective.
     """
 
     user: str = ""
     weight: float = 1.0
+    n: int = 1
     service_class: str = ""
     idle_only: bool = False
     long: bool = False
@@ -55,6 +59,11 @@ class Place:
     def num_waiting(self) -> int:
         """Prompts that wait; a request whose prompts are not known yet counts as one."""
         return len(self.left) if self.lengths else 1
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that wait."""
+        return self.num_waiting * self.n
 
 
 class Shares:
@@ -105,6 +114,7 @@ class Forecast:
         self._seconds = self._tokens = 0.0
         self._queried = self._cached = 0.0
         self._told_s = self._alone_s = self._row_s = 0.0
+        self._user_slots: dict[str, tuple[float, float]] = {}
         self._shares = Shares()
 
     # ── what happens ────────────────────────────────────────────────────────────────────────
@@ -165,7 +175,7 @@ class Forecast:
             self._queried = self._queried * keep + record.num_queried_tokens
             self._cached = self._cached * keep + record.num_cached_tokens
         self._told_s, self._alone_s = record.prefill_s_per_token, record.alone_s_per_token
-        self._row_s = record.row_s
+        self._row_s, self._user_slots = record.row_s, record.user_slots
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────
 
@@ -239,14 +249,31 @@ class Forecast:
         """Seconds until the newcomer has its rows, 0 while there are enough.
 
         Where its user has more waiting before it they come at the rate at which it and the users
-        ahead had them of late; who asks seldom had few.
+        ahead had them of late; who asks seldom had few. Whoever may reclaim waits no longer than
+        it takes to do so; while nobody waits nobody knows when a row comes free by itself.
         """
+        reclaim_s = self._reclaim_s(newcomer) if self._user_slots else inf
         if not self._row_s:
-            return 0.0
-        seconds = self._shared(newcomer, ahead, lambda place: place.num_waiting) * self._row_s
-        if self.in_order or all(place.user != newcomer.user for place in ahead):
-            return seconds
-        return seconds / self._shares.of({newcomer.user, *(place.user for place in ahead)})
+            return reclaim_s if reclaim_s < inf else 0.0
+        seconds = self._shared(newcomer, ahead, lambda place: place.num_rows) * self._row_s
+        if not self.in_order and any(place.user == newcomer.user for place in ahead):
+            seconds /= self._shares.of({newcomer.user, *(place.user for place in ahead)})
+        return min(seconds, reclaim_s)
+
+    def _reclaim_s(self, newcomer: Place) -> float:
+        """Seconds until the newcomer may reclaim its rows; infinite where its user may not.
+
+        It may where somebody else would still hold as much as its user then, by weight.
+        """
+        user, slots = newcomer.user, self._user_slots
+        before = [p for p in self.places if p.user == user and p is not newcomer]
+        count = newcomer.num_waiting + sum(place.num_waiting for place in before)
+        enough = (slots.get(user, (0.0, 1.0))[0] + count) / newcomer.weight
+        others = [held for other, held in slots.items() if other != user]
+        if newcomer.idle_only or all((held - count) / w < enough for held, w in others):
+            return inf
+        given_s = min(newcomer.due_s - self.clock.now_s(), UNPROMISED_S)
+        return PATIENCE * max(given_s - self.tokens(newcomer) * self.alone_s, 0.0)
 
     def _lane_is_used(self, newcomer: Place) -> bool:
         """Whether long or late ones take their share beside the newcomer."""

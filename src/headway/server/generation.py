@@ -7,6 +7,7 @@ chunk and a whole answer look like. `answering` sends them.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -201,7 +202,9 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
                 reading=generation.reading,
             )
             if generation.ticket is not None:
-                generation.ticket.sent(len(streams), stream.answer.request.request_id)
+                number = len(streams)
+                generation.ticket.sent(number, stream.answer.request.request_id)
+                stream.on_begin = partial(generation.ticket.began, number)
             streams.append(stream)
             telemetry.submitted(timeline, stream.answer.request.request_id)
     except RequestError as error:
@@ -235,8 +238,6 @@ async def arriving(
                     timeline.published()
                 if delta.first_scheduled_s is not None:
                     generation.num_cached += delta.num_cached_tokens
-                    if generation.ticket is not None:
-                        generation.ticket.began(offset)
                     timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
                 if delta.finish_reason is not None:
                     telemetry.sequence_finished(delta.finish_reason)

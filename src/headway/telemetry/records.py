@@ -31,7 +31,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     are short; otherwise 0. Of `num_waiting`, `num_deferred` wait for their grammar. Of preempted
     sequences, `num_lost_tokens` that had been computed are computed again since they came back in
     this step; of `num_swapped` the KV of `num_swapped_tokens` is copied to host memory instead.
-    Transfers that ended in this step took `transfer_s`.
+    Transfers that ended in this step took `transfer_s`. While all slots are taken,
+    or blocks are short, and the policy lets users reclaim their share, `user_slots` has for each
+    user with a slot what it holds, as so many slots, and its weight.
     """
 
     step: int
@@ -72,6 +74,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     transfer_s: float = 0.0
     row_s: float = 0.0
     num_deferred: int = 0
+    user_slots: dict[str, tuple[float, float]] = {}
 
     @property
     def num_prefill_tokens(self) -> int:

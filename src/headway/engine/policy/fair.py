@@ -14,24 +14,14 @@ from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Turn, is_behind
-from headway.engine.policy.users import Users, name
+from headway.engine.policy.users import name
 from headway.engine.sequence import Sequence
 
 
 class Fair(Fcfs):
     """The order of arrival within a user, the counters between users."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.users = Users()
-
-    def arrived(self, sequence: Sequence) -> None:
-        """Its user is present."""
-        self.users.arrived(sequence)
-
-    def left(self, sequence: Sequence) -> None:
-        """Its user may be gone."""
-        self.users.left(sequence)
+    reclaims = True
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Its user pays: more for a token after the prompt."""
@@ -59,3 +49,7 @@ class Fair(Fcfs):
     def victims(self, running: list[Sequence]) -> list[Sequence]:
         """Those of the user who has had most, youngest first."""
         return sorted(running, key=lambda s: (-self.users.had(s), -s.sequence_id))
+
+    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
+        """Anybody."""
+        return True

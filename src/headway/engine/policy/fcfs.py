@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
+from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
 from headway.engine.turnover import Turnover
 
@@ -17,15 +18,19 @@ class Fcfs:
     """The queues have the order."""
 
     token_s = alone_s = 0.0
+    reclaims = False
 
     def __init__(self) -> None:
         self.turnover = Turnover()
+        self.users = Users()
 
     def arrived(self, sequence: Sequence) -> None:
-        """Nothing to note."""
+        """Its user is present."""
+        self.users.arrived(sequence)
 
     def left(self, sequence: Sequence) -> None:
-        """Nothing to note."""
+        """Its user may be gone."""
+        self.users.left(sequence)
 
     def take_shed(self) -> list[Sequence]:
         """Nobody: all are served."""
@@ -60,3 +65,11 @@ class Fcfs:
     def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Nobody: who runs came first."""
         return []
+
+    def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
+        """Where the policy reclaims, anybody."""
+        return self.reclaims
+
+    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
+        """No: who runs came first."""
+        return False

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 from typing import NamedTuple, Protocol
 
+from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence
 from headway.engine.turnover import Turnover
 
@@ -33,12 +34,15 @@ class Policy(Protocol):
     """Order and amount; one object for the life of an engine.
 
     `token_s` is what a prompt token takes in its steps at present, `alone_s` what it takes with
-    nothing beside it; 0 where it does not predict. The scheduler keeps its `turnover`.
+    nothing beside it; 0 where it does not predict. The scheduler keeps its `turnover`. Where it
+    `reclaims`, users above their share give slots to those below it (`engine.reclaim`).
     """
 
     token_s: float
     alone_s: float
     turnover: Turnover
+    users: Users
+    reclaims: bool
 
     def arrived(self, sequence: Sequence) -> None:
         """A newcomer is in the queue."""
@@ -82,6 +86,14 @@ class Policy(Protocol):
 
     def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of `running` that make way for `newcomer` to start, in order; mostly nobody."""
+        ...
+
+    def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
+        """Whether `taker`, of a user below its share, may go before all others of `waiting`."""
+        ...
+
+    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
+        """Whether `sequence` may give its slot to `taker`, of a user below its share."""
         ...
 
 

@@ -25,6 +25,8 @@ def rank(sequence: Sequence) -> tuple[int, int]:
 class Priority(Fcfs):
     """Nothing is remembered: the rank of a sequence does not change."""
 
+    reclaims = True
+
     def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
         """All by rank, but the last where one of a better priority waits: it may need the place."""
         rows = sorted(lacking_one(running), key=rank)
@@ -51,3 +53,7 @@ class Priority(Fcfs):
     def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of a lower priority, the last rank first; its own priority keeps its place."""
         return [s for s in self.victims(running) if priority(s) > priority(newcomer)]
+
+    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
+        """Anybody whose priority is no better."""
+        return priority(sequence) >= priority(taker)

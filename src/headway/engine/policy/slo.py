@@ -73,6 +73,8 @@ class SloRules:
 class Slo(Fcfs):
     """Deadlines, predictions and counters of users."""
 
+    reclaims = True
+
     def __init__(
         self, cost: StepCost, clock: Clock, rules: SloRules, in_memory: Callable[[Sequence], int]
     ) -> None:
@@ -95,10 +97,6 @@ class Slo(Fcfs):
         sequence.arrived_s = sequence.arrived_s or self.clock.now_s()
         sequence.expected = self.in_memory(sequence)
         self.users.arrived(sequence)
-
-    def left(self, sequence: Sequence) -> None:
-        """Its user may be gone."""
-        self.users.left(sequence)
 
     def take_shed(self) -> list[Sequence]:
         """Those that can no longer meet their objectives, where the rules say to shed."""
@@ -385,6 +383,16 @@ class Slo(Fcfs):
         if self.is_idle(newcomer):
             return []
         return [s for s in running[::-1] if self.is_idle(s)]
+
+    def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
+        """While nobody who came before it has aged: the next slot is kept for those."""
+        most = self.rules.aging_tokens
+        aged = (s for s in waiting if s.overtaken >= most and s.overtaken >= self.bound(s))
+        return all(arrival(s) >= arrival(taker) for s in aged)
+
+    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
+        """Whoever has not been overtaken beyond its bound."""
+        return sequence.overtaken < self.bound(sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class Users:
         self._num_present, self._weight_present = 0, 0.0
 
     def arrived(self, sequence: Sequence) -> None:
-        """One more sequence of its user is here."""
+        """One more sequence of its user is here, and those that wait for its prompt."""
         user, weight = name(sequence), sequence.request.terms.weight
         if user not in self._present:
             level = self.least - self.credit if self._present else 0.0
@@ -44,8 +44,9 @@ class Users:
             self._weight_present += weight - self._weights[user]
         self._weights[user] = weight
         here = self._present.setdefault(user, set())
-        self._num_present += sequence.sequence_id not in here
-        here.add(sequence.sequence_id)
+        for one in (sequence, *sequence.forks):
+            self._num_present += one.sequence_id not in here
+            here.add(one.sequence_id)
 
     def left(self, sequence: Sequence) -> None:
         """One of its sequences is over, if it ever came."""
@@ -83,6 +84,19 @@ class Users:
         if not own or not others:
             return 1.0
         return max(1.0, own / weight * (self._weight_present - weight) / others)
+
+    @property
+    def num_present(self) -> int:
+        """Users who have a sequence here."""
+        return len(self._present)
+
+    def weight(self, user: str) -> float:
+        """The weight that its last sequence came with."""
+        return self._weights[user]
+
+    def share(self, user: str) -> float:
+        """Its part of the engine, by weight among the users present."""
+        return self._weights[user] / self._weight_present
 
     @property
     def least(self) -> float:
