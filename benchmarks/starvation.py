@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from headway.core.embedded import EMBEDDED
 from judged import wilson
 from served import headway
 
@@ -184,7 +185,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", default="")
+    parser.add_argument("folder", nargs="?", default=str(EMBEDDED))
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--tries", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=1900, help="of each of A's streams")

@@ -105,6 +105,7 @@ class LiveServer:
         self.sockets = self.temp / "t"
         self.sockets.mkdir()
         self.url = ""
+        self.headers: dict[str, str] = {}
         with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 [
@@ -157,7 +158,8 @@ class LiveServer:
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as answer:
+            asked = urllib.request.Request(self.url + path, headers=self.headers)
+            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -185,6 +185,7 @@ async def test_a_client_that_drains_waits_for_those_that_go_on(client: EngineCli
     while client.ready:
         await asyncio.sleep(0.01)
     ending = asyncio.create_task(client.drain(60))
+    await asyncio.sleep(0)
     with pytest.raises(EngineDownError):
         client.submit([1], SAMPLING)
     found = await tokens_of(stream)
