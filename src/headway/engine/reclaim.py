@@ -99,7 +99,7 @@ class Reclaim:
 
         A token of its prompt takes `token_s`.
         """
-        if sequence.request.terms.idle_only:
+        if sequence.request.terms.idle_only or self.preemption.is_flying(sequence):
             return False
         if sequence.num_generated:
             return True

@@ -9,10 +9,9 @@ There is no prefill phase and no decode phase. `schedule` spends the budget in t
 Newcomers come through a lobby (`engine.batching`); the waiting ones are in a batch already. Who is
 first, and how much it may take, is the policy's to say (`engine.policy`).
 
-When a decode finds no block, the policy's victim is preempted: its tokens stay known, its blocks
-go back, at once, or when they are copied to host memory (`engine.preemption`); then the decode
-waits for them. A chunk that finds none waits for the decodes to finish; only when nothing else can
-advance does it preempt.
+When a decode finds no block, a victim is preempted (`engine.preemption`); its tokens stay known. A
+chunk that finds none waits for the decodes to finish; only when nothing else can advance does it
+preempt. Users above their share give slots to those below it (`engine.reclaim`).
 """
 
 from collections import deque
@@ -152,8 +151,6 @@ class Scheduler:
         if not self.waiting or not self.is_full:
             return True
         for sequence in self.reclaim.claimants(self.running, self.waiting):
-            if self.preemption.is_flying(sequence):
-                continue
             if self._fitting(sequence, self.preemption.leaving()) is None:
                 victims = self.reclaim.victims(sequence, self.running, self._promised_blocks())
                 for victim in victims:
@@ -218,10 +215,7 @@ class Scheduler:
         return bool(self.waiting) and not idle and self.is_full
 
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
-        """Preempt weaker sequences where that suffices; what `sequence` may begin with then.
-
-        None too where it has to wait until they are copied.
-        """
+        """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""
         weaker = self.policy.weaker(sequence, self._unplanned(plan))
         if not weaker:
             return None
