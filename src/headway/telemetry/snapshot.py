@@ -133,7 +133,7 @@ class ClassWindow(msgspec.Struct, kw_only=True):
 
     name: str
     objectives: str
-    why: str
+    why: str = ""
     num_judged: int
     num_met: int
     missed: dict[str, int]
