@@ -279,7 +279,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=max(EXAMPLES // 3, 1))
+@settings(max_examples=max(EXAMPLES // 10, 1))
 @given(shapes, arrivals, st.integers(-1, 1))
 def test_whoever_gives_back_ends_with_its_own_tokens(shape, chosen, priority):
     """Two or three users, few slots and blocks: everybody ends, with the tokens it has alone, and
