@@ -1,4 +1,4 @@
-"""Grammar bombs: twenty hostile grammars, each answered soon, and nobody else notices."""
+"""Grammar bombs: two dozen hostile grammars, each answered soon, and nobody else notices."""
 
 import itertools
 import threading
@@ -22,6 +22,9 @@ def nested_any_of(depth: int) -> Any:
 
 MANY_RULES = "\n".join(f'r{i}: "k{i}" start?' for i in range(3000))
 RULE_NAMES = " | ".join(f"r{i}" for i in range(3000))
+GBNF_CHAIN = (
+    "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(8000)) + '\nr8000 ::= "x"'
+)
 DOUBLING = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
 BOMBS: dict[str, dict[str, Any]] = {
     "exponential automaton": {"regex": "(a|b)*a(a|b){20}"},
@@ -39,6 +42,10 @@ BOMBS: dict[str, dict[str, Any]] = {
     "intersection and complement": {
         "grammar": "start: A\nA: /(a|b)*a(a|b){15}/ & ~/(a|b)*b(a|b){15}/"
     },
+    "GBNF in deep groups": {"grammar": f"root ::= {'(' * 20000}x{')' * 20000}"},
+    "GBNF in a long chain": {"grammar": GBNF_CHAIN},
+    "GBNF without an end": {"grammar": 'root ::= root root | "a"'},
+    "GBNF that is none": {"grammar": "root ::= [a-\nroot ::= )("},
     "doubling schema": {"json": nested_any_of(12)},
     "doubling references": {
         "json": {"$defs": {**DOUBLING, "d60": {"type": "string"}}, "$ref": "#/$defs/d0"}

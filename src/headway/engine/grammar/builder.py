@@ -135,8 +135,7 @@ class Builder:
     def _compile(self, ticket: Ticket) -> None:
         if self._vocabulary is None:
             self._vocabulary = load_vocabulary(self._source)
-        grammar = ticket.grammar
-        self._trial.check(grammar)
+        grammar = self._trial.check(ticket.grammar)
         template, first_mask = compile_grammar(self._vocabulary, grammar)
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text) + len(first_mask)
         compiled = Compiled(template, first_mask, size)

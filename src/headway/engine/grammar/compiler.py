@@ -37,21 +37,12 @@ def of_choice(text: str) -> str:
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(choices)))
 
 
-def of_gbnf(text: str) -> str:
-    """root ::= "yes" | "no" → start: "yes" | "no"; ValueError says what is malformed."""
-    try:
-        return str(LLMatcher.grammar_from_lark(gbnf_to_lark(text)))
-    except Exception as error:  # the converter raises bare Exception
-        raise ValueError(str(error) or type(error).__name__) from error
-
-
 SOURCES: dict[str, Callable[[str], str]] = {
     "json": of_schema,
     "json_object": lambda _: of_schema('{"type":"object"}'),
     "regex": LLMatcher.grammar_from_regex,
     "choice": of_choice,
     "lark": LLMatcher.grammar_from_lark,
-    "gbnf": of_gbnf,
     "structural": LLMatcher.grammar_from_lark,
 }
 KEYWORDS: list[tuple[str, str, str]] = [
@@ -69,6 +60,20 @@ KEYWORDS: list[tuple[str, str, str]] = [
 """What llguidance says → the keyword it is about, and where it is not supported."""
 WITH_PATTERNS = ("json", "structural")
 """Kinds whose regular expressions are those of a schema's `pattern`."""
+
+
+def as_lark(grammar: Grammar) -> Grammar:
+    """A GBNF grammar as Lark, another as it is; RequestError. It is Python: only the trial runs it.
+
+    root ::= "yes" | "no" → start: "yes" | "no".
+    """
+    if grammar.kind != "gbnf":
+        return grammar
+    try:
+        text = gbnf_to_lark(grammar.text)
+    except Exception as error:  # the converter raises bare Exception
+        raise refusal(grammar, str(error) or type(error).__name__) from error
+    return Grammar(kind="lark", text=text, param=grammar.param)
 
 
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> tuple[LLMatcher, bytes]:

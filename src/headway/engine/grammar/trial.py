@@ -23,7 +23,7 @@ import msgspec
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, RequestError
 from headway.core.grammar import Grammar
-from headway.engine.grammar.compiler import compile_grammar
+from headway.engine.grammar.compiler import as_lark, compile_grammar
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
 
 LENGTH_BYTES = 4
@@ -36,10 +36,11 @@ WATCH_INTERVAL_S, IDLE_INTERVAL_S = 0.02, 0.5
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """What came of a grammar: no error, or a RequestError's parts."""
+    """What came of a grammar: an error's parts, or none and the Lark of what was GBNF."""
 
     error: str = ""
     code: str = ""
+    lark: str = ""
 
 
 class Trial:
@@ -52,8 +53,8 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize | None = None
 
-    def check(self, grammar: Grammar) -> None:
-        """Raise RequestError when `grammar` does not compile within the limits."""
+    def check(self, grammar: Grammar) -> Grammar:
+        """`grammar` as it is to be compiled; RequestError when that goes beyond the limits."""
         process = self._start()
         assert process.stdin is not None
         try:
@@ -72,6 +73,9 @@ class Trial:
         verdict = msgspec.msgpack.decode(frame, type=Verdict)
         if verdict.error:
             raise RequestError(verdict.error, param=grammar.param, code=verdict.code)
+        if not verdict.lark:
+            return grammar
+        return Grammar(kind="lark", text=verdict.lark, param=grammar.param)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         """The living child, ready for a grammar."""
@@ -191,7 +195,9 @@ def main(source_text: str, limit_s: float) -> None:
         verdict = Verdict()
         watch.begin()
         try:
-            compile_grammar(vocabulary, grammar)
+            compiled = as_lark(grammar)
+            compile_grammar(vocabulary, compiled)
+            verdict.lark = compiled.text if compiled is not grammar else ""
         except RequestError as error:
             verdict = Verdict(error.cause, error.code or "invalid_value")
         watch.end()
