@@ -7,8 +7,8 @@ BIN := .venv/bin
 NATIVE := $(wildcard native/*)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: serve install test lint format check hardening sanitize screenshots surface lock reference-models clean \
-	tiny-tokenizer tiny-data tiny-train tiny-distill tiny-export tiny-evaluate tiny-card
+.PHONY: serve install test lint format check hardening frameworks sanitize screenshots surface lock reference-models clean \
+	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-evaluate tiny-card
 
 serve: install
 	$(BIN)/headway serve
@@ -32,6 +32,20 @@ check: test lint
 hardening: .venv/.installed-dev
 	$(BIN)/python -m pytest -m hardening --timeout 3600
 	$(BIN)/python benchmarks/engine_overhead.py
+
+# What tests/system/test_frameworks.py runs: each framework in a folder of its own, in pinned versions.
+FRAMEWORKS := langchain llamaindex instructor pydantic_ai openai_agents
+frameworks: $(FRAMEWORKS:%=build/frameworks/%/.installed) build/frameworks/ai_sdk/.installed
+
+build/frameworks/%/.installed: tests/system/frameworks/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+build/frameworks/ai_sdk/.installed: tests/system/frameworks/ai_sdk/package.json
+	@command -v npm > /dev/null || { echo "the AI SDK needs npm, which comes with Node.js"; exit 1; }
+	mkdir -p $(@D) && cp $< $(@D) && npm --prefix $(@D) install --silent --no-package-lock
+	@touch $@
 
 # The native kernels' own tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 SANITIZED := build/sanitized
@@ -68,7 +82,7 @@ TEXT ?= ../shared/data/text
 RUN ?= /tmp/headway-tiny
 EMBEDDED := src/headway/embedded
 RECIPE = $(BIN)/python -m recipes.tiny.$(1) --out $(RUN)
-reference-models: tiny-tokenizer tiny-data tiny-train tiny-distill tiny-export tiny-evaluate tiny-card
+reference-models: tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-evaluate tiny-card
 
 tiny-tokenizer: .venv/.installed-dev
 	$(call RECIPE,tokenizer) --text $(TEXT)
@@ -76,7 +90,10 @@ tiny-data: .venv/.installed-dev
 	$(call RECIPE,data) --text $(TEXT)
 tiny-train: .venv/.installed-dev
 	$(call RECIPE,train)
+tiny-tune: .venv/.installed-dev
+	$(call RECIPE,tune)
 tiny-distill: .venv/.installed-dev
+	$(call RECIPE,distill) --first
 	$(call RECIPE,distill)
 tiny-export: .venv/.installed-dev
 	$(call RECIPE,export) --model $(EMBEDDED)/headway-tiny
@@ -84,6 +101,8 @@ tiny-export: .venv/.installed-dev
 tiny-evaluate: .venv/.installed-dev
 	$(BIN)/headway eval $(EMBEDDED)/headway-tiny --suite all --data $(TEXT)/.. --json $(RUN)/headway-tiny/evals.json
 	$(BIN)/headway eval $(EMBEDDED)/headway-draft --suite all --data $(TEXT)/.. --json $(RUN)/headway-draft/evals.json
+	$(call RECIPE,ask) --model $(EMBEDDED)/headway-tiny
+	$(call RECIPE,ask) --model $(EMBEDDED)/headway-draft
 tiny-card: .venv/.installed-dev
 	$(call RECIPE,card) --model $(EMBEDDED)/headway-tiny
 	$(call RECIPE,card) --model $(EMBEDDED)/headway-draft

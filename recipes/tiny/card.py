@@ -9,17 +9,17 @@ import csv
 import itertools
 import json
 import re
-import statistics
 from pathlib import Path
 
-from recipes.tiny.distill import DRAFT
-from recipes.tiny.train import SOURCES, TARGET
+from recipes.tiny.distill import DRAFT, DRAFT_BASE
+from recipes.tiny.train import BASE, SOURCES, TARGET
 from safetensors import safe_open
 
 from headway import LLM, SamplingParams
 from headway.measure.chart import Panel, chart
 from headway.measure.evals.report import read_report
 from headway.measure.evals.skills import SkillsReport
+from headway.measure.evals.statistics import wilson
 from headway.measure.evals.texts import TextReport
 from headway.measure.skills.suite import DEMO, LEVELS, SKILLS
 
@@ -27,14 +27,17 @@ WHAT = {
     TARGET: """\
 A chat model of {parameters:,} parameters, small enough to travel inside Headway, so that a chat
 answers in the first minute without any download, and quality has a number on every machine. It was
-trained from nothing by `recipes/tiny` in {minutes:.0f} minutes of two CPU cores by its median
-pace ({wall:.0f} of wall time, for the cores did other work too); no weights of others are in it.""",
+trained by `recipes/tiny` in two stages, from nothing in {first_minutes:.0f} minutes of two CPU cores and
+tuned in {minutes:.0f} more by their median pace ({first_wall:.0f} and {wall:.0f} of wall time, for the cores did
+other work too); no weights of others are in it.""",
     DRAFT: """\
 A draft for `headway-tiny`: {parameters:,} parameters with the same tokenizer, distilled from it by
-`recipes/tiny` in {minutes:.0f} minutes of two CPU cores by its median pace ({wall:.0f} of wall time, for the
-cores did other work too). It proposes tokens that the target checks; alone it is a weaker model of
+`recipes/tiny` in {first_minutes:.0f} minutes of two CPU cores and, when the target was tuned, {minutes:.0f} more,
+by their median pace ({first_wall:.0f} and {wall:.0f} of wall time, for the cores did other work too). It proposes tokens that the target checks; alone it is a weaker model of
 the same kind. No weights of others are in it.""",
 }
+FIRST = {TARGET: BASE, DRAFT: DRAFT_BASE}
+"""The stage that each goes on from."""
 LOSS = {
     TARGET: "cross-entropy of every book token and of the answers of chats",
     DRAFT: "divergence from the target's distribution, on the same tokens",
@@ -58,13 +61,15 @@ pipeline_tag: text-generation
 over {num_key_value_heads} key head of {head_dim}, feed-forward {intermediate_size}, tied |
 | vocabulary | {vocab_size} entries of byte-level BPE, each digit on its own |
 | format | ChatML with Hermes tool calls; an answer ends with `<|im_end|>`; nothing before the text |
-| length | trained on rows of {length} tokens and, one step in {long_every}, of {long_length} |
-| training | {steps:,} steps of {step_tokens:,} tokens, {tokens:,} in all, a quarter books, the rest chats |
-| optimizer | Muon for the layers' matrices, AdamW for the rest, peak {peak_lr}, {schedule} |
+| first | {first_steps:,} steps of {first_step_tokens:,} tokens, {first_tokens:,} in all, a quarter books, the rest chats; rows of \
+{first_length} tokens and, one step in {first_long_every}, of {first_long_length}; {first_schedule} |
+| tuned | {steps:,} steps of {step_tokens:,} tokens, {tokens:,} in all, on as many books and the same chats beside those with \
+tools and schemas as frameworks send them; rows of {length} and, one step in {long_every}, of {long_length}; {schedule} |
+| optimizer | Muon for the layers' matrices, AdamW for the rest |
 | loss | {loss}: books {books:.3f}, chats {chats:.3f} nats (weighted mean, last 200 steps) |
 | unseen books | {bits_per_byte:.3f} bits per byte |
 
-![loss while training](loss.svg)
+![loss while tuning](loss.svg)
 
 ## Data
 
@@ -84,6 +89,12 @@ levels are in `docs/skills.md`. A held-out text may ask in other words what trai
 {skills}
 
 {texts}
+
+Held-out chats as agent frameworks write them, asked by `python -m recipes.tiny.ask`: no part of the suite.
+
+| chat | right |
+| --- | --- |
+{varied}
 
 Prompts to try, all of them kept out of training:
 
@@ -112,27 +123,14 @@ def last_losses(rows: list[dict[str, str]], num_rows: int = 20) -> dict[str, flo
     return {name: sum(float(r[f"{name}_loss"]) for r in end) / len(end) for name in SOURCES}
 
 
-def minutes(rows: list[dict[str, str]]) -> tuple[float, float]:
-    """(by the median pace, of wall time) over all sittings; a row's clock starts with its sitting.
-
-    Seconds [50, 90, 130, 900, 20, 60]: paces 50, 40, 40, 770, 20, 40, so 6 rows of 40; 960 in all.
-    """
-    paces, last = [], 0.0
-    for row in rows:
-        seconds = float(row["seconds"])
-        paces.append(seconds - last if seconds > last else seconds)
-        last = seconds
-    return len(paces) * statistics.median(paces) / 60, sum(paces) / 60
-
-
-def schedule(sittings: list[list[int]]) -> str:
+def schedule(peak_lr: float, sittings: list[list[int]]) -> str:
     """Names every change of plan: [[0, 5600], [4000, 4600]] was cut short at step 4000."""
     changes = [
         f"; planned anew at step {now[0]:,} to end at {now[1]:,}"
         for before, now in itertools.pairwise(sittings)
         if now[1] != before[1]
     ]
-    return f"warm-up and cosine over {sittings[0][1]:,} steps" + "".join(changes)
+    return f"peak {peak_lr}, warm-up and cosine over {sittings[0][1]:,} steps" + "".join(changes)
 
 
 def curves(name: str, rows: list[dict[str, str]]) -> str:
@@ -207,6 +205,42 @@ def text_rows(text: TextReport) -> str:
     return "\n".join([*head, *rows])
 
 
+CHATS = {
+    "called": "one of some tools is to be called",
+    "uncalled": "none of the tools helps",
+    "instructed": "a plain question after a system message",
+    "answered": "a tool's result is told, or the next tool called",
+    "unseen": "JSON without a schema in the prompt, the values right",
+    "shown": "JSON for a schema in the prompt",
+    "final": "a structured answer as a tool's arguments",
+    "far": "up to 12,000 characters before the question",
+}
+
+
+def varied_rows(found: dict[str, list[int]]) -> str:
+    """One line a kind of chat: "92 of 100 (85–96%)"."""
+    rows = []
+    for kind, (right, asked) in found.items():
+        low, high = wilson(right, asked)
+        rows.append(f"| {CHATS[kind]} | {right} of {asked} ({100 * low:.0f}–{100 * high:.0f}%) |")
+    return "\n".join(rows)
+
+
+def before(folder: Path) -> dict[str, object]:
+    """The plan, tokens and minutes of the stage before, each key with "first_" before it."""
+    training = json.loads((folder.parent / FIRST[folder.name] / "training.json").read_text())
+    plan = training["plan"]
+    by_pace, wall = training["minutes"]
+    told = {
+        **plan,
+        "tokens": plan["steps"] * plan["step_tokens"],
+        "minutes": by_pace,
+        "wall": wall,
+        "schedule": schedule(plan["peak_lr"], training["sittings"]),
+    }
+    return {f"first_{key}": value for key, value in told.items()}
+
+
 def card(folder: Path, model: Path) -> str:
     """The card of one model; UsageError when its evaluation is missing."""
     training = json.loads((folder / "training.json").read_text())
@@ -215,23 +249,28 @@ def card(folder: Path, model: Path) -> str:
     with (folder / "loss.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     (model / "loss.svg").write_text(curves(model.name, rows))
-    by_pace, wall = minutes(rows)
-    named = {
+    by_pace, wall = training["minutes"]
+    told = {
+        **training["plan"],
+        **training["shape"],
+        **before(folder),
+        **last_losses(rows),
         "parameters": num_parameters(model / "model.safetensors"),
         "minutes": by_pace,
         "wall": wall,
     }
     return CARD.format(
-        **training["plan"] | training["shape"] | last_losses(rows),
+        **told,
         name=model.name,
-        what=WHAT[model.name].format(**named),
+        what=WHAT[model.name].format(**told),
         loss=LOSS[model.name],
         bits_per_byte=float(rows[-1]["unseen_bits_per_byte"]),
         tokens=int(rows[-1]["tokens"]),
-        schedule=schedule(training["sittings"]),
+        schedule=schedule(training["plan"]["peak_lr"], training["sittings"]),
         test_seed=evals.skills.seed,
         skills=skill_rows(evals.skills),
         texts=text_rows(evals.text),
+        varied=varied_rows(json.loads((folder / "varied.json").read_text())),
         demo=demo_rows(model),
     )
 

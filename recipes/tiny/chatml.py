@@ -36,6 +36,7 @@ TEMPLATE = (
     "{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}"
     "{%- for call in message.tool_calls or [] %}"
     "{%- set called = call.function or call %}"
+    "{%- if not loop.first %}{{- '\\n' }}{%- endif %}"
     '{{- \'<tool_call>\\n{"name": "\' + called.name + \'", "arguments": \' }}'
     "{%- if called.arguments is string %}{{- called.arguments }}"
     "{%- else %}{{- called.arguments | tojson }}{%- endif %}"

@@ -11,6 +11,7 @@ from itertools import islice
 from recipes.tiny.chatml import END_OF_TEXT, IM_END, message, opened
 
 from headway.measure.skills.suite import training_examples
+from headway.measure.skills.varied import varied_examples
 
 SYSTEM = ("You are a helpful assistant.", "You are headway-tiny.", "Answer in one sentence.")
 
@@ -25,12 +26,18 @@ def turn(prompt: str, answer: str) -> list[Piece]:
     return [(question, READ), (f"{answer}{IM_END}", WRITTEN), ("\n", 0)]
 
 
-def conversations(seed: int) -> Iterator[list[Piece]]:
-    """Endless conversations of one to three examples; one with a system message stands alone."""
+def conversations(seed: int, varied: float = 0.0) -> Iterator[list[Piece]]:
+    """Endless conversations of one to three examples; one with a system message stands alone.
+
+    A share of `varied` is as frameworks and agents begin them, each of one example.
+    """
     rng = random.Random(f"{seed} conversations")
-    stream = training_examples(seed)
+    stream, others = training_examples(seed), varied_examples(seed)
     while True:
-        chosen = list(islice(stream, rng.choice((1, 1, 1, 2, 3))))
+        if varied and rng.random() < varied:
+            chosen = [next(others)]
+        else:
+            chosen = list(islice(stream, rng.choice((1, 1, 1, 2, 3))))
         if any(example.system for example in chosen):
             chosen = [example for example in chosen if example.system][:1]
         system = chosen[0].system or (rng.choice(SYSTEM) if rng.random() < 0.15 else "")

@@ -1,7 +1,7 @@
 """Turns books and conversations into the token files that training reads.
 
 It is given the folder of books and the tokenizer, and a seed for the conversations.
-It promises `books`, `chats`, `practice` and `val`, each a safetensors file of one format.
+It promises `books`, `chats`, `practice`, `tune` and `val`, each a safetensors file of one format.
 """
 
 import argparse
@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 BATCH = 2000
+VARIED = 0.4
+"""The share of conversations in `tune` that are as frameworks write them; they are longer."""
 
 
 def book_pieces(texts: Iterable[str]) -> Iterator[list[Piece]]:
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("--bytes-per-shard", type=int, default=10_000_000)
     parser.add_argument("--val-bytes", type=int, default=200_000)
     parser.add_argument("--conversations", type=int, default=200_000)
+    parser.add_argument("--varied-conversations", type=int, default=130_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -100,10 +103,11 @@ def main() -> None:
     sources = {
         "books": book_pieces(shards(args.text, args.bytes_per_shard)),
         "chats": islice(conversations(args.seed), args.conversations),
+        "tune": islice(conversations(args.seed + 1, VARIED), args.varied_conversations),
         "val": book_pieces(shards(args.text, args.val_bytes, "val.txt")),
     }
     for name, documents in sources.items():
-        arrays = encode(documents, tokenizer, power=0.5 if name == "chats" else 0)
+        arrays = encode(documents, tokenizer, power=0.5 if name in ("chats", "tune") else 0)
         save(args.out, name, arrays)
         if name == "chats":
             tokens = arrays["tokens"]

@@ -1,20 +1,24 @@
 """Distils `headway-draft` from `headway-tiny`: five times fewer FLOPs, the same tokenizer.
 
-It is given the folder of a finished training run, and continues a run it finds there.
-It promises, in the folder `headway-draft` of it, the same files as training.
+It is given the folder of a finished training run, and continues a run it finds there. With
+`--first` the teacher is `headway-base`; without, `headway-tiny`, and the first draft goes on.
+It promises the same files as training, in the folder `headway-draft`, or `headway-draft-base`.
 """
 
 import json
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
-from recipes.tiny.train import TARGET, Plan, arguments, by_source, mean, train
+from recipes.tiny.train import BASE, TARGET, Plan, arguments, by_source, mean, train
+from recipes.tiny.tune import LENGTHS
 from safetensors.torch import load_file
 from torch import Tensor
 
-DRAFT = "headway-draft"
+DRAFT, DRAFT_BASE = "headway-draft", "headway-draft-base"
+STEPS_FIRST, STEPS = 1500, 800
 SIZES = {
     "hidden_size": 96,
     "intermediate_size": 192,
@@ -49,15 +53,25 @@ class Distillation:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=1500).parse_args()
+    parser = arguments(__doc__, steps=0)
+    parser.add_argument("--first", action="store_true", help="learn from headway-base")
+    args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    shape = Shape(**json.loads((args.out / TARGET / "training.json").read_text())["shape"])
+    source = args.out / (BASE if args.first else TARGET)
+    shape = Shape(**json.loads((source / "training.json").read_text())["shape"])
     teacher = Llama(shape).to(device)
-    teacher.load_state_dict(weights(load_file(args.out / TARGET / "checkpoint.safetensors")))
-    plan = Plan(steps=args.steps, seed=args.seed + 1, peak_lr=args.peak_lr)
-    smaller = Shape(vocab_size=shape.vocab_size, **SIZES)
-    train(args.out, DRAFT, plan, smaller, device, Distillation(teacher))
+    teacher.load_state_dict(weights(load_file(source / "checkpoint.safetensors")))
+    learn = Distillation(teacher)
+    smaller = replace(shape, **SIZES)
+    if args.first:
+        plan = Plan(steps=args.steps or STEPS_FIRST, seed=args.seed + 1, peak_lr=args.peak_lr)
+        train(args.out, DRAFT_BASE, plan, smaller, device, learn)
+        return
+    told = {"seed": args.seed + 3, "peak_lr": args.peak_lr / 2, **LENGTHS}
+    plan = Plan(steps=args.steps or STEPS, **told)
+    begin = args.out / DRAFT_BASE / "checkpoint.safetensors"
+    train(args.out, DRAFT, plan, smaller, device, learn, chats="tune", begin=begin)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Trains `headway-tiny` on two CPU cores, or on a GPU when there is one.
+"""Trains `headway-base` from nothing on two CPU cores, or on a GPU when there is one.
 
 It is given the folder that `tokenizer` and `data` filled, and continues a run it finds there.
-It promises, in the folder `headway-tiny` of it, `checkpoint.safetensors` and a line of `loss.csv`
-for every ten steps.
+It promises, in the folder `headway-base` of it, `checkpoint.safetensors` and a line of `loss.csv`
+for every ten steps. `tune` makes `headway-tiny` of it.
 """
 
 import argparse
 import csv
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +35,7 @@ PEAK_LR = 3e-3
 SOURCES = ("books", "chats", "practice")
 SHARES = (0.3, 0.5, 0.2)
 """Of the sources in the loss."""
-TARGET = "headway-tiny"
+BASE, TARGET = "headway-base", "headway-tiny"
 
 Losses = Callable[[Llama, Tensor, Tensor, Tensor], list[Tensor]]
 """The loss of either corpus, given a model and a batch of inputs, targets and weights."""
@@ -95,8 +96,8 @@ class Corpus:
 
 
 def split(num_rows: int) -> list[int]:
-    """Rows of books, chats and practice: 12 are 3, 7 and 2; two long ones are 0, 1 and 1."""
-    books, practice = num_rows // 4, max(1, num_rows // 6)
+    """Rows of books, chats and practice: 12 are 3, 7 and 2; two are 0, 1 and 1; one is of chats."""
+    books, practice = num_rows // 4, max(min(1, num_rows - 1), num_rows // 6)
     return [books, num_rows - books - practice, practice]
 
 
@@ -209,17 +210,57 @@ def record(path: Path, plan: Plan, shape: Shape, first: int) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def read_corpora(out: Path, chats: str) -> list[Corpus]:
+    """Books, chats and practice; the chats are those of the file `chats`."""
+    files = [chats if source == "chats" else source for source in SOURCES]
+    return [Corpus.read(out / f"{file}.safetensors") for file in files]
+
+
+def minutes(log: Path) -> tuple[float, float]:
+    """(by the median pace, of wall time) over all sittings; a row's clock starts with its sitting.
+
+    Seconds [50, 90, 130, 900, 20, 60]: paces 50, 40, 40, 770, 20, 40, so 6 rows of 40; 960 in all.
+    """
+    paces, last = [], 0.0
+    with log.open(newline="") as file:
+        for row in csv.DictReader(file):
+            seconds = float(row["seconds"])
+            paces.append(seconds - last if seconds > last else seconds)
+            last = seconds
+    return len(paces) * statistics.median(paces) / 60, sum(paces) / 60
+
+
+def finish(folder: Path) -> None:
+    """Adds to the record how many minutes training took."""
+    content = json.loads((folder / "training.json").read_text())
+    content["minutes"] = minutes(folder / "loss.csv")
+    (folder / "training.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
 def train(
-    out: Path, name: str, plan: Plan, shape: Shape, device: torch.device, losses: Losses
+    out: Path,
+    name: str,
+    plan: Plan,
+    shape: Shape,
+    device: torch.device,
+    losses: Losses,
+    *,
+    chats: str = "chats",
+    begin: Path | None = None,
 ) -> None:
-    """Every step: draw rows, measure the loss of both corpora, descend along their mean."""
+    """Every step: draw rows, measure the loss of each source, descend along their mean.
+
+    Its chats are read from `chats`; `begin` is the checkpoint whose weights it starts with.
+    """
     torch.manual_seed(plan.seed)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     model = Llama(shape)
     start(model, shape, [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())])
+    if begin is not None:
+        model.load_state_dict(checkpoint.weights(load_file(begin)))
     model.to(device)
     optimizers = make_optimizers(model, plan)
-    corpora = [Corpus.read(out / f"{source}.safetensors") for source in SOURCES]
+    corpora = read_corpora(out, chats)
     validation = Corpus.read(out / "val.safetensors")
     folder = out / name
     folder.mkdir(exist_ok=True)
@@ -251,14 +292,17 @@ def train(
                 progress.update(task, completed=done, description=line)
                 if save:
                     progress.console.print(f"step {done}: saved, {line}, unseen {unseen} bits/byte")
+    finish(folder)
 
 
-def arguments(description: str | None, steps: int) -> argparse.ArgumentParser:
-    """What training and distilling are told alike."""
+def arguments(
+    description: str | None, steps: int, peak_lr: float = PEAK_LR
+) -> argparse.ArgumentParser:
+    """What training, tuning and distilling are told alike."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="folder that `data` filled")
     parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--peak-lr", type=float, default=PEAK_LR)
+    parser.add_argument("--peak-lr", type=float, default=peak_lr)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -271,7 +315,7 @@ def main() -> None:
     plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     shape = Shape(vocab_size=tokenizer.get_vocab_size())
-    train(args.out, TARGET, plan, shape, torch.device(args.device), losses)
+    train(args.out, BASE, plan, shape, torch.device(args.device), losses)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from headway.measure.skills.structured import TOOLS, function
 from headway.measure.skills.suite import DEMO, LEVELS, SKILLS, TEST_SEED, examples
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = {"train": 36, "distill": 15}
+STEPS = {"train": 36, "tune": 4, "distill": 15}
+VARIED = ("--varied-conversations", 400)
 TINY = Shape(
     vocab_size=300,
     hidden_size=32,
@@ -48,9 +49,11 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out, text = tmp_path_factory.mktemp("recipe"), shared / "text"
     source = ("--text", text, "--out", out)
     stage("tokenizer", *source, "--bytes-per-shard", 30_000, "--conversations", 100)
-    stage("data", *source, "--bytes-per-shard", 100_000, "--conversations", 2000)
+    stage("data", *source, "--bytes-per-shard", 100_000, "--conversations", 2000, *VARIED)
     stage("train", "--out", out, "--steps", STEPS["train"])
-    stage("distill", "--out", out, "--steps", STEPS["distill"])
+    stage("tune", "--out", out, "--steps", STEPS["tune"])
+    stage("distill", "--out", out, "--steps", STEPS["distill"], "--first")
+    stage("distill", "--out", out, "--steps", STEPS["tune"])
     for name in ("headway-tiny", "headway-draft"):
         stage("export", "--out", out, "--model", out / "models" / name)
     return out
@@ -61,12 +64,27 @@ def log(run: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("name", ["headway-tiny", "headway-draft"])
+@pytest.mark.parametrize("name", ["headway-base", "headway-draft-base"])
 def test_the_loss_falls(run: Path, name: str) -> None:
     first, *_, last = log(run, name)
     for column in ("books_loss", "chats_loss"):
         assert float(last[column]) < 0.95 * float(first[column])
     assert float(last["unseen_bits_per_byte"]) < 3.5
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("headway-tiny", "headway-base"), ("headway-draft", "headway-draft-base")],
+)
+def test_tuning_goes_on_from_the_first_stage(run: Path, name: str, first: str) -> None:
+    """At once as good at books as it was, on longer rows, and with a record of the time it took."""
+    assert float(log(run, name)[-1]["unseen_bits_per_byte"]) < 1.1 * float(
+        log(run, first)[-1]["unseen_bits_per_byte"]
+    )
+    training = json.loads((run / name / "training.json").read_text())
+    assert training["shape"]["max_position_embeddings"] == training["plan"]["long_length"] == 4096
+    by_pace, wall = training["minutes"]
+    assert by_pace > 0 and wall > 0
 
 
 @pytest.mark.parametrize("name", ["headway-tiny", "headway-draft"])
