@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 BATCH = 2000
-VARIED = 0.4
+VARIED = 0.35
 """The share of conversations in `tune` that are as frameworks write them; they are longer."""
 
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--bytes-per-shard", type=int, default=10_000_000)
     parser.add_argument("--val-bytes", type=int, default=200_000)
     parser.add_argument("--conversations", type=int, default=200_000)
-    parser.add_argument("--varied-conversations", type=int, default=130_000)
+    parser.add_argument("--varied-conversations", type=int, default=150_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

@@ -6,6 +6,7 @@ It promises that an answer calls a tool exactly where the question asks for one 
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from headway.measure.skills import reading, symbols, talk, words
 from headway.measure.skills.example import Example, Turn
@@ -16,19 +17,47 @@ from headway.measure.skills.toolbox import WRITTEN, Tool, both, some_tools
 from headway.measure.skills.values import VALUES, invented, person, place, topic
 
 
+def rounds(rng: random.Random) -> int:
+    """How many questions are asked of the same tools or schema, one after the other."""
+    return rng.choice((1, 1, 2, 3, 4, 6))
+
+
+def one_call(rng: random.Random, tool: Tool) -> Turn:
+    """A question with its call, now and then for two things at once."""
+    if len(tool.fields) > 1 or rng.random() > 0.08 or tool.fields[0].kind != "string":
+        return tool.question, tool.called()
+    name, value = tool.fields[0].name, str(tool.fields[0].value)
+    more = (place if tool.name in NEAR else person)(rng)
+    if value not in tool.question or more == value:
+        return tool.question, tool.called()
+    question = tool.question.replace(value, f"{value} and {more}")
+    return question, both(tool.called(), call(tool.name, {name: more}))
+
+
 def called(rng: random.Random) -> Example:
-    """One of some tools is called, now and then for two things at once."""
+    """Tools are called for one question after the other, mostly with their results between."""
     tools = some_tools(rng, num_tools(rng))
-    wanted, system = tools[0], offered(rng, tools)
-    if len(wanted.fields) > 1 or rng.random() > 0.1 or wanted.fields[0].kind != "string":
-        return Example(system=system, prompt=wanted.question, answer=wanted.called())
-    name, value = wanted.fields[0].name, str(wanted.fields[0].value)
-    more = (place if wanted.name in NEAR else person)(rng)
-    if value not in wanted.question or more == value:
-        return Example(system=system, prompt=wanted.question, answer=wanted.called())
-    question = wanted.question.replace(value, f"{value} and {more}")
-    answer = both(wanted.called(), call(wanted.name, {name: more}))
-    return Example(system=system, prompt=question, answer=answer)
+    turns: list[Turn] = []
+    for _ in range(rounds(rng)):
+        tool = rng.choice(tools).again(rng)
+        turns.append(one_call(rng, tool))
+        if rng.random() < 0.5:
+            turns.append(told(rng, tool))
+    while turns[-1][0].startswith("<tool_response>"):
+        turns.pop()
+    return chat(offered(rng, tools), turns)
+
+
+def told(rng: random.Random, tool: Tool) -> Turn:
+    """A tool's result, and the answer that tells it."""
+    given, said = result(rng, tool)
+    return f"<tool_response>\n{given}\n</tool_response>", said
+
+
+def chat(system: str, turns: list[Turn]) -> Example:
+    """The last turn as the question, those before it as the chat so far."""
+    prompt, answer = turns[-1]
+    return Example(system=system, prompt=prompt, answer=answer, before=tuple(turns[:-1]))
 
 
 PLAIN: tuple[Callable[[random.Random], Example], ...] = (
@@ -42,24 +71,23 @@ PLAIN: tuple[Callable[[random.Random], Example], ...] = (
 
 NEAR = frozenset(name for names, *_ in (*WRITTEN[:2], WRITTEN[6]) for name in names)
 """Tools that may well know what the model does not: weather, time, search."""
+UNKNOWN = "I am sorry, I do not know that."
 
 
 def uncalled(rng: random.Random) -> Example:
-    """Tools that do not help with what is asked: the answer is the one without them."""
-    example = rng.choice(PLAIN)(rng)
-    tools = some_tools(rng, num_tools(rng))
-    if (
-        any(tool.name in NEAR for tool in tools)
-        and example.answer == "I am sorry, I do not know that."
-    ):
+    """Tools that do not help with what is asked: the answer is the one without them.
+
+    Other questions before it may well have been for a tool.
+    """
+    example, tools = rng.choice(PLAIN)(rng), some_tools(rng, num_tools(rng))
+    if example.answer == UNKNOWN and any(tool.name in NEAR for tool in tools):
         return uncalled(rng)
-    return Example(
-        system=offered(rng, tools),
-        prompt=example.prompt,
-        answer=example.answer,
-        before=example.before,
-        pattern=example.pattern,
-    )
+    turns: list[Turn] = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        tool = rng.choice(tools).again(rng)
+        turns += [(tool.question, tool.called()), told(rng, tool)]
+    turns += [*example.before, (example.prompt, example.answer)]
+    return replace(chat(offered(rng, tools), turns), pattern=example.pattern)
 
 
 def sum_of_digits(rng: random.Random) -> Example:
@@ -113,23 +141,15 @@ def result(rng: random.Random, tool: Tool) -> tuple[str, str]:
 
 
 def answered(rng: random.Random) -> Example:
-    """A tool was called and has answered; what it said is told in words."""
+    """A tool was called and has answered; what it said is told in words, call after call."""
     tools = some_tools(rng, num_tools(rng))
-    tool = tools[0]
-    given, said = result(rng, tool)
-    turns: list[Turn] = [(tool.question, tool.called())]
-    if rng.random() < 0.25:
+    turns: list[Turn] = []
+    for _ in range(rounds(rng)):
+        tool = rng.choice(tools).again(rng)
         arguments = {f.name: f.value for f in tool.fields if f.default is None}
         loose = f'{{"name": "{tool.name}", "arguments": {compact(rng, arguments)}}}'
-        turns = [(tool.question, f"<tool_call>\n{loose}\n</tool_call>")]
-    prompt = f"<tool_response>\n{given}\n</tool_response>"
-    system = offered(rng, tools)
-    if rng.random() < 0.3:
-        other = some_tools(rng, 1)[0]
-        if other.name not in {tool.name for tool in tools}:
-            system = offered(rng, [*tools, other])
-            turns = [*turns, (prompt, said)]
-            return Example(
-                system=system, prompt=other.question, answer=other.called(), before=tuple(turns)
-            )
-    return Example(system=system, prompt=prompt, answer=said, before=tuple(turns))
+        written = f"<tool_call>\n{loose}\n</tool_call>"
+        turns += [(tool.question, tool.called()), told(rng, tool)]
+        if rng.random() < 0.15 and len(turns) == 2:
+            turns[0] = (tool.question, written)
+    return chat(offered(rng, tools), turns)

@@ -47,7 +47,7 @@ def offered(rng: random.Random, tools: list[Tool], said: str | None = None) -> s
 
 
 def num_tools(rng: random.Random) -> int:
-    return rng.choice((1, 1, 1, 1, 1, 2, 2, rng.randint(3, 5)))
+    return rng.choice((1, 1, 1, 1, 1, 1, 2, 2, 2, rng.randint(3, 5)))
 
 
 def compact(rng: random.Random, value: object) -> str:

@@ -7,7 +7,7 @@ It promises that every value stands in the text, and that a schema is shown as f
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from headway.measure.skills import reading, words
 from headway.measure.skills.dressing import Field, dress
@@ -60,66 +60,111 @@ FACTS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 
 
 OF = ("The {k} of {n} is {v}.", "{n}'s {k} is {v}.")
+DRAWN: dict[str, Callable[[random.Random], object]] = {
+    "age": lambda rng: rng.randint(1, 99),
+    "pet": lambda rng: rng.choice(words.CREATURES),
+    **{kind: draw for kind, (_, draw) in VALUES.items()},
+}
 
 
-def fact(rng: random.Random, name: str) -> tuple[str, Field, str]:
-    """What a fact is about, its field, and the sentence that says it of somebody."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What is told of somebody: its field without a value, what draws one, and the sentences."""
+
+    field: Field
+    kind: str
+    phrases: tuple[str, ...]
+
+    def told(self, rng: random.Random, name: str) -> tuple[Field, str]:
+        """The field with a value, and a sentence that says it of `name`."""
+        value = DRAWN[self.kind](rng)
+        said = rng.choice(self.phrases).format(k=self.field.name, n=name, v=value)
+        return replace(self.field, value=value), said
+
+
+def fact(rng: random.Random) -> Fact:
+    """Something of the list, or an invented thing that somebody has."""
     if rng.random() < 0.2:
-        key = rng.choice((invented(rng), rng.choice(words.NOUNS)))
-        kind, draw = VALUES[rng.choice(list(VALUES))]
-        value = draw(rng)
-        said = rng.choice(OF).format(k=key, n=name, v=value)
-        return key, Field(name=key, value=value, kind=kind, told=f"The {key}"), said
-    about = rng.choice(("age", "age", "place", *FACTS))
-    keys, kind, phrases = FACTS[about]
-    drawn: dict[str, Callable[[], tuple[str, object]]] = {
-        "age": lambda: (rng.choice(("integer", "integer", "number")), rng.randint(1, 99)),
-        "pet": lambda: ("string", rng.choice(words.CREATURES)),
-    }
-    json_type, value = drawn[kind]() if kind in drawn else (VALUES[kind][0], VALUES[kind][1](rng))
-    said = rng.choice(phrases).format(n=name, v=value)
-    field = Field(name=rng.choice(keys), value=value, kind=json_type, told=f"The {kind}")
-    return about, field, said
+        key, kind = rng.choice((invented(rng), rng.choice(words.NOUNS))), rng.choice(list(VALUES))
+        field = Field(name=key, value=None, kind=VALUES[kind][0], told=f"The {key}")
+        return Fact(field=field, kind=kind, phrases=OF)
+    keys, kind, phrases = FACTS[rng.choice(("age", "age", "place", *FACTS))]
+    json_type = VALUES[kind][0] if kind in VALUES else "string"
+    if kind == "age":
+        json_type = rng.choice(("integer", "integer", "number"))
+    field = Field(name=rng.choice(keys), value=None, kind=json_type, told=f"The {kind}")
+    return Fact(field=field, kind=kind, phrases=phrases)
 
 
-def record(rng: random.Random) -> tuple[str, list[Field], str]:
-    """The title of a schema, its fields with their values, and the text that says them."""
-    dice, name = rng.random(), person(rng)
-    if dice < 0.08:
-        other, what, day = person(rng), topic(rng), rng.choice(words.DAYS)
-        text = f"{name} and {other} are going to {rng.choice(('a', 'the'))} {what} on {day}."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A schema of a title, and what fills it: fields with values, and the text that says them."""
+
+    title: str
+    fill: Callable[[random.Random], tuple[list[Field], str]]
+
+
+def event(rng: random.Random) -> Form:
+    """Who goes where on which day."""
+    names = (
+        rng.choice(("name", "event", "title")),
+        rng.choice(("date", "day")),
+        rng.choice(("participants", "people")),
+    )
+
+    def fill(rng: random.Random) -> tuple[list[Field], str]:
+        one, other, what, day = person(rng), person(rng), topic(rng), rng.choice(words.DAYS)
         fields = [
-            Field(name=rng.choice(("name", "event", "title")), value=what),
-            Field(name=rng.choice(("date", "day")), value=day),
-            Field(name=rng.choice(("participants", "people")), value=[name, other], kind="array"),
+            Field(name=names[0], value=what),
+            Field(name=names[1], value=day),
+            Field(name=names[2], value=[one, other], kind="array"),
         ]
-        return rng.choice(("CalendarEvent", "Event")), fields, text
-    if dice < 0.16:
-        example = reading.classify(rng, 1 if rng.random() < 0.5 else 3)
-        labels = ("positive", "negative")
-        key = rng.choice(("label", "sentiment", "answer", "category"))
+        return fields, f"{one} and {other} are going to {rng.choice(('a', 'the'))} {what} on {day}."
+
+    return Form(title=rng.choice(("CalendarEvent", "Event")), fill=fill)
+
+
+def review(rng: random.Random) -> Form:
+    """Praise or blame as one of two labels."""
+    key = rng.choice(("label", "sentiment", "answer", "category"))
+
+    def fill(rng: random.Random) -> tuple[list[Field], str]:
+        example = reading.classify(rng, rng.choice((1, 3)))
         text = example.prompt.split("?", 1)[-1].split(":", 1)[-1].strip()
-        return "Review", [Field(name=key, value=example.answer, choices=labels)], text
-    known = (rng.choice(row("name name name person full_name first_name who user")), name)
-    fields, said = [Field(name=known[0], value=name, told="The name of the person")], []
-    taken: set[str] = set()
-    for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
-        kind, field, sentence = fact(rng, name)
-        if kind not in taken and field.name not in {field.name for field in fields}:
-            taken.add(kind)
-            fields.append(field)
-            said.append(sentence)
-    if rng.random() < 0.15 and len(fields) == 3:
-        said = [f"{name}, {fields[1].value}, {fields[2].value}."]
-    elif (
-        len(said) == 2 and rng.random() < 0.4 and all(text.startswith(f"{name} ") for text in said)
-    ):
-        said = [f"{said[0][:-1]} and {said[1][len(name) + 1 :]}"]
-    rng.shuffle(said)
-    if rng.random() < 0.2:
-        rng.shuffle(fields)
-    title = rng.choice(("Person", "User", "UserInfo", "Customer", "Contact", invented(rng).title()))
-    return title, fields, " ".join(said)
+        return [Field(name=key, value=example.answer, choices=("positive", "negative"))], text
+
+    return Form(title="Review", fill=fill)
+
+
+def known(rng: random.Random) -> Form:
+    """A person with one to four facts, the name mostly first."""
+    key = rng.choice(row("name name name name person full_name first_name who user"))
+    facts: list[Fact] = []
+    for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 3, 4))):
+        one = fact(rng)
+        taken = {key} | {other.field.name for other in facts}
+        if one.field.name not in taken and one.phrases not in {f.phrases for f in facts} - {OF}:
+            facts.append(one)
+    place_of_name = 0 if rng.random() < 0.8 else rng.randint(0, len(facts))
+
+    def fill(rng: random.Random) -> tuple[list[Field], str]:
+        name = person(rng)
+        told = [fact.told(rng, name) for fact in facts]
+        fields, said = [field for field, _ in told], [text for _, text in told]
+        fields.insert(place_of_name, Field(name=key, value=name, told="The name of the person"))
+        if len(said) == 2 and rng.random() < 0.4 and all(s.startswith(f"{name} ") for s in said):
+            said = [f"{said[0][:-1]} and {said[1][len(name) + 1 :]}"]
+        rng.shuffle(said)
+        return fields, " ".join(said)
+
+    titles = ("Person", "Person", "User", "UserInfo", "Customer", "Contact")
+    title = rng.choice(titles) if rng.random() < 0.8 else invented(rng).title()
+    return Form(title=title, fill=fill)
+
+
+def form(rng: random.Random) -> Form:
+    """Mostly of a person."""
+    return rng.choice((event, review, *[known] * 10))(rng)
 
 
 ASKED = ("{}", "{}", "{}", "Extract: {}", "Extract: {}", "Text: {}", "Extract the data: {}")
@@ -130,14 +175,29 @@ def values(fields: list[Field]) -> dict[str, object]:
     return {field.name: field.value for field in fields}
 
 
+def texts(rng: random.Random) -> int:
+    """How many texts are read for the same schema, one after the other."""
+    return rng.choice((1, 1, 1, 2, 3, 4))
+
+
+def read(
+    rng: random.Random, system: str, form: Form, *, first: str = "", asked: str = ""
+) -> Example:
+    """Texts and their JSON; `first` stands before the first text, `asked` behind each."""
+    turns: list[Turn] = []
+    for _ in range(texts(rng)):
+        fields, text = form.fill(rng)
+        answer = json.dumps(values(fields), ensure_ascii=False)
+        if asked:
+            answer = f"```json\n{answer}\n```"
+        turns.append((first * (not turns) + rng.choice(ASKED).format(text) + asked, answer))
+    prompt, answer = turns[-1]
+    return Example(system=system, prompt=prompt, answer=answer, before=tuple(turns[:-1]))
+
+
 def unseen(rng: random.Random) -> Example:
     """JSON for a schema that the prompt does not show: a grammar keeps the answer to it."""
-    _, fields, text = record(rng)
-    return Example(
-        system=instructions(rng),
-        prompt=rng.choice(ASKED).format(text),
-        answer=json.dumps(values(fields), ensure_ascii=False),
-    )
+    return read(rng, instructions(rng), form(rng))
 
 
 GENIUS = (
@@ -161,23 +221,21 @@ FENCED = "\n\nReturn the correct JSON response within a ```json codeblock. not t
 
 def shown(rng: random.Random) -> Example:
     """JSON for a schema that stands in the system message or before the text, long or in lines."""
-    title, fields, text = record(rng)
-    about = rng.choice(ABOUT).format(title)
-    schema = json.dumps(dress(rng, title, about).schema(fields), indent=rng.choice((None, 2, 2)))
-    answer = json.dumps(values(fields), ensure_ascii=False)
-    ask = rng.choice(ASKED).format(text)
+    wanted = form(rng)
+    fields, _ = wanted.fill(rng)
+    about = rng.choice(ABOUT).format(wanted.title)
+    schema = json.dumps(
+        dress(rng, wanted.title, about).schema(fields), indent=rng.choice((None, 2, 2))
+    )
     dice = rng.random()
-    if dice < 0.3:
-        return Example(system=GENIUS.format(schema), prompt=ask, answer=answer)
     if dice < 0.4:
-        fenced = f"```json\n{answer}\n```"
-        return Example(system=GENIUS.format(schema), prompt=ask + FENCED, answer=fenced)
+        return read(rng, GENIUS.format(schema), wanted, asked=FENCED * (dice < 0.12))
     if dice < 0.6:
-        return Example(system=ALWAYS.format(schema), prompt=ask, answer=answer)
+        return read(rng, ALWAYS.format(schema), wanted)
     said = rng.choice(GENERIC).format(schema)
     if dice < 0.8:
-        return Example(system=said, prompt=ask, answer=answer)
-    return Example(system=instructions(rng), prompt=f"{said}\n{ask}", answer=answer)
+        return read(rng, said, wanted)
+    return read(rng, instructions(rng), wanted, first=f"{said}\n")
 
 
 CORRECTLY = "Correctly extracted `{}` with all the required parameters with correct types"
@@ -197,26 +255,32 @@ def concluding(rng: random.Random, name: str, about: str, tool: Tool) -> tuple[T
 
 
 def final(rng: random.Random) -> Example:
-    """A structured answer as the call of a tool, alone or after another tool has answered."""
-    title, fields, text = record(rng)
+    """Structured answers as calls of a tool, or one after another tool has answered."""
+    wanted = form(rng)
     name, about = rng.choice(
         (
-            (title, CORRECTLY.format(title)),
-            (title, rng.choice(ABOUT).format(title)),
-            (title, "Model function."),
+            (wanted.title, CORRECTLY.format(wanted.title)),
+            (wanted.title, rng.choice(ABOUT).format(wanted.title)),
+            (wanted.title, "Model function."),
             ("final_result", "The final response which ends this conversation"),
             ("final_result", "The final response which ends this conversation"),
             (rng.choice(("extract", "answer", "respond", "submit")), "Give the answer."),
         )
     )
-    closing = Tool(name=name, about=about, fields=fields, question=text)
-    turns: list[Turn] = []
-    prompt, tools = rng.choice(ASKED).format(text), [closing]
     tool = some_tool(rng)
     if rng.random() < 0.25 and tool.name != name:
-        if rng.random() < 0.6:
-            closing, text = concluding(rng, name, about, tool)
-        prompt, tools = f"<tool_response>\n{text}\n</tool_response>", [tool, closing]
-        turns = [(tool.question, tool.called())]
-    system = offered(rng, tools)
-    return Example(system=system, prompt=prompt, answer=closing.called(), before=tuple(turns))
+        closing, said = concluding(rng, name, about, tool)
+        prompt, turns = (
+            f"<tool_response>\n{said}\n</tool_response>",
+            [(tool.question, tool.called())],
+        )
+        system = offered(rng, [tool, closing])
+        return Example(system=system, prompt=prompt, answer=closing.called(), before=tuple(turns))
+    turns = []
+    for _ in range(texts(rng)):
+        fields, text = wanted.fill(rng)
+        closing = Tool(name=name, about=about, fields=fields, question="")
+        turns.append((rng.choice(ASKED).format(text), closing.called()))
+    prompt, answer = turns[-1]
+    system = offered(rng, [closing])
+    return Example(system=system, prompt=prompt, answer=answer, before=tuple(turns[:-1]))

@@ -5,6 +5,7 @@ It promises that the arguments of the right call stand in the question, or are d
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headway.measure.skills import words
@@ -167,12 +168,18 @@ ENDINGS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool, what it is about, its arguments with their right values, and a question for it."""
+    """A tool, what it is about, its arguments with their right values, and a question for it.
+
+    `kinds` are those of the arguments, and `ask` makes a question of their values, so that the
+    same tool can be asked for again.
+    """
 
     name: str
     about: str
     fields: list[Field]
     question: str
+    kinds: tuple[str, ...] = ()
+    ask: Callable[[random.Random, list[object]], str] | None = None
 
     def called(self) -> str:
         """The right call: what has a default is left out where nothing was said of it."""
@@ -182,18 +189,25 @@ class Tool:
         """As some client writes it."""
         return function(rng, self.name, self.about, self.fields)
 
+    def again(self, rng: random.Random) -> "Tool":
+        """The same tool with another question."""
+        assert self.ask is not None
+        values = [VALUES[kind][1](rng) for kind in self.kinds]
+        fields = [replace(f, value=value) for f, value in zip(self.fields, values)]
+        question = typed(rng, self.ask(rng, values))
+        return replace(self, fields=[*fields, *self.fields[len(fields) :]], question=question)
 
-def filled(rng: random.Random, slots: Slots) -> list[Field]:
-    """The fields of a tool with values; no name comes twice."""
+
+def named(rng: random.Random, slots: Slots) -> list[Field]:
+    """The fields of a tool, without values; no name comes twice."""
     fields: list[Field] = []
     for names, kind in slots:
         taken = {field.name for field in fields}
         name = rng.choice([name for name in names if name not in taken])
-        if rng.random() < 0.15:
+        if rng.random() < 0.1:
             name = rng.choice((f"{invented(rng)}_{name}", f"the_{name}", invented(rng)))
-        json_type, draw = VALUES[kind]
         told = rng.choice((f"The {name.replace('_', ' ')}.", f"the {kind} to use", f"A {kind}"))
-        fields.append(Field(name=name, value=draw(rng), kind=json_type, told=told))
+        fields.append(Field(name=name, value=None, kind=VALUES[kind][0], told=told))
     return fields
 
 
@@ -214,9 +228,17 @@ def option(rng: random.Random) -> Field:
 def written(rng: random.Random) -> Tool:
     """A tool of a tutorial."""
     names, about, slots, questions = rng.choice((*WRITTEN, WRITTEN[0], WRITTEN[0]))
-    fields = filled(rng, slots)
-    question = rng.choice(questions).format(*(field.value for field in fields))
-    return Tool(name=rng.choice(names), about=rng.choice(about), fields=fields, question=question)
+    return Tool(
+        name=rng.choice(names),
+        about=rng.choice(about),
+        fields=named(rng, slots),
+        question="",
+        kinds=tuple(kind for _, kind in slots),
+        ask=lambda rng, values: rng.choice(questions).format(*values),
+    )
+
+
+LEADS = ("", "", "Please ", "Can you ", "I want to ", "Could you please ")
 
 
 def composed(rng: random.Random) -> Tool:
@@ -224,30 +246,34 @@ def composed(rng: random.Random) -> Tool:
     verb = rng.choice(VERBS) if rng.random() < 0.85 else invented(rng)
     thing = rng.choice((rng.choice(TOPICS), rng.choice(JOBS), rng.choice(words.NOUNS)))
     thing = thing if rng.random() < 0.7 else invented(rng)
-    endings = rng.sample(ENDINGS, rng.choice((1, 1, 1, 2, 2, 3)))
-    fields = filled(rng, tuple((names, kind) for names, kind, _ in endings))
-    said = "".join(
-        rng.choice(texts).format(field.value)
-        for (_, _, texts), field in zip(endings, fields, strict=True)
-    )
-    lead = rng.choice(("", "", "Please ", "Can you ", "I want to ", "Could you please "))
-    article = rng.choice(("the ", "a ", ""))
-    asked = f"{lead}{verb} {article}{thing}{said}{'?' if lead.startswith('C') else '.'}"
+    endings = rng.sample(ENDINGS, rng.choice((1, 1, 1, 1, 2, 2, 3)))
+
+    def ask(rng: random.Random, values: list[object]) -> str:
+        said = "".join(
+            rng.choice(texts).format(value)
+            for (_, _, texts), value in zip(endings, values, strict=True)
+        )
+        lead, article = rng.choice(LEADS), rng.choice(("the ", "a ", ""))
+        asked = f"{lead}{verb} {article}{thing}{said}{'?' if lead.startswith('C') else '.'}"
+        return asked[0].upper() + asked[1:]
+
     name = rng.choice((f"{verb}_{thing}", f"{verb}{thing.title()}", f"{thing}_{verb}"))
     about = rng.choice((f"{verb} a {thing}", f"{verb}s the {thing}", f"Use this to {verb} {thing}"))
     return Tool(
         name=name if rng.random() < 0.9 else verb,
         about=about[0].upper() + about[1:] + rng.choice((".", "")),
-        fields=fields,
-        question=asked[0].upper() + asked[1:],
+        fields=named(rng, tuple((names, kind) for names, kind, _ in endings)),
+        question="",
+        kinds=tuple(kind for _, kind, _ in endings),
+        ask=ask,
     )
 
 
 def some_tool(rng: random.Random) -> Tool:
     """A tool and its question, typed by somebody."""
     tool = written(rng) if rng.random() < 0.5 else composed(rng)
-    fields = [*tool.fields, option(rng)] if rng.random() < 0.15 else tool.fields
-    return replace(tool, question=typed(rng, tool.question), fields=fields)
+    fields = [*tool.fields, option(rng)] if rng.random() < 0.1 else tool.fields
+    return replace(tool, fields=fields).again(rng)
 
 
 def some_tools(rng: random.Random, count: int) -> list[Tool]:

@@ -43,13 +43,13 @@ def far(rng: random.Random) -> Example:
 
 
 VARIED: tuple[tuple[Callable[[random.Random], Example], int], ...] = (
-    (called, 34),
+    (called, 30),
     (uncalled, 10),
     (instructed, 6),
-    (answered, 16),
+    (answered, 22),
     (unseen, 12),
-    (shown, 12),
-    (final, 14),
+    (shown, 16),
+    (final, 18),
     (far, 1),
 )
 """What a framework's chat may be, and how often training sees it."""
@@ -62,7 +62,7 @@ def may_ask(example: Example) -> bool:
 
 def varied_examples(seed: int) -> Iterator[Example]:
     """Endless examples for training: kinds by weight, nothing that is held out."""
-    rng = random.Random(f"{seed} varied False")
+    rng = random.Random(f"{seed} varied")
     kinds, often = zip(*VARIED, strict=True)
     while True:
         example: Example = rng.choices(kinds, often)[0](rng)
