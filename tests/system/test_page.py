@@ -256,7 +256,7 @@ async def test_errors_are_said_in_the_servers_words(embedded: LiveServer, visit:
     await set_option(one, "max", "99999")
     await ask(one, "Hello")
     said = await one.wait_text(".turn .error", "context_length_exceeded")
-    assert "2048" in said.replace(",", "")
+    assert "4096" in said.replace(",", "")
     await one.page.fill("#chat-max", "")
     await ask(one, "Hello")
     await one.wait_text(".turn:last-of-type .after", DONE)
