@@ -10,9 +10,11 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from recipes.tiny.distill import DRAFT, DRAFT_BASE
 from recipes.tiny.train import BASE, SOURCES, TARGET
+from recipes.tiny.tune import TUNED
 from safetensors import safe_open
 
 from headway import LLM, SamplingParams
@@ -27,17 +29,19 @@ WHAT = {
     TARGET: """\
 A chat model of {parameters:,} parameters, small enough to travel inside Headway, so that a chat
 answers in the first minute without any download, and quality has a number on every machine. It was
-trained by `recipes/tiny` in two stages, from nothing in {first_minutes:.0f} minutes of two CPU cores and
-tuned in {minutes:.0f} more by their median pace ({first_wall:.0f} and {wall:.0f} of wall time, for the cores did
-other work too); no weights of others are in it.""",
+trained from nothing by `recipes/tiny` in {minutes:.0f} minutes of two CPU cores or less by its median
+pace ({wall:.0f} of wall time, for the cores did other work too); no weights of others are in it.""",
     DRAFT: """\
 A draft for `headway-tiny`: {parameters:,} parameters with the same tokenizer, distilled from it by
-`recipes/tiny` in {first_minutes:.0f} minutes of two CPU cores and, when the target was tuned, {minutes:.0f} more,
-by their median pace ({first_wall:.0f} and {wall:.0f} of wall time, for the cores did other work too). It proposes tokens that the target checks; alone it is a weaker model of
+`recipes/tiny` in {minutes:.0f} minutes of two CPU cores or less by its median pace ({wall:.0f} of wall time, for
+the cores did other work too). It proposes tokens that the target checks; alone it is a weaker model of
 the same kind. No weights of others are in it.""",
 }
-FIRST = {TARGET: BASE, DRAFT: DRAFT_BASE}
-"""The stage that each goes on from."""
+STAGES = {
+    TARGET: {BASE: "first", TUNED: "tuned", TARGET: "settled"},
+    DRAFT: {DRAFT_BASE: "first", DRAFT: "tuned"},
+}
+"""The folders of a model's stages, in order, and what the card calls them."""
 LOSS = {
     TARGET: "cross-entropy of every book token and of the answers of chats",
     DRAFT: "divergence from the target's distribution, on the same tokens",
@@ -61,21 +65,20 @@ pipeline_tag: text-generation
 over {num_key_value_heads} key head of {head_dim}, feed-forward {intermediate_size}, tied |
 | vocabulary | {vocab_size} entries of byte-level BPE, each digit on its own |
 | format | ChatML with Hermes tool calls; an answer ends with `<|im_end|>`; nothing before the text |
-| first | {first_steps:,} steps of {first_step_tokens:,} tokens, {first_tokens:,} in all, a quarter books, the rest chats; rows of \
-{first_length} tokens and, one step in {first_long_every}, of {first_long_length}; {first_schedule} |
-| tuned | {steps:,} steps of {step_tokens:,} tokens, {tokens:,} in all, on as many books and the same chats beside those with \
-tools and schemas as frameworks send them; rows of {length} and, one step in {long_every}, of {long_length}; {schedule} |
+{stages}
 | optimizer | Muon for the layers' matrices, AdamW for the rest |
 | loss | {loss}: books {books:.3f}, chats {chats:.3f} nats (weighted mean, last 200 steps) |
 | unseen books | {bits_per_byte:.3f} bits per byte |
 
-![loss while tuning](loss.svg)
+![loss in the last stage](loss.svg)
 
 ## Data
 
 Books: public-domain children's and adventure books of Project Gutenberg, headers stripped.
 Chats: generated from a seed by the skills in `headway/measure/skills`, so nobody's conversation is
-in them.
+in them; after the first stage also chats with tools and schemas as agent frameworks write them. A
+quarter to a sixth of the tokens are books. What was tuned is mixed with the first stage before it
+settles (`recipes/tiny/README.md`).
 
 ## What it can do
 
@@ -226,47 +229,43 @@ def varied_rows(found: dict[str, list[int]]) -> str:
     return "\n".join(rows)
 
 
-def before(folder: Path) -> dict[str, object]:
-    """The plan, tokens and minutes of the stage before, each key with "first_" before it."""
-    training = json.loads((folder.parent / FIRST[folder.name] / "training.json").read_text())
+def stage_row(label: str, training: dict[str, Any]) -> str:
+    """One stage: how many tokens it saw, in rows of which lengths, at which rates."""
     plan = training["plan"]
-    by_pace, wall = training["minutes"]
-    told = {
-        **plan,
-        "tokens": plan["steps"] * plan["step_tokens"],
-        "minutes": by_pace,
-        "wall": wall,
-        "schedule": schedule(plan["peak_lr"], training["sittings"]),
-    }
-    return {f"first_{key}": value for key, value in told.items()}
+    tokens = plan["steps"] * plan["step_tokens"]
+    lengths = f"{plan['length']}, one step in {plan['long_every']} of {plan['long_length']:,}"
+    planned = schedule(plan["peak_lr"], training["sittings"])
+    steps = f"{plan['steps']:,} steps of {plan['step_tokens']:,} tokens, {tokens:,} in all"
+    return f"| {label} | {steps}; rows of {lengths}; {planned} |"
 
 
 def card(folder: Path, model: Path) -> str:
     """The card of one model; UsageError when its evaluation is missing."""
-    training = json.loads((folder / "training.json").read_text())
+    stages = {
+        label: json.loads((folder.parent / name / "training.json").read_text())
+        for name, label in STAGES[model.name].items()
+    }
+    training = stages[STAGES[model.name][model.name]]
     evals = read_report(str(folder / "evals.json"))
     assert evals.skills is not None and evals.text is not None, "evaluate with --suite all"
     with (folder / "loss.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     (model / "loss.svg").write_text(curves(model.name, rows))
-    by_pace, wall = training["minutes"]
     told = {
         **training["plan"],
         **training["shape"],
-        **before(folder),
         **last_losses(rows),
         "parameters": num_parameters(model / "model.safetensors"),
-        "minutes": by_pace,
-        "wall": wall,
+        "minutes": sum(stage["minutes"][0] for stage in stages.values()),
+        "wall": sum(stage["minutes"][1] for stage in stages.values()),
     }
     return CARD.format(
         **told,
         name=model.name,
         what=WHAT[model.name].format(**told),
+        stages="\n".join(stage_row(label, stage) for label, stage in stages.items()),
         loss=LOSS[model.name],
         bits_per_byte=float(rows[-1]["unseen_bits_per_byte"]),
-        tokens=int(rows[-1]["tokens"]),
-        schedule=schedule(training["plan"]["peak_lr"], training["sittings"]),
         test_seed=evals.skills.seed,
         skills=skill_rows(evals.skills),
         texts=text_rows(evals.text),

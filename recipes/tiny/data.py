@@ -1,7 +1,7 @@
 """Turns books and conversations into the token files that training reads.
 
 It is given the folder of books and the tokenizer, and a seed for the conversations.
-It promises `books`, `chats`, `practice`, `tune` and `val`, each a safetensors file of one format.
+It promises `books`, `chats`, `practice`, `tune`, `settle` and `val`, safetensors of one format.
 """
 
 import argparse
@@ -17,8 +17,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 BATCH = 2000
-VARIED = 0.35
-"""The share of conversations in `tune` that are as frameworks write them; they are longer."""
+CHATS = ("chats", "tune", "settle")
+VARIED, VARIED_LESS = 0.35, 0.2
+"""The share of conversations in `tune` and `settle` that are as frameworks write them."""
 
 
 def book_pieces(texts: Iterable[str]) -> Iterator[list[Piece]]:
@@ -104,10 +105,11 @@ def main() -> None:
         "books": book_pieces(shards(args.text, args.bytes_per_shard)),
         "chats": islice(conversations(args.seed), args.conversations),
         "tune": islice(conversations(args.seed + 1, VARIED), args.varied_conversations),
+        "settle": islice(conversations(args.seed + 2, VARIED_LESS), args.varied_conversations // 3),
         "val": book_pieces(shards(args.text, args.val_bytes, "val.txt")),
     }
     for name, documents in sources.items():
-        arrays = encode(documents, tokenizer, power=0.5 if name in ("chats", "tune") else 0)
+        arrays = encode(documents, tokenizer, power=0.5 if name in CHATS else 0)
         save(args.out, name, arrays)
         if name == "chats":
             tokens = arrays["tokens"]

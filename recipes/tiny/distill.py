@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 DRAFT, DRAFT_BASE = "headway-draft", "headway-draft-base"
-STEPS_FIRST, STEPS = 1500, 800
+STEPS_FIRST, STEPS = 1500, 400
 SIZES = {
     "hidden_size": 96,
     "intermediate_size": 192,
@@ -68,10 +68,10 @@ def main() -> None:
         plan = Plan(steps=args.steps or STEPS_FIRST, seed=args.seed + 1, peak_lr=args.peak_lr)
         train(args.out, DRAFT_BASE, plan, smaller, device, learn)
         return
-    told = {"seed": args.seed + 3, "peak_lr": args.peak_lr / 2, **LENGTHS}
+    told = {"seed": args.seed + 3, "peak_lr": args.peak_lr / 3, **LENGTHS}
     plan = Plan(steps=args.steps or STEPS, **told)
     begin = args.out / DRAFT_BASE / "checkpoint.safetensors"
-    train(args.out, DRAFT, plan, smaller, device, learn, chats="tune", begin=begin)
+    train(args.out, DRAFT, plan, smaller, device, learn, chats="settle", begin=begin)
 
 
 if __name__ == "__main__":

@@ -250,7 +250,8 @@ def train(
 ) -> None:
     """Every step: draw rows, measure the loss of each source, descend along their mean.
 
-    Its chats are read from `chats`; `begin` is the checkpoint whose weights it starts with.
+    Its chats are read from `chats`; `begin` is the checkpoint whose weights it starts with. A run
+    that has its steps is left as it is.
     """
     torch.manual_seed(plan.seed)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
@@ -266,6 +267,8 @@ def train(
     folder.mkdir(exist_ok=True)
     saved = folder / "checkpoint.safetensors"
     first = checkpoint.load(saved, model, optimizers) if saved.exists() else 0
+    if first >= plan.steps:
+        return
     record(folder / "training.json", plan, shape, first)
     begin_log(folder / "loss.csv", first)
     began = time.perf_counter()

@@ -51,7 +51,7 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     stage("tokenizer", *source, "--bytes-per-shard", 30_000, "--conversations", 100)
     stage("data", *source, "--bytes-per-shard", 100_000, "--conversations", 2000, *VARIED)
     stage("train", "--out", out, "--steps", STEPS["train"])
-    stage("tune", "--out", out, "--steps", STEPS["tune"])
+    stage("tune", "--out", out, "--steps", STEPS["tune"], "--settle-steps", STEPS["tune"])
     stage("distill", "--out", out, "--steps", STEPS["distill"], "--first")
     stage("distill", "--out", out, "--steps", STEPS["tune"])
     for name in ("headway-tiny", "headway-draft"):
@@ -74,7 +74,11 @@ def test_the_loss_falls(run: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("headway-tiny", "headway-base"), ("headway-draft", "headway-draft-base")],
+    [
+        ("headway-tuned", "headway-base"),
+        ("headway-tiny", "headway-tuned"),
+        ("headway-draft", "headway-draft-base"),
+    ],
 )
 def test_tuning_goes_on_from_the_first_stage(run: Path, name: str, first: str) -> None:
     """At once as good at books as it was, on longer rows, and with a record of the time it took."""
