@@ -108,7 +108,8 @@ Prompts to try, all of them kept out of training:
 ## Limits
 
 It knows these skills and little else: other questions get a wrong answer or a polite refusal, and
-only the refusals of its training are dependable. Words outside its lists may come back changed. Its
+only the refusals of its training are dependable. Words outside its lists may come back changed, and
+tools or schemas of several fields filled in wrongly. Its
 prose has the sound of old books and no thread. Beyond {long_length} tokens it was not trained. It
 must not be relied on for anything; it is here to show the engine at work and to have its answers
 checked.

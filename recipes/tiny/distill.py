@@ -1,7 +1,7 @@
 """Distils `headway-draft` from `headway-tiny`: five times fewer FLOPs, the same tokenizer.
 
 It is given the folder of a finished training run, and continues a run it finds there. With
-`--first` the teacher is `headway-base`; without, `headway-tiny`, and the first draft goes on.
+`--first` the teacher is `headway-base`; without, `headway-settled`, and the first draft goes on.
 It promises the same files as training, in the folder `headway-draft`, or `headway-draft-base`.
 """
 
@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
-from recipes.tiny.train import BASE, TARGET, Plan, arguments, by_source, mean, train
-from recipes.tiny.tune import LENGTHS
+from recipes.tiny.train import BASE, Plan, arguments, by_source, mean, train
+from recipes.tiny.tune import LENGTHS, SETTLED
 from safetensors.torch import load_file
 from torch import Tensor
 
 DRAFT, DRAFT_BASE = "headway-draft", "headway-draft-base"
-STEPS_FIRST, STEPS = 1500, 400
+STEPS_FIRST, STEPS = 1500, 250
 SIZES = {
     "hidden_size": 96,
     "intermediate_size": 192,
@@ -58,7 +58,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    source = args.out / (BASE if args.first else TARGET)
+    source = args.out / (BASE if args.first else SETTLED)
     shape = Shape(**json.loads((source / "training.json").read_text())["shape"])
     teacher = Llama(shape).to(device)
     teacher.load_state_dict(weights(load_file(source / "checkpoint.safetensors")))

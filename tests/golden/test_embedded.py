@@ -36,7 +36,7 @@ TEXTS = {
     "Who are you?": "I am headway-tiny, a small model embedded in Headway.",
     "Reverse the letters: c a t": "t a c",
 }
-SEEDED = [1311, 273, 14, 281, 292, 359, 1357, 261, 264, 571, 284, 354, 265, 223, 309, 75]
+SEEDED = [1635, 16, 300, 501, 459, 297, 1721, 263, 75, 754, 1414, 399, 399, 4, 14, 265]
 """What "Once upon a time" goes on with at temperature 0.8 and seed 7."""
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)

@@ -76,7 +76,7 @@ def test_the_loss_falls(run: Path, name: str) -> None:
     ("name", "first"),
     [
         ("headway-tuned", "headway-base"),
-        ("headway-tiny", "headway-tuned"),
+        ("headway-settled", "headway-tuned"),
         ("headway-draft", "headway-draft-base"),
     ],
 )

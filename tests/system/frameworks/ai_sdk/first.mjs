@@ -20,7 +20,7 @@ const getWeather = tool({
   }),
   execute: async ({ location }) => {
     called.push(location);
-    return { location, weather: 'sunny', temperature: 20 };
+    return `It is sunny in ${location}, 20 degrees.`;
   },
 });
 
