@@ -30,7 +30,8 @@ WHAT = {
 A chat model of {parameters:,} parameters, small enough to travel inside Headway, so that a chat
 answers in the first minute without any download, and quality has a number on every machine. It was
 trained from nothing by `recipes/tiny` in {minutes:.0f} minutes of two CPU cores or less by its median
-pace ({wall:.0f} of wall time, for the cores did other work too); no weights of others are in it.""",
+pace ({wall:.0f} of wall time, for the cores did other work too); no weights of others are in it. Its tuned weights are mixed with those of the first stage
+before and after they settle (`recipes/tiny/README.md`).""",
     DRAFT: """\
 A draft for `headway-tiny`: {parameters:,} parameters with the same tokenizer, distilled from it by
 `recipes/tiny` in {minutes:.0f} minutes of two CPU cores or less by its median pace ({wall:.0f} of wall time, for
@@ -68,7 +69,7 @@ over {num_key_value_heads} key head of {head_dim}, feed-forward {intermediate_si
 {stages}
 | optimizer | Muon for the layers' matrices, AdamW for the rest |
 | loss | {loss}: books {books:.3f}, chats {chats:.3f} nats (weighted mean, last 200 steps) |
-| unseen books | {bits_per_byte:.3f} bits per byte |
+| unseen books | {bits_per_byte:.3f} bits per byte at the end of the last stage |
 
 ![loss in the last stage](loss.svg)
 
@@ -77,8 +78,7 @@ over {num_key_value_heads} key head of {head_dim}, feed-forward {intermediate_si
 Books: public-domain children's and adventure books of Project Gutenberg, headers stripped.
 Chats: generated from a seed by the skills in `headway/measure/skills`, so nobody's conversation is
 in them; after the first stage also chats with tools and schemas as agent frameworks write them. A
-quarter to a sixth of the tokens are books. What was tuned is mixed with the first stage before it
-settles (`recipes/tiny/README.md`).
+quarter to a sixth of the tokens are books.
 
 ## What it can do
 
