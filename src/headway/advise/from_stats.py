@@ -80,7 +80,7 @@ def reading_from_stats(
 
 
 def describe(snapshot: Snapshot) -> str:
-    """Headway 0.1.0, qwen (LlamaForCausalLM, bfloat16) on AMD EPYC."""
+    """Headway 0.2.0, qwen (LlamaForCausalLM, bfloat16) on AMD EPYC."""
     model, machine = snapshot.model, snapshot.machine
     where = machine.name or machine.device
     return (
