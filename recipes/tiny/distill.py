@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
-from recipes.tiny.train import TARGET, Plan, arguments, by_source, mean, train
+from recipes.tiny.train import TARGET, arguments, by_source, mean, plan_of, train
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -55,7 +55,7 @@ def main() -> None:
     shape = Shape(**json.loads((args.out / TARGET / "training.json").read_text())["shape"])
     teacher = Llama(shape).to(device)
     teacher.load_state_dict(weights(load_file(args.out / TARGET / "checkpoint.safetensors")))
-    plan = Plan(steps=args.steps, seed=args.seed + 1, peak_lr=args.peak_lr)
+    plan = plan_of(args, seed=args.seed + 1)
     smaller = Shape(vocab_size=shape.vocab_size, **SIZES)
     train(args.out, DRAFT, plan, smaller, device, Distillation(teacher))
 
