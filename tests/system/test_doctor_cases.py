@@ -116,7 +116,7 @@ async def test_slow_client(light: LiveServer) -> None:
 async def test_over_saturated_queue(start_server: StartServer) -> None:
     """Twelve times the clients that it has rows for: a queue, however fast the machine is."""
     small = start_server(
-        "--served-model-name=tiny", "--max-num-seqs=4", "--max-queue-wait=10m"
+        "--served-model-name=tiny", "--max-num-seqs=4", "--max-queue=64", "--max-queue-wait=10m"
     ).wait_ready()
     found = await diagnose_under(small, closed_loop(48, lambda i: body(20, 60, i)), seconds=4)
     assert planted(found) == "over-saturated", found["findings"]

@@ -328,7 +328,9 @@ async def test_charts_move_under_load(embedded: LiveServer, visit: OpenPage) -> 
         await one.wait_text("#percentiles", r"TTFT.*\s(ms|s).*TPOT")
         await one.wait_text("#classes", "default.*interactive.*TTFT ≤ 300.ms")
         await one.wait_text("#groups", "[1-9][0-9]* of .*blocks")
-        await one.wait_text("#verdict-head", "-bound: |Under-loaded: |No verdict")
+        await one.wait_text(
+            "#verdict-head", "-bound: |Under-loaded: |Cores in use by others: |No verdict"
+        )
         await one.wait_text("#parts-list", "forward")
         await one.wait_js(
             "document.querySelector('#roofline .spot').getAttribute('visibility') !== 'hidden'"
