@@ -6,6 +6,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 NATIVE := $(wildcard native/*)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+# What is imported is compiled to bytecode at its first import, far less than all that is installed.
+unexport PYTHONDONTWRITEBYTECODE
+DEPENDENCIES := import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	print(*p['dependencies'], *(x for e in sys.argv[1:] for x in p['optional-dependencies'][e]), sep='\n')
+# The kernels compile while the dependencies come; the argument names extras.
+define INSTALL
+	$(BIN)/python -c "$(DEPENDENCIES)" $(1) > .venv/dependencies.txt
+	$(PIP_INSTALL) --no-deps --editable . & package=$$!; \
+		$(PIP_INSTALL) --no-compile --requirement .venv/dependencies.txt; status=$$?; \
+		wait $$package && exit $$status
+endef
+# Test files run beside each other, one more at a time than there are cores: some of them wait.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
 
 .PHONY: serve install test lint format check hardening frameworks sanitize screenshots surface lock reference-models clean \
 	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-evaluate tiny-card
@@ -16,7 +29,7 @@ serve: install
 install: .venv/.installed
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -m "not hardening"
+	$(BIN)/python -m pytest -m "not hardening" -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
@@ -111,11 +124,11 @@ tiny-card: .venv/.installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml requirements.lock $(NATIVE)
-	$(PIP_INSTALL) --editable .
+	$(call INSTALL)
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python pyproject.toml requirements.lock $(NATIVE)
-	$(PIP_INSTALL) --editable ".[dev]"
+	$(call INSTALL,dev)
 	@touch .venv/.installed $@
 
 clean:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
-from recipes.tiny.train import BASE, Plan, arguments, by_source, mean, train
+from recipes.tiny.train import BASE, arguments, by_source, mean, plan_of, train
 from recipes.tiny.tune import LENGTHS, SETTLED
 from safetensors.torch import load_file
 from torch import Tensor
@@ -65,11 +65,12 @@ def main() -> None:
     learn = Distillation(teacher)
     smaller = replace(shape, **SIZES)
     if args.first:
-        plan = Plan(steps=args.steps or STEPS_FIRST, seed=args.seed + 1, peak_lr=args.peak_lr)
+        args.steps = args.steps or STEPS_FIRST
+        plan = plan_of(args, seed=args.seed + 1)
         train(args.out, DRAFT_BASE, plan, smaller, device, learn)
         return
-    told = {"seed": args.seed + 3, "peak_lr": args.peak_lr / 3, **LENGTHS}
-    plan = Plan(steps=args.steps or STEPS, **told)
+    args.steps, args.peak_lr = args.steps or STEPS, args.peak_lr / 3
+    plan = plan_of(args, seed=args.seed + 3, **LENGTHS)
     begin = args.out / DRAFT_BASE / "checkpoint.safetensors"
     train(args.out, DRAFT, plan, smaller, device, learn, chats="settle", begin=begin)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ LOG_EVERY = 10
 SAVE_EVERY = 250
 NUM_ROWS, LENGTH = 32, 512
 PEAK_LR = 3e-3
+STEP_TOKENS = 4608
 SOURCES = ("books", "chats", "practice")
 SHARES = (0.3, 0.5, 0.2)
 """Of the sources in the loss."""
@@ -51,7 +53,7 @@ class Plan:
 
     steps: int
     seed: int = 0
-    step_tokens: int = 4608
+    step_tokens: int = STEP_TOKENS
     length: int = 384
     long_length: int = 2048
     long_every: int = 8
@@ -306,16 +308,23 @@ def arguments(
     parser.add_argument("--out", type=Path, required=True, help="folder that `data` filled")
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--peak-lr", type=float, default=peak_lr)
+    parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
 
 
+def plan_of(args: argparse.Namespace, **rest: Any) -> Plan:
+    """The plan that the arguments ask for; `rest` are further fields of it."""
+    given = {"step_tokens": args.step_tokens, "peak_lr": args.peak_lr}
+    return Plan(**{"steps": args.steps, **given, **rest})
+
+
 def main() -> None:
     args = arguments(__doc__, steps=4000).parse_args()
     torch.set_num_threads(args.threads)
-    plan = Plan(steps=args.steps, seed=args.seed, peak_lr=args.peak_lr)
+    plan = plan_of(args, seed=args.seed)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     shape = Shape(vocab_size=tokenizer.get_vocab_size())
     train(args.out, BASE, plan, shape, torch.device(args.device), losses)

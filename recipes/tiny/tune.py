@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Shape
-from recipes.tiny.train import BASE, TARGET, Plan, arguments, losses, train
+from recipes.tiny.train import BASE, TARGET, Plan, arguments, losses, plan_of, train
 from safetensors.torch import load_file, save_file
 
 TUNED, SETTLED = "headway-tuned", "headway-settled"
@@ -48,13 +48,14 @@ def main() -> None:
     shape = Shape(**json.loads((args.out / BASE / "training.json").read_text())["shape"])
     longer = replace(shape, max_position_embeddings=LENGTHS["long_length"])
     base, tuned = (args.out / name / "checkpoint.safetensors" for name in (BASE, TUNED))
-    plan = Plan(steps=args.steps, seed=args.seed + 2, peak_lr=args.peak_lr, **LENGTHS)
+    plan = plan_of(args, seed=args.seed + 2, **LENGTHS)
     train(args.out, TUNED, plan, longer, device, losses, chats="tune", begin=base)
     between = args.out / TUNED / "between.safetensors"
     mix(base, tuned, TUNED_SHARE, between)
     plan = Plan(
         steps=args.settle_steps,
         seed=args.seed + 4,
+        step_tokens=args.step_tokens,
         peak_lr=SETTLE_LR,
         final_lr=SETTLE_FINAL_LR,
         warmup_steps=SETTLE_WARMUP,

@@ -95,7 +95,7 @@ class LiveServer:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         *flags: str,
         env: dict[str, str] | None = None,
         before: tuple[str, ...] = (),
@@ -114,7 +114,7 @@ class LiveServer:
                     "-m",
                     "headway.cli.main",
                     "serve",
-                    str(folder),
+                    *([] if folder is None else [str(folder)]),
                     "--port=0",
                     *flags,
                 ],

@@ -113,8 +113,12 @@ async def test_slow_client(light: LiveServer) -> None:
     assert any("no flag of the server" in text for text in found["waste"])
 
 
-async def test_over_saturated_queue(light: LiveServer) -> None:
-    found = await diagnose_under(light, open_loop(0.01, lambda i: body(20, 450, i)), seconds=4)
+async def test_over_saturated_queue(start_server: StartServer) -> None:
+    """Twelve times the clients that it has rows for: a queue, however fast the machine is."""
+    small = start_server(
+        "--served-model-name=tiny", "--max-num-seqs=4", "--max-queue=64", "--max-queue-wait=10m"
+    ).wait_ready()
+    found = await diagnose_under(small, closed_loop(48, lambda i: body(20, 60, i)), seconds=4)
     assert planted(found) == "over-saturated", found["findings"]
     assert any("quantization" in text and "queueing" in text for text in found["waste"])
     assert found["ttft"]["queue_s"] > found["ttft"]["prefill_s"]

@@ -3,15 +3,11 @@
 import contextlib
 import io
 import re
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from live_server import LiveServer
 
 from headway.cli.common import EMBEDDED, model_folder
 from headway.core.options import reference
@@ -21,22 +17,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
-    command = [sys.executable, "-m", "headway.cli.main", "serve", f"--port={free}"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+def server() -> Iterator[LiveServer]:
+    """The embedded model, which is served where no folder is named."""
+    live = LiveServer(None)
     try:
-        for _ in range(600):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{free}/ready", timeout=5).close()
-                break
-            time.sleep(0.1)
-        yield free
+        yield live.wait_ready()
     finally:
-        server.terminate()
-        server.wait(30)
+        live.close()
 
 
 def run(block: str) -> str:
@@ -47,9 +34,9 @@ def run(block: str) -> str:
     return printed.getvalue()
 
 
-def test_the_client_streams_a_chat(port: int) -> None:
+def test_the_client_streams_a_chat(server: LiveServer) -> None:
     block = next(block for block in BLOCKS if "OpenAI" in block)
-    assert run(block.replace("8000", str(port))) == "2 + 3 = 5."
+    assert run(block.replace("http://127.0.0.1:8000", server.url)) == "2 + 3 = 5."
 
 
 def test_the_offline_api_completes_a_prompt() -> None:

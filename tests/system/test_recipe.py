@@ -25,7 +25,8 @@ from headway.measure.skills.structured import TOOLS, function
 from headway.measure.skills.suite import DEMO, LEVELS, SKILLS, TEST_SEED, examples
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = {"train": 36, "tune": 4, "distill": 15}
+STEPS = {"train": 30, "tune": 4, "distill": 30}
+SMALL = ("--step-tokens", 2048, "--threads", 1)
 VARIED = ("--varied-conversations", 400)
 TINY = Shape(
     vocab_size=300,
@@ -50,9 +51,9 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = ("--text", text, "--out", out)
     stage("tokenizer", *source, "--bytes-per-shard", 30_000, "--conversations", 100)
     stage("data", *source, "--bytes-per-shard", 100_000, "--conversations", 2000, *VARIED)
-    stage("train", "--out", out, "--steps", STEPS["train"])
+    stage("train", "--out", out, "--steps", STEPS["train"], *SMALL)
     stage("tune", "--out", out, "--steps", STEPS["tune"], "--settle-steps", STEPS["tune"])
-    stage("distill", "--out", out, "--steps", STEPS["distill"], "--first")
+    stage("distill", "--out", out, "--steps", STEPS["distill"], "--first", *SMALL)
     stage("distill", "--out", out, "--steps", STEPS["tune"])
     for name in ("headway-tiny", "headway-draft"):
         stage("export", "--out", out, "--model", out / "models" / name)

@@ -42,6 +42,30 @@ def test_rates_right_after_the_start_are_per_covered_second():
     assert window.finished_per_s == pytest.approx(5)
 
 
+def test_the_history_has_each_second_also_those_in_which_nothing_happened():
+    """Two tokens in second 10, steps in it too, silence, one token in second 15."""
+    clock = VirtualClock(now_s=10.0)
+    model = telemetry(clock)
+    model.on_step(step(num_running=3, num_waiting=1, kv_usage=0.5))
+    answer(model, clock, "a", [0.25, 0.25])
+    clock.advance(4.75)
+    answer(model, clock, "b", [0.25])
+    clock.advance(1)
+    found = take_snapshot(model, with_history=True).history
+    assert [point.at_s for point in found] == [11, 12, 13, 14, 15, 16]
+    assert [point.output_tokens for point in found] == [2, 0, 0, 0, 0, 1]
+    assert [point.input_tokens for point in found] == [10, 0, 0, 0, 0, 10]
+    first = found[0]
+    assert (first.num_running, first.num_waiting, first.kv_usage) == (3, 1, 0.5)
+    assert first.ttft_p50 == first.ttft_p99 == 0.25 and first.tpot_p50 == 0.25
+    assert found[1].num_running == 0 and found[1].ttft_p50 == 0.25, "of the last 10 s"
+    assert take_snapshot(model).history == []
+    for _ in range(1000):
+        clock.advance(1)
+        model.turn()
+    assert len(take_snapshot(model, with_history=True).history) == 299
+
+
 def test_slots_are_bounded():
     slots = Slots(0.0, 1)
     for second in range(1000):
@@ -225,7 +249,7 @@ def test_live_requests():
     begin(model, "chatcmpl-2")
     model.on_step(step(1, num_tokens=68, prefilling=[(7, 0, 64)], num_waiting=1))
     first, second = take_snapshot(model).now.requests
-    assert (first.id, first.age_s, first.state) == ("chatcmpl-1", 2.0, "waiting")
+    assert (first.id, first.age_s, first.state) == ("chatcmpl-1", 2.0, "prefill")
     timeline.scheduled(clock.now_s(), 16)
     first = take_snapshot(model).now.requests[0]
     assert (first.state, first.computed_tokens, first.cached_tokens) == ("prefill", 64, 16)

@@ -9,7 +9,7 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.core.service import choose_class, request_slo, service_classes
 from headway.core.slo import Slo
-from unit.telemetry_cases import answer, begin, telemetry
+from unit.telemetry_cases import answer, begin, step, telemetry
 
 
 def test_the_worked_example():
@@ -39,6 +39,19 @@ def test_time_to_publish_skips_what_no_user_sees():
     assert (timeline.ttft_s, timeline.publish_s, timeline.ended.e2e_s) == (1, 5, 6)
     assert timeline.timings()["publish_s"] == 5
     assert model.registry.histograms["time_to_publish_seconds"].sum == 5
+
+
+def test_a_prompt_of_many_steps_is_in_prefill_from_its_first_chunk():
+    """The engine says when it was first scheduled with the first token; its chunks come before."""
+    clock = VirtualClock()
+    model = telemetry(clock)
+    timeline = begin(model, "a", num_prompt=2000)
+    model.submitted(timeline, 7)
+    assert timeline.live(clock.now_s()).state == "waiting"
+    clock.advance(1)
+    model.on_step(step(num_decode_tokens=0, prefilling=[(7, 0, 1026)]))
+    live = timeline.live(clock.now_s())
+    assert (live.state, live.computed_tokens) == ("prefill", 1026)
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 4)), min_size=1, max_size=40))

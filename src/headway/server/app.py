@@ -180,16 +180,31 @@ def merged(texts: list[bytes]) -> bytes:
 async def stats(state: State, request: Request) -> Response:
     """One model, now and over the last minutes; the only one unless `?model=` names it.
 
-    `?seconds=20` adds a window of that length, at most 300.
+    `?seconds=20` adds a window of that length, at most 300; `?history=true` the last 300 seconds,
+    second by second.
     """
     seconds = asked_seconds(request, int)
+    past = asked_history(request)
     more_s = () if seconds is None else (seconds,)
     model = state.named_or_first(request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
     prompts, tokenizer = model.telemetry.prompts, model.tokenizer
     if prompts.due:
         await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
-    return json_response(take_snapshot(model.telemetry, model.client.status, more_s))
+    status = model.client.status
+    return json_response(take_snapshot(model.telemetry, status, more_s, with_history=past))
+
+
+def asked_history(request: Request) -> bool:
+    """`?history=true`, false without it; RequestError for any other word."""
+    text = request.query_params.get("history", "false")
+    if text not in ("true", "false"):
+        raise RequestError(
+            f"history is {text[:40]!r}; it must be true or false.",
+            param="history",
+            code="invalid_value",
+        )
+    return text == "true"
 
 
 def asked_seconds(request: Request, kind: type[Number]) -> Number | None:

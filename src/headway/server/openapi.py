@@ -140,7 +140,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation(summary="Metrics for Prometheus", media="text/plain"),
     ("GET", "/stats"): Operation(
         summary="One model, now and over the last minutes",
-        query={"seconds": {"type": "integer", "minimum": 1, "maximum": 300}, **MODEL_QUERY},
+        query={
+            "seconds": {"type": "integer", "minimum": 1, "maximum": 300},
+            "history": {"type": "boolean"},
+            **MODEL_QUERY,
+        },
     ),
     ("GET", "/trace"): Operation(summary="The last seconds as a Chrome trace", query=WINDOW),
     ("GET", "/openapi.json"): Operation(summary="This document", answers=("openapi", "paths")),

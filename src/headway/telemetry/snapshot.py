@@ -285,6 +285,25 @@ class StepPoint(msgspec.Struct, array_like=True):
     predicted_s: float = 0.0
 
 
+class HistoryPoint(msgspec.Struct, array_like=True):
+    """One second of the charts, as a list in this order; it ends at `at_s` on the scale of `now_s`.
+
+    Tokens are of that second, sequences and blocks means over its steps, latencies in seconds of
+    the requests that ended in the 10 seconds up to it, None where none did.
+    """
+
+    at_s: float
+    output_tokens: int
+    input_tokens: int
+    num_running: float
+    num_waiting: float
+    kv_usage: float
+    ttft_p50: float | None
+    ttft_p99: float | None
+    tpot_p50: float | None
+    tpot_p99: float | None
+
+
 class Totals(msgspec.Struct, kw_only=True):
     """Counts since the server started.
 
@@ -331,6 +350,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     `steps` are the last 200; `windows` are in the order of `WINDOWS_S`. `settings` are those of
     the engine that change what a step costs and who runs in it, by their names in `--dry-run`.
+    `history` has a point for each of the last 300 seconds where it was asked for, else none.
     """
 
     version: str
@@ -350,3 +370,4 @@ class Snapshot(msgspec.Struct, kw_only=True):
     totals: Totals
     prefixes: list[PrefixSharing] = []
     settings: dict[str, str] = {}
+    history: list[HistoryPoint] = []

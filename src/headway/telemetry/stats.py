@@ -4,6 +4,7 @@ from itertools import islice
 
 from headway.core.alternatives import kv_choices, weight_choices
 from headway.core.plan import Description
+from headway.telemetry.history import history
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
 from headway.telemetry.snapshot import (
@@ -22,7 +23,11 @@ SHOWN_STEPS, SHOWN_REQUESTS = 200, 512
 
 
 def take_snapshot(
-    telemetry: Telemetry, status: str = "ready", more_windows_s: tuple[int, ...] = ()
+    telemetry: Telemetry,
+    status: str = "ready",
+    more_windows_s: tuple[int, ...] = (),
+    *,
+    with_history: bool = False,
 ) -> Snapshot:
     """All of it; `status` is what the engine's client says it does."""
     telemetry.turn()
@@ -50,6 +55,7 @@ def take_snapshot(
         totals=totals(telemetry),
         prefixes=telemetry.prompts.found,
         settings=dict(ready.settings) if ready else {},
+        history=history(telemetry.slots, now_s) if with_history else [],
     )
 
 

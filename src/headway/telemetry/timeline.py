@@ -234,13 +234,17 @@ class Timeline:
         }
 
     def state(self) -> str:
-        """waiting, prefill, decode or preempted; tokens made before leave after the news of it."""
+        """waiting, prefill, decode or preempted; tokens made before leave after the news of it.
+
+        `scheduled_s` comes with the first token; the chunks of a long prompt are told before.
+        """
         if self.preempted_s > self.prefill_s and max(map(len, self.times)) <= self.preempted_after:
             return "preempted"
         last_s = max((times[-1] for times in self.times if times), default=0.0)
         if last_s > self.prefill_s:
             return "decode"
-        return "waiting" if self.scheduled_s is None else "prefill"
+        started = self.scheduled_s is not None or self.prefill_s > 0
+        return "prefill" if started else "waiting"
 
     def live(self, now_s: float) -> LiveRequest:
         """The request as `/stats` lists it."""

@@ -2,10 +2,15 @@
 // model says is put into text nodes and nothing else.
 
 import { byId, make, show, write } from "./dom.js";
+import { EXAMPLES, SKILLED } from "./examples.js";
 import { digits, said, seconds } from "./format.js";
 import { stream } from "./talk.js";
 
 const COMPLETION_TOKENS = 200;
+
+/** A piece of a tool call: its name comes first, then its arguments bit by bit. */
+const called = ({ function: { name, arguments: given } = {} }) =>
+  (name ? `${name} ` : "") + (given ?? "");
 
 /** How this model is spoken to: its path, the box's words, and how a body and a piece look. */
 const WAYS = {
@@ -15,7 +20,7 @@ const WAYS = {
     hint: "Ask the model …",
     note: "Answers stream from this server, beside whatever else it does.",
     body: (turns) => ({ messages: turns }),
-    piece: (choice) => choice.delta?.content ?? "",
+    piece: ({ delta }) => (delta?.content ?? "") + (delta?.tool_calls ?? []).map(called).join(""),
     thought: (choice) => choice.delta?.reasoning_content ?? "",
   },
   text: {
@@ -44,15 +49,19 @@ class Stopwatch {
     this.numChunks += 1;
   }
 
-  /** "TTFT 34 ms · 118 tok/s · 45 tokens"; "about", from the chunks, where usage did not come. */
+  /**
+   * "TTFT 34 ms · 45 tokens in 0.41 s, 110 tok/s", as the reader saw it: from sending to the last
+   * text. "about", from the chunks, where usage did not come.
+   */
   words() {
     if (this.firstMs === null) return "";
     const tokens = this.numTokens ?? this.numChunks;
     const exact = this.numTokens === null ? "about " : "";
     const parts = [`TTFT ${said(seconds((this.firstMs - this.startMs) / 1e3))}`];
-    const streamed = (this.lastMs - this.firstMs) / 1e3;
-    if (tokens > 1 && streamed > 0) parts.push(`${exact}${digits((tokens - 1) / streamed)} tok/s`);
-    parts.push(`${exact}${tokens} ${tokens === 1 ? "token" : "tokens"}`);
+    const wholeS = (this.lastMs - this.startMs) / 1e3;
+    const speed = tokens > 1 && wholeS > 0 ? `, ${digits(tokens / wholeS)} tok/s` : "";
+    const unit = tokens === 1 ? "token" : "tokens";
+    parts.push(`${exact}${tokens} ${unit} in ${said(seconds(wholeS))}${speed}`);
     return parts.join(" · ");
   }
 }
@@ -76,6 +85,14 @@ export class Chat {
         this.send();
       } else if (event.key === "Escape") this.stop();
     });
+    this.example = null;
+    byId("chat-example-list").append(
+      ...EXAMPLES.map((one) => {
+        const button = make("button", { class: "plain", type: "button" }, one.skill);
+        button.addEventListener("click", () => this.fill(one));
+        return make("li", {}, button);
+      }),
+    );
     byId("chat-stop").addEventListener("click", () => this.stop());
     byId("chat-clear").addEventListener("click", () => this.clear());
   }
@@ -94,11 +111,19 @@ export class Chat {
     this.input.disabled = byId("chat-send").disabled = way === null;
     write(byId("chat-label"), way?.label ?? "Message");
     this.input.placeholder = way?.hint ?? "";
+    show(byId("chat-examples"), way === WAYS.messages && SKILLED.test(model));
     write(
-      byId("chat-hint"),
+      byId("chat-note"),
       way?.note ??
         "This server runs without a tokenizer and takes token ids alone: there is nothing to type.",
     );
+  }
+
+  /** Put an example into the box; nothing is sent. */
+  fill(example) {
+    this.example = example;
+    this.input.value = example.text;
+    this.input.focus();
   }
 
   clear() {
@@ -120,7 +145,10 @@ export class Chat {
     show(byId("chat-hint"), false);
     this.turns.push({ role: "user", content });
     this.add("user", "You", content);
-    await this.answer(this.add("assistant", this.model, ""));
+    const example = content === this.example?.text ? this.example : null;
+    this.example = null;
+    await this.answer(this.add("assistant", this.model, ""), example);
+    if (example?.then && !this.input.value) this.fill({ text: example.then });
   }
 
   /** One turn on the page: who said it (heard, not seen), what, and what came of it. */
@@ -152,14 +180,14 @@ export class Chat {
     turn.thought = { node, text };
   }
 
-  async answer(turn) {
+  async answer(turn, example) {
     const watch = new Stopwatch();
     const turns = this.turns;
     this.stopper = new AbortController();
     this.busy(true);
     let failure = null;
     try {
-      await this.listen(turn, watch, this.stopper.signal);
+      await this.listen(turn, watch, this.stopper.signal, example?.tools);
     } catch (error) {
       failure = error;
     }
@@ -176,11 +204,12 @@ export class Chat {
     this.scroll();
   }
 
-  async listen(turn, watch, signal) {
+  async listen(turn, watch, signal, tools) {
     const body = {
       model: this.model,
       ...this.way.body(this.turns),
       ...this.options(),
+      ...(tools ? { tools } : {}),
       stream: true,
       stream_options: { include_usage: true },
     };

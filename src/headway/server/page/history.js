@@ -1,5 +1,6 @@
-// What the charts show: one sample a tick, kept for five minutes. Rates are differences of the
-// totals between two ticks; percentiles are those of the last 10 s.
+// What the charts show: one sample a tick, kept for five minutes, behind those that the server kept
+// before the page was opened. Rates are differences of the totals between two ticks; percentiles are
+// those of the last 10 s.
 
 import { LineChart, SPAN_S } from "./charts.js";
 import { byId } from "./dom.js";
@@ -57,6 +58,20 @@ const CHARTS = [
   ],
 ];
 
+/** A second of the server's own history, in the order of /stats, as a sample. */
+const sample = ([t, output, input, running, waiting, kv, ttft50, ttft99, tpot50, tpot99]) => ({
+  t,
+  output,
+  input,
+  running,
+  waiting,
+  kv,
+  ttft50,
+  ttft99,
+  tpot50,
+  tpot99,
+});
+
 export class History {
   constructor() {
     this.samples = [];
@@ -67,6 +82,7 @@ export class History {
   update(snapshot) {
     if (this.samples.length && snapshot.now_s < this.samples[this.samples.length - 1].t)
       this.forget();
+    if (snapshot.history?.length) this.samples = snapshot.history.map(sample);
     const { last } = this;
     const passed = last ? snapshot.now_s - last.now_s : 0;
     const since = (name) =>
@@ -87,6 +103,11 @@ export class History {
     this.last = snapshot;
     while (this.samples[0].t < snapshot.now_s - SPAN_S) this.samples.shift();
     for (const chart of this.charts) chart.update(this.samples, snapshot.now_s);
+  }
+
+  /** Whether the next snapshot should bring the past along. */
+  get isBlank() {
+    return this.last === null;
   }
 
   /** Lines break here: the server was not heard, or another one answers. */

@@ -91,7 +91,8 @@ class Page {
     try {
       if (!this.models.length) await this.readModels();
       const { model } = this;
-      const snapshot = await get(`stats?model=${encodeURIComponent(model.id)}`);
+      const past = this.history.isBlank ? "history=true&" : "";
+      const snapshot = await get(`stats?${past}model=${encodeURIComponent(model.id)}`);
       if (model === this.model) this.heard(snapshot);
     } catch (error) {
       this.unheard(error);

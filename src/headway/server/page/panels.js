@@ -73,7 +73,7 @@ export class LatencyTable {
   update(_, window) {
     for (const [name, cells] of this.rows)
       cells.forEach((cell, i) =>
-        write(cell, said(seconds(window.latency[name]?.[PERCENTILES[i]]))),
+        write(cell, seconds(window.latency[name]?.[PERCENTILES[i]]).join(" ").trim()),
       );
   }
 }

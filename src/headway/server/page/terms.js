@@ -53,7 +53,7 @@ export const TERMS = {
   cached: "Prompt tokens whose KV was in the cache already.",
   computed: "Tokens of the request whose KV is in place.",
   generated: "Output tokens so far, all its sequences together.",
-  chat: "Measured in this browser: TTFT from sending to the first text; tok/s = (tokens − 1) ÷ (last − first).",
+  chat: "Measured in this browser: TTFT from sending to the first text; the time, and tok/s of it, from sending to the last text.",
 };
 
 const MARGIN = 8;

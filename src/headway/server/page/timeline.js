@@ -4,7 +4,8 @@ import { Drawing } from "./charts.js";
 import { make, mark, write } from "./dom.js";
 import { count, said, seconds, share } from "./format.js";
 
-const MOST_S = 5;
+const MOST_S = 5,
+  STALE_S = 30;
 const LEFT = 46,
   RIGHT = 6,
   LANE = 46,
@@ -47,19 +48,29 @@ export class StepTimeline extends Drawing {
 
   update(steps, nowS) {
     this.nowS = nowS;
-    if (steps.length && this.newest === steps[steps.length - 1][START]) {
+    const last = steps[steps.length - 1];
+    const end = last ? last[START] + last[DURATION] : 0;
+    const stale = !last || nowS - end > STALE_S; // an idle server's last steps tell nothing of now
+    if (this.newest === last?.[START] && this.stale === stale) {
       this.tell();
       return;
     }
-    this.newest = steps.length ? steps[steps.length - 1][START] : undefined;
-    const end = this.newest === undefined ? 0 : this.newest + steps[steps.length - 1][DURATION];
-    this.steps = steps.filter((step) => step[START] >= end - MOST_S);
+    this.newest = last?.[START];
+    this.stale = stale;
+    this.steps = stale ? [] : steps.filter((step) => step[START] >= end - MOST_S);
     this.redraw();
     this.tell();
   }
 
   redraw() {
-    if (!this.steps.length) return;
+    if (!this.steps.length) {
+      for (const { bars, text } of this.lanes) {
+        mark(bars, "d", "");
+        write(text, "");
+      }
+      for (const text of this.times) write(text, "");
+      return;
+    }
     const last = this.steps[this.steps.length - 1];
     this.from = this.steps[0][START];
     this.span = Math.max(last[START] + last[DURATION] - this.from, 1e-4);
