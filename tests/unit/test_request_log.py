@@ -120,6 +120,7 @@ def test_a_terminal_that_stands_still_holds_up_nobody(monkeypatch):
     """Nobody reads the pipe: more lines than it holds are logged at once, and leaving ends."""
     read, write = os.pipe()
     monkeypatch.setattr("headway.core.logs.MAX_LINES_WAITING", 100)
+    before = set(threading.enumerate())
     with open(write, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
         done = threading.Event()
@@ -137,7 +138,9 @@ def test_a_terminal_that_stands_still_holds_up_nobody(monkeypatch):
         assert done.wait(30), "a line waited for its reader"
         head = os.read(read, 60)
         assert b"INFO headway.requests xxx" in head
-        os.close(read)  # the writer's thread ends with an error that it passes over
+        os.close(read)  # the writer's thread ends with errors that it passes over
+        for thread in set(threading.enumerate()) - before:
+            thread.join(30)  # else it would write to whoever gets this descriptor next
         logging.getLogger("headway.requests").setLevel(logging.NOTSET)
 
 

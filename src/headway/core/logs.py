@@ -148,13 +148,21 @@ def written_aside(name: str, format: str) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = True
-        stop(listener)
+        stop(listener, lines)
 
 
-def stop(listener: logging.handlers.QueueListener) -> None:
-    """Write what waits, but for no longer than a second: nobody may read any more."""
+def stop(listener: logging.handlers.QueueListener, lines: queue.Queue[logging.LogRecord]) -> None:
+    """Write what waits, but for no longer than a second: nobody may read any more.
+
+    Where the queue is full its oldest line makes way for the end, so that the thread finds one.
+    """
     thread = listener._thread
-    with contextlib.suppress(queue.Full):
-        listener.enqueue_sentinel()
+    while True:
+        try:
+            listener.enqueue_sentinel()
+            break
+        except queue.Full:
+            with contextlib.suppress(queue.Empty):
+                lines.get_nowait()
     if thread is not None:
         thread.join(timeout=1.0)
