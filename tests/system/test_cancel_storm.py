@@ -22,7 +22,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[InProcess]:
-    opened = InProcess(tmp_path, max_queue=100_000)
+    opened = InProcess(tmp_path, max_queue=100_000, max_queue_wait=600.0)
     yield opened
     opened.close()
 

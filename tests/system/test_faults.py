@@ -38,7 +38,7 @@ def test_a_full_disk_behind_the_logs_stops_nobody(tiny_model: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     live = LiveServer.__new__(LiveServer)
-    live.url = f"http://127.0.0.1:{port}"
+    live.url, live.headers = f"http://127.0.0.1:{port}", {}
     with open("/dev/full", "wb") as full:
         live.process = subprocess.Popen(
             [sys.executable, "-m", "headway.cli.main", "serve", str(tiny_model), f"--port={port}",
