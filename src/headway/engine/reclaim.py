@@ -199,12 +199,13 @@ class Reclaim:
         held: dict[str, Held] = {}
         for sequence in running:
             user = name(sequence)
-            if user not in held:
-                held[user] = Held(0, [0] * len(self.kv.pools))
-            holds = held[user]
+            holds = held.get(user)
+            if holds is None:
+                holds = held[user] = Held(0, [0] * len(self.kv.pools))
             holds.rows += 1
-            for group, count in enumerate(self._blocks(sequence)):
-                holds.blocks[group] += count
+            firsts = sequence.first_live
+            for group, table in enumerate(sequence.block_tables):
+                holds.blocks[group] += len(table) - firsts[group]
         return held
 
     def level(self, holds: "Held") -> float:
