@@ -5,6 +5,7 @@ hold, and that the client has the refusal that it would have had without a fallb
 """
 
 import asyncio
+import contextlib
 import gzip
 import json
 import threading
@@ -50,7 +51,8 @@ class Hostile:
                 await asyncio.sleep(0.01)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        hung_up = OSError, asyncio.IncompleteReadError  # our server, which has had enough
+        with contextlib.suppress(*hung_up), contextlib.closing(writer):
             head = await reader.readuntil(b"\r\n\r\n")
             self.heads.append(head)
             if head.startswith(b"GET"):
@@ -60,10 +62,6 @@ class Hostile:
             else:
                 await self.answers(self, writer)
             await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
 
     async def send(self, writer: asyncio.StreamWriter, data: bytes, pause_s: float = 0.0) -> None:
         writer.write(data)
