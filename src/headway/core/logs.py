@@ -122,6 +122,11 @@ class Writer(logging.Handler):
         """One thread writes."""
         self.lock = None
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Newer versions of Python take the lock here, which there is none of."""
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
         """All of the line, however much the system takes at once."""
         line = f"{self.format(record)}\n".encode(errors="replace")
