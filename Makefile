@@ -89,7 +89,7 @@ lock:
 		| sed 's/+cpu$$//' > requirements.lock
 	rm -rf .venv-lock
 
-# The embedded models, trained again from TEXT, a folder of books (train-*.txt, val.txt): two hours of
+# The embedded models, trained again from TEXT, a folder of books (train-*.txt, val.txt): three hours of
 # two cores, or some minutes of a GPU. Each stage alone: make tiny-tokenizer, tiny-data, tiny-train …
 TEXT ?= ../shared/data/text
 RUN ?= /tmp/headway-tiny

@@ -10,7 +10,7 @@ engine and open tickets of admission.
 
 The report has for each of these the slope after a warm-up (least squares over means of 20 parts,
 with its standard error) and whether it grows: `grows` is true where the slope less two standard
-errors makes more of the run than `ALLOWED`. `holds` is true where nothing grows, nothing is held
+errors makes more of the run than `ALLOWED`. `verdict` is "holds" where nothing grows, nothing is held
 when the load is over, nothing went wrong and the engine was never started again. Ctrl-C ends the
 load early; the report is of what was seen. The exit status is 0 where it holds.
 """
@@ -196,6 +196,8 @@ class Soak:
             began = time.monotonic()
             watching = asyncio.create_task(self._watch(http, began))
             await self._send_all(http, card["id"], chats="messages" in card["accepts"])
+            if watching.done():
+                self.problems.append(f"the watch ended early: {watching.exception()!r}")
             watching.cancel()
             held = await self._what_is_held(http)
             stats = await get_json(http, "/stats")

@@ -115,11 +115,7 @@ def read_flags(
     flags = vars(parsed)
     positionals = flags.pop("positionals") + [t for t in unknown if not t.startswith("-")]
     flags = {
-        name: [
-            part
-            for text in value
-            for part in vllm.json_list(text) or split(text, rows[name][1].metadata["separator"])
-        ]
+        name: [part for text in value for part in items(text, rows[name][1])]
         if isinstance(value, list)
         else value
         for name, value in flags.items()
@@ -128,6 +124,12 @@ def read_flags(
         config = {"config": flags.pop("config")} if "config" in flags else {}
         flags = vllm.translate(flags, frozenset(rows)) | config
     return flags, positionals
+
+
+def items(text: str, field: dataclasses.Field[Any]) -> list[str]:
+    """The values in one flag of a list: 'a,b' and '["a", "b"]' are two, '[]' is none."""
+    found = vllm.json_list(text)
+    return split(text, field.metadata["separator"]) if found is None else found
 
 
 def spell_out(

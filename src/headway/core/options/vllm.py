@@ -300,6 +300,6 @@ def json_list(text: str) -> list[str] | None:
         return None
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return [str(item) for item in found] if isinstance(found, list) else None

@@ -148,7 +148,8 @@ export class Chat {
     const example = content === this.example?.text ? this.example : null;
     this.example = null;
     await this.answer(this.add("assistant", this.model, ""), example);
-    if (example?.then && !this.input.value) this.fill({ text: example.then });
+    const answered = this.turns.at(-1)?.role === "assistant";
+    if (example?.then && answered && !this.input.value) this.fill({ text: example.then });
   }
 
   /** One turn on the page: who said it (heard, not seen), what, and what came of it. */
