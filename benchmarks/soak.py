@@ -10,9 +10,9 @@ engine and open tickets of admission.
 
 The report has for each of these the slope after a warm-up (least squares over means of 20 parts,
 with its standard error) and whether it grows: `grows` is true where the slope less two standard
-errors makes more of the run than `ALLOWED`. `verdict` is "holds" where nothing grows, nothing is held
-when the load is over, nothing went wrong and the engine was never started again. Ctrl-C ends the
-load early; the report is of what was seen. The exit status is 0 where it holds.
+errors makes more of the run than `ALLOWED`. `verdict` is "holds" where nothing grows, nothing is
+held when the load is over, nothing went wrong and the engine was never started again. Ctrl-C ends
+the load early; the report is of what was seen. The exit status is 0 where it holds.
 """
 
 import argparse

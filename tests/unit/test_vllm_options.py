@@ -82,6 +82,7 @@ def test_a_name_has_one_meaning():
         (["--dtype=half"], "dtype", "float16"),
         (["--allowed-origins", '["http://a", "http://b"]'], "allowed_origins",
          ["http://a", "http://b"]),
+        (["--allowed-origins", "[]"], "allowed_origins", []),
     ],
 )  # fmt: skip
 def test_what_means_the_same_is_honoured(arguments, name, value):
