@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from test_admission_rules import House, asked_for, step
 from test_engine import EXAMPLES, World, make_settings
+from test_swap import swap_settings
 
 from headway.core.errors import OverloadedError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
@@ -314,3 +315,21 @@ def test_whoever_gives_back_ends_with_its_own_tokens(shape, chosen, priority):
         scheduler.policy.users.check_integrity([])
     finally:
         logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_room_made_by_a_copy_is_the_claimants(policy):
+    """The KV of who gives is copied out for a step or more: nobody else starts in its place."""
+    room = {"host": (300,), "num_blocks": (101,), "max_num_seqs": 8, "budget": 64}
+    world = World(swap_settings(**room, policy=policy, prefix_cache=""))
+    for number in range(9):
+        world.add([number] * 150, user="A", terms=CHAT, max_tokens=49, ignore_eos=True)
+    for _ in range(10):
+        world.step()
+    asked = world.add([30] * 120, user="B", terms=CHAT, max_tokens=2, ignore_eos=True)
+    for _ in range(200):
+        if asked in world.finished_at:
+            break
+        world.step()
+    assert asked in world.finished_at
+    assert world.engine.scheduler.num_preemptions == 1

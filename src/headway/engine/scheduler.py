@@ -101,7 +101,7 @@ class Scheduler:
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
         may_start = self._reclaim(plan)
-        self._was_refused = False
+        self._was_refused = not may_start
         decodes = self.policy.decodes(self.running, self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
