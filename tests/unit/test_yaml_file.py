@@ -51,6 +51,10 @@ def test_one_option_in_two_spellings_is_there_twice(tmp_path):
         ("- {a: 1}\n- {a: 2}\n", [{"a": 1}, {"a": 2}]),
         ("x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}\n", {"x": {"a": 1, "b": 2}, "y": {"a": 3, "b": 2}}),
         ("1: a\n'1': b\n", {1: "a", "1": "b"}),
+        (
+            "a: &a {k: 1}\nb: {c: &c {<<: *a, k: 2}}\nd: {<<: *c}\n",
+            {"a": {"k": 1}, "b": {"c": {"k": 2}}, "d": {"k": 2}},
+        ),
     ],
 )
 def test_what_is_no_duplicate(text, content):
@@ -58,7 +62,11 @@ def test_what_is_no_duplicate(text, content):
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "\t- x", "[" * 5000, "? [a]\n: 1", "a: !!python/name:os.system"]
+    "text",
+    [
+        *("a: [", "\t- x", "[" * 5000, "? [a]\n: 1", "a: !!python/name:os.system"),
+        *("a: !!map [1]", "a: !!bool x", "a: !!timestamp x", "a: !!int ''"),
+    ],
 )
 def test_what_is_no_yaml_is_told(text):
     with pytest.raises(UsageError, match="a file is not YAML"):

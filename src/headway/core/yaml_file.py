@@ -10,6 +10,8 @@ from typing import Any
 
 from headway.core.errors import UsageError
 
+MALFORMED = ValueError, TypeError, LookupError, AttributeError, RecursionError
+"""What PyYAML raises besides its own: `!!bool x` is a KeyError, `!!int ''` an IndexError."""
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -32,10 +34,19 @@ def parse_yaml(text: str, where: str, how: str = "") -> Any:
     """What `text` says; raises UsageError, which begins with `where`."""
     import yaml  # late: start-up prints within 300 ms
 
+    compared: set[Any] = set()
+
     class Loader(yaml.SafeLoader):
         """PyYAML's safe loader, which also compares the keys of each mapping."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        def flatten_mapping(self, node: Any) -> None:
+            """Called again for what another `<<` brings, which is flat by then: compared once."""
+            if node not in compared:
+                compared.add(node)
+                self.compare_keys(node)
+            super().flatten_mapping(node)  # type: ignore[no-untyped-call]
+
+        def compare_keys(self, node: Any) -> None:
             seen: dict[Any, int] = {}
             for key_node, _ in node.value:
                 if key_node.tag == MERGE:
@@ -51,9 +62,8 @@ def parse_yaml(text: str, where: str, how: str = "") -> Any:
                         "Keep one of the two: the second would hide the first.",
                     )
                 seen[key] = line
-            return super().construct_mapping(node, deep)
 
     try:
         return yaml.load(text, Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, *MALFORMED) as error:
         raise UsageError(f"{where} is not YAML.", how or str(error)[:200]) from error
