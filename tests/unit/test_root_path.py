@@ -57,7 +57,9 @@ def test_the_document_names_it(server: InProcess) -> None:
     assert document["servers"] == [{"url": "/some/models"}]
 
 
-@pytest.mark.parametrize("root", ["models", "/a b", "//", "/a/../b", "/a?b", "/%2e", "/ä"])
+@pytest.mark.parametrize(
+    "root", ["models", "/a b", "//", "/a/../b", "/a?b", "/%2e", "/ä", "/v1", "/v1/"]
+)
 def test_what_is_no_path_is_refused(root: str) -> None:
     with pytest.raises(UsageError, match="--root-path"):
         checked(root)

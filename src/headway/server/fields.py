@@ -42,7 +42,7 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n_keep", "t_max_predict_ms"), (0, -1)),
     **dict.fromkeys(("xtc_probability", "dynatemp_range", "dry_multiplier", "mirostat"), (0,)),
     **dict.fromkeys(("n_discard", "n_indent", "n_probs", "min_keep", "top_a"), (0,)),
-    "routed_experts_prompt_start": (0,),
+    **dict.fromkeys(("routed_experts_prompt_start", "top_logprobs"), (0,)),
     **dict.fromkeys(("spaces_between_special_tokens", "include_reasoning"), (True,)),
     **dict.fromkeys(("separate_reasoning", "stream_reasoning"), (True,)),
     **dict.fromkeys(("add_generation_prompt", "parallel_tool_calls"), (True,)),

@@ -16,6 +16,8 @@ def checked(root: str) -> str:
         raise UsageError(f"--root-path {root!r} is no path.", "Write it as in --root-path /models.")
     if any(mark in root for mark in ("//", "..", "?", "#", "%", " ", '"', "<")):
         raise UsageError(f"--root-path {root!r} is no plain path.", "Write --root-path /models.")
+    if root.rstrip("/") == "/v1":
+        raise UsageError("--root-path /v1 is a path of our own.", "Write --root-path /models.")
     return root.rstrip("/")
 
 

@@ -121,5 +121,7 @@ def batch_body(body: bytes) -> bytes:
         )
     no_tier = bytes(head.service_tier) in (b"null", b'"auto"', b'"default"')
     if bytes(head.service_class) == b"null" and no_tier:  # the last of two fields of a name holds
-        return body.rstrip()[:-1] + b',"service_class":' + msgspec.json.encode(BATCH_CLASS) + b"}"
+        rest = body.rstrip()[:-1].rstrip()
+        comma = b"" if rest.endswith(b"{") else b","
+        return rest + comma + b'"service_class":' + msgspec.json.encode(BATCH_CLASS) + b"}"
     return body

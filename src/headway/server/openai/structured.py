@@ -65,7 +65,8 @@ def response_grammar(response_format: Any, param: str = "response_format") -> Gr
     refuse_other_keys(given, ("type", *FORMATS[kind]), param, f"beside type {kind}")
     if kind == "text":
         return None
-    if kind == "json_schema" and (given.get("schema") is None or "json_schema" in given):
+    named = given.get("json_schema") is not None
+    if kind == "json_schema" and (named or given.get("schema") is None):
         refuse_other_keys(given, ("type", "json_schema"), param, "beside json_schema")
         return schema_grammar(given.get("json_schema"), f"{param}.json_schema")
     if given.get("schema") is None:
