@@ -555,6 +555,7 @@ async def test_expired_files_go(tmp_path: Path):
 @pytest.mark.parametrize(
     ("body", "service_class"),
     [
+        (b"{}", "batch"),
         (b'{"model": "m"}', "batch"),
         (b'{"model": "m", "service_class": null} ', "batch"),
         (b'{"service_tier": "auto", "stream": false, "model": "m"}', "batch"),
