@@ -1,17 +1,26 @@
 """Who else uses the cores: figures of a made-up /proc, and a process that really spins."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
-from headway.core.contention import CoreUse, CoreWatch, over
+from headway.core.contention import PROC, CoreUse, CoreWatch, family, over
 from headway.telemetry.verdict import CONTENTION, THRESHOLDS
 from unit.telemetry_cases import VirtualClock, step, telemetry
 
-SPINNING = "import sys\nprint(flush=True)\nwhile True: pass"
+SPINNING = "print(flush=True)\nwhile True: pass"
+STRANGERS = f"""
+import subprocess, sys
+for _ in range(int(sys.argv[1])):
+    child = subprocess.Popen([sys.executable, "-c", {SPINNING!r}], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    print(child.pid)
+"""
+"""Starts processes that spin and ends: they are nobody's children then."""
 DEADLINE_S = 60.0
 
 
@@ -34,6 +43,9 @@ class Proc:
             (self.folder / str(pid)).mkdir(exist_ok=True)
             fields = [f"{pid} (a name) of) R", *map(str, range(1, 11)), f"{ticks} 0 0 0"]
             (self.folder / str(pid) / "stat").write_text(" ".join(fields))
+        task = self.folder / str(os.getpid()) / "task" / "1"
+        task.mkdir(parents=True, exist_ok=True)
+        (task / "children").write_text("77 " if 77 in self.own else "")
 
     def passes(self, clock, *, user, own, steal=0, runnable=1):
         """A second in which both cores worked `user` ticks in all, ours `own` of them."""
@@ -60,7 +72,7 @@ def test_shares_of_our_cores(proc):
     clock = VirtualClock()
     proc.own[77] = 0
     proc.write()
-    watch = CoreWatch(clock.now_s, lambda: [77, None], proc.folder)
+    watch = CoreWatch(clock.now_s, proc.folder)
     assert watch.sample() is None, "the first has nothing before it"
     proc.passes(clock, user=190, own=110, runnable=5)
     assert watch.sample() == CoreUse(
@@ -86,7 +98,7 @@ def test_it_says_nothing_where_nothing_is_known(proc, tmp_path_factory):
         assert watch.sample() is None
         clock.advance(1)
         assert watch.sample() is None
-    watch = CoreWatch(clock.now_s, lambda: [77], proc.folder)
+    watch = CoreWatch(clock.now_s, proc.folder)
     watch.sample()
     proc.passes(clock, user=100, own=50)
     clock.advance(60)
@@ -112,7 +124,7 @@ def test_a_window_has_the_verdict(proc):
     """The same steps, with the cores to ourselves and without."""
     clock = VirtualClock()
     model = telemetry(clock)
-    model.core_watch = CoreWatch(clock.now_s, lambda: [77], proc.folder)
+    model.core_watch = CoreWatch(clock.now_s, proc.folder)
     kinds = []
     for others in (0, 90):
         for number in range(12):
@@ -132,25 +144,34 @@ def test_a_window_has_the_verdict(proc):
 def test_a_process_that_spins_beside_us_is_seen():
     """As many as would fill the cores twice; we wait until it shows, however long that takes."""
     cores = len(os.sched_getaffinity(0))
-    spinning = [
-        subprocess.Popen([sys.executable, "-c", SPINNING], stdout=subprocess.PIPE)
-        for _ in range(2 * cores)
-    ]
+    command = [sys.executable, "-c", STRANGERS, str(2 * cores)]
+    spinning = [int(pid) for pid in subprocess.check_output(command, text=True).split()]
     try:
-        for each in spinning:
-            each.stdout.readline()
-        watch, ours = CoreWatch(time.monotonic), CoreWatch(time.monotonic)
-        ours.own = lambda: [each.pid for each in spinning]
-        deadline_s, found, mine = time.monotonic() + DEADLINE_S, None, None
+        watch = CoreWatch(time.monotonic)
+        deadline_s, found = time.monotonic() + DEADLINE_S, None
         while time.monotonic() < deadline_s:
-            found, mine = watch.sample(), ours.sample()
+            found = watch.sample()
             if found is not None and found.others_share > THRESHOLDS["others_share"]:
                 break
             time.sleep(0.5)
         assert found.others_share > THRESHOLDS["others_share"]
         assert found.run_queue > THRESHOLDS["run_queue"]
-        assert mine.others_share < found.others_share, "a child of ours is not another's"
     finally:
-        for each in spinning:
-            each.kill()
-            each.communicate()
+        for pid in spinning:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="this system has no /proc")
+def test_what_we_start_is_ours():
+    """A child, and one of its own that spins, for as long as they run: nobody else's time."""
+    ours = family(PROC, os.getpid())
+    command = [sys.executable, "-c", STRANGERS + "\nsys.stdin.read()", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        grandchild = int(child.stdout.readline())
+        try:
+            assert {child.pid, grandchild} <= family(PROC, os.getpid()) - ours
+            child.stdin.close()
+            child.wait()
+            assert child.pid not in family(PROC, os.getpid())
+        finally:
+            os.kill(grandchild, signal.SIGKILL)

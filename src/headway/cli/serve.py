@@ -163,14 +163,9 @@ def add_fallback(
 
 
 def watch_cores(state: "State") -> None:
-    """Let each model's telemetry see who uses the cores; all engines of this server are ours."""
-    rows = state.rows
-
-    def engines() -> list[int | None]:
-        return [row.client.pid for row in rows]
-
-    for row in rows:
-        row.telemetry.core_watch = CoreWatch(row.telemetry.clock.now_s, engines)
+    """Let each model's telemetry see who uses the cores."""
+    for row in state.rows:
+        row.telemetry.core_watch = CoreWatch(row.telemetry.clock.now_s)
 
 
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":

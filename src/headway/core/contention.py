@@ -5,8 +5,9 @@ them. Two cores for 1 s are 2 s: the system counts 1.9 s of work, we used 1.1 s,
 0.8 s, 40%. On a system without /proc nothing is known, and nothing is said.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,16 +48,18 @@ class Reading:
 
 
 class CoreWatch:
-    """Tells between two calls who used the cores; `own` gives ids of our processes beside this."""
+    """Tells between two calls who used the cores.
+
+    Ours is this process and all that it has started: engines, templates, trials of grammars.
+    """
 
     def __init__(
         self,
         now_s: Callable[[], float],
-        own: Callable[[], Iterable[int | None]] = tuple,
         proc: Path = PROC,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
-        self._now_s, self.own, self._proc, self._max_s = now_s, own, proc, max_seconds
+        self._now_s, self._proc, self._max_s = now_s, proc, max_seconds
         self._last: Reading | None = None
 
     def sample(self) -> CoreUse | None:
@@ -87,13 +90,12 @@ class CoreWatch:
             lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
             ticks = core_ticks(lines)
             fields = dict(line.split()[:2] for line in lines if line.startswith("procs_running"))
-            ours = [os.getpid(), *(pid for pid in self.own() if pid is not None)]
             return Reading(
                 at_s=self._now_s(),
                 total=sum(sum(each) for each in ticks),
                 idle=sum(each[3] + each[4] for each in ticks),
                 steal=sum(each[7] for each in ticks),
-                own=sum(process_ticks(self._proc, pid) for pid in ours),
+                own=sum(process_ticks(self._proc, pid) for pid in family(self._proc, os.getpid())),
                 runnable_per_core=int(fields["procs_running"]) / num_cores_of(lines),
                 num_cores=len(ticks),
             )
@@ -122,14 +124,26 @@ def num_cores_of(lines: list[str]) -> int:
     return sum(line.startswith("cpu") for line in lines) - 1
 
 
+def family(proc: Path, pid: int) -> set[int]:
+    """A process and all that it and its children have started, of what still runs."""
+    found: set[int] = set()
+    left = {pid}
+    while left:
+        one = left.pop()
+        found.add(one)
+        for children in (proc / str(one)).glob("task/*/children"):
+            with contextlib.suppress(OSError):  # a thread that has ended since
+                left |= set(map(int, children.read_text(encoding="ascii").split())) - found
+    return found
+
+
 def process_ticks(proc: Path, pid: int) -> int:
-    """User and system time of all threads of a process; 0 when it is gone."""
+    """User and system time of a process and of its children that have ended; 0 when it is gone."""
     try:
         text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    fields = text.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return sum(map(int, text.rpartition(")")[2].split()[11:15]))
 
 
 def over(samples: list[CoreUse]) -> CoreUse | None:

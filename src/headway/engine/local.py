@@ -55,10 +55,6 @@ class LocalClient:
     def num_requests(self) -> int:
         return len(self._streams)
 
-    @property
-    def pid(self) -> None:
-        """There is no other process."""
-
     async def start(self) -> None:
         """Step from now on; a grammar that is ready wakes the stepper from its own thread."""
         grammars = self.engine.grammars
