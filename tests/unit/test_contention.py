@@ -18,7 +18,7 @@ import subprocess, sys
 for _ in range(int(sys.argv[1])):
     child = subprocess.Popen([sys.executable, "-c", {SPINNING!r}], stdout=subprocess.PIPE)
     child.stdout.readline()
-    print(child.pid)
+    print(child.pid, flush=True)
 """
 """Starts processes that spin and ends: they are nobody's children then."""
 DEADLINE_S = 60.0
