@@ -72,7 +72,7 @@ class Run:
         answer = await reader.readuntil(b"\r\n\r\n")
         return reader, writer, int(answer.split()[1])
 
-    async def answer(self, number: int, body: dict[str, Any]) -> dict[int, list[int]]:
+    async def answer(self, body: dict[str, Any]) -> dict[int, list[int]]:
         """Read one of A's answers, slowly while that is asked; ids by choice."""
         body = {**body, "return_token_ids": True}
         reader, writer, status = await self.post("A", body, buffer=4096 if self.is_slow else 0)
@@ -90,7 +90,7 @@ class Run:
     async def stream(self, number: int) -> None:
         """A's streams, one after the other."""
         while not self.ends:
-            self.answers.append((number, await self.answer(number, self.body(number))))
+            self.answers.append((number, await self.answer(self.body(number))))
 
     def body(self, number: int) -> dict[str, Any]:
         prompt = [5 + number, 7, 9, 11]
@@ -98,7 +98,7 @@ class Run:
 
     async def wide(self) -> None:
         """One request with all slots and more."""
-        found = await self.answer(0, self.wide_body(range(256)))
+        found = await self.answer(self.wide_body(range(256)))
         for number in range(256):
             self.answers.append((number, {i: found.get(16 * number + i, []) for i in range(16)}))
 
@@ -137,8 +137,8 @@ class Run:
     async def alone(self, name: str) -> dict[int, dict[int, list[int]]]:
         """By prompt the answers with nobody beside."""
         if name == "wide":
-            return {n: await self.answer(n, self.wide_body(range(n, n + 1))) for n in (0, 100, 255)}
-        return {n: await self.answer(n, self.body(n)) for n in range(PROMPTS)}
+            return {n: await self.answer(self.wide_body(range(n, n + 1))) for n in (0, 100, 255)}
+        return {n: await self.answer(self.body(n)) for n in range(PROMPTS)}
 
 
 def ids_of(stream: bytes) -> dict[int, list[int]]:
@@ -167,7 +167,9 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
         alone = asyncio.run(run.alone(name))
     whole = given.wide_tokens if name == "wide" else given.tokens
     same = [found == alone[n] for n, found in run.answers if n in alone]
-    finished = [all(len(ids) == whole for ids in found.values()) for _, found in run.answers]
+    finished = [
+        bool(found) and all(len(ids) == whole for ids in found.values()) for _, found in run.answers
+    ]
     waits = [seconds for status, seconds in run.waits if status == 200]
     return {
         "case": name,
