@@ -24,8 +24,8 @@ class EventStream:
     """
 
     __slots__ = (
-        *("_due", "_headers", "_keeper", "_lock", "_opening", "_ping", "_send"),
-        *("silent_s", "started"),
+        *("_due", "_headers", "_keeper", "_lock", "_opening", "_ping", "_send", "_silent_s"),
+        "started",
     )
 
     def __init__(
@@ -44,14 +44,14 @@ class EventStream:
         self._due = due
         self._lock = asyncio.Lock()
         self.started = False
-        self.silent_s = 0.0
+        self._silent_s = 0.0
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send one or several events, behind whatever is on its way."""
         async with self._lock:
             await self._start()
-            self.silent_s = 0.0
+            self._silent_s = 0.0
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _start(self) -> None:
@@ -71,11 +71,11 @@ class EventStream:
         """Open the stream where nothing has, then break each long silence."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.silent_s += TICK_S
+            self._silent_s += TICK_S
             if self.started:
-                if self.silent_s >= PING_INTERVAL_S:
+                if self._silent_s >= PING_INTERVAL_S:
                     await self.write(self._ping)
-            elif self._due(self.silent_s):
+            elif self._due(self._silent_s):
                 await self.write(self._opening() or self._ping)
 
     def stop_pinging(self) -> None:

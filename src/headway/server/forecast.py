@@ -250,7 +250,8 @@ class Forecast:
 
         Where its user has more waiting before it they come at the rate at which it and the users
         ahead had them of late; who asks seldom had few. Whoever may reclaim waits no longer than
-        it takes to do so; while nobody waits nobody knows when a row comes free by itself.
+        it takes to do so, for all of its rows; while nobody waits nobody knows when one comes free
+        by itself, and 0 is told.
         """
         reclaim_s = self._reclaim_s(newcomer) if self._user_slots else inf
         if not self._row_s:

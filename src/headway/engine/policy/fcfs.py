@@ -67,8 +67,8 @@ class Fcfs:
         return []
 
     def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
-        """Where the policy reclaims, anybody."""
-        return self.reclaims
+        """Anybody, in the policies that reclaim."""
+        return True
 
     def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
         """No: who runs came first."""
