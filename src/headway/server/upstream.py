@@ -174,6 +174,7 @@ async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, sen
     loop, left, last = asyncio.get_running_loop(), MAX_STREAM_BYTES, b""
     line_end = b""
     until_s = loop.time() + STREAM_S
+    reading: asyncio.Future[bytes] | None = None
     try:
         while True:
             reading = asyncio.ensure_future(answer.content.readany())
@@ -183,7 +184,6 @@ async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, sen
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not reading.done():
-                reading.cancel()
                 if leaving.done():
                     return
                 last = line_end + broken(path)
@@ -202,6 +202,8 @@ async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, sen
             line_end = b"" if chunk.endswith(b"\n\n") else b"\n\n"  # an event cut short ends
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     finally:
+        if reading is not None:
+            reading.cancel()
         leaving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leaving
