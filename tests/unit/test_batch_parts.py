@@ -155,7 +155,8 @@ def jsonl(*entries: Any) -> bytes:
 
 
 def checked(path: Path, **limits: Any) -> Any:
-    given = {"endpoints": [PATH], "models": ["tiny", "other"], "max_line_bytes": 1000}
+    given = {"endpoints": [PATH], "models": ["tiny", "other"], "unnamed": None}
+    given["max_line_bytes"] = 1000
     return check_file(path, **(given | limits))
 
 
@@ -189,6 +190,23 @@ def test_faults_are_counted_beyond_those_kept(tmp_path: Path):
     path.write_bytes(b"{\n" * 1500)
     found = checked(path)
     assert (found.num_faults, len(found.faults)) == (1500, 1000)
+
+
+def test_a_line_without_a_model_asks_the_only_one(tmp_path: Path):
+    path = tmp_path / "lines"
+    bare = {"custom_id": "a", "method": "POST", "url": PATH, "body": {}}
+    path.write_bytes(jsonl(bare))
+    assert [line.custom_id for line in checked(path, unnamed="tiny").lines] == ["a"]
+    (fault,) = checked(path, unnamed=None).faults
+    assert (fault.code, fault.param) == ("missing_required_parameter", "body.model")
+
+
+@pytest.mark.parametrize("name", ["stream", "background"])
+def test_a_line_is_answered_as_a_whole(name: str):
+    with pytest.raises(RequestError) as told:
+        batch_body(b'{"model": "m", "%s": true}' % name.encode())
+    assert (told.value.param, told.value.code) == (name, "unsupported_value")
+    assert batch_body(b'{"%s": false}' % name.encode())
 
 
 # ── the lane ────────────────────────────────────────────────────────────────────────────────

@@ -72,6 +72,7 @@ def checked_lines(source: Path, names: list[str]) -> "list[Line]":
             source,
             endpoints=ENDPOINTS,
             models=names,
+            unnamed=names[0],
             max_line_bytes=int(ServerOptions().max_body),
             max_lines=MAX_LINES,
         )

@@ -95,16 +95,20 @@ class State:
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.options.response_memory)
 
+    @property
+    def unnamed(self) -> str | None:
+        """Whom a request without a model asks: the only one served, a fallback not counted."""
+        rows = [row for row in self.rows if self.fallback_model not in row.names]
+        return rows[0].names[0] if len(rows) == 1 else None
+
     def name(self, given: str | None) -> str:
         """The model's name as it was given; it may be left out where there is only one to answer.
 
-        A fallback is not counted.
+        Raises RequestError where it may not.
         """
-        if given is not None:
-            return given
-        rows = [row for row in self.rows if self.fallback_model not in row.names]
-        if len(rows) == 1:
-            return rows[0].names[0]
+        name = self.unnamed if given is None else given
+        if name is not None:
+            return name
         raise RequestError(
             f"The field model is required; there is {', '.join(self.models)}.",
             param="model",

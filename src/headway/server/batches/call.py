@@ -99,6 +99,7 @@ class Head(msgspec.Struct):
     """What a line's body says of itself; whatever else is in it is passed over, not made."""
 
     stream: msgspec.Raw = msgspec.Raw(b"null")
+    background: msgspec.Raw = msgspec.Raw(b"null")
     service_class: msgspec.Raw = msgspec.Raw(b"null")
     service_tier: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -107,18 +108,20 @@ def batch_body(body: bytes) -> bytes:
     """A line's body, in the class of batches unless it names another; raises RequestError.
 
     Whether its key may use that one is seen where a request's class is. Of OpenAI's tiers `auto`
-    and `default` name none. A stream has no place in a file.
+    and `default` name none. A stream has no place in a file, and
+    nobody would fetch what runs in the background.
     """
     try:
         head = msgspec.json.decode(body, type=Head)
     except MALFORMED as error:
         raise malformed(error) from None
-    if bytes(head.stream) == b"true":
-        raise RequestError(
-            "A line of a batch cannot stream; leave stream out.",
-            param="stream",
-            code="unsupported_value",
-        )
+    for name in ("stream", "background"):
+        if bytes(getattr(head, name)) == b"true":
+            raise RequestError(
+                f"A line of a batch is answered as a whole; leave {name} out.",
+                param=name,
+                code="unsupported_value",
+            )
     no_tier = bytes(head.service_tier) in (b"null", b'"auto"', b'"default"')
     if bytes(head.service_class) == b"null" and no_tier:  # the last of two fields of a name holds
         rest = body.rstrip()[:-1].rstrip()

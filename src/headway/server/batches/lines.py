@@ -60,7 +60,7 @@ class Checked:
 
 
 class Head(msgspec.Struct):
-    """What a line's body says of itself; without a model it asks the first of those served."""
+    """What a line's body says of itself; without a model it asks the only one served."""
 
     model: str | None = None
 
@@ -83,10 +83,15 @@ def check_file(
     *,
     endpoints: Collection[str],
     models: Sequence[str],
+    unnamed: str | None,
     max_line_bytes: int,
     max_lines: int = MAX_LINES,
 ) -> Checked:
-    """Every line's place, or the faults; `models` are the names served. Raises OSError."""
+    """Every line's place, or the faults. Raises OSError.
+
+    `models` are the names served; `unnamed` is whom a line without a model asks, None where it has
+    to name one.
+    """
     checked = Checked()
     seen: dict[str, int] = {}
     with path.open("rb") as file:
@@ -94,7 +99,8 @@ def check_file(
             if len(checked.lines) == max_lines:
                 checked.wrong(number, "too_many_lines", f"A batch has at most {max_lines} lines.")
                 break
-            line = check_line(checked, data, number, start, endpoints, models, max_line_bytes)
+            place = number, start, data
+            line = check_line(checked, place, endpoints, models, unnamed, max_line_bytes)
             if line is None:
                 continue
             first = seen.setdefault(line.custom_id, number)
@@ -128,14 +134,14 @@ def numbered(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, int, bytes
 
 def check_line(
     checked: Checked,
-    data: bytes,
-    number: int,
-    start: int,
+    place: tuple[int, int, bytes],
     endpoints: Collection[str],
     models: Sequence[str],
+    unnamed: str | None,
     max_line_bytes: int,
 ) -> Line | None:
-    """The line, or None after its fault was noted."""
+    """The line at (number, offset, bytes), or None after its fault was noted."""
+    number, start, data = place
     if len(data) > max_line_bytes:
         checked.wrong(number, "line_too_long", f"The line has more than {max_line_bytes} bytes.")
         return None
@@ -148,7 +154,11 @@ def check_line(
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
         checked.wrong(number, "invalid_json_line", f"The line is not JSON: {str(error)[:200]}.")
         return None
-    named = models[0] if head.model is None else head.model
+    named = unnamed if head.model is None else head.model
+    if named is None:
+        message = f"The field model is required; there is {', '.join(models)}."
+        checked.wrong(number, "missing_required_parameter", message, "body.model")
+        return None
     for code, message, param in faults_of(entry, named, checked.model, endpoints, models):
         checked.wrong(number, code, message, param)
         return None

@@ -168,6 +168,7 @@ class Runner:
                     path,
                     endpoints=(batch.endpoint,),
                     models=tuple(self.state.models),
+                    unnamed=self.state.unnamed,
                     max_line_bytes=self.state.options.max_body,
                 )
 
