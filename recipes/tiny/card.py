@@ -14,7 +14,7 @@ from typing import Any
 
 from recipes.tiny.distill import DRAFT, DRAFT_BASE
 from recipes.tiny.train import BASE, SOURCES, TARGET
-from recipes.tiny.tune import TUNED
+from recipes.tiny.tune import SETTLED, TUNED
 from safetensors import safe_open
 
 from headway import LLM, SamplingParams
@@ -33,9 +33,10 @@ trained from nothing by `recipes/tiny` in {minutes:.0f} minutes of two CPU cores
 pace ({wall:.0f} of wall time, for the cores did other work too); no weights of others are in it. Its tuned weights are mixed with those of the first stage
 before and after they settle (`recipes/tiny/README.md`).""",
     DRAFT: """\
-A draft for `headway-tiny`: {parameters:,} parameters with the same tokenizer, distilled from it by
-`recipes/tiny` in {minutes:.0f} minutes of two CPU cores or less by its median pace ({wall:.0f} of wall time, for
-the cores did other work too). It proposes tokens that the target checks; alone it is a weaker model of
+A draft for `headway-tiny`: {parameters:,} parameters with the same tokenizer, distilled by `recipes/tiny`
+in {minutes:.0f} minutes of two CPU cores or less by its median pace ({wall:.0f} of wall time, for the cores did
+other work too) from the two models that `headway-tiny` is a mixture of: from `{base}`, then from
+`{settled}`, which has the larger share. It proposes tokens that the target checks; alone it is a weaker model of
 the same kind. No weights of others are in it.""",
 }
 STAGES = {
@@ -45,7 +46,7 @@ STAGES = {
 """The folders of a model's stages, in order, and what the card calls them."""
 LOSS = {
     TARGET: "cross-entropy of every book token and of the answers of chats",
-    DRAFT: "divergence from the target's distribution, on the same tokens",
+    DRAFT: "divergence from the teacher's distribution, on the same tokens",
 }
 
 CARD = """\
@@ -259,6 +260,8 @@ def card(folder: Path, model: Path) -> str:
         "parameters": num_parameters(model / "model.safetensors"),
         "minutes": sum(stage["minutes"][0] for stage in stages.values()),
         "wall": sum(stage["minutes"][1] for stage in stages.values()),
+        "base": BASE,
+        "settled": SETTLED,
     }
     return CARD.format(
         **told,

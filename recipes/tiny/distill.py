@@ -1,10 +1,12 @@
-"""Distils `headway-draft` from `headway-tiny`: five times fewer FLOPs, the same tokenizer.
+"""Distils `headway-draft`, the draft of `headway-tiny`: five times fewer FLOPs, the same tokenizer.
 
 It is given the folder of a finished training run, and continues a run it finds there. With
 `--first` the teacher is `headway-base`; without, `headway-settled`, and the first draft goes on.
+`headway-tiny` is a mixture of these two (`tune.py`) and teaches nothing itself.
 It promises the same files as training, in the folder `headway-draft`, or `headway-draft-base`.
 """
 
+import argparse
 import json
 from dataclasses import replace
 
@@ -12,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
-from recipes.tiny.train import BASE, arguments, by_source, mean, plan_of, train
+from recipes.tiny.train import BASE, PEAK_LR, arguments, by_source, mean, plan_of, train
 from recipes.tiny.tune import LENGTHS, SETTLED
 from safetensors.torch import load_file
 from torch import Tensor
@@ -52,10 +54,17 @@ class Distillation:
         return means
 
 
-def main() -> None:
-    parser = arguments(__doc__, steps=0)
+def given() -> argparse.Namespace:
+    """The arguments; steps and learning rate that are not given are those of the stage."""
+    parser = arguments(__doc__, steps=STEPS, peak_lr=PEAK_LR / 3)
     parser.add_argument("--first", action="store_true", help="learn from headway-base")
-    args = parser.parse_args()
+    if parser.parse_args().first:
+        parser.set_defaults(steps=STEPS_FIRST, peak_lr=PEAK_LR)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = given()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     source = args.out / (BASE if args.first else SETTLED)
@@ -65,11 +74,9 @@ def main() -> None:
     learn = Distillation(teacher)
     smaller = replace(shape, **SIZES)
     if args.first:
-        args.steps = args.steps or STEPS_FIRST
         plan = plan_of(args, seed=args.seed + 1)
         train(args.out, DRAFT_BASE, plan, smaller, device, learn)
         return
-    args.steps, args.peak_lr = args.steps or STEPS, args.peak_lr / 3
     plan = plan_of(args, seed=args.seed + 3, **LENGTHS)
     begin = args.out / DRAFT_BASE / "checkpoint.safetensors"
     train(args.out, DRAFT, plan, smaller, device, learn, chats="settle", begin=begin)

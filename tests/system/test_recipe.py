@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipes.tiny import checkpoint, train
+from recipes.tiny import checkpoint, train, tune
 from recipes.tiny.conversations import conversations
 from recipes.tiny.model import Llama, Shape
 from recipes.tiny.muon import orthogonal
@@ -26,6 +26,7 @@ from headway.measure.skills.suite import DEMO, LEVELS, SKILLS, TEST_SEED, exampl
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"train": 30, "tune": 4, "distill": 30}
+GIVEN_LR = 0.0015
 SMALL = ("--step-tokens", 2048, "--threads", 1)
 VARIED = ("--varied-conversations", 400)
 TINY = Shape(
@@ -54,7 +55,7 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     stage("train", "--out", out, "--steps", STEPS["train"], *SMALL)
     stage("tune", "--out", out, "--steps", STEPS["tune"], "--settle-steps", STEPS["tune"])
     stage("distill", "--out", out, "--steps", STEPS["distill"], "--first", *SMALL)
-    stage("distill", "--out", out, "--steps", STEPS["tune"])
+    stage("distill", "--out", out, "--steps", STEPS["tune"], "--peak-lr", GIVEN_LR)
     for name in ("headway-tiny", "headway-draft"):
         stage("export", "--out", out, "--model", out / "models" / name)
     return out
@@ -90,6 +91,27 @@ def test_tuning_goes_on_from_the_first_stage(run: Path, name: str, first: str) -
     assert training["shape"]["max_position_embeddings"] == training["plan"]["long_length"] == 4096
     by_pace, wall = training["minutes"]
     assert by_pace > 0 and wall > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "peak_lr"), [("headway-draft-base", train.PEAK_LR), ("headway-draft", GIVEN_LR)]
+)
+def test_a_learning_rate_that_is_given_is_the_one_used(
+    run: Path, name: str, peak_lr: float
+) -> None:
+    training = json.loads((run / name / "training.json").read_text())
+    assert training["plan"]["peak_lr"] == peak_lr
+
+
+def test_the_card_names_the_teachers() -> None:
+    """What `distill` loads is what the card of the draft, as it is shipped too, says."""
+    from recipes.tiny.card import WHAT
+
+    told = WHAT["headway-draft"].format(
+        parameters=578_016, minutes=31, wall=41, base=train.BASE, settled=tune.SETTLED
+    )
+    shipped = (ROOT / "src/headway/embedded/headway-draft/README.md").read_text()
+    assert told in shipped
 
 
 @pytest.mark.parametrize("name", ["headway-tiny", "headway-draft"])
