@@ -148,7 +148,7 @@ def test_a_row_is_added_to_what_is_there(tmp_path):
     assert path.read_text().startswith("# mine\n") and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("text", ["", "# none yet\n", "keys:\n", "keys:"])
+@pytest.mark.parametrize("text", ["", "# none yet\n", "keys:\n", "keys:", "more: 1\nkeys:\n"])
 def test_a_row_is_added_where_there_is_none(tmp_path, text):
     path = key_file(tmp_path, text)
     add_row(path, "a", "one")
@@ -163,7 +163,7 @@ def test_a_row_is_added_where_there_is_none(tmp_path, text):
         ("keys: []\n", "a", "cannot be added at its end"),
         ("keys:\n" + row("alice", "x") + "other: 1\n", "b", "cannot be added at its end"),
         ("keys: [", "a", "is not YAML"),
-        ("[1]", "a", "--key-file"),
+        ("keys: 5", "a", "keys.yaml: Expected `array`"),
         ("", "anonymous", "cannot be a key's name"),
         ("", "a\nb", "cannot be a key's name"),
     ],
@@ -174,6 +174,18 @@ def test_what_a_row_is_not_added_to(tmp_path, text, name, words):
         add_row(path, name, "one")
     assert words in refused.value.cause
     assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["model: tiny\n", "[1]", "words", "5"])
+def test_a_file_of_something_else_is_no_key_file(tmp_path, text):
+    """It is not to be written to; the fix is one that helps."""
+    path = key_file(tmp_path, text)
+    with pytest.raises(UsageError, match=f"--file {path}: it has no `keys:`") as refused:
+        add_row(path, "a", "one")
+    assert "another file" in refused.value.fix and path.read_text() == text
+    with pytest.raises(UsageError, match=f"--key-file {path}: it has no `keys:`") as refused:
+        read_rows(path)
+    assert "another file" in refused.value.fix
 
 
 def test_rows_added_at_once_are_all_there(tmp_path):

@@ -23,6 +23,7 @@ from headway.core.yaml_file import parse_yaml, read_yaml
 
 KEY_BYTES = 32
 HOW = "`headway key NAME --file FILE` makes a new key and adds its row."
+ANOTHER = "Name another file: `headway key NAME --file FILE` makes one that is not there."
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,17 +61,19 @@ def make_key() -> str:
 
 def read_rows(file: Path) -> list[Row]:
     """The rows of a key file; UsageError names what is wrong with it."""
-    return rows_of(read_yaml(file, "--key-file", HOW), file)
+    return rows_of(read_yaml(file, "--key-file", HOW), f"--key-file {file}")
 
 
-def rows_of(content: Any, file: Path) -> list[Row]:
-    """The rows in the content of a file; raises UsageError."""
+def rows_of(content: Any, where: str) -> list[Row]:
+    """The rows in the content of a file; raises UsageError, which begins with `where`."""
+    if not isinstance(content, dict) or "keys" not in content:
+        raise UsageError(f"{where}: it has no `keys:`, so it is no key file.", ANOTHER)
     try:
-        rows = msgspec.convert((content or {}).get("keys"), list[Row])
-    except (msgspec.ValidationError, AttributeError) as error:
-        raise UsageError(f"--key-file {file}: {str(error)[:200]}.", HOW) from error
+        rows = msgspec.convert(content["keys"], list[Row])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {str(error)[:200]}.", HOW) from error
     for row in rows:
-        check_row(str(file), row)
+        check_row(where, row)
     return rows
 
 
@@ -106,7 +109,7 @@ def add_row(file: Path, name: str, key: str) -> None:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         where = f"--file {file}"
         content = parse_yaml(text, where, HOW)
-        rows = [] if content in (None, {"keys": None}) else rows_of(content, file)
+        rows = [] if is_empty(content) else rows_of(content, where)
         if any(row.name == name for row in rows):
             raise UsageError(
                 f"{where}: there is a key {name!r} already.",
@@ -119,6 +122,11 @@ def add_row(file: Path, name: str, key: str) -> None:
                 "Make `keys:` the last of the file, one `- name: …` below the other.",
             )
         replace_file(file, longer)
+
+
+def is_empty(content: Any) -> bool:
+    """Whether a file has nothing in it, or nothing below `keys:`."""
+    return content is None or (isinstance(content, dict) and content.get("keys", ()) is None)
 
 
 def with_row(text: str, name: str, key: str, *, has_rows: bool) -> str:
@@ -135,7 +143,7 @@ def with_row(text: str, name: str, key: str, *, has_rows: bool) -> str:
 def holds(text: str, rows: list[Row]) -> bool:
     """Whether a key file of this text has exactly these rows."""
     try:
-        return rows_of(parse_yaml(text, ""), Path()) == rows
+        return rows_of(parse_yaml(text, ""), "") == rows
     except UsageError:
         return False
 
