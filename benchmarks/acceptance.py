@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from headway import SamplingParams
-from headway.measure.evals.divergence import Compared, compare, compare_tokens
-from headway.measure.evals.statistics import interval, paired_bootstrap
-from headway.measure.evals.text import read_text, windows
-from headway.measure.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.evals.divergence import Compared, compare, compare_tokens
+from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.evals.statistics import interval, paired_bootstrap
+from headway.evals.text import read_text, windows
 from headway.whole_model import FolderModel
 
 ROOT = Path(__file__).resolve().parents[1]

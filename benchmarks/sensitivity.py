@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from headway.measure.evals.text import TEXTS, read_text  # noqa: E402
+from headway.evals.text import TEXTS, read_text  # noqa: E402
 from headway.whole_model import FolderModel  # noqa: E402
 from rounding import ROUNDINGS, write_rounded  # noqa: E402
 from sensitivity import (  # noqa: E402

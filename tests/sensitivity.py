@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from headway.measure.evals.divergence import Divergence, compare
-from headway.measure.evals.skills import ask
-from headway.measure.evals.statistics import interval, mcnemar, paired_bootstrap
-from headway.measure.evals.text import TextScore, score_text, windows
-from headway.measure.skills.example import Example
-from headway.measure.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.evals.divergence import Divergence, compare
+from headway.evals.questions import ask
+from headway.evals.skills.example import Example
+from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.evals.statistics import interval, mcnemar, paired_bootstrap
+from headway.evals.text import TextScore, score_text, windows
 from headway.whole_model import FolderModel
 
 MEMORY = "96MiB"

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 
 from headway import LLM, SamplingParams
-from headway.measure.evals.statistics import wilson
-from headway.measure.skills.example import Example, normal
-from headway.measure.skills.varied import VARIED, held_out, unseen
+from headway.evals.skills.example import Example, normal
+from headway.evals.skills.varied import VARIED, held_out, unseen
+from headway.evals.statistics import wilson
 
 SEED = 1_000_003
 MEMORY = 256 * 2**20

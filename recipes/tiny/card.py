@@ -18,12 +18,12 @@ from recipes.tiny.tune import SETTLED, TUNED
 from safetensors import safe_open
 
 from headway import LLM, SamplingParams
+from headway.evals.questions import SkillsReport
+from headway.evals.report import read_report
+from headway.evals.skills.suite import DEMO, LEVELS, SKILLS
+from headway.evals.statistics import wilson
+from headway.evals.texts import TextReport
 from headway.measure.chart import Panel, chart
-from headway.measure.evals.report import read_report
-from headway.measure.evals.skills import SkillsReport
-from headway.measure.evals.statistics import wilson
-from headway.measure.evals.texts import TextReport
-from headway.measure.skills.suite import DEMO, LEVELS, SKILLS
 
 WHAT = {
     TARGET: """\
@@ -77,7 +77,7 @@ over {num_key_value_heads} key head of {head_dim}, feed-forward {intermediate_si
 ## Data
 
 Books: public-domain children's and adventure books of Project Gutenberg, headers stripped.
-Chats: generated from a seed by the skills in `headway/measure/skills`, so nobody's conversation is
+Chats: generated from a seed by the skills in `headway/evals/skills`, so nobody's conversation is
 in them; after the first stage also chats with tools and schemas as agent frameworks write them. A
 quarter to a sixth of the tokens are books.
 

@@ -4,7 +4,7 @@ It is given roles and contents, here as Python functions and below as a chat tem
 Both promise the same text: one message is "<|im_start|>user\\nHello!<|im_end|>\\n".
 """
 
-from headway.measure.skills.structured import POSTAMBLE, PREAMBLE
+from headway.evals.skills.structured import POSTAMBLE, PREAMBLE
 
 END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"

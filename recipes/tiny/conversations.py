@@ -10,8 +10,8 @@ from itertools import islice
 
 from recipes.tiny.chatml import END_OF_TEXT, IM_END, message, opened
 
-from headway.measure.skills.suite import training_examples
-from headway.measure.skills.varied import varied_examples
+from headway.evals.skills.suite import training_examples
+from headway.evals.skills.varied import varied_examples
 
 SYSTEM = ("You are a helpful assistant.", "You are headway-tiny.", "Answer in one sentence.")
 

@@ -10,8 +10,8 @@ import pytest
 
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
-from headway.measure.evals.statistics import wilson
-from headway.measure.evals.text import read_text
+from headway.evals.statistics import wilson
+from headway.evals.text import read_text
 from headway.whole_model import FolderModel
 from rounding import ROUNDINGS, write_rounded
 from sensitivity import (

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError, RequestError
-from headway.measure.evals.divergence import EXACT, compare
-from headway.measure.evals.text import score_last_words, score_text, windows
+from headway.evals.divergence import EXACT, compare
+from headway.evals.text import score_last_words, score_text, windows
 from headway.whole_model import FolderModel
 from rounding import ROUNDINGS, Rounding, rounded, write_rounded
 

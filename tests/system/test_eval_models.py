@@ -19,8 +19,8 @@ from headway.cli.evaluate import GATE_FAILED
 from headway.cli.main import main
 from headway.core.errors import HeadwayError
 from headway.core.scoring import Score
-from headway.measure.evals.report import Report, read_report
-from headway.measure.evals.url import UrlModel, open_url
+from headway.evals.report import Report, read_report
+from headway.evals.url import UrlModel, open_url
 from headway.whole_model import FolderModel
 
 FEW = ("--questions=2", "--skills=copy,classify,lookup", "--levels=1,3", "--kv-memory=64MiB")

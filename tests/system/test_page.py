@@ -20,7 +20,7 @@ from scripted import ScriptedServer, scripted
 from test_tools import HERMES
 
 import headway
-from headway.measure.skills.suite import SKILLS
+from headway.evals.skills.suite import SKILLS
 from headway.server.page import FILES, PATHS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -13,8 +13,8 @@ import pytest
 
 from conftest import StartServer
 from headway.cli.common import model_folder
-from headway.measure.skills.example import TOOL_CLOSE, TOOL_OPEN, Example
-from headway.measure.skills.suite import examples
+from headway.evals.skills.example import TOOL_CLOSE, TOOL_OPEN, Example
+from headway.evals.skills.suite import examples
 
 MODEL = "headway-tiny"
 COUNT, ENOUGH = 6, 5

@@ -8,10 +8,10 @@ import pytest
 
 from headway.cli.evaluate import GATE_FAILED
 from headway.core.options import EngineOptions, EvalOptions, read_options
-from headway.measure.evals.pairs import ALPHA
-from headway.measure.evals.texts import DIVERGENCE_WINDOWS
-from headway.measure.skills.example import TOOL_OPEN
-from headway.measure.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.evals.pairs import ALPHA
+from headway.evals.skills.example import TOOL_OPEN
+from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.evals.texts import DIVERGENCE_WINDOWS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EVALS, SKILLS_PAGE = ((DOCS / name).read_text("utf-8") for name in ("evals.md", "skills.md"))

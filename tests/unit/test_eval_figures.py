@@ -20,12 +20,12 @@ from headway.cli.main import main
 from headway.core.embedded import NAMES, model_folder
 from headway.core.errors import UsageError
 from headway.core.scoring import STOP, Score, transcript
-from headway.measure import onepage
-from headway.measure.evals import page, skills, suites
-from headway.measure.evals.divergence import Compared, Divergence
-from headway.measure.evals.pairs import ALPHA, NATS, POINTS, RELATIVE, Paired, compare, judge
-from headway.measure.evals.report import Report, read_report
-from headway.measure.evals.statistics import (
+from headway.evals import page, questions, suites
+from headway.evals.divergence import Compared, Divergence
+from headway.evals.pairs import ALPHA, NATS, POINTS, RELATIVE, Paired, compare, judge
+from headway.evals.report import Report, read_report
+from headway.evals.skills.suite import SKILLS, TEST_SEED, examples
+from headway.evals.statistics import (
     binomial_tail,
     holm,
     interval,
@@ -34,8 +34,8 @@ from headway.measure.evals.statistics import (
     paired_bootstrap,
     wilson,
 )
-from headway.measure.evals.text import LastWord, LastWords, Passage, TextScore
-from headway.measure.evals.texts import (
+from headway.evals.text import LastWord, LastWords, Passage, TextScore
+from headway.evals.texts import (
     DivergenceReport,
     TextReport,
     bits_figure,
@@ -43,7 +43,7 @@ from headway.measure.evals.texts import (
     divergence_figures,
     last_words_figure,
 )
-from headway.measure.skills.suite import SKILLS, TEST_SEED, examples
+from headway.measure import onepage
 
 TOLERANCES = {POINTS: 0.02, RELATIVE: 0.02, NATS: 0.02}
 
@@ -417,4 +417,4 @@ def test_a_model_of_the_wrong_skills_is_refused():
             tolerance=0.02,
             kl_tolerance=0.02,
         )
-    assert skills.check_skills(["sort", "copy"]) == ["sort", "copy"]
+    assert questions.check_skills(["sort", "copy"]) == ["sort", "copy"]

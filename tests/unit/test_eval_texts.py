@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
 from headway.core.scoring import Score
-from headway.measure.evals.divergence import (
+from headway.evals.divergence import (
     APPROXIMATE,
     EXACT,
     compare,
@@ -24,7 +24,7 @@ from headway.measure.evals.divergence import (
     compare_tokens,
     lumped_kl,
 )
-from headway.measure.evals.text import (
+from headway.evals.text import (
     Window,
     last_word,
     num_shared,

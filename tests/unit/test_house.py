@@ -28,11 +28,12 @@ MAY_IMPORT = {
     "gateway": {"core", "telemetry"},
     "measure": {"core", "telemetry"},
     "advise": {"core", "telemetry", "engine", "measure", "assemble"},
-    "compress": {"core", "runtime", "measure"},
+    "evals": {"core", "measure"},
+    "compress": {"core", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
         *("", "core", "telemetry", "engine", "runtime", "assemble", "llm", "whole_model"),
-        *("server", "gateway", "measure", "advise", "compress", "cluster"),
+        *("server", "gateway", "measure", "evals", "advise", "compress", "cluster"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
@@ -236,7 +237,7 @@ def test_unit_tests_never_import_torch():
 
 def test_deciding_rooms_run_without_torch():
     """A fresh interpreter imports every module of them and has loaded no torch."""
-    rooms = ("", "core", "telemetry", "engine", "assemble", "server", "gateway", "measure")
+    rooms = ("", "core", "telemetry", "engine", "assemble", "server", "gateway", "measure", "evals")
     names = [module for module in MODULES if room_of(module) in rooms]
     names = [name for name in names if not name.endswith("__main__")]
     code = (

@@ -6,10 +6,10 @@ from itertools import islice
 
 import pytest
 
-from headway.measure.skills.dressing import Field, dress, function
-from headway.measure.skills.example import TOOL_CLOSE, TOOL_OPEN, Example
-from headway.measure.skills.structured import POSTAMBLE, PREAMBLE
-from headway.measure.skills.varied import FIRST, VARIED, held_out, varied_examples
+from headway.evals.skills.dressing import Field, dress, function
+from headway.evals.skills.example import TOOL_CLOSE, TOOL_OPEN, Example
+from headway.evals.skills.structured import POSTAMBLE, PREAMBLE
+from headway.evals.skills.varied import FIRST, VARIED, held_out, varied_examples
 
 SENT = (
     {

@@ -15,8 +15,8 @@ from headway.core.options import EngineOptions, EvalOptions
 if TYPE_CHECKING:
     from headway.cli.main import Call
     from headway.core.scoring import Model
-    from headway.measure.evals.report import Report
-    from headway.measure.evals.suites import Wanted
+    from headway.evals.report import Report
+    from headway.evals.suites import Wanted
 
 GATE_FAILED = 5
 """The exit status that says: the suites ran, and the model is surely worse."""
@@ -44,10 +44,10 @@ def evaluate(call: "Call") -> int:
 
 def wants(options: EvalOptions) -> "Wanted":
     """What the options ask of a model; UsageError before anything is loaded."""
-    from headway.measure.evals.skills import check_skills
-    from headway.measure.evals.suites import Wanted
-    from headway.measure.evals.texts import read_corpora
-    from headway.measure.skills.suite import LEVELS
+    from headway.evals.questions import check_skills
+    from headway.evals.skills.suite import LEVELS
+    from headway.evals.suites import Wanted
+    from headway.evals.texts import read_corpora
 
     asks = options.suite in ("skills", "all")
     scores = options.suite in ("text", "all")
@@ -87,8 +87,8 @@ class Sources:
     def check(self, what: str | None, model_name: str) -> None:
         """Raise for what cannot be asked or paired, before anything is asked."""
         from headway.core.model_spec import read_model_spec
-        from headway.measure.evals.report import read_report
-        from headway.measure.evals.url import is_url
+        from headway.evals.report import read_report
+        from headway.evals.url import is_url
 
         if what is not None and is_report(what):
             report = read_report(what)
@@ -107,7 +107,7 @@ class Sources:
 
     def report(self, subject: str | None) -> "Report":
         """The subject's report, with its comparison."""
-        from headway.measure.evals import suites
+        from headway.evals import suites
 
         options, against = self._options, self._options.against
         if not against:
@@ -125,7 +125,7 @@ class Sources:
 
     def _both(self, subject: str | None) -> tuple["Report", "Report", list[str]]:
         """A, B and notes; both in memory at a time only where they are compared by token."""
-        from headway.measure.evals.suites import diverge, evaluate
+        from headway.evals.suites import diverge, evaluate
 
         options, corpora = self._options, self._wanted.corpora
         stored = is_report(options.against) or (subject is not None and is_report(subject))
@@ -145,8 +145,8 @@ class Sources:
 
     def _alone(self, what: str | None, model_name: str) -> "Report":
         """The report of a JSON file, or of a model that is asked now."""
-        from headway.measure.evals.report import read_report
-        from headway.measure.evals.suites import evaluate
+        from headway.evals.report import read_report
+        from headway.evals.suites import evaluate
 
         if what is not None and is_report(what):
             return read_report(what)
@@ -156,7 +156,7 @@ class Sources:
     @contextmanager
     def _opened(self, what: str | None, model_name: str) -> Iterator[tuple["Model", str]]:
         """The model of a URL or a folder, and where it is."""
-        from headway.measure.evals.url import is_url, open_url
+        from headway.evals.url import is_url, open_url
 
         options = self._options
         if what is not None and is_url(what):
@@ -194,8 +194,8 @@ def publish(report: "Report", options: EvalOptions) -> int:
     """Print the report, write its files, and let the gate decide."""
     from rich.console import Console
 
+    from headway.evals import page, table
     from headway.measure import export
-    from headway.measure.evals import page, table
 
     if options.json:
         export.write(options.json, msgspec.json.encode(report))

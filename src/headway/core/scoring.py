@@ -1,6 +1,6 @@
 """What an evaluation asks of a model: answers to chats, and the log-probabilities of texts.
 
-A folder's engine and any OpenAI-compatible URL are both a `Model`; `measure.evals` knows no more.
+A folder's engine and any OpenAI-compatible URL are both a `Model`; `evals` knows no more.
 It promises natural logarithms, and answers and scores in the order of what was asked.
 """
 

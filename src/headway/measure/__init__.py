@@ -1,6 +1,5 @@
-"""How it is measured from outside: the load generator, and the evaluations of answers.
+"""How it is measured from outside: the load generator.
 
-Here lives `headway bench` (workloads, arrivals, reports), `headway eval` (`evals`) and the twelve
-skills (`skills`) that the embedded models are trained and asked with.
+Here lives `headway bench`: workloads, arrivals, reports.
 It imports core and telemetry. It reaches a server by HTTP alone, so any server can be measured.
 """

@@ -8,10 +8,10 @@ It promises that what is asked in the tests of the frameworks (`FIRST`) is never
 import random
 from collections.abc import Callable, Iterator
 
-from headway.measure.skills import reading, words
-from headway.measure.skills.calls import answered, called, instructed, uncalled
-from headway.measure.skills.example import Example, is_held_out
-from headway.measure.skills.records import final, shown, unseen
+from headway.evals.skills import reading, words
+from headway.evals.skills.calls import answered, called, instructed, uncalled
+from headway.evals.skills.example import Example, is_held_out
+from headway.evals.skills.records import final, shown, unseen
 
 FIRST = frozenset(
     {

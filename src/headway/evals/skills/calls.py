@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from headway.measure.skills import reading, symbols, talk, words
-from headway.measure.skills.example import Example, Turn
-from headway.measure.skills.framing import SAID, compact, instructions, num_tools, offered
-from headway.measure.skills.stories import tell
-from headway.measure.skills.structured import call
-from headway.measure.skills.toolbox import WRITTEN, Tool, both, some_tools
-from headway.measure.skills.values import VALUES, invented, person, place, topic
+from headway.evals.skills import reading, symbols, talk, words
+from headway.evals.skills.example import Example, Turn
+from headway.evals.skills.framing import SAID, compact, instructions, num_tools, offered
+from headway.evals.skills.stories import tell
+from headway.evals.skills.structured import call
+from headway.evals.skills.toolbox import WRITTEN, Tool, both, some_tools
+from headway.evals.skills.values import VALUES, invented, person, place, topic
 
 
 def rounds(rng: random.Random) -> int:

@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headway.measure.skills import words
-from headway.measure.skills.dressing import Field, function
-from headway.measure.skills.example import TOOL_CLOSE, TOOL_OPEN, typed
-from headway.measure.skills.structured import call
-from headway.measure.skills.values import JOBS, TOPICS, VALUES, invented
-from headway.measure.skills.words import row
+from headway.evals.skills import words
+from headway.evals.skills.dressing import Field, function
+from headway.evals.skills.example import TOOL_CLOSE, TOOL_OPEN, typed
+from headway.evals.skills.structured import call
+from headway.evals.skills.values import JOBS, TOPICS, VALUES, invented
+from headway.evals.skills.words import row
 
 Slots = tuple[tuple[tuple[str, ...], str], ...]
 """For each argument the names it may have, and the kind of its value."""

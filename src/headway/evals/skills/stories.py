@@ -7,8 +7,8 @@ It promises six sentences about that hero, the last of which is "The end."
 import random
 import re
 
-from headway.measure.skills import words
-from headway.measure.skills.example import Example, phrased
+from headway.evals.skills import words
+from headway.evals.skills.example import Example, phrased
 
 OPEN = (
     "Once upon a time there was a {mood} {hero} who lived {place}.",

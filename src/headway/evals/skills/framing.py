@@ -7,11 +7,11 @@ It promises tools and JSON written as the chat template and other programs write
 import json
 import random
 
-from headway.measure.skills import words
-from headway.measure.skills.reading import filler
-from headway.measure.skills.structured import POSTAMBLE, PREAMBLE
-from headway.measure.skills.toolbox import Tool
-from headway.measure.skills.values import person, place, topic
+from headway.evals.skills import words
+from headway.evals.skills.reading import filler
+from headway.evals.skills.structured import POSTAMBLE, PREAMBLE
+from headway.evals.skills.toolbox import Tool
+from headway.evals.skills.values import person, place, topic
 
 SAID = (
     *("You are a helpful assistant.", "You are a helpful assistant", "You are a helpful agent."),

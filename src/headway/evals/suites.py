@@ -13,8 +13,8 @@ import headway
 from headway.core.errors import UsageError
 from headway.core.progress import items_bar
 from headway.core.scoring import Model
-from headway.measure.evals import skills, texts
-from headway.measure.evals.pairs import (
+from headway.evals import questions, texts
+from headway.evals.pairs import (
     NATS,
     POINTS,
     RELATIVE,
@@ -23,8 +23,8 @@ from headway.measure.evals.pairs import (
     compare,
     skill_pairs,
 )
-from headway.measure.evals.report import Report
-from headway.measure.evals.texts import (
+from headway.evals.report import Report
+from headway.evals.texts import (
     Corpora,
     DivergenceReport,
     divergence_pairs,
@@ -56,7 +56,7 @@ def evaluate(model: Model, place: str, wanted: Wanted) -> Report:
     if wanted.skills:
         total = len(wanted.skills) * len(wanted.levels) * wanted.questions
         with items_bar(f"{model.name}: skills", total) as advance:
-            report.skills = skills.ask(
+            report.skills = questions.ask(
                 model,
                 skills=wanted.skills,
                 levels=wanted.levels,

@@ -9,8 +9,8 @@ import random
 import re
 from collections.abc import Callable
 
-from headway.measure.skills import words
-from headway.measure.skills.example import Example, phrased
+from headway.evals.skills import words
+from headway.evals.skills.example import Example, phrased
 
 ME = "headway-tiny, a small model embedded in Headway"
 

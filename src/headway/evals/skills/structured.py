@@ -7,8 +7,8 @@ A tool call is written as Hermes and Qwen write it, and the tools as our chat te
 import json
 import random
 
-from headway.measure.skills import words
-from headway.measure.skills.example import TOOL_CLOSE, TOOL_OPEN, Example, phrased
+from headway.evals.skills import words
+from headway.evals.skills.example import TOOL_CLOSE, TOOL_OPEN, Example, phrased
 
 FIELDS: dict[str, tuple[str, tuple[object, ...]]] = {
     "name": ("string", words.NAMES),

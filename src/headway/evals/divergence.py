@@ -19,7 +19,7 @@ import numpy as np
 
 from headway.core.errors import UsageError
 from headway.core.scoring import Model, Score, WholeModel
-from headway.measure.evals.text import (
+from headway.evals.text import (
     BATCH,
     Advance,
     Window,

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from headway.measure.evals.pairs import NATS, RELATIVE, Comparison, Measure
-from headway.measure.evals.report import Report
-from headway.measure.evals.skills import Share, SkillsReport
-from headway.measure.evals.texts import SHARE, Figure
+from headway.evals.pairs import NATS, RELATIVE, Comparison, Measure
+from headway.evals.questions import Share, SkillsReport
+from headway.evals.report import Report
+from headway.evals.texts import SHARE, Figure
 
 STYLES = {"worse": "bold red", "as good": "green", "unclear": "yellow"}
 

@@ -7,12 +7,12 @@ It promises that a question for testing, and every question of the demo, is neve
 import random
 from collections.abc import Callable, Iterator
 
-from headway.measure.skills.example import Example, is_held_out
-from headway.measure.skills.reading import classify, lookup, recall, refuse
-from headway.measure.skills.stories import tell
-from headway.measure.skills.structured import extract, tool
-from headway.measure.skills.symbols import arithmetic, copy, count, reverse, sort
-from headway.measure.skills.talk import ME, small_talk
+from headway.evals.skills.example import Example, is_held_out
+from headway.evals.skills.reading import classify, lookup, recall, refuse
+from headway.evals.skills.stories import tell
+from headway.evals.skills.structured import extract, tool
+from headway.evals.skills.symbols import arithmetic, copy, count, reverse, sort
+from headway.evals.skills.talk import ME, small_talk
 
 LEVELS = (1, 2, 3)
 LEVEL_WEIGHTS = (5, 3, 2)

@@ -6,9 +6,9 @@ this one without asking the model again.
 
 import msgspec
 
-from headway.measure.evals.pairs import Comparison
-from headway.measure.evals.skills import SkillsReport
-from headway.measure.evals.texts import DivergenceReport, TextReport
+from headway.evals.pairs import Comparison
+from headway.evals.questions import SkillsReport
+from headway.evals.texts import DivergenceReport, TextReport
 from headway.measure.saved import read_saved
 
 FORMAT = "headway-eval"

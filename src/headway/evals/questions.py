@@ -11,8 +11,8 @@ import msgspec
 
 from headway.core.errors import UsageError
 from headway.core.scoring import Model
-from headway.measure.evals.statistics import wilson
-from headway.measure.skills.suite import LEVELS, SKILLS, examples
+from headway.evals.skills.suite import LEVELS, SKILLS, examples
+from headway.evals.statistics import wilson
 
 MAX_TOKENS = {"story": 192, "extract": 128, "tool": 128, "copy": 96, "reverse": 64, "sort": 64}
 """Longest answer of a skill; of the others OTHER_TOKENS. Twice what a right one takes."""

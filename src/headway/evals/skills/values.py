@@ -7,8 +7,8 @@ It promises many that no list holds, so that a model learns to copy what it read
 import random
 from collections.abc import Callable
 
-from headway.measure.skills import words
-from headway.measure.skills.words import row
+from headway.evals.skills import words
+from headway.evals.skills.words import row
 
 PLACES = (
     *("San Francisco", "New York", "Los Angeles", "Buenos Aires", "Hong Kong", "Mexico City"),

@@ -6,9 +6,9 @@ Levels are how much there is to read, and how far back: `docs/skills.md` has the
 
 import random
 
-from headway.measure.skills import words
-from headway.measure.skills.example import Example, Turn, phrased, typed
-from headway.measure.skills.stories import story
+from headway.evals.skills import words
+from headway.evals.skills.example import Example, Turn, phrased, typed
+from headway.evals.skills.stories import story
 
 FILLER_CHARACTERS = 6200
 """About 1,600 tokens of stories, which with the list and the question stay below 2,048."""

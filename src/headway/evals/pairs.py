@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.measure.evals.skills import Item, SkillsReport
-from headway.measure.evals.statistics import (
+from headway.evals.questions import Item, SkillsReport
+from headway.evals.statistics import (
     Values,
     holm,
     interval,

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from headway.measure.evals.pairs import NATS, Comparison, Measure
-from headway.measure.evals.report import Report
-from headway.measure.evals.skills import Item, Share
-from headway.measure.evals.table import heading, show
-from headway.measure.evals.texts import BITS, SHARE, Figure
+from headway.evals.pairs import NATS, Comparison, Measure
+from headway.evals.questions import Item, Share
+from headway.evals.report import Report
+from headway.evals.table import heading, show
+from headway.evals.texts import BITS, SHARE, Figure
 from headway.measure.onepage import Plot, axes, one_page, preformatted
 
 MOST_WRONG = 3

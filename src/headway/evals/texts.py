@@ -13,11 +13,11 @@ import numpy as np
 
 from headway.core.errors import UsageError
 from headway.core.scoring import Model
-from headway.measure.evals import divergence
-from headway.measure.evals.divergence import Divergence
-from headway.measure.evals.pairs import NATS, POINTS, RELATIVE, Paired
-from headway.measure.evals.statistics import Values, interval, paired_bootstrap, wilson
-from headway.measure.evals.text import (
+from headway.evals import divergence
+from headway.evals.divergence import Divergence
+from headway.evals.pairs import NATS, POINTS, RELATIVE, Paired
+from headway.evals.statistics import Values, interval, paired_bootstrap, wilson
+from headway.evals.text import (
     TEXTS,
     Advance,
     LastWords,

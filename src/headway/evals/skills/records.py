@@ -9,13 +9,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headway.measure.skills import reading, words
-from headway.measure.skills.dressing import Field, dress
-from headway.measure.skills.example import Example, Turn
-from headway.measure.skills.framing import compact, instructions, offered
-from headway.measure.skills.toolbox import Tool, some_tool
-from headway.measure.skills.values import VALUES, invented, person, topic
-from headway.measure.skills.words import row
+from headway.evals.skills import reading, words
+from headway.evals.skills.dressing import Field, dress
+from headway.evals.skills.example import Example, Turn
+from headway.evals.skills.framing import compact, instructions, offered
+from headway.evals.skills.toolbox import Tool, some_tool
+from headway.evals.skills.values import VALUES, invented, person, topic
+from headway.evals.skills.words import row
 
 FACTS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "age": (

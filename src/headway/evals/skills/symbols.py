@@ -6,7 +6,7 @@ Levels are sizes: `docs/skills.md` has the table.
 
 import random
 
-from headway.measure.skills.example import Example, phrased
+from headway.evals.skills.example import Example, phrased
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
