@@ -25,11 +25,11 @@ import numpy as np
 
 from headway.core.clock import SystemClock
 from headway.core.slo import DEFAULT_CLASS, Slo
-from headway.measure.client import Client, open_session
+from headway.measure.client import Client, model_name, open_session
 from headway.measure.lengths import parse_length
 from headway.measure.load import Load, Pulse, quiet_gc
 from headway.measure.percentiles import distribution
-from headway.measure.probe import Wanted, find_dialect, model_name
+from headway.measure.probe import Wanted, find_dialect
 from headway.measure.prompts import Made
 from headway.measure.record import ClientCost, Exchange
 from headway.measure.talk import PATHS

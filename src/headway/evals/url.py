@@ -15,8 +15,7 @@ import msgspec
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.scoring import STOP, Score, transcript
-from headway.measure.client import MESSAGE_LENGTH, open_session
-from headway.measure.probe import model_name
+from headway.measure.client import MESSAGE_LENGTH, model_name, open_session
 
 BUSY = frozenset({429, 502, 503, 504})
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)

@@ -13,9 +13,9 @@ from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 from headway.measure import record
 from headway.measure.classes import ServiceClass, build_all, read_classes
-from headway.measure.client import Client, open_session
+from headway.measure.client import Client, model_name, open_session
 from headway.measure.load import Load, Pulse, quiet_gc
-from headway.measure.probe import Wanted, find_dialect, model_name
+from headway.measure.probe import Wanted, find_dialect
 from headway.measure.prompts import Text
 from headway.measure.scrape import Scraper
 from headway.measure.talk import PATHS, Dialect

@@ -6,13 +6,15 @@ timed when it is read, and nothing between the socket and that reading is done p
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import msgspec
 
+from headway.core.errors import UsageError
 from headway.measure.record import Exchange
 from headway.measure.sse import Chunk, EventReader
-from headway.measure.talk import Answer
 
 IDLE_S = 3.0
 """Connections idle this long are not used again: common servers close theirs after 5 s."""
@@ -25,6 +27,18 @@ FAULTS: tuple[tuple[type[BaseException], str], ...] = (
 )
 """Exception → reason, the first that fits."""
 MESSAGE_LENGTH = 300
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back, kept only where a later turn needs it."""
+
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 def open_session(api_key: str, accept: str = "text/event-stream") -> aiohttp.ClientSession:
@@ -40,6 +54,21 @@ def open_session(api_key: str, accept: str = "text/event-stream") -> aiohttp.Cli
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept-Encoding"),
     )
+
+
+async def model_name(session: aiohttp.ClientSession, url: str) -> str:
+    """The first model that the server lists; UsageError when it cannot be asked."""
+    try:
+        async with session.get(f"{url}/v1/models") as response:
+            content: Any = msgspec.json.decode(await response.read())
+            if response.status == 200:
+                return str(content["data"][0]["id"])
+            cause = f"{url}/v1/models answers {response.status}."
+    except aiohttp.ClientError as error:
+        raise UsageError(f"{url} cannot be reached: {error}.", "Is the server running?") from error
+    except (msgspec.DecodeError, KeyError, IndexError, TypeError):
+        cause = f"{url}/v1/models names no model."
+    raise UsageError(cause, "Name it with --model; a key goes into --api-key.")
 
 
 class Client:

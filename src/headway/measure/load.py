@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from itertools import cycle
 
 from headway.core.clock import Clock
-from headway.measure.client import Client
+from headway.measure.client import Answer, Client
 from headway.measure.record import ClientCost, Exchange
-from headway.measure.talk import Answer, Dialect, Talk, asked_tokens
+from headway.measure.talk import Dialect, Talk, asked_tokens
 from headway.measure.workload import Conversation
 
 AHEAD = 512

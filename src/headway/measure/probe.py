@@ -1,14 +1,10 @@
 """What a server accepts, asked before the run with requests of two tokens.
 
-Returns the model's name, the features (fields beyond OpenAI's first ones that it takes) and, for
+Returns the features (fields beyond OpenAI's first ones that it takes) and, for
 prompts of words, how many tokens it makes of one.
 """
 
 from dataclasses import dataclass
-from typing import Any
-
-import aiohttp
-import msgspec
 
 from headway.core.errors import UsageError
 from headway.measure.client import Client
@@ -36,21 +32,6 @@ class Wanted:
     ignore_eos: bool
     temperature: float
     service_classes: tuple[str, ...] = ()
-
-
-async def model_name(session: aiohttp.ClientSession, url: str) -> str:
-    """The first model that the server lists; UsageError when it cannot be asked."""
-    try:
-        async with session.get(f"{url}/v1/models") as response:
-            content: Any = msgspec.json.decode(await response.read())
-            if response.status == 200:
-                return str(content["data"][0]["id"])
-            cause = f"{url}/v1/models answers {response.status}."
-    except aiohttp.ClientError as error:
-        raise UsageError(f"{url} cannot be reached: {error}.", "Is the server running?") from error
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError):
-        cause = f"{url}/v1/models names no model."
-    raise UsageError(cause, "Name it with --model; a key goes into --api-key.")
 
 
 async def find_dialect(client: Client, wanted: Wanted) -> Dialect:

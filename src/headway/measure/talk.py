@@ -4,27 +4,16 @@ A `Talk` holds what was said so far. `say` adds a turn and returns the body that
 adds the answer, so that the next turn sends the whole conversation as a chat window does.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
+from headway.measure.client import Answer
 from headway.measure.prompts import IdWriter, Made, WordWriter, body, num_tokens
 from headway.measure.workload import Turn
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-
-
-@dataclass(slots=True)
-class Answer:
-    """What came back, kept only where a later turn needs it."""
-
-    pieces: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
 
 
 class Talk(Protocol):
