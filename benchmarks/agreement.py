@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.measure.scrape import parse
+from headway.bench.scrape import parse
 
 WORDS = "the a little girl boy dog cat went to park and saw big red ball tree was happy".split()
 FIGURES = ("TTFT", "TPOT", "e2e")

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.bench.timeline import tokens_in
 from headway.measure.chart import Panel
 from headway.measure.record import Exchange
-from headway.measure.timeline import tokens_in
 from judged import (
     Data,
     Row,

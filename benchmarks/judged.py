@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from headway.bench.comparison import drawn
+from headway.bench.latency import latency
+from headway.bench.report import misses
 from headway.core.slo import Slo
 from headway.measure.chart import Panel, chart
-from headway.measure.comparison import drawn
-from headway.measure.latency import latency
 from headway.measure.record import Exchange
-from headway.measure.report import misses
 
 Z = 1.959964
 LOW, HIGH = 2.5, 97.5

@@ -18,11 +18,11 @@ from heapq import heappop, heappush
 from math import inf
 from pathlib import Path
 
+from headway.bench.traces import BLOCK_TOKENS, Row, read_mooncake
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
 from headway.engine.engine import Engine
 from headway.measure.chart import Panel, chart
-from headway.measure.traces import BLOCK_TOKENS, Row, read_mooncake
 from headway.runtime.null import NullExecutor
 
 POLICIES = ("lru", "lfu", "cost")

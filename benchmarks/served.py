@@ -23,17 +23,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from headway.bench.lengths import parse_length
+from headway.bench.load import Load, Pulse, quiet_gc
+from headway.bench.percentiles import distribution
+from headway.bench.probe import Wanted, find_dialect
+from headway.bench.prompts import Made
+from headway.bench.talk import PATHS
+from headway.bench.workload import Conversation, Turn
 from headway.core.clock import SystemClock
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.measure.client import Client, model_name, open_session
-from headway.measure.lengths import parse_length
-from headway.measure.load import Load, Pulse, quiet_gc
-from headway.measure.percentiles import distribution
-from headway.measure.probe import Wanted, find_dialect
-from headway.measure.prompts import Made
 from headway.measure.record import ClientCost, Exchange
-from headway.measure.talk import PATHS
-from headway.measure.workload import Conversation, Turn
 
 START_S = 600.0
 STOP_S = 60.0

@@ -13,12 +13,12 @@ from live_server import LiveServer, headway
 
 from conftest import StartServer
 from fake_openai import FakeServer
+from headway.bench import trial
+from headway.bench.latency import latency
+from headway.bench.report import Report
+from headway.bench.traces import Row, read_trace, unquantized
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
-from headway.measure import trial
-from headway.measure.latency import latency
-from headway.measure.report import Report
-from headway.measure.traces import Row, read_trace, unquantized
 
 SLACK_S = 0.5
 """Nothing here asserts that a busy machine is quick; tests/system/test_bench_precise.py does."""

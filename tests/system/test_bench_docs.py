@@ -59,8 +59,8 @@ def test_the_first_two_and_the_comparison_run(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_workload_and_arrival() -> None:
-    from headway.measure.arrivals import ARRIVALS
-    from headway.measure.workload import WORKLOADS
+    from headway.bench.arrivals import ARRIVALS
+    from headway.bench.workload import WORKLOADS
 
     for name in WORKLOADS:
         assert re.search(rf"^\| `{name}(:FILE)?` \|", PAGE, re.MULTILINE), name

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench_runs import run_of, steady
-from headway.measure import page
-from headway.measure.report import build_report
+from headway.bench import page
+from headway.bench.report import build_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -14,10 +14,10 @@ from live_server import headway
 from test_bench import sent_as
 
 from fake_openai import FakeServer
-from headway.measure.export import read_json
-from headway.measure.percentiles import Distribution, distribution
-from headway.measure.report import Report
-from headway.measure.traces import read_trace, unquantized
+from headway.bench.export import read_json
+from headway.bench.percentiles import Distribution, distribution
+from headway.bench.report import Report
+from headway.bench.traces import read_trace, unquantized
 
 pytestmark = pytest.mark.hardening
 

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bench_runs import exchange, run_of, steady
+from headway.bench import comparison, export, page, progress, scrape, table
+from headway.bench.latency import latency
+from headway.bench.names import also_called, check_words, per_token_with_ttft
+from headway.bench.percentiles import distribution, slope
+from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
+from headway.bench.search import search_rate
 from headway.core.errors import UsageError
-from headway.measure import comparison, export, onepage, page, progress, scrape, table
-from headway.measure.latency import latency
-from headway.measure.names import also_called, check_words, per_token_with_ttft
-from headway.measure.percentiles import distribution, slope
-from headway.measure.report import GoodputPoint, GoodputSearch, Report, build_report
-from headway.measure.search import search_rate
+from headway.measure import onepage
+from headway.measure.saved import write
 from headway.telemetry.prefixes import find_sharing
 
 
@@ -212,7 +214,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="is no report"):
         export.read_json(str(path))
     with pytest.raises(UsageError, match="/no/such/folder"):
-        export.write("/no/such/folder/x", b"")
+        write("/no/such/folder/x", b"")
 
 
 def test_csv_has_a_line_a_request(tmp_path: Path):

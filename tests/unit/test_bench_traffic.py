@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
-from headway.core.slo import Slo
-from headway.measure.arrivals import ARRIVALS, Pace
-from headway.measure.classes import build_all, read_classes
-from headway.measure.lengths import parse_length
-from headway.measure.prompts import Ids, IdWriter, Made, Text, WordWriter, body, num_tokens
-from headway.measure.talk import Answer, Dialect
-from headway.measure.traces import (
+from headway.bench.arrivals import ARRIVALS, Pace
+from headway.bench.classes import build_all, read_classes
+from headway.bench.lengths import parse_length
+from headway.bench.prompts import Ids, IdWriter, Made, Text, WordWriter, body, num_tokens
+from headway.bench.talk import Answer, Dialect
+from headway.bench.traces import (
     Row,
     prompt_of,
     read_trace,
@@ -24,7 +21,10 @@ from headway.measure.traces import (
     scaled,
     unquantized,
 )
-from headway.measure.workload import Turn, build
+from headway.bench.workload import Turn, build
+from headway.core.errors import UsageError
+from headway.core.options import BenchOptions
+from headway.core.slo import Slo
 
 RNG = 7
 

@@ -13,9 +13,9 @@ from headway.advise.from_metrics import parse_scrape, quantile, reading_from_met
 from headway.advise.from_report import reading_from_report
 from headway.advise.from_stats import reading_from_stats
 from headway.advise.watch import base
+from headway.bench.report import build_report
 from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
-from headway.measure.report import build_report
 from headway.telemetry.live import Telemetry
 from headway.telemetry.prefixes import find_sharing
 from headway.telemetry.snapshot import PrefixSharing, Snapshot

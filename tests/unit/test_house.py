@@ -26,14 +26,15 @@ MAY_IMPORT = {
     "whole_model": {"core", "llm"},
     "server": {"core", "telemetry", "engine"},
     "gateway": {"core", "telemetry"},
-    "measure": {"core", "telemetry"},
-    "advise": {"core", "telemetry", "engine", "measure", "assemble"},
+    "measure": {"core"},
+    "bench": {"core", "telemetry", "measure"},
+    "advise": {"core", "telemetry", "engine", "bench", "assemble"},
     "evals": {"core", "measure"},
     "compress": {"core", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
         *("", "core", "telemetry", "engine", "runtime", "assemble", "llm", "whole_model"),
-        *("server", "gateway", "measure", "evals", "advise", "compress", "cluster"),
+        *("server", "gateway", "measure", "bench", "evals", "advise", "compress", "cluster"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
@@ -237,7 +238,8 @@ def test_unit_tests_never_import_torch():
 
 def test_deciding_rooms_run_without_torch():
     """A fresh interpreter imports every module of them and has loaded no torch."""
-    rooms = ("", "core", "telemetry", "engine", "assemble", "server", "gateway", "measure", "evals")
+    rooms = ("", "core", "telemetry", "engine", "assemble", "server", "gateway")
+    rooms += ("measure", "bench", "evals")
     names = [module for module in MODULES if room_of(module) in rooms]
     names = [name for name in names if not name.endswith("__main__")]
     code = (

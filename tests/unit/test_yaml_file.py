@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.bench.classes import read_class_file
 from headway.core.errors import UsageError
 from headway.core.options import ServerOptions, read_options
 from headway.core.service import read_classes
 from headway.core.yaml_file import parse_yaml
-from headway.measure.classes import read_class_file
 from headway.server.key_file import read_rows
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from headway.advise.reading import Reading
-from headway.measure.percentiles import Distribution
-from headway.measure.report import Report
+from headway.bench.percentiles import Distribution
+from headway.bench.report import Report
 from headway.telemetry.snapshot import Percentiles
 
 NOT_KNOWN = (

@@ -9,9 +9,9 @@ from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 
 if TYPE_CHECKING:
+    from headway.bench.report import Report
+    from headway.bench.trial import Trial
     from headway.cli.main import Call
-    from headway.measure.report import Report
-    from headway.measure.trial import Trial
 
 
 def bench(call: "Call") -> int:
@@ -23,7 +23,7 @@ def bench(call: "Call") -> int:
     options: BenchOptions = call.options[BenchOptions]
     url = call.positionals[0]
 
-    from headway.measure import names, trial
+    from headway.bench import names, trial
 
     names.check_words(options.words)
     check_outputs(options)
@@ -38,7 +38,7 @@ def run(trial: "Trial", url: str, options: BenchOptions) -> "Report":
     """The trial in an event loop of its own."""
     import uvloop
 
-    from headway.measure.progress import live
+    from headway.bench.progress import live
 
     with live() as watch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report: Report = runner.run(trial(url, options, headway.__version__, watch))
@@ -49,14 +49,15 @@ def publish(report: "Report", options: BenchOptions) -> int:
     """Print the report and write its files."""
     from rich.console import Console
 
-    from headway.measure import export, page, table
+    from headway.bench import export, page, table
+    from headway.measure.saved import write
 
     if options.json:
         export.write_json(report, options.json)
     if options.csv:
         export.write_csv(report, options.csv)
     if options.html:
-        export.write(options.html, page.html(report).encode())
+        write(options.html, page.html(report).encode())
     width = None if sys.stdout.isatty() else 160
     table.show(report, Console(width=width), options.words)
     return 0
@@ -64,7 +65,7 @@ def publish(report: "Report", options: BenchOptions) -> int:
 
 def check_outputs(options: BenchOptions) -> None:
     """Files are checked before the load: a typo must not cost the run."""
-    from headway.measure.export import write
+    from headway.measure.saved import write
 
     for path in (options.json, options.csv, options.html):
         if path:
@@ -77,8 +78,8 @@ def compare(paths: list[str]) -> int:
         raise UsageError("compare takes two reports.", "headway bench compare A.json B.json")
     from rich.console import Console
 
-    from headway.measure import comparison
-    from headway.measure.export import read_json
+    from headway.bench import comparison
+    from headway.bench.export import read_json
 
     first, second = (read_json(path) for path in paths)
     width = None if sys.stdout.isatty() else 160

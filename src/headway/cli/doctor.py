@@ -48,7 +48,7 @@ def read(what: str | None, options: DoctorOptions) -> "Reading | None":
         return None
     if what.endswith(".json") or Path(what).is_file():
         from headway.advise.from_report import reading_from_report
-        from headway.measure.export import read_json
+        from headway.bench.export import read_json
 
         report = read_json(what)
         return reading_from_report(what, report, price_per_hour=options.price_per_hour)

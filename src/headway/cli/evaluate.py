@@ -183,7 +183,7 @@ def is_report(what: str) -> bool:
 
 def check_outputs(options: EvalOptions) -> None:
     """Files are checked before the run: a typo must not cost it."""
-    from headway.measure.export import write
+    from headway.measure.saved import write
 
     for path in (options.json, options.html):
         if path and not Path(path).exists():
@@ -195,12 +195,12 @@ def publish(report: "Report", options: EvalOptions) -> int:
     from rich.console import Console
 
     from headway.evals import page, table
-    from headway.measure import export
+    from headway.measure.saved import write
 
     if options.json:
-        export.write(options.json, msgspec.json.encode(report))
+        write(options.json, msgspec.json.encode(report))
     if options.html:
-        export.write(options.html, page.html(report, options.gate).encode())
+        write(options.html, page.html(report, options.gate).encode())
     table.show(report, Console(width=None if sys.stdout.isatty() else 160), options.gate)
     failed = report.comparison is not None and report.comparison.worse
     return GATE_FAILED if options.gate and failed else 0

@@ -1,5 +1,6 @@
-"""How it is measured from outside: the load generator.
+"""What measuring from outside has in common: the HTTP client, saved reports, charts and pages.
 
-Here lives `headway bench`: workloads, arrivals, reports.
-It imports core and telemetry. It reaches a server by HTTP alone, so any server can be measured.
+`bench` (how fast) and `evals` (how good) stand on it; what only one of them needs is theirs.
+It reaches a server by HTTP alone, so any OpenAI-compatible server can be measured.
+It imports core.
 """

@@ -80,7 +80,7 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Server(msgspec.Struct, kw_only=True):
-    """Whom we asked, what it accepts, and what its own metrics said; see `measure.scrape`."""
+    """Whom we asked, what it accepts, and what its own metrics said; see `bench.scrape`."""
 
     url: str
     model: str

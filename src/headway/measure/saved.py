@@ -1,4 +1,4 @@
-"""A report that `--json` wrote, read again."""
+"""Reports as files: what `--json` wrote is read again."""
 
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -32,3 +32,11 @@ def read_saved(path: str, kind: type[Report], command: str) -> Report:
     if report.format != f"headway-{command}":
         raise UsageError(f"{path} is a {report.format}, no report of headway {command}.")
     return report
+
+
+def write(path: str, data: bytes) -> None:
+    """A file, or a UsageError."""
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error

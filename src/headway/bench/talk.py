@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
+from headway.bench.prompts import IdWriter, Made, WordWriter, body, num_tokens
+from headway.bench.workload import Turn
 from headway.measure.client import Answer
-from headway.measure.prompts import IdWriter, Made, WordWriter, body, num_tokens
-from headway.measure.workload import Turn
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -119,7 +119,7 @@ class Dialect:
 def extension(
     name: str, output_tokens: int, service_class: str, ignore_eos: bool
 ) -> dict[str, object]:
-    """The fields of one feature, as `measure.probe` tries them."""
+    """The fields of one feature, as `bench.probe` tries them."""
     if name == "stream_options":
         return {"stream_options": {"include_usage": True}}
     if name == "return_token_ids":

@@ -8,10 +8,10 @@ import math
 
 import msgspec
 
-from headway.measure.latency import Latency
-from headway.measure.percentiles import Distribution, distribution, slope
+from headway.bench.latency import Latency
+from headway.bench.percentiles import Distribution, distribution, slope
+from headway.bench.timeline import Timeline, tokens_in
 from headway.measure.record import Exchange, Load, Run
-from headway.measure.timeline import Timeline, tokens_in
 
 LAG_LIMIT_S = 0.010
 LAG_SHARE = 0.05

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from headway.measure.latency import Latency, latency
+from headway.bench.latency import Latency, latency
+from headway.bench.report import Report
+from headway.bench.table import heading, show
 from headway.measure.onepage import Plot, axes, line, one_page, preformatted, right
 from headway.measure.record import Exchange
-from headway.measure.report import Report
-from headway.measure.table import heading, show
 
 MOST_POINTS = 4000
 SHARES = np.concatenate([np.linspace(0, 99, 100), np.linspace(99.1, 100, 10)])

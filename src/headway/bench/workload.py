@@ -11,12 +11,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
-from headway.measure.arrivals import ARRIVALS, Pace, Times
-from headway.measure.lengths import parse_length
-from headway.measure.prompts import Made, Prompt, Text
-from headway.measure.traces import (
+from headway.bench.arrivals import ARRIVALS, Pace, Times
+from headway.bench.lengths import parse_length
+from headway.bench.prompts import Made, Prompt, Text
+from headway.bench.traces import (
     TRACES,
     prompt_of,
     read_trace,
@@ -24,6 +22,8 @@ from headway.measure.traces import (
     scaled,
     unquantized,
 )
+from headway.core.errors import UsageError
+from headway.core.options import BenchOptions
 
 DEFAULT_DURATION_S = 30.0
 CLOSED_POOL = 10_000

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headway.measure.latency import latency
-from headway.measure.names import WITH_TTFT, also_called, per_token_with_ttft
-from headway.measure.percentiles import Distribution
-from headway.measure.report import ClassReport, Figures, GoodputSearch, Report
+from headway.bench.latency import latency
+from headway.bench.names import WITH_TTFT, also_called, per_token_with_ttft
+from headway.bench.percentiles import Distribution
+from headway.bench.report import ClassReport, Figures, GoodputSearch, Report
 
 LATENCIES = (
     ("ttft_s", "TTFT"),

@@ -9,13 +9,13 @@ from collections import Counter
 
 import msgspec
 
+from headway.bench.checks import Check, ClientVerdict, Saturation, client_verdict, run_checks
+from headway.bench.checks import saturation as judge_saturation
+from headway.bench.latency import Latency, latency
+from headway.bench.percentiles import Distribution, distribution
+from headway.bench.timeline import Timeline, timeline, tokens_in
 from headway.core.slo import Slo, parse_slo
-from headway.measure.checks import Check, ClientVerdict, Saturation, client_verdict, run_checks
-from headway.measure.checks import saturation as judge_saturation
-from headway.measure.latency import Latency, latency
-from headway.measure.percentiles import Distribution, distribution
 from headway.measure.record import Exchange, Run
-from headway.measure.timeline import Timeline, timeline, tokens_in
 from headway.telemetry.formulas import HOUR_S, ratio, usd_per_million
 from headway.telemetry.prefixes import Sharing
 

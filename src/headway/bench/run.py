@@ -1,25 +1,25 @@
 """A load test from end to end: options in, a raw `Run` out.
 
 The order is: draw the traffic, ask the server what it takes, put the load on while the server's
-metrics are sampled, and hand back everything raw. What a run means is `measure.report`'s.
+metrics are sampled, and hand back everything raw. What a run means is `bench.report`'s.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headway.bench.classes import ServiceClass, build_all, read_classes
+from headway.bench.load import Load, Pulse, quiet_gc
+from headway.bench.probe import Wanted, find_dialect
+from headway.bench.prompts import Text
+from headway.bench.scrape import Scraper
+from headway.bench.talk import PATHS, Dialect
+from headway.bench.workload import Traffic
 from headway.core.clock import SystemClock
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 from headway.measure import record
-from headway.measure.classes import ServiceClass, build_all, read_classes
 from headway.measure.client import Client, model_name, open_session
-from headway.measure.load import Load, Pulse, quiet_gc
-from headway.measure.probe import Wanted, find_dialect
-from headway.measure.prompts import Text
-from headway.measure.scrape import Scraper
-from headway.measure.talk import PATHS, Dialect
-from headway.measure.workload import Traffic
 
 EDGE_SHARE, EDGE_MOST_S = 0.1, 30.0
 """Warm-up and cool-down where none is given: a tenth of the time, at most 30 s."""

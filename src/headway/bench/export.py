@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
+from headway.bench.latency import latency
+from headway.bench.report import Report
 from headway.core.errors import UsageError
-from headway.measure.latency import latency
-from headway.measure.report import Report
-from headway.measure.saved import read_saved
+from headway.measure.saved import read_saved, write
 
 COLUMNS = (
     *("id", "service_class", "conversation", "turn", "scheduled_s", "sent_s", "ended_s"),
@@ -44,13 +44,5 @@ def write_csv(report: Report, path: str) -> None:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows(rows)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
-
-
-def write(path: str, data: bytes) -> None:
-    """A file, or a UsageError."""
-    try:
-        Path(path).write_bytes(data)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error

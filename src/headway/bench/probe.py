@@ -6,12 +6,12 @@ prompts of words, how many tokens it makes of one.
 
 from dataclasses import dataclass
 
+from headway.bench.prompts import IdWriter, Made, Prompt, WordWriter
+from headway.bench.talk import Dialect
+from headway.bench.workload import Turn
 from headway.core.errors import UsageError
 from headway.measure.client import Client
-from headway.measure.prompts import IdWriter, Made, Prompt, WordWriter
 from headway.measure.record import Exchange
-from headway.measure.talk import Dialect
-from headway.measure.workload import Turn
 
 FEATURES = ("stream_options", "ignore_eos", "min_tokens", "return_token_ids")
 PROBE_TOKENS = 2

@@ -7,9 +7,9 @@ guidellm print that as "inter token latency"; guidellm's "time per output token"
 
 from collections.abc import Sequence
 
+from headway.bench.latency import Latency
+from headway.bench.percentiles import Distribution, distribution
 from headway.core.errors import UsageError
-from headway.measure.latency import Latency
-from headway.measure.percentiles import Distribution, distribution
 from headway.measure.record import Exchange
 
 OURS: dict[str, dict[str, str]] = {

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headway.measure.bench import Watch
+from headway.bench.load import Load
+from headway.bench.run import Watch
 from headway.measure.client import Client
-from headway.measure.load import Load
 
 REFRESH_PER_S = 4
 RECENT = 50

@@ -5,7 +5,7 @@ import math
 import msgspec
 import numpy as np
 
-from headway.measure.latency import Latency
+from headway.bench.latency import Latency
 from headway.measure.record import Exchange, Run
 
 MOST_STEPS = 60

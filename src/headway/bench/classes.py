@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headway.bench.workload import Conversation, Traffic, build
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 from headway.core.options.field import parse_value
 from headway.core.slo import DEFAULT_CLASS, Slo, parse_classes, parse_slo
 from headway.core.yaml_file import read_yaml
-from headway.measure.workload import Conversation, Traffic, build
 
 OWN = frozenset(
     "workload input_len output_len prefix_len num_prefixes turns think_time scale_length arrivals "

@@ -4,14 +4,14 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headway.bench.prompts import IdWriter
+from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
+from headway.bench.run import Bench, Watch, measure, prepare
+from headway.bench.search import search_rate
+from headway.bench.talk import Dialect
 from headway.core.options import BenchOptions
 from headway.core.slo import parse_slo
-from headway.measure.bench import Bench, Watch, measure, prepare
-from headway.measure.prompts import IdWriter
 from headway.measure.record import Run
-from headway.measure.report import GoodputPoint, GoodputSearch, Report, build_report
-from headway.measure.search import search_rate
-from headway.measure.talk import Dialect
 from headway.telemetry.prefixes import Sharing, find_sharing
 
 MOST_PROMPTS, MOST_PIECES = 200, 4096

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
 
+from headway.bench.talk import Dialect, Talk, asked_tokens
+from headway.bench.workload import Conversation
 from headway.core.clock import Clock
 from headway.measure.client import Answer, Client
 from headway.measure.record import ClientCost, Exchange
-from headway.measure.talk import Dialect, Talk, asked_tokens
-from headway.measure.workload import Conversation
 
 AHEAD = 512
 AHEAD_BYTES = 64 * 2**20

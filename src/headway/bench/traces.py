@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from headway.bench.prompts import Ids, Made, Prompt
 from headway.core.errors import UsageError
-from headway.measure.prompts import Ids, Made, Prompt
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 BLOCK_TOKENS = 512

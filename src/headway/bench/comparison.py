@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from headway.bench.latency import Latency, latency
+from headway.bench.report import Report, misses
+from headway.bench.timeline import weights
 from headway.core.slo import parse_slo
-from headway.measure.latency import Latency, latency
 from headway.measure.record import Exchange, Run
-from headway.measure.report import Report, misses
-from headway.measure.timeline import weights
 
 DRAWS = 1000
 LOW, HIGH = 2.5, 97.5

@@ -7,7 +7,7 @@ noise, so the answer is the highest rate that was *seen* to keep and lies below 
 import math
 from collections.abc import Awaitable, Callable
 
-from headway.measure.report import GoodputPoint
+from headway.bench.report import GoodputPoint
 
 GROWTH = 2.0
 PRECISION = 1.1
