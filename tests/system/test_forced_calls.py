@@ -144,6 +144,18 @@ def test_one_call_where_calls_are_not_parallel(server: LiveServer, client: opena
     assert server.metric("validation_failures_total", kind="tool_arguments") == 0
 
 
+@pytest.mark.parametrize("choice", ["required", "auto"])
+@pytest.mark.parametrize("more", [{"min_tokens": 1}, {"allowed_token_ids": [5]}])
+def test_what_a_grammar_of_calls_excludes_is_refused(
+    server: LiveServer, choice: str, more: dict[str, Any]
+) -> None:
+    """It was dropped by the engine once, and its client waited for ever."""
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 30, **more}
+    status, answer = server.post("/v1/chat/completions", body)
+    assert (status, answer["error"]["param"]) == (400, next(iter(more)))
+    assert "(tools) exclude each other" in answer["error"]["message"]
+
+
 def test_a_free_choice_of_strict_tools_is_free(server: LiveServer, client: openai.OpenAI) -> None:
     answer = ask(client, server, temperature=1, seed=3, max_tokens=30).choices[0]
     assert answer.message.content and answer.finish_reason == "length"

@@ -113,6 +113,14 @@ def test_lengths_of_a_key_and_a_class(of_key, prompt, sampling, param, code, rea
     assert not house.forecast.places, "who is refused leaves nothing behind"
 
 
+def test_an_answer_that_is_cut_to_the_context_holds_its_min_tokens():
+    house, row = House(), replace(with_limits(max_output_tokens=64), slo=Slo())
+    with pytest.raises(RequestError, match="room for 10") as error:
+        house.ask(31_990, row, min_tokens=11)
+    assert (error.value.status, error.value.param) == (400, "min_tokens")
+    house.ask(31_990, row, min_tokens=10).close()
+
+
 def test_an_answer_of_no_given_length_is_cut():
     house = House()
     asked = asked_for()

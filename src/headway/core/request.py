@@ -73,7 +73,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 code="invalid_value",
             )
         self._check_lists()
-        self._check_grammar()
+        self.check_grammar()
 
     def _check_lists(self) -> None:
         for name, kind in CONTAINERS.items():
@@ -107,8 +107,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 label = f"A token id of {name}"
                 check_range(label, token_id, 0, MAX_COUNT, integer=True, param=name)
 
-    def _check_grammar(self) -> None:
-        """A grammar alone says which tokens may come and when the answer ends."""
+    def check_grammar(self) -> None:
+        """Raise RequestError for a field that a grammar excludes; again when one was added.
+
+        A grammar alone says which tokens may come and when the answer ends.
+        """
         for name in ("allowed_token_ids", "min_tokens"):
             if self.grammar is not None and getattr(self, name):
                 raise RequestError(

@@ -29,6 +29,18 @@ class Submit(msgspec.Struct, array_like=True, tag=1):
     told: list[list[int] | None] = []
 
 
+class RequestHead(msgspec.Struct, array_like=True):
+    """The beginning of a Request: what follows in it is passed over."""
+
+    request_id: int
+
+
+class SubmitHead(msgspec.Struct, array_like=True, tag=1):
+    """A Submit of which no more is read than whose request it is."""
+
+    request: RequestHead
+
+
 class Abort(msgspec.Struct, array_like=True, tag=2):
     """Drop a request, or one of its sequences."""
 
@@ -119,6 +131,7 @@ FromEngine = Loading | Ready | Steps | Refused | Probed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_submit_head = msgspec.msgpack.Decoder(SubmitHead).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 decode_beat = msgspec.msgpack.Decoder(Beat).decode
 decode_failed = msgspec.msgpack.Decoder(Failed).decode

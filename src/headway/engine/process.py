@@ -208,13 +208,26 @@ def refused(request_id: int, error: RequestError) -> messages.Refused:
     )
 
 
+def fault(request_id: int, error: Exception) -> messages.Refused:
+    """Why a request was not taken: what is wrong with it, or that the fault is ours."""
+    if isinstance(error, RequestError):
+        return refused(request_id, error)
+    return messages.Refused(request_id, "", None, messages.FAULT)
+
+
 def take(engine: Engine, pair: zmq.Socket) -> bool:
-    """Act on one message; False when it says to stop. A frame that is no message is dropped."""
+    """Act on one message; False when it says to stop. A frame that is no message is dropped.
+
+    A request in it is refused, so that nobody waits for its answer.
+    """
     frame = pair.recv()
     try:
         message = messages.decode_to_engine(frame)
-    except (msgspec.MsgspecError, RequestError):
-        log.error("dropped a frame of %d bytes that is no message", len(frame))
+    except (msgspec.MsgspecError, RequestError) as error:
+        log.error("dropped a frame of %d bytes that is no message: %s", len(frame), error)
+        with contextlib.suppress(msgspec.MsgspecError):
+            request_id = messages.decode_submit_head(frame).request.request_id
+            pair.send(messages.encode(fault(request_id, error)))
         return True
     match message:
         case messages.Submit(request, told):
@@ -236,8 +249,8 @@ def submit(engine: Engine, request: Request, told: Told) -> messages.Refused | N
         engine.add(request, told)
     except RequestError as error:
         return refused(request.request_id, error)
-    except Exception:
+    except Exception as error:
         log.exception("request %d could not be added", request.request_id)
         engine.abort(request.request_id)
-        return messages.Refused(request.request_id, "", None, messages.FAULT)
+        return fault(request.request_id, error)
     return None

@@ -355,12 +355,14 @@ def bound_answer(asked: Asked, most: int | None) -> None:
             code="integer_above_max_value",
             reason="max_output_tokens",
         )
-    if sampling.min_tokens > most:
+    left = max(1, asked.max_model_len - max(asked.lengths))
+    longest = min(most, left) if wanted is None else min(wanted, most)
+    if sampling.min_tokens > longest:
         raise RequestError(
-            f"min_tokens is {sampling.min_tokens}; max_output_tokens is {most} here. Lower it.",
+            f"min_tokens is {sampling.min_tokens}; max_output_tokens is {most} here, and the "
+            f"context has room for {left}. Lower it.",
             param="min_tokens",
             code="integer_above_max_value",
             reason="max_output_tokens",
         )
-    left = max(1, asked.max_model_len - max(asked.lengths))
-    sampling.max_tokens = min(most, left) if wanted is None else min(wanted, most)
+    sampling.max_tokens = longest

@@ -110,6 +110,7 @@ def generation_of(
         sampling.grammar = grammar_for(model, use, reading, sampling.grammar)
     elif reading is not None and reading.thinking and sampling.grammar is not None:
         sampling.grammar = after_reasoning(model, reading, sampling.grammar)
+    sampling.check_grammar()
     return Generation(
         use=use,
         reading=reading,

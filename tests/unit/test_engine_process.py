@@ -1,0 +1,53 @@
+"""What the engine's process does with a message: also with one that it cannot read."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.core import grammar as grammars
+from headway.core.request import Request, SamplingParams
+from headway.engine import messages
+from headway.engine.process import take
+from in_process import fake_engine
+
+
+class Pair:
+    """One end of the two processes' socket: what comes in, and what was sent."""
+
+    def __init__(self, frame: bytes) -> None:
+        self.frame, self.sent = frame, list[Any]()
+
+    def recv(self) -> bytes:
+        return self.frame
+
+    def send(self, frame: bytes) -> None:
+        self.sent.append(messages.decode_from_engine(frame))
+
+
+def taken(frame: bytes) -> list[Any]:
+    """What an engine says to this frame; it goes on afterwards."""
+    engine, pair = fake_engine(64), Pair(frame)
+    assert take(engine, pair)  # type: ignore[arg-type]
+    assert engine.num_requests == 0
+    engine.check_integrity()
+    return pair.sent
+
+
+def test_a_request_that_contradicts_itself_is_refused() -> None:
+    """Parameters are checked when they are made; one that was changed later is found here."""
+    sampling = SamplingParams(min_tokens=1)
+    sampling.grammar = grammars.regex("a", "tools")
+    (told,) = taken(messages.encode(messages.Submit(Request(7, [1], sampling))))
+    assert (told.request_id, told.param, told.status) == (7, "min_tokens", 400)
+
+
+@pytest.mark.parametrize("rest", [[], ["no ids"], [[1], {"n": "x"}], [[1], None, None]])
+def test_a_request_that_cannot_be_read_is_a_fault(rest: list[Any]) -> None:
+    (told,) = taken(msgspec.msgpack.encode([1, [7, *rest]]))
+    assert told == messages.Refused(7, "", None, messages.FAULT)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"no message", msgspec.msgpack.encode([1, "x"])])
+def test_what_is_no_message_is_dropped(frame: bytes) -> None:
+    assert taken(frame) == []
