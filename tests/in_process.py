@@ -19,8 +19,8 @@ from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions, ServerOptions
 from headway.core.resolve import Settings
 from headway.engine.engine import Engine
-from headway.engine.local import LocalClient
-from headway.engine.text import Tokenizer
+from headway.frontend.local import LocalClient
+from headway.frontend.text import Tokenizer
 from headway.server.app import make_app
 from headway.server.batches import open_runner
 from headway.server.batches.runner import Runner

@@ -20,7 +20,7 @@ from headway.core.resolve import Settings
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
-from headway.engine.text import Tokenizer
+from headway.frontend.text import Tokenizer
 
 BLOCK = 64
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b"]}", b'":', b'",', b"true", b"1", b"0")

@@ -23,8 +23,8 @@ from headway.core.options import EngineOptions, read_options
 from headway.core.progress import bytes_bar, items_bar
 from headway.core.request import Request, SamplingParams, TokenLogprobs
 from headway.core.terms import Terms
-from headway.engine.answer import Answer, Delta
-from headway.engine.text import Tokenizer
+from headway.frontend.answer import Answer, Delta
+from headway.frontend.text import Tokenizer
 
 Prompt = str | list[int] | dict[str, Any]
 

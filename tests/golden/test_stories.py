@@ -10,7 +10,7 @@ import pytest
 
 from drive import engine_for, finish, greedy
 from headway.core.request import Request
-from headway.engine.text.tokenizer import Tokenizer
+from headway.frontend.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

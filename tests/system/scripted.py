@@ -24,10 +24,10 @@ from headway.core.model_spec import read_model_spec
 from headway.core.options import ServerOptions
 from headway.core.plan import Description
 from headway.core.request import Request, SamplingParams, SequenceUpdate
-from headway.engine.answer import Answer
 from headway.engine.messages import Ready
-from headway.engine.stream import Stream
-from headway.engine.text import Reading, Tokenizer
+from headway.frontend.answer import Answer
+from headway.frontend.stream import Stream
+from headway.frontend.text import Reading, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks
 from headway.telemetry.live import Telemetry

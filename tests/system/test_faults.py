@@ -24,7 +24,7 @@ from live_server import (
 
 from conftest import StartServer
 from headway.core.errors import HeadwayError
-from headway.engine.client import EngineClient
+from headway.frontend.client import EngineClient
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "headway"
 WALL_CLOCK = {"core/clock.py", "cli/serve.py"}

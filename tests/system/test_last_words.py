@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.engine.client import EngineClient
+from headway.frontend.client import EngineClient
 
 PROGRAM = """
 import sys

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headway.engine.text import Tokenizer
 from headway.evals.skills.structured import TOOLS, function
 from headway.evals.skills.suite import DEMO, LEVELS, SKILLS, TEST_SEED, examples
+from headway.frontend.text import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"train": 30, "tune": 4, "distill": 30}

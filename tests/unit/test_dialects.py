@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
 from headway.core.request import SequenceUpdate
-from headway.engine.answer import Delta
-from headway.engine.text.parts import CallArguments, CallBegins, CallEnds, Content, Part, Reasoning
+from headway.frontend.answer import Delta
+from headway.frontend.text.parts import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    Content,
+    Part,
+    Reasoning,
+)
 from headway.server.anthropic.blocks import say_messages
 from headway.server.anthropic.dialect import parsed_input
 from headway.server.anthropic.messages import conversation

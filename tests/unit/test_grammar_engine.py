@@ -26,7 +26,7 @@ from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.state import Compiled
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
-from headway.engine.text import Tokenizer
+from headway.frontend.text import Tokenizer
 
 TOKENS, VOCAB = 320, 325
 """The logits are a little wider than the vocabulary, as many models' are."""

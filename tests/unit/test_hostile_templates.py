@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from headway.core.errors import RequestError, TokenizerError
-from headway.engine.text.rendering import Renderer
-from headway.engine.text.template import ChatTemplate
+from headway.frontend.text.rendering import Renderer
+from headway.frontend.text.template import ChatTemplate
 
 LIMIT_S = 1.0
 MESSAGES = [{"role": "user", "content": "hi 🌊\u2028é"}]

@@ -20,11 +20,12 @@ MAY_IMPORT = {
     "core": set(),
     "telemetry": {"core"},
     "engine": {"core", "telemetry"},
+    "frontend": {"core", "telemetry", "engine"},
     "runtime": {"core"},
     "assemble": {"core", "telemetry", "engine", "runtime"},
-    "llm": {"core", "engine", "assemble"},
+    "llm": {"core", "frontend", "assemble"},
     "whole_model": {"core", "llm"},
-    "server": {"core", "telemetry", "engine"},
+    "server": {"core", "telemetry", "engine", "frontend"},
     "gateway": {"core", "telemetry"},
     "measure": {"core"},
     "bench": {"core", "telemetry", "measure"},
@@ -33,8 +34,9 @@ MAY_IMPORT = {
     "compress": {"core", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
-        *("", "core", "telemetry", "engine", "runtime", "assemble", "llm", "whole_model"),
-        *("server", "gateway", "measure", "bench", "evals", "advise", "compress", "cluster"),
+        *("", "core", "telemetry", "engine", "frontend", "runtime", "assemble"),
+        *("llm", "whole_model", "server", "gateway", "measure", "bench", "evals"),
+        *("advise", "compress", "cluster"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
@@ -238,7 +240,7 @@ def test_unit_tests_never_import_torch():
 
 def test_deciding_rooms_run_without_torch():
     """A fresh interpreter imports every module of them and has loaded no torch."""
-    rooms = ("", "core", "telemetry", "engine", "assemble", "server", "gateway")
+    rooms = ("", "core", "telemetry", "engine", "frontend", "assemble", "server", "gateway")
     rooms += ("measure", "bench", "evals")
     names = [module for module in MODULES if room_of(module) in rooms]
     names = [name for name in names if not name.endswith("__main__")]

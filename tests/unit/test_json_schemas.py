@@ -20,7 +20,7 @@ from headway.core.errors import RequestError
 from headway.engine.engine import Engine
 from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
-from headway.engine.text import Tokenizer
+from headway.frontend.text import Tokenizer
 from schema_runs import Outcome, generate, real_schemas, walking_engine
 
 MAX_TOKENS = 4000

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from byte_tokenizer import write_tokenizer
 from headway.cli.common import model_folder
-from headway.engine.text import Tokenizer, cuts, lengths
+from headway.frontend.text import Tokenizer, cuts, lengths
 
 PATTERNS = {
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",

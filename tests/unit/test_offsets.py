@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as RustTokenizer
 
-from headway.engine.text import Tokenizer
+from headway.frontend.text import Tokenizer
 from headway.server.openai.offsets import Offsets, prompt_offsets
 
 TEXT = "Once é"

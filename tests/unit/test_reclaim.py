@@ -16,9 +16,9 @@ from headway.core.errors import OverloadedError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.terms import Terms
 from headway.engine import reclaim
-from headway.engine.answer import Answer
 from headway.engine.sequence import Sequence
-from headway.engine.stream import Stream
+from headway.frontend.answer import Answer
+from headway.frontend.stream import Stream
 from headway.server.forecast import Forecast, Place
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from headway.core.errors import ModelError, RequestError, TokenizerError
-from headway.engine.text import TextStream, Tokenizer
-from headway.engine.text.pieces import byte_alphabet
-from headway.engine.text.template import ChatTemplate
+from headway.frontend.text import TextStream, Tokenizer
+from headway.frontend.text.pieces import byte_alphabet
+from headway.frontend.text.template import ChatTemplate
 
 CORPUS = [
     "the egg and the end of the END. ",

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from headway.core.clock import VirtualClock
 from headway.core.request import SequenceUpdate
-from headway.engine.answer import Delta
+from headway.frontend.answer import Delta
 from headway.server.answering import send_chunks
 from headway.server.event_stream import DONE, PING
 from unit.telemetry_cases import begin, telemetry

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.text.parts import CallBegins, CallEnds, Content, Part, Said
-from headway.engine.text.reading import THOUGHTS, Reader, Reading, choose_thought
-from headway.engine.text.tools import BY_NAME, FORMATS, choose_format
+from headway.frontend.text.parts import CallBegins, CallEnds, Content, Part, Said
+from headway.frontend.text.reading import THOUGHTS, Reader, Reading, choose_thought
+from headway.frontend.text.tools import BY_NAME, FORMATS, choose_format
 
 OFFERED = frozenset({"f", "g", "get_weather"})
 THINK = THOUGHTS[0]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
-from headway.engine.text.tools import BY_NAME, FORMATS
-from headway.engine.text.tools.written import (
+from headway.frontend.text.tools import BY_NAME, FORMATS
+from headway.frontend.text.tools.written import (
     Offered,
     calls_grammar,
     json_value,

@@ -96,8 +96,8 @@ def checked_lines(source: Path, names: list[str]) -> "list[Line]":
 def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     """A server's state with the model in this process."""
     from headway.assemble import assemble
-    from headway.engine.local import LocalClient
-    from headway.engine.text import Tokenizer
+    from headway.frontend.local import LocalClient
+    from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, State, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
 

@@ -198,8 +198,8 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.engine.client import EngineClient
-    from headway.engine.text import Tokenizer
+    from headway.frontend.client import EngineClient
+    from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer

@@ -2,5 +2,6 @@
 
 Here lives what turns a body into a request and deltas into bytes: `openai`, `responses`,
 `anthropic`, `files`, `batches`, the live page, admission, authentication, connections.
-It imports core, telemetry and engine. It never imports torch: the model is in another process.
+It imports core, telemetry, engine and frontend. It never imports torch: the model is in another
+process.
 """

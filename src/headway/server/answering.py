@@ -13,8 +13,8 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from headway.core.errors import GIVEN_UP, RequestError, ServerFaultError
-from headway.engine.answer import Delta
-from headway.engine.stream import Stream
+from headway.frontend.answer import Delta
+from headway.frontend.stream import Stream
 from headway.server.errors import json_response
 from headway.server.event_stream import (
     GRACE_S,

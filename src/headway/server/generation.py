@@ -19,10 +19,10 @@ from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.core.terms import Terms
-from headway.engine.answer import Delta
-from headway.engine.stream import Stream
-from headway.engine.text import Reading
-from headway.engine.text.parts import CallEnds, Said
+from headway.frontend.answer import Delta
+from headway.frontend.stream import Stream
+from headway.frontend.text import Reading
+from headway.frontend.text.parts import CallEnds, Said
 from headway.server.admission import Ticket
 from headway.server.event_stream import DONE
 from headway.server.keys import Caller, anybody

@@ -10,12 +10,12 @@ from typing import Any
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.options import ServerOptions
-from headway.engine.client import EngineClient
-from headway.engine.local import LocalClient
 from headway.engine.messages import Ready
-from headway.engine.text import Tokenizer
-from headway.engine.text.reading import Thought, choose_thought
-from headway.engine.text.tools import BY_NAME, Format, choose_format
+from headway.frontend.client import EngineClient
+from headway.frontend.local import LocalClient
+from headway.frontend.text import Tokenizer
+from headway.frontend.text.reading import Thought, choose_thought
+from headway.frontend.text.tools import BY_NAME, Format, choose_format
 from headway.server.admission import Admission, Rules
 from headway.server.keys import Keyring
 from headway.server.responses.store import ResponseStore

@@ -16,8 +16,15 @@ import msgspec
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
-from headway.engine.answer import Delta
-from headway.engine.text.parts import CallArguments, CallBegins, CallEnds, Content, Part, Reasoning
+from headway.frontend.answer import Delta
+from headway.frontend.text.parts import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    Content,
+    Part,
+    Reasoning,
+)
 from headway.server.errors import anthropic_body, error_response
 from headway.server.generation import Generation
 

@@ -6,9 +6,9 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.service import request_slo
-from headway.engine.answer import Delta
-from headway.engine.text import Tokenizer
-from headway.engine.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
+from headway.frontend.answer import Delta
+from headway.frontend.text import Tokenizer
+from headway.frontend.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
 from headway.server import prompt_text
 from headway.server.errors import error_event, error_response
 from headway.server.event_stream import PING

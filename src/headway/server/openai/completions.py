@@ -7,7 +7,7 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import TokenLogprobs
 from headway.core.service import request_slo
-from headway.engine.answer import Delta
+from headway.frontend.answer import Delta
 from headway.server import prompt_text
 from headway.server.errors import error_event, error_response
 from headway.server.event_stream import PING

@@ -8,7 +8,7 @@ Worked example, the prompt "Once é" of a tokenizer that puts <s> before it, "é
 
 import codecs
 
-from headway.engine.text import Tokenizer
+from headway.frontend.text import Tokenizer
 
 
 class Offsets:

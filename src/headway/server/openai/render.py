@@ -3,7 +3,7 @@
 from typing import Any
 
 from headway.core.request import TokenLogprobs
-from headway.engine.text import Tokenizer
+from headway.frontend.text import Tokenizer
 
 FLOOR = -9999.0
 """What OpenAI reports for a token of no probability; JSON has no -inf."""

@@ -14,10 +14,10 @@ import msgspec
 from headway.core.conforms import misfit
 from headway.core.errors import RequestError
 from headway.core.grammar import MAX_DEPTH, Grammar, is_deeper
-from headway.engine.text import Reading
-from headway.engine.text.reading import Thought
-from headway.engine.text.tools import Format
-from headway.engine.text.tools.written import (
+from headway.frontend.text import Reading
+from headway.frontend.text.reading import Thought
+from headway.frontend.text.tools import Format
+from headway.frontend.text.tools.written import (
     Offered,
     calls_grammar,
     json_value,

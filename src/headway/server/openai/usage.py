@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from headway.engine.answer import Delta
+from headway.frontend.answer import Delta
 from headway.server.generation import Generation
 from headway.server.openai.render import usage
 from headway.server.openai.schema import StreamOptions

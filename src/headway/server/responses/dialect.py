@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.engine.answer import Delta
+from headway.frontend.answer import Delta
 from headway.server.errors import error_body, error_response
 from headway.server.event_stream import PING
 from headway.server.generation import Generation

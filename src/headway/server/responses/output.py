@@ -9,9 +9,16 @@ from typing import Any
 
 import msgspec
 
-from headway.engine.answer import Delta
-from headway.engine.text import Tokenizer
-from headway.engine.text.parts import CallArguments, CallBegins, CallEnds, Content, Part, Reasoning
+from headway.frontend.answer import Delta
+from headway.frontend.text import Tokenizer
+from headway.frontend.text.parts import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    Content,
+    Part,
+    Reasoning,
+)
 from headway.server.openai.render import chat_logprobs
 
 TEXT_KINDS: dict[str, tuple[str, str, str]] = {

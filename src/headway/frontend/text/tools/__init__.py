@@ -10,9 +10,9 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.engine.text.source import Source, Wait
-from headway.engine.text.tools import gemma, granite, hermes, llama, mistral
-from headway.engine.text.tools.written import GemmaArguments, Written
+from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.tools import gemma, granite, hermes, llama, mistral
+from headway.frontend.text.tools.written import GemmaArguments, Written
 
 ID_CHARACTERS = string.ascii_letters + string.digits
 

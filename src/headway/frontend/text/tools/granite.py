@@ -1,7 +1,7 @@
 """Granite 3 and Phi-4: <|tool_call|> and a list of calls; Phi closes it with <|/tool_call|>."""
 
-from headway.engine.text.source import Source, Wait
-from headway.engine.text.tools.calls import call_list
+from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.tools.calls import call_list
 
 OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"
 

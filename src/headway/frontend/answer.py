@@ -6,8 +6,8 @@ abort that sequence in the engine.
 """
 
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
-from headway.engine.text import Reader, Reading, TextStream, Tokenizer
-from headway.engine.text.parts import Content, Part
+from headway.frontend.text import Reader, Reading, TextStream, Tokenizer
+from headway.frontend.text.parts import Content, Part
 
 
 class Delta:

@@ -7,9 +7,9 @@ was cut, and that all text that is neither reasoning nor a call is content.
 
 from dataclasses import dataclass
 
-from headway.engine.text.parts import CallEnds, Part
-from headway.engine.text.source import Source, Wait
-from headway.engine.text.tools import Format, new_call_id
+from headway.frontend.text.parts import CallEnds, Part
+from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.tools import Format, new_call_id
 
 
 @dataclass(frozen=True, slots=True)

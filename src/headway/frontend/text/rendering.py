@@ -4,7 +4,7 @@ Jinja's sandbox keeps a template from reaching out, not from looping for ever or
 string of gigabytes, and a template comes with a model from anywhere. `Renderer` has the face of a
 `ChatTemplate` and a few such processes behind it; it promises an answer or a RequestError within
 `LIMIT_S` of processor time, whatever the template does. The process is
-`engine.text.render_process`: a line of JSON in, a line out.
+`frontend.text.render_process`: a line of JSON in, a line out.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.engine.text.template import ChatTemplate
+from headway.frontend.text.template import ChatTemplate
 
 LIMIT_S = 2.0
 PATIENCE = 20
@@ -41,7 +41,7 @@ class Worker:
     def __init__(self, template: ChatTemplate, limit_s: float) -> None:
         self._limit_s = limit_s
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.engine.text.render_process", str(limit_s)],
+            [sys.executable, "-m", "headway.frontend.text.render_process", str(limit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the server's

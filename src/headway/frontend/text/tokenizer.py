@@ -14,10 +14,10 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_spec import read_json
-from headway.engine.text import cuts, lengths
-from headway.engine.text.pieces import token_bytes
-from headway.engine.text.rendering import Renderer
-from headway.engine.text.template import ChatTemplate
+from headway.frontend.text import cuts, lengths
+from headway.frontend.text.pieces import token_bytes
+from headway.frontend.text.rendering import Renderer
+from headway.frontend.text.template import ChatTemplate
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import SequenceUpdate
-from headway.engine.answer import Answer, Delta
+from headway.frontend.answer import Answer, Delta
 
 
 class Stream:

@@ -12,7 +12,7 @@ character, and that no part of a stop string ever leaves. Worked example, stop "
 import codecs
 from collections.abc import Callable
 
-from headway.engine.text.tokenizer import Tokenizer
+from headway.frontend.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 6

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headway.engine.text.lengths import added, flat
+from headway.frontend.text.lengths import added, flat
 
 PIECE_CHARACTERS = 32 * 1024
 AROUND = 64

@@ -1,4 +1,4 @@
-"""The process that renders a model's chat template for the server; see `engine.text.rendering`.
+"""The process that renders a model's chat template for the server; see `frontend.text.rendering`.
 
 The first line of its input is the template and its special tokens, each other one messages and
 options. It allows itself `LIMIT_BYTES` of memory, and for each line its argument, in seconds of
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.engine.text.template import ChatTemplate
+from headway.frontend.text.template import ChatTemplate
 
 LIMIT_BYTES = 256 * 2**20
 

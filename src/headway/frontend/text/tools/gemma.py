@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.engine.text.source import IN_SCALAR, SCALAR, Source, Wait
+from headway.frontend.text.source import IN_SCALAR, SCALAR, Source, Wait
 
 KEY = re.compile(r"[^:{}\[\],\"<\s]*")
 NAME = re.compile(r"[\w.:-]*")

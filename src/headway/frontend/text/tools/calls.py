@@ -5,7 +5,7 @@ is known. They promise that nothing is passed on before it is sure that it is a 
 lenient afterwards: a brace too few at the end does not undo a call.
 """
 
-from headway.engine.text.source import Source, Wait, decoded
+from headway.frontend.text.source import Source, Wait, decoded
 
 ARGUMENTS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"

@@ -14,7 +14,14 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from headway.engine.text.parts import CallArguments, CallBegins, CallEnds, Content, Part, Reasoning
+from headway.frontend.text.parts import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    Content,
+    Part,
+    Reasoning,
+)
 
 T = TypeVar("T")
 Wait = Generator[None, None, T]

@@ -4,8 +4,8 @@ import re
 import secrets
 import string
 
-from headway.engine.text.source import Source, Wait
-from headway.engine.text.tools.calls import call_arguments, call_list
+from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.tools.calls import call_arguments, call_list
 
 TAG, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 NAME = re.compile(r"[\w.:/-]*")

@@ -2,7 +2,8 @@
 
 Given the command that starts an engine process, `EngineClient` keeps one running. After a death, a
 silence or a step that hangs it starts another, in which the requests go on behind the tokens they
-had (`engine.suspects`). It promises that every stream ends: with its last update, or with an error.
+had (`frontend.suspects`). It promises that every stream ends: with its last update, or with an
+error.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import PROMISES_NOTHING, Terms
 from headway.engine import messages
-from headway.engine.answer import Answer
-from headway.engine.stream import Stream
-from headway.engine.suspects import Suspects, poisonous
-from headway.engine.text import Reading, Tokenizer
+from headway.frontend.answer import Answer
+from headway.frontend.stream import Stream
+from headway.frontend.suspects import Suspects, poisonous
+from headway.frontend.text import Reading, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ a normalizer that rewrites text makes the bound looser, and so does all that dro
 from collections.abc import Iterator
 from typing import Any
 
-from headway.engine.text.pieces import byte_alphabet
+from headway.frontend.text.pieces import byte_alphabet
 
 LOOSER = 16
 """For text that may be shortened by any factor, and for prompts that are truncated anyway."""

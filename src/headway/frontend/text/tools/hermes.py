@@ -1,7 +1,7 @@
 """Hermes and Qwen: each call between <tool_call> and </tool_call>, text before and between them."""
 
-from headway.engine.text.source import Source, Wait
-from headway.engine.text.tools.calls import call_object
+from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.tools.calls import call_object
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -15,11 +15,11 @@ from headway.core.errors import EngineDownError, HeadwayError, RequestError, Ser
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import PROMISES_NOTHING, Terms
-from headway.engine.answer import Answer
 from headway.engine.engine import Engine
 from headway.engine.process import introduction
-from headway.engine.stream import Stream
-from headway.engine.text import Reading, Tokenizer
+from headway.frontend.answer import Answer
+from headway.frontend.stream import Stream
+from headway.frontend.text import Reading, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ Nothing else tells a call from JSON that the user asked for, so without the tag 
 a tool's name and its parameters.
 """
 
-from headway.engine.text.source import Source, Wait
-from headway.engine.text.tools.calls import call_object
+from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.tools.calls import call_object
 
 TAG = "<|python_tag|>"
 
