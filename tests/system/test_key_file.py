@@ -14,7 +14,8 @@ from live_server import NO_TORCH, LiveServer, headway, wait_until
 from test_doors import ROUTES, ask, error_of
 
 from headway.server import app
-from headway.server.doors import ACCESS, KEY, OPERATOR, PUBLIC, access
+from headway.server.access import ACCESS, access
+from headway.server.doors import KEY, OPERATOR, PUBLIC
 from headway.server.key_file import row_text
 from headway.server.keys import Keyring
 

@@ -7,7 +7,8 @@ import pytest
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError, UsageError
 from headway.core.service import Limits
-from headway.server.doors import ACCESS, KEY, OPERATOR, PUBLIC, access, is_here
+from headway.server.access import ACCESS, access
+from headway.server.doors import KEY, OPERATOR, PUBLIC, is_here
 from headway.server.key_file import add_row, digest, make_key, read_rows, row_text
 from headway.server.keys import Keyring, anybody
 

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import headway
 from headway.core.errors import RequestError
 from headway.server import page, root_path, tokens
+from headway.server.access import access
 from headway.server.anthropic import messages
 from headway.server.batches.routes import BATCH_ROUTES
 from headway.server.batches.runner import Runner
@@ -68,6 +69,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     app: ASGIApp = Doors(
         router,
         state.keyring,
+        access=access,
         guard=HereOnly(origins) if here else lambda scope: None,
         on_refused=state.rows[0].telemetry.refused,
     )

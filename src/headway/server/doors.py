@@ -1,9 +1,7 @@
 """Who may come in: keys, denied by default, and what a request must say to be let in.
 
 A pure ASGI layer around all routes. Without keys everybody on the address may ask; with keys every
-path wants one, whether a route exists there or not, except those that `ACCESS` calls public. A path
-that `ACCESS` does not name is for the operator's keys alone, so a new route is shut until somebody
-opens it.
+path wants one, whether a route exists there or not, except those that are public.
 """
 
 import ipaddress
@@ -15,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
-from headway.server import page
 from headway.server.errors import error_response, speaks_anthropic
 from headway.server.keys import Caller, Keyring
 from headway.server.rates import Meter
@@ -23,36 +20,14 @@ from headway.server.rates import Meter
 log = logging.getLogger(__name__)
 
 PUBLIC, KEY, OPERATOR = "public", "key", "operator"
-ACCESS: dict[str, str] = {
-    "/health": PUBLIC,
-    "/ready": PUBLIC,
-    **dict.fromkeys(page.PATHS, PUBLIC),
-    "/v1/": KEY,
-    "/version": KEY,
-    "/openapi.json": KEY,
-    "/tokenize": KEY,
-    "/detokenize": KEY,
-    "/apply-template": KEY,
-    "/metrics": OPERATOR,
-    "/stats": OPERATOR,
-    "/trace": OPERATOR,
-}
-"""Who may ask at a path; a name that ends in / holds for all below it."""
-PREFIXES = [path for path in ACCESS if path.endswith("/") and path != "/"]
-
-
-def access(path: str) -> str:
-    """/v1/models → KEY, /health → PUBLIC, what the table does not name → OPERATOR."""
-    if path in ACCESS:
-        return ACCESS[path]
-    prefix = next((prefix for prefix in PREFIXES if path.startswith(prefix)), None)
-    return OPERATOR if prefix is None else ACCESS[prefix]
+"""Who may ask at a path: everybody, whoever has a key, whoever has an operator's key."""
 
 
 class Doors:
     """Finds the caller, gives each request an id, and turns RequestErrors into answers.
 
-    `guard` raises RequestError for what may not come in where there are no keys.
+    `access` says who may ask at a path. `guard` raises RequestError for what may not come in where
+    there are no keys.
     """
 
     def __init__(
@@ -60,11 +35,13 @@ class Doors:
         app: ASGIApp,
         keyring: Keyring,
         *,
+        access: Callable[[str], str],
         guard: Callable[[Scope], None] = lambda scope: None,
         on_refused: Callable[[RequestError], None] = lambda error: None,
     ) -> None:
         self._app = app
         self._keyring = keyring
+        self._access = access
         self._guard = guard
         self._on_refused = on_refused
 
@@ -145,7 +122,7 @@ class Doors:
         if not self._keyring:
             self._guard(scope)
             return self._keyring.nobody
-        wanted = access(scope["path"])
+        wanted = self._access(scope["path"])
         if wanted == PUBLIC:
             return self._keyring.nobody
         key = given_key(scope)
