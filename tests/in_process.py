@@ -18,13 +18,13 @@ from headway.cli.serve import make_classes, make_rules
 from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions, ServerOptions
 from headway.core.resolve import Settings
+from headway.edge.keys import Keyring
 from headway.engine.engine import Engine
 from headway.frontend.local import LocalClient
 from headway.frontend.text import Tokenizer
 from headway.server.app import make_app
 from headway.server.batches import open_runner
 from headway.server.batches.runner import Runner
-from headway.server.keys import Keyring
 from headway.server.models import ServedModel, State
 from headway.server.run import bind
 from headway.telemetry.live import Telemetry

@@ -20,7 +20,7 @@ import pytest
 from live_server import NO_TORCH, LiveServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.server.key_file import row_text
+from headway.edge.key_file import row_text
 
 CLASSES = """
 small: {limits: {max_prompt_tokens: 50, max_output_tokens: 8}}

@@ -14,8 +14,8 @@ import pytest
 from live_server import LiveServer
 
 from conftest import StartServer
-from headway.server import connection
-from headway.server.connection import Connection, Crowd
+from headway.edge import connection
+from headway.edge.connection import Connection, ConnectionLimiter
 
 MB = 10**6
 PATIENT_S = 60.0
@@ -173,8 +173,8 @@ async def small_server() -> AsyncIterator[Callable[[bytes], Awaitable[tuple[Any,
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x" * 10})
 
-    crowd = Crowd(4)
-    config = uvicorn.Config(app, http=crowd.protocol, lifespan="off", log_config=None, ws="none",
+    limiter = ConnectionLimiter(4)
+    config = uvicorn.Config(app, http=limiter.protocol, lifespan="off", log_config=None, ws="none",
                             access_log=False, timeout_keep_alive=60)  # fmt: skip
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext
@@ -183,7 +183,7 @@ async def small_server() -> AsyncIterator[Callable[[bytes], Awaitable[tuple[Any,
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
-        server.crowd, server.address = crowd, listener.getsockname()
+        server.limiter, server.address = limiter, listener.getsockname()
         yield server
         server.should_exit = True
         await serving
@@ -191,11 +191,11 @@ async def small_server() -> AsyncIterator[Callable[[bytes], Awaitable[tuple[Any,
 
 async def connect(server: Any, data: bytes) -> tuple[Any, Any, Connection]:
     """A client that has sent `data`, and the server's end of its connection."""
-    known = set(server.crowd.connections)
+    known = set(server.limiter.connections)
     reader, writer = await asyncio.open_connection(*server.address)
-    while not server.crowd.connections - known:
+    while not server.limiter.connections - known:
         await asyncio.sleep(0.005)
-    (mine,) = server.crowd.connections - known
+    (mine,) = server.limiter.connections - known
     writer.write(data)
     await asyncio.sleep(0.05)
     return reader, writer, mine
@@ -259,7 +259,7 @@ async def test_one_address_has_half_of_the_connections_at_most(small_server: Any
     assert (status, error["code"]) == (503, "too_many_connections")
     writer.close()
     first[1].close()
-    while len(small_server.crowd.connections) > 1:
+    while len(small_server.limiter.connections) > 1:
         await asyncio.sleep(0.01)
     third = await connect(small_server, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
     assert b"200" in await third[0].readline()

@@ -13,11 +13,11 @@ import pytest
 from live_server import NO_TORCH, LiveServer, headway, wait_until
 from test_doors import ROUTES, ask, error_of
 
+from headway.edge.auth import KEY, OPERATOR, PUBLIC
+from headway.edge.key_file import row_text
+from headway.edge.keys import Keyring
 from headway.server import app
 from headway.server.access import ACCESS, access
-from headway.server.doors import KEY, OPERATOR, PUBLIC
-from headway.server.key_file import row_text
-from headway.server.keys import Keyring
 
 KEYS = {"user": "key-of-a-user", "busy": "key-of-a-busy-one", "ops": "key-of-the-operator"}
 FLAG_KEY = "key-on-the-command-line"

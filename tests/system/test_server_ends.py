@@ -141,7 +141,7 @@ def test_the_engine_goes_when_its_server_is_killed_while_loading(
 STUCK = """
 import re, threading, time
 from pathlib import Path
-from headway.server import deadline
+from headway.edge import deadline
 
 deadline.GRACE_S = 0.5
 

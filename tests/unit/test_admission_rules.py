@@ -15,10 +15,10 @@ from headway.core.principal import Principal
 from headway.core.request import SamplingParams
 from headway.core.service import Limits, ServiceClass, service_classes
 from headway.core.slo import Slo
+from headway.edge.keys import Caller
+from headway.edge.rates import Meter
 from headway.server.admission import Admission, Asked, Rules, Ticket
 from headway.server.forecast import Forecast, Place
-from headway.server.keys import Caller
-from headway.server.rates import Meter
 from headway.server.seen import Seen
 from headway.telemetry.records import StepRecord
 

@@ -14,9 +14,9 @@ import pytest
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
+from headway.edge.key_file import digest
+from headway.edge.keys import Keyring
 from headway.server.batches.runner import Runner
-from headway.server.key_file import digest
-from headway.server.keys import Keyring
 from in_process import InProcess
 from unit.test_batch_parts import Endpoint, begin, names_of, over, running, written
 from unit.test_batches import ended, jsonl, line, results, upload, wait_until

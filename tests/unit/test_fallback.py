@@ -12,8 +12,8 @@ from aiohttp import web
 
 from headway.core.errors import UsageError
 from headway.core.service import service_classes
+from headway.edge.upstream import Upstream, split_name
 from headway.server.admission import Ticket
-from headway.server.upstream import Upstream, split_name
 from in_process import InProcess
 
 BODY = {

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import requests
 
-from headway.server import upstream
-from headway.server.upstream import Upstream
+from headway.edge import upstream
+from headway.edge.upstream import Upstream
 from in_process import InProcess
 from unit.test_fallback import EVENTS, Full
 

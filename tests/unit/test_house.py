@@ -21,12 +21,13 @@ MAY_IMPORT = {
     "telemetry": {"core"},
     "engine": {"core", "telemetry"},
     "frontend": {"core", "telemetry", "engine"},
+    "edge": {"core"},
     "runtime": {"core"},
     "assemble": {"core", "telemetry", "engine", "runtime"},
     "llm": {"core", "frontend", "assemble"},
     "whole_model": {"core", "llm"},
-    "server": {"core", "telemetry", "engine", "frontend"},
-    "gateway": {"core", "telemetry"},
+    "server": {"core", "telemetry", "engine", "frontend", "edge"},
+    "gateway": {"core", "telemetry", "edge"},
     "measure": {"core"},
     "bench": {"core", "telemetry", "measure"},
     "advise": {"core", "telemetry", "engine", "bench", "assemble"},
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
         *("", "core", "telemetry", "engine", "frontend", "runtime", "assemble"),
-        *("llm", "whole_model", "server", "gateway", "measure", "bench", "evals"),
+        *("llm", "whole_model", "edge", "server", "gateway", "measure", "bench", "evals"),
         *("advise", "compress", "cluster"),
     },
 }
@@ -240,8 +241,8 @@ def test_unit_tests_never_import_torch():
 
 def test_deciding_rooms_run_without_torch():
     """A fresh interpreter imports every module of them and has loaded no torch."""
-    rooms = ("", "core", "telemetry", "engine", "frontend", "assemble", "server", "gateway")
-    rooms += ("measure", "bench", "evals")
+    rooms = ("", "core", "telemetry", "engine", "frontend", "assemble", "edge", "server")
+    rooms += ("gateway", "measure", "bench", "evals")
     names = [module for module in MODULES if room_of(module) in rooms]
     names = [name for name in names if not name.endswith("__main__")]
     code = (

@@ -7,10 +7,10 @@ import pytest
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError, UsageError
 from headway.core.service import Limits
+from headway.edge.auth import KEY, OPERATOR, PUBLIC, is_here
+from headway.edge.key_file import add_row, digest, make_key, read_rows, row_text
+from headway.edge.keys import Keyring, anybody
 from headway.server.access import ACCESS, access
-from headway.server.doors import KEY, OPERATOR, PUBLIC, is_here
-from headway.server.key_file import add_row, digest, make_key, read_rows, row_text
-from headway.server.keys import Keyring, anybody
 
 
 def key_file(tmp_path, text: str):
@@ -45,7 +45,7 @@ def test_no_key_is_kept(tmp_path):
 
 def test_every_key_is_compared(monkeypatch):
     """Finding the first takes as long as finding none."""
-    from headway.server import keys
+    from headway.edge import keys
 
     seen = []
     real = keys.hmac.compare_digest

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.logs import FORMATTERS, UNSAFE, Handler, plain
-from headway.server.notify import Notifier
+from headway.edge.notify import Notifier
 
 FORGED = (
     "x\n2026-11-21 10:00:00,000 ERROR headway root logged in\x1b[2J\x9b31m\u202etxt\u2028\0\ud800"

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.core.service import Limits
-from headway.server.rates import Gcra, Meter
+from headway.edge.rates import Gcra, Meter
 
 PER_MINUTE = 120
 

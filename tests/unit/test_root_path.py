@@ -6,7 +6,7 @@ import pytest
 import requests
 
 from headway.core.errors import UsageError
-from headway.server.root_path import checked
+from headway.edge.root_path import checked
 from in_process import InProcess
 
 KEY = {"authorization": "Bearer sesame"}

@@ -9,7 +9,7 @@ from headway.core.errors import UsageError
 from headway.core.options import ServerOptions, read_options
 from headway.core.service import read_classes
 from headway.core.yaml_file import parse_yaml
-from headway.server.key_file import read_rows
+from headway.edge.key_file import read_rows
 
 
 def read_config(path: Path) -> object:

@@ -15,7 +15,7 @@ def key(call: "Call") -> int:
     """Add the row to `--file` and print the key; without it print the row, the key to stderr."""
     if len(call.positionals) != 1:
         raise UsageError("key takes one name.", "headway key NAME --file keys.yaml")
-    from headway.server.key_file import Row, add_row, check_row, digest, make_key, row_text
+    from headway.edge.key_file import Row, add_row, check_row, digest, make_key, row_text
 
     name, made = call.positionals[0], make_key()
     file = call.options[KeyOptions].file

@@ -30,8 +30,8 @@ FALLBACK_KV_MEMORY = Bytes(-20)
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
+    from headway.edge.keys import Keyring
     from headway.server.admission import Rules
-    from headway.server.keys import Keyring
     from headway.server.models import ServedModel, State
 
 
@@ -50,9 +50,10 @@ def serve(call: "Call") -> int:
     set_up_logs(logs.log_level, logs.log_format)
     read_model_spec(folder)  # a folder that cannot be served is told before anything starts
 
-    from headway.server import root_path, run
-    from headway.server.keys import Keyring
-    from headway.server.notify import Notifier
+    from headway.edge import root_path
+    from headway.edge.keys import Keyring
+    from headway.edge.notify import Notifier
+    from headway.server import run
     from headway.telemetry.request_log import RequestLog
 
     classes = make_classes(options)
@@ -133,7 +134,7 @@ def add_fallback(
     classes: dict[str, ServiceClass],
 ) -> None:
     """Put the upstream or the second engine of `--fallback-model` into the state."""
-    from headway.server.upstream import Upstream, split_name
+    from headway.edge.upstream import Upstream, split_name
 
     if not state.options.fallback_model:
         return

@@ -1,6 +1,6 @@
 """Who asks: a name, a class of service, and a salt that keeps caches apart.
 
-Doors make one of each key; every request carries it from the server into the engine.
+The keyring makes one of each key; every request carries it from the server into the engine.
 """
 
 import hashlib

@@ -4,8 +4,8 @@ A path that the table does not name is for the operator's keys alone, so a new r
 somebody opens it.
 """
 
+from headway.edge.auth import KEY, OPERATOR, PUBLIC
 from headway.server import page
-from headway.server.doors import KEY, OPERATOR, PUBLIC
 
 ACCESS: dict[str, str] = {
     "/health": PUBLIC,

@@ -22,9 +22,9 @@ from headway.core.errors import OverloadedError, RequestError
 from headway.core.request import SamplingParams
 from headway.core.service import Limits, ServiceClass
 from headway.core.slo import Slo
+from headway.edge.keys import Caller
+from headway.edge.rates import MAX_RETRY_S, Meter, too_many
 from headway.server.forecast import Forecast, Place
-from headway.server.keys import Caller
-from headway.server.rates import MAX_RETRY_S, Meter, too_many
 from headway.server.seen import Seen
 
 QUEUE_OF_ENGINE = 4

@@ -13,16 +13,16 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from headway.core.errors import GIVEN_UP, RequestError, ServerFaultError
-from headway.frontend.answer import Delta
-from headway.frontend.stream import Stream
-from headway.server.errors import json_response
-from headway.server.event_stream import (
+from headway.edge.errors import json_response
+from headway.edge.event_stream import (
     GRACE_S,
     PING_INTERVAL_S,
     WAIT_S,
     EventStream,
     send_response,
 )
+from headway.frontend.answer import Delta
+from headway.frontend.stream import Stream
 from headway.server.generation import (
     ClientGoneError,
     Dialect,

@@ -18,19 +18,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.core.errors import RequestError
-from headway.server import page, root_path, tokens
+from headway.edge import root_path
+from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
+from headway.edge.errors import json_response, not_found
+from headway.edge.root_path import RootPath
+from headway.server import page, tokens
 from headway.server.access import access
 from headway.server.anthropic import messages
 from headway.server.batches.routes import BATCH_ROUTES
 from headway.server.batches.runner import Runner
-from headway.server.doors import Doors, HereOnly, is_loopback
 from headway.server.endpoints import GENERATIONS, Generate
-from headway.server.errors import json_response, not_found
 from headway.server.files.routes import FILE_ROUTES
 from headway.server.models import ServedModel, State
 from headway.server.openapi import document
 from headway.server.responses import stored
-from headway.server.root_path import RootPath
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -66,11 +67,11 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     options = state.options
     origins = options.allowed_origins
     here = is_loopback(options.host) and not options.insecure
-    app: ASGIApp = Doors(
+    app: ASGIApp = AuthMiddleware(
         router,
         state.keyring,
         access=access,
-        guard=HereOnly(origins) if here else lambda scope: None,
+        guard=LoopbackGuard(origins) if here else lambda scope: None,
         on_refused=state.rows[0].telemetry.refused,
     )
     if origins:

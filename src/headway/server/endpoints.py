@@ -16,21 +16,21 @@ from starlette.types import Message, Receive, Scope, Send
 from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
 from headway.core.service import ServiceClass, choose_class
 from headway.core.slo import DEFAULT_CLASS
+from headway.edge.auth import header
+from headway.edge.event_stream import send_response
+from headway.edge.keys import Caller
+from headway.edge.principal import owner_of, turn_of
 from headway.server import body as bodies
 from headway.server.admission import Asked, Ticket
 from headway.server.answering import respond
 from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
-from headway.server.doors import header
-from headway.server.event_stream import send_response
 from headway.server.fields import ELSEWHERE
 from headway.server.generation import Dialect, Generation
-from headway.server.keys import Caller
 from headway.server.models import State
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import NO_OPS, ChatBody, CompletionBody
-from headway.server.principal import owner_of, turn_of
 from headway.server.responses import create as responses
 from headway.server.responses import schema as responses_schema
 from headway.server.responses.schema import ResponsesBody

@@ -19,13 +19,13 @@ from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.core.terms import Terms
+from headway.edge.event_stream import DONE
+from headway.edge.keys import Caller, anybody
 from headway.frontend.answer import Delta
 from headway.frontend.stream import Stream
 from headway.frontend.text import Reading
 from headway.frontend.text.parts import CallEnds, Said
 from headway.server.admission import Ticket
-from headway.server.event_stream import DONE
-from headway.server.keys import Caller, anybody
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse

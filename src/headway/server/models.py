@@ -10,6 +10,8 @@ from typing import Any
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.options import ServerOptions
+from headway.edge.keys import Keyring
+from headway.edge.upstream import Upstream
 from headway.engine.messages import Ready
 from headway.frontend.client import EngineClient
 from headway.frontend.local import LocalClient
@@ -17,10 +19,8 @@ from headway.frontend.text import Tokenizer
 from headway.frontend.text.reading import Thought, choose_thought
 from headway.frontend.text.tools import BY_NAME, Format, choose_format
 from headway.server.admission import Admission, Rules
-from headway.server.keys import Keyring
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
-from headway.server.upstream import Upstream
 from headway.telemetry.live import Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

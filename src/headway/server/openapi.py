@@ -14,10 +14,10 @@ import msgspec
 
 import headway
 from headway.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOPS, RANGES
+from headway.edge.errors import speaks_anthropic
 from headway.server.anthropic.messages import COUNT as COUNT_MESSAGES
 from headway.server.batches.routes import CreateBody
 from headway.server.body import Accepts
-from headway.server.errors import speaks_anthropic
 from headway.server.models import State
 from headway.server.openai.schema import ROLES, SIDES
 from headway.server.responses.stored import COUNT as COUNT_RESPONSES

@@ -19,13 +19,13 @@ from typing import Any
 import uvicorn
 
 from headway.core.errors import PortInUseError, UsageError
+from headway.edge.auth import is_loopback
+from headway.edge.connection import ConnectionLimiter
+from headway.edge.deadline import Deadline
+from headway.edge.notify import Notifier
 from headway.server.app import make_app
 from headway.server.batches import open_runner
-from headway.server.connection import Crowd
-from headway.server.deadline import Deadline
-from headway.server.doors import is_loopback
 from headway.server.models import State
-from headway.server.notify import Notifier
 from headway.telemetry.request_log import MINUTE_S, log_minute
 
 log = logging.getLogger(__name__)
@@ -89,11 +89,11 @@ async def serve(
     notifier: Notifier = SILENT,
 ) -> None:
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
-    crowd = Crowd(allowed_connections(state.options.max_connections))
+    limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
     config = uvicorn.Config(
         make_app(state, runner),
-        http=crowd.protocol,  # type: ignore[arg-type]
+        http=limiter.protocol,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         lifespan="off",
         log_config=None,
@@ -110,7 +110,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, reload_keys, state, notifier)
     deadline.watch()
     watchers = [
-        asyncio.create_task(crowd.watch()),
+        asyncio.create_task(limiter.watch()),
         asyncio.create_task(notifier.watch(lambda: not any_failed(state))),
         asyncio.create_task(log_minutes(state)),
     ]

@@ -8,10 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.edge.errors import json_response
+from headway.edge.principal import turn_of
 from headway.server import body as bodies
-from headway.server.errors import json_response
 from headway.server.models import State
-from headway.server.principal import turn_of
 
 
 async def in_turn(

@@ -16,6 +16,7 @@ import msgspec
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
+from headway.edge.errors import anthropic_body, error_response
 from headway.frontend.answer import Delta
 from headway.frontend.text.parts import (
     CallArguments,
@@ -25,7 +26,6 @@ from headway.frontend.text.parts import (
     Part,
     Reasoning,
 )
-from headway.server.errors import anthropic_body, error_response
 from headway.server.generation import Generation
 
 PATH = "/v1/messages"

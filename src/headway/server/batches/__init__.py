@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from headway.edge.database import Database, default_folder
 from headway.server.batches.runner import Runner
 from headway.server.batches.store import Batches
-from headway.server.database import Database, default_folder
 from headway.server.files.store import Files
 from headway.server.models import State
 

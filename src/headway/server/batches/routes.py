@@ -7,14 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
+from headway.edge.errors import json_response
+from headway.edge.principal import owner_of, principal_of, turn_of
 from headway.server import body as bodies
 from headway.server.batches.lines import ENDPOINTS
 from headway.server.batches.runner import Runner
 from headway.server.batches.store import Batch, Price
-from headway.server.errors import json_response
 from headway.server.files.routes import asked_limit, lifetime_s, page_of
 from headway.server.files.store import new_id
-from headway.server.principal import owner_of, principal_of, turn_of
 
 WINDOWS_S = {"24h": 24 * 3600}
 MAX_UNFINISHED = 100

@@ -18,14 +18,14 @@ import msgspec
 from starlette.types import ASGIApp
 
 from headway.core.errors import RequestError, ServerFaultError, StorageError
+from headway.edge.database import told
+from headway.edge.errors import error_body
+from headway.edge.keys import Caller
 from headway.server.batches.call import Answer, batch_body, call
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import Checked, Line, check_file, read_body
 from headway.server.batches.results import answered
 from headway.server.batches.store import Batch, Batches
-from headway.server.database import told
-from headway.server.errors import error_body
-from headway.server.keys import Caller
 from headway.server.models import State
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Receive
 
 from headway.core.errors import RequestError
-from headway.server.database import told
-from headway.server.errors import json_response
+from headway.edge.database import told
+from headway.edge.errors import json_response
+from headway.edge.principal import owner_of
 from headway.server.files.multipart import Begun, Multipart
 from headway.server.files.store import File, Files, new_id, over_quota
 from headway.server.models import State
-from headway.server.principal import owner_of
 
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 MAX_FIELD_BYTES, MAX_FIELDS, MAX_NAME = 1024, 16, 255

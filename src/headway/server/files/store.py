@@ -16,7 +16,7 @@ import msgspec
 
 from headway.core.clock import Clock
 from headway.core.errors import RequestError
-from headway.server.database import Database
+from headway.edge.database import Database
 
 NEVER = 2**62
 

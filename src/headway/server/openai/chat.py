@@ -6,12 +6,12 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.service import request_slo
+from headway.edge.errors import error_event, error_response
+from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
 from headway.server import prompt_text
-from headway.server.errors import error_event, error_response
-from headway.server.event_stream import PING
 from headway.server.generation import Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render

@@ -7,10 +7,10 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import TokenLogprobs
 from headway.core.service import request_slo
+from headway.edge.errors import error_event, error_response
+from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
 from headway.server import prompt_text
-from headway.server.errors import error_event, error_response
-from headway.server.event_stream import PING
 from headway.server.generation import Generation
 from headway.server.models import ServedModel, State
 from headway.server.openai import render

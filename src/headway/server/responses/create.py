@@ -12,10 +12,10 @@ import msgspec
 from starlette.types import Receive, Send
 
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
+from headway.edge.errors import json_response
+from headway.edge.event_stream import send_response
 from headway.server import answering
 from headway.server import body as bodies
-from headway.server.errors import json_response
-from headway.server.event_stream import send_response
 from headway.server.generation import Generation
 from headway.server.models import State
 from headway.server.openai import chat

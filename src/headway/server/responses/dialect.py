@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.edge.errors import error_body, error_response
+from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
-from headway.server.errors import error_body, error_response
-from headway.server.event_stream import PING
 from headway.server.generation import Generation
 from headway.server.models import State
 from headway.server.responses.output import Output

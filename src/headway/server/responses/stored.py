@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
+from headway.edge.errors import json_response
+from headway.edge.principal import owner_of
 from headway.server import body as bodies
-from headway.server.errors import json_response
 from headway.server.models import State
-from headway.server.principal import owner_of
 from headway.server.responses.create import count_tokens
 from headway.server.responses.schema import NO_OPS, REFUSED, InputBody, check_include
 from headway.server.responses.store import Entry

@@ -2,8 +2,9 @@
 
 uvicorn's h11 protocol with deadlines. A connection that opens must bring whole headers within
 `HEADERS_S`, then a body at `MIN_BODY_BYTES_PER_S` after a while of grace, and must take what it is
-sent; `Crowd` counts connections, all and by address, and once a second ends those that are late.
-Bytes are parsed a slice at a time, so that a body in a million chunks holds up nobody else.
+sent; `ConnectionLimiter` counts connections, all and by address, and once a second ends those that
+are late. Bytes are parsed a slice at a time, so that a body in a million chunks holds up
+nobody else.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from headway.core.errors import EngineDownError, RequestError
-from headway.server.errors import error_body
-from headway.server.framing import AMBIGUOUS, StrictBuffer
+from headway.edge.errors import error_body
+from headway.edge.framing import AMBIGUOUS, StrictBuffer
 
 HEADERS_S, BODY_GRACE_S, WRITE_S = 10.0, 20.0, 60.0
 MIN_BODY_BYTES_PER_S = 10_000
@@ -57,7 +58,7 @@ class Flow(FlowControl):
                 self._transport.resume_reading()
 
 
-class Crowd:
+class ConnectionLimiter:
     """The open connections of one server."""
 
     def __init__(self, max_connections: int) -> None:
@@ -106,10 +107,10 @@ class Crowd:
 class Connection(H11Protocol):
     """A connection with deadlines; `phase` is what it is waited for."""
 
-    def __init__(self, crowd: Crowd, *given: Any) -> None:
+    def __init__(self, limiter: ConnectionLimiter, *given: Any) -> None:
         super().__init__(*given)
         self.conn._receive_buffer = StrictBuffer()
-        self.crowd = crowd
+        self.limiter = limiter
         self.address = ""
         self.phase, self.since_s = HEADERS, time.monotonic()
         self.num_body_bytes = 0
@@ -122,7 +123,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.flow: Flow = Flow(transport)
         self.address = self.client[0] if self.client else ""
-        if not self.crowd.enter(self, self.address):
+        if not self.limiter.enter(self, self.address):
             self._refused = True
             self.refuse(
                 EngineDownError("Too many connections.", code="too_many_connections"),
@@ -130,7 +131,7 @@ class Connection(H11Protocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.crowd.leave(self, self.address)
+        self.limiter.leave(self, self.address)
         self._backlog.clear()
         super().connection_lost(exc)
 
@@ -145,7 +146,7 @@ class Connection(H11Protocol):
 
     def _take_turn(self) -> None:
         """Parse slices for some milliseconds; what is left waits until others had their turn."""
-        behind = self.crowd.behind
+        behind = self.limiter.behind
         until_s = time.monotonic() + TURN_S / max(1, len(behind))
         while self._backlog and not self.transport.is_closing():
             if self.conn.their_state is h11.DONE:  # what follows waits for the answer

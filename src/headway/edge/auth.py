@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
-from headway.server.errors import error_response, speaks_anthropic
-from headway.server.keys import Caller, Keyring
-from headway.server.rates import Meter
+from headway.edge.errors import error_response, speaks_anthropic
+from headway.edge.keys import Caller, Keyring
+from headway.edge.rates import Meter
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ PUBLIC, KEY, OPERATOR = "public", "key", "operator"
 """Who may ask at a path: everybody, whoever has a key, whoever has an operator's key."""
 
 
-class Doors:
+class AuthMiddleware:
     """Finds the caller, gives each request an id, and turns RequestErrors into answers.
 
     `access` says who may ask at a path. `guard` raises RequestError for what may not come in where
@@ -138,7 +138,7 @@ class Doors:
         return caller
 
 
-class HereOnly:
+class LoopbackGuard:
     """The guard of a server on loopback without keys: no web page gets in by way of a browser.
 
     A name in `Host` that is not this machine's is a page whose own name leads here; an `Origin`

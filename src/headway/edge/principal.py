@@ -7,7 +7,7 @@ one owner.
 from starlette.types import Scope
 
 from headway.core.principal import ANONYMOUS, Principal
-from headway.server.keys import Caller
+from headway.edge.keys import Caller
 
 
 def principal_of(scope: Scope) -> Principal:

@@ -29,8 +29,8 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import UsageError
 from headway.core.principal import Principal
 from headway.core.service import BATCH_CLASS, Limits
-from headway.server.key_file import Row, digest, read_rows
-from headway.server.rates import Meter
+from headway.edge.key_file import Row, digest, read_rows
+from headway.edge.rates import Meter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import msgspec
 from starlette.types import Receive, Send
 
 from headway.core.errors import RequestError, UsageError
-from headway.server.errors import anthropic_body, error_event, speaks_anthropic
+from headway.edge.errors import anthropic_body, error_event, speaks_anthropic
 
 log = logging.getLogger(__name__)
 
