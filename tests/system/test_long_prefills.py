@@ -15,10 +15,11 @@ import requests
 from scripted import ScriptedServer, scripted
 from test_client_fields import TEMPLATE, USER
 
+from headway.admit.admission import Rules
 from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
+from headway.edge import event_stream
 from headway.measure.sse import EventReader
-from headway.server import answering, event_stream
-from headway.server.admission import Rules
+from headway.server import answering
 
 CHAT, TEXT, RESPONSES, MESSAGES = PATHS = (
     *("/v1/chat/completions", "/v1/completions"),

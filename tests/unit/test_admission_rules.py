@@ -9,6 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from headway.admit.admission import Admission, Asked, Rules, Ticket
+from headway.admit.forecast import Forecast, Place
+from headway.admit.queue import QueueOrder
+from headway.admit.seen import Seen
 from headway.core.clock import VirtualClock
 from headway.core.errors import OverloadedError, RequestError
 from headway.core.principal import Principal
@@ -17,9 +21,7 @@ from headway.core.service import Limits, ServiceClass, service_classes
 from headway.core.slo import Slo
 from headway.edge.keys import Caller
 from headway.edge.rates import Meter
-from headway.server.admission import Admission, Asked, Rules, Ticket
-from headway.server.forecast import Forecast, Place
-from headway.server.seen import Seen
+from headway.engine.policy import POLICIES
 from headway.telemetry.records import StepRecord
 
 TOKEN_S = 0.001
@@ -351,7 +353,7 @@ def test_who_is_late_or_idle_is_not_waited_for():
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_first_come_first_served_waits_for_everybody(policy):
-    house = House(policy=policy)
+    house = House(order=POLICIES[policy].queue_order)
     house.ask(500)
     house.ask(3000, CLASSES["batch"])
     house.clock.advance(10)
@@ -372,7 +374,7 @@ def test_who_is_due_later_is_not_waited_for():
 @pytest.mark.parametrize("policy", ["fair", "slo"])
 def test_a_user_does_not_wait_for_all_that_another_has_waiting(policy):
     """The example of the docstring, and with twice the weight."""
-    house = House(policy=policy)
+    house = House(order=POLICIES[policy].queue_order)
     heavy = house.caller("heavy")
     for _ in range(10):
         house.ask(500, caller=heavy, slo=Slo(ttft_s=20))
@@ -460,7 +462,9 @@ def test_the_engines_own_prediction_goes_first():
 
 def test_before_any_step_nobody_is_refused_for_load():
     house = House()
-    house.admission.forecast = house.forecast = Forecast(house.clock)
+    house.admission.forecast = house.forecast = Forecast(
+        house.clock, order=QueueOrder.DEADLINE, lane_share=0.1
+    )
     for _ in range(10):
         house.ask(5000)
 

@@ -10,10 +10,10 @@ import pytest
 import requests
 from aiohttp import web
 
+from headway.admit.admission import Ticket
 from headway.core.errors import UsageError
 from headway.core.service import service_classes
 from headway.edge.upstream import Upstream, split_name
-from headway.server.admission import Ticket
 from in_process import InProcess
 
 BODY = {

@@ -19,15 +19,16 @@ MAY_IMPORT = {
     "": {"core", "llm"},  # headway/__init__.py, late
     "core": set(),
     "telemetry": {"core"},
-    "engine": {"core", "telemetry"},
+    "admit": {"core", "telemetry", "edge"},
+    "engine": {"core", "telemetry", "admit"},
     "frontend": {"core", "telemetry", "engine"},
     "edge": {"core"},
     "runtime": {"core"},
     "assemble": {"core", "telemetry", "engine", "runtime"},
     "llm": {"core", "frontend", "assemble"},
     "whole_model": {"core", "llm"},
-    "server": {"core", "telemetry", "engine", "frontend", "edge"},
-    "gateway": {"core", "telemetry", "edge"},
+    "server": {"core", "telemetry", "engine", "frontend", "edge", "admit"},
+    "gateway": {"core", "telemetry", "edge", "admit"},
     "measure": {"core"},
     "bench": {"core", "telemetry", "measure"},
     "advise": {"core", "telemetry", "engine", "bench", "assemble"},
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
         *("", "core", "telemetry", "engine", "frontend", "runtime", "assemble"),
-        *("llm", "whole_model", "edge", "server", "gateway", "measure", "bench", "evals"),
+        *("llm", "whole_model", "edge", "admit", "server", "gateway", "measure", "bench", "evals"),
         *("advise", "compress", "cluster"),
     },
 }
@@ -241,7 +242,7 @@ def test_unit_tests_never_import_torch():
 
 def test_deciding_rooms_run_without_torch():
     """A fresh interpreter imports every module of them and has loaded no torch."""
-    rooms = ("", "core", "telemetry", "engine", "frontend", "assemble", "edge", "server")
+    rooms = ("", "core", "telemetry", "engine", "frontend", "assemble", "edge", "admit", "server")
     rooms += ("gateway", "measure", "bench", "evals")
     names = [module for module in MODULES if room_of(module) in rooms]
     names = [name for name in names if not name.endswith("__main__")]

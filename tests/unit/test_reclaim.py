@@ -12,14 +12,15 @@ from test_admission_rules import House, asked_for, step
 from test_engine import EXAMPLES, World, make_settings
 from test_swap import swap_settings
 
+from headway.admit.forecast import Forecast, Place
 from headway.core.errors import OverloadedError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.terms import Terms
 from headway.engine import reclaim
+from headway.engine.policy import POLICIES as ENGINE_POLICIES
 from headway.engine.sequence import Sequence
 from headway.frontend.answer import Answer
 from headway.frontend.stream import Stream
-from headway.server.forecast import Forecast, Place
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
 STEP_S = 1e-3  # of the world's clock
@@ -202,7 +203,7 @@ def test_idle_work_reclaims_nothing():
 def test_the_predicted_wait_is_what_it_takes(policy):
     """Nobody waits and all rows are taken: B is told how long it will be, and so it is."""
     world = crowded(policy)
-    forecast = Forecast(world.clock, policy=policy)
+    forecast = Forecast(world.clock, order=ENGINE_POLICIES[policy].queue_order, lane_share=0.1)
     forecast.on_record(world.step()[1])
     place = Place(user="B", due_s=world.clock.now_s() + CHAT.ttft_s)
     forecast.measured(place, [9])

@@ -29,9 +29,9 @@ FALLBACK_KV_MEMORY = Bytes(-20)
 """Share of the free memory that a second engine takes for KV: the first loads beside it."""
 
 if TYPE_CHECKING:
+    from headway.admit.admission import Rules
     from headway.cli.main import Call
     from headway.edge.keys import Keyring
-    from headway.server.admission import Rules
     from headway.server.models import ServedModel, State
 
 
@@ -171,14 +171,15 @@ def watch_cores(state: "State") -> None:
 
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":
     """What the options say of admission."""
-    from headway.server.admission import Rules
+    from headway.admit.admission import Rules
+    from headway.engine.policy import POLICIES
 
     return Rules(
         max_queue=options.max_queue,
         max_queue_wait_s=options.max_queue_wait,
         long_prefill_s=engine_options.long_prefill,
         lane_share=engine_options.lane_share,
-        policy=engine_options.policy,
+        order=POLICIES[engine_options.policy].queue_order,
         prefix_cache=engine_options.prefix_cache,
         sheds=engine_options.late == "shed",
     )

@@ -19,6 +19,7 @@ sequences had computed are at most `LOST_SHARE` of the time.
 from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
+from headway.admit.queue import PATIENCE, UNPROMISED_S
 from headway.core.clock import Clock
 from headway.engine.kv import KVCache
 from headway.engine.policy.policy import Policy, is_behind
@@ -26,11 +27,6 @@ from headway.engine.policy.users import name
 from headway.engine.preemption import Preemption
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
-PATIENCE = 0.25
-"""Share of (objective − own prefill) that a request waits for a slot to come free by itself: with
-64 rows of 150 tokens at 50 ms one does every 120 ms, three within a quarter of 1.4 s."""
-UNPROMISED_S = 6.0
-"""The time to the first token that counts for a request without an objective."""
 PROMPT = 256
 """Tokens of the prompt that tells what one takes."""
 LOST_SHARE, BURST_S = 0.1, 2.0

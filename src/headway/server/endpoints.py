@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from headway.admit.admission import Asked, Ticket
 from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
 from headway.core.service import ServiceClass, choose_class
 from headway.core.slo import DEFAULT_CLASS
@@ -21,7 +22,6 @@ from headway.edge.event_stream import send_response
 from headway.edge.keys import Caller
 from headway.edge.principal import owner_of, turn_of
 from headway.server import body as bodies
-from headway.server.admission import Asked, Ticket
 from headway.server.answering import respond
 from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema

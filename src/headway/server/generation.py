@@ -14,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive
 
+from headway.admit.admission import Ticket
 from headway.core.errors import GIVEN_UP, RequestError
 from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass
@@ -25,7 +26,6 @@ from headway.frontend.answer import Delta
 from headway.frontend.stream import Stream
 from headway.frontend.text import Reading
 from headway.frontend.text.parts import CallEnds, Said
-from headway.server.admission import Ticket
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse

@@ -7,6 +7,7 @@ keys of one row. The server asks this table for everything that depends on the m
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.admit.admission import Admission, Rules
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.options import ServerOptions
@@ -18,7 +19,6 @@ from headway.frontend.local import LocalClient
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.reading import Thought, choose_thought
 from headway.frontend.text.tools import BY_NAME, Format, choose_format
-from headway.server.admission import Admission, Rules
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
 from headway.telemetry.live import Telemetry

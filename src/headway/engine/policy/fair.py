@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
+from headway.admit.queue import QueueOrder
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Turn, is_behind
 from headway.engine.policy.users import name
@@ -22,6 +23,7 @@ class Fair(Fcfs):
     """The order of arrival within a user, the counters between users."""
 
     reclaims = True
+    queue_order = QueueOrder.SHARES
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Its user pays: more for a token after the prompt."""

@@ -7,7 +7,13 @@ blocks    c gives up its own first
 
 from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
+from typing import ClassVar, Self
 
+from headway.admit.queue import QueueOrder
+from headway.core.clock import Clock
+from headway.core.resolve import Settings
+from headway.engine.cost import StepCost
+from headway.engine.kv import KVCache
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
@@ -19,10 +25,16 @@ class Fcfs:
 
     token_s = alone_s = 0.0
     reclaims = False
+    queue_order: ClassVar[QueueOrder] = QueueOrder.ARRIVAL
 
     def __init__(self) -> None:
         self.turnover = Turnover()
         self.users = Users()
+
+    @classmethod
+    def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
+        """The policy of an engine with these settings; most need to know nothing of it."""
+        return cls()
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present."""

@@ -11,8 +11,13 @@ and blocks itself. A policy answers in its own order and hears what came of it:
 
 from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, Self
 
+from headway.admit.queue import QueueOrder
+from headway.core.clock import Clock
+from headway.core.resolve import Settings
+from headway.engine.cost import StepCost
+from headway.engine.kv import KVCache
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence
 from headway.engine.turnover import Turnover
@@ -35,7 +40,8 @@ class Policy(Protocol):
 
     `token_s` is what a prompt token takes in its steps at present, `alone_s` what it takes with
     nothing beside it; 0 where it does not predict. The scheduler keeps its `turnover`. Where it
-    `reclaims`, users above their share give slots to those below it (`engine.reclaim`).
+    `reclaims`, users above their share give slots to those below it (`engine.reclaim`). By its
+    `queue_order` admission forecasts how long a newcomer waits.
     """
 
     token_s: float
@@ -43,6 +49,12 @@ class Policy(Protocol):
     turnover: Turnover
     users: Users
     reclaims: bool
+    queue_order: ClassVar[QueueOrder]
+
+    @classmethod
+    def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
+        """The policy of an engine with these settings."""
+        ...
 
     def arrived(self, sequence: Sequence) -> None:
         """A newcomer is in the queue."""

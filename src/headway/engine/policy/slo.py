@@ -31,9 +31,13 @@ from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
+from typing import Self
 
+from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
+from headway.core.resolve import Settings
 from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
+from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
@@ -74,6 +78,7 @@ class Slo(Fcfs):
     """Deadlines, predictions and counters of users."""
 
     reclaims = True
+    queue_order = QueueOrder.DEADLINE
 
     def __init__(
         self, cost: StepCost, clock: Clock, rules: SloRules, in_memory: Callable[[Sequence], int]
@@ -91,6 +96,18 @@ class Slo(Fcfs):
         self._beside = NOTHING
         self._behind: list[Sequence] = []
         self._looked_up = self._num_decodes = 0
+
+    @classmethod
+    def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
+        """The policy of objectives with what the settings say of it."""
+        rules = SloRules(
+            lane_share=settings.lane_share,
+            long_prefill_s=settings.long_prefill_s,
+            aging_tokens=settings.aging_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            shed=settings.late == "shed",
+        )
+        return cls(cost, clock, rules, lambda sequence: kv.find(sequence).num_tokens)
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""

@@ -17,6 +17,9 @@ from math import inf, isfinite
 
 import msgspec
 
+from headway.admit.forecast import Forecast, Place
+from headway.admit.queue import QueueOrder
+from headway.admit.seen import Seen
 from headway.core.clock import Clock
 from headway.core.errors import OverloadedError, RequestError
 from headway.core.request import SamplingParams
@@ -24,8 +27,6 @@ from headway.core.service import Limits, ServiceClass
 from headway.core.slo import Slo
 from headway.edge.keys import Caller
 from headway.edge.rates import MAX_RETRY_S, Meter, too_many
-from headway.server.forecast import Forecast, Place
-from headway.server.seen import Seen
 
 QUEUE_OF_ENGINE = 4
 """Requests that may wait, for each that the engine runs at once."""
@@ -49,7 +50,8 @@ class Rules:
     max_long_queue: int = 32
     long_prefill_s: float = 1.5
     lane_share: float = 0.1
-    policy: str = "slo"
+    order: QueueOrder = QueueOrder.DEADLINE
+    """Of the engine's policy."""
     prefix_cache: bool = True
     sheds: bool = False
     """Whether the engine refuses what can no longer be in time."""
@@ -79,7 +81,7 @@ class Admission:
     def __init__(self, clock: Clock, rules: Rules | None = None) -> None:
         self.clock = clock
         self.rules = rules or Rules()
-        self.forecast = Forecast(clock, policy=self.rules.policy, lane_share=self.rules.lane_share)
+        self.forecast = Forecast(clock, order=self.rules.order, lane_share=self.rules.lane_share)
         self.seen = Seen() if self.rules.prefix_cache else None
         self.num_admitted = 0
         """Tickets that are open: requests let in that are not over."""

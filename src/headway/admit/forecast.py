@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from headway.admit.queue import PATIENCE, UNPROMISED_S, QueueOrder
 from headway.core.clock import Clock
-from headway.engine.reclaim import PATIENCE, UNPROMISED_S
 from headway.telemetry.records import StepRecord
 
 HALF_LIFE_S = 2.0
@@ -28,8 +28,6 @@ STARTS = 32
 """How many starts back half of them count no more."""
 LEAST_SHARE = 0.05
 """Of the rows: what users of less are taken to get."""
-IN_ORDER = ("fcfs", "priority")
-"""Policies under which one waits for all who came before, whoever they are."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -95,18 +93,12 @@ class Shares:
 
 
 class Forecast:
-    """The queue before one engine, as its `policy` serves it.
+    """The queue before one engine, in the order in which its policy serves it."""
 
-    fcfs, priority   everybody waits for all who came before
-    fair             a user's prompts wait for as many tokens of each other user, by weight
-    slo              so too, but only for prompts that are due sooner and not late; long ones take
-                     `lane_share` of the time while others wait
-    """
-
-    def __init__(self, clock: Clock, *, policy: str = "slo", lane_share: float = 0.1) -> None:
+    def __init__(self, clock: Clock, *, order: QueueOrder, lane_share: float) -> None:
         self.clock = clock
-        self.in_order = policy in IN_ORDER
-        self._by_deadline = policy == "slo"
+        self.in_order = order == QueueOrder.ARRIVAL
+        self._by_deadline = order == QueueOrder.DEADLINE
         self._lane_share = lane_share
         self.places: dict[Place, None] = {}
         self.step_s = 0.0
