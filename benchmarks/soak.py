@@ -11,8 +11,9 @@ engine and open tickets of admission.
 The report has for each of these the slope after a warm-up (least squares over means of 20 parts,
 with its standard error) and whether it grows: `grows` is true where the slope less two standard
 errors makes more of the run than `ALLOWED`. `verdict` is "holds" where nothing grows, nothing is
-held when the load is over, nothing went wrong and the engine was never started again. Ctrl-C ends
-the load early; the report is of what was seen. The exit status is 0 where it holds.
+held when the load is over, nothing went wrong and the engine was never started again; a run that is
+too short to tell says so instead. Ctrl-C ends the load early; the report is of what was seen. The
+exit status is 0 where it holds.
 """
 
 import argparse
@@ -105,7 +106,13 @@ class Report:
         held = [f"{name} is {value:g} at the end" for name, value in self.held.items()]
         wrong = [f"{len(self.problems)} problems"] if self.problems else []
         again = [f"the engine was started again {self.num_restarts} times"]
-        return "; ".join(grown + held + wrong + (again if self.num_restarts else [])) or "holds"
+        found = grown + held + wrong + (again if self.num_restarts else [])
+        return "; ".join(found or self._too_little()) or "holds"
+
+    def _too_little(self) -> list[str]:
+        """Why nothing can be said of a run in which nothing went wrong."""
+        few = [] if self.trends else ["too few samples to say whether anything grows"]
+        return few + ([] if self.statuses.get("200") else ["no request was answered with 200"])
 
 
 # ── the load ────────────────────────────────────────────────────────────────────────────────
@@ -244,31 +251,60 @@ class Soak:
             self.problems.append(f"{answer.status} {data[-300:]!r} for {asked}")
 
     async def _upload(self, http: aiohttp.ClientSession, model: str) -> None:
-        """A file, a batch of it, whose end is waited for, and all files deleted."""
+        """A file, a batch of it whose end is waited for, and all files deleted."""
         body = {"model": model, "prompt": "once", "max_tokens": 4}
         line = {"method": "POST", "url": "/v1/completions", "body": body}
         lines = [json.dumps({"custom_id": str(number), **line}) + "\n" for number in range(4)]
         form = aiohttp.FormData({"purpose": "batch"})
         form.add_field("file", "".join(lines).encode(), filename="in.jsonl")
-        async with http.post("/v1/files", data=form) as answer:
-            file = await answer.json()
+        file = await self._json(http, "POST", "/v1/files", data=form)
+        if file is None:
+            return
         created = {
             "input_file_id": file["id"],
             "endpoint": "/v1/completions",
             "completion_window": "24h",
         }
-        async with http.post("/v1/batches", json=created) as answer:
-            batch = await answer.json()
+        batch = await self._json(http, "POST", "/v1/batches", json=created)
+        files = [file["id"]] + (await self._wait_for(http, batch) if batch else [])
+        for name in files:
+            await self._json(http, "DELETE", f"/v1/files/{name}")
+
+    async def _wait_for(self, http: aiohttp.ClientSession, batch: dict[str, Any]) -> list[str]:
+        """The files that a batch has written when it is over."""
+        path = f"/v1/batches/{batch['id']}"
         while batch["status"] not in ("completed", "failed", "expired"):
             await asyncio.sleep(1)
-            batch = await get_json(http, f"/v1/batches/{batch['id']}")
+            told = await self._json(http, "GET", path)
+            if told is None:
+                return []
+            batch = told
         self.statuses[f"batch {batch['status']}"] += 1
         if batch["request_counts"] != {"total": 4, "completed": 4, "failed": 0}:
             self.problems.append(f"a batch ended as {batch}")
-        for name in (file["id"], batch["output_file_id"]):
-            async with http.delete(f"/v1/files/{name}") as answer:
-                if answer.status != 200:
-                    self.problems.append(f"{answer.status} for a file that is deleted")
+        written = (batch["output_file_id"], batch["error_file_id"])
+        return [name for name in written if name is not None]
+
+    async def _json(
+        self, http: aiohttp.ClientSession, method: str, path: str, **sent: Any
+    ) -> dict[str, Any] | None:
+        """An answer of files and batches; None, counted, where it is refused.
+
+        What is not a limit's 429 is a problem too.
+        """
+        try:
+            async with http.request(method, path, **sent) as answer:
+                data = await answer.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.problems.append(f"{error!r} for {method} {path}")
+            return None
+        if answer.status == 200:
+            found: dict[str, Any] = json.loads(data)
+            return found
+        self.statuses[str(answer.status)] += 1
+        if answer.status != 429:
+            self.problems.append(f"{answer.status} {data[-300:]!r} for {method} {path}")
+        return None
 
     # ── what is held ────────────────────────────────────────────────────────────────────────
 

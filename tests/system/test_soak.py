@@ -1,11 +1,14 @@
 """A mixed load for a while: no 5xx, no restart, memory and descriptors that do not grow."""
 
+import asyncio
 import os
 import random
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 from live_server import wait_until
 
 from conftest import StartServer
@@ -17,8 +20,10 @@ RATE = 20.0
 needs_native = pytest.mark.skipif(not best_instruction_set()[0], reason="no native kernels here")
 
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+
 async def soak(start_server: StartServer, folder: Path, seconds: float):  # type: ignore[no-untyped-def]
-    sys.path.insert(0, str(ROOT / "benchmarks"))
     from soak import Soak
 
     live = start_server("--kernels=native", "--kv-memory=16MiB", folder=folder).wait_ready()
@@ -52,7 +57,6 @@ async def test_twenty_minutes_of_mixed_load(start_server: StartServer, stories: 
 
 def test_what_grows_is_told_from_what_varies() -> None:
     """Noise of 5 MB is no growth; 30 MB an hour under the same noise is, and is named."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
     from soak import ALLOWED, Report, trends
 
     noise = random.Random(1)
@@ -67,3 +71,67 @@ def test_what_grows_is_told_from_what_varies() -> None:
     assert [name for name, trend in found.items() if trend.grows] == ["rss_mb"]
     assert 28 < found["rss_mb"].slope_per_hour < 32
     assert Report(trends=found).verdict.startswith("rss_mb grows by ")
+    assert Report(trends=trends(steady), statuses={"200": 9}).verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "statuses", "words"),
+    [
+        (40, {"200": 50}, "too few samples"),
+        (400, {"429": 50}, "no request was answered"),
+        (0, {}, "too few samples to say whether anything grows; no request was answered"),
+    ],
+)
+def test_who_saw_too_little_does_not_say_that_it_holds(
+    num_samples: int, statuses: dict[str, int], words: str
+) -> None:
+    from soak import ALLOWED, Report, trends
+
+    samples = [
+        {"at_s": 5.0 * number, **dict.fromkeys(ALLOWED, 1.0)} for number in range(num_samples)
+    ]
+    verdict = Report(trends=trends(samples), statuses=statuses).verdict
+    assert verdict.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "is_problem"),
+    [
+        ("POST /v1/files", 429, False),
+        ("POST /v1/files", 503, True),
+        ("POST /v1/batches", 429, False),
+        ("POST /v1/batches", 503, True),
+        ("GET /v1/batches/b", 503, True),
+    ],
+)
+async def test_an_upload_that_is_refused_is_told_and_ends_no_run(
+    refused: str, status: int, is_problem: bool
+) -> None:
+    """A server of files and batches that refuses one kind of request."""
+    from soak import Soak
+
+    seen = []
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        seen.append(f"{request.method} {request.path}")
+        if seen[-1] == refused:
+            return web.json_response({"error": {"message": "no"}}, status=status)
+        name = "f" if request.path.startswith("/v1/files") else "b"
+        return web.json_response({"id": name, "status": "in_progress"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    run = Soak(url, os.getpid(), rate=1, seconds=1, seed=1)
+    try:
+        async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
+            group.create_task(run._upload(http, "tiny"))
+    finally:
+        await runner.cleanup()
+    assert run.statuses == {str(status): 1} and bool(run.problems) is is_problem
+    assert ("DELETE /v1/files/f" in seen) is (refused != "POST /v1/files"), "what was made goes"
