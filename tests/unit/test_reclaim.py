@@ -213,6 +213,45 @@ def test_the_predicted_wait_is_what_it_takes(policy):
     assert seconds_to_end(world, asked) == pytest.approx(predicted_s, abs=8 * STEP_S)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_predicted_wait_of_more_prompts_than_may_reclaim_at_once(policy):
+    """Of the eight rows of A B may have four: its other three prompts follow its first answers."""
+    world = crowded(policy)
+    forecast = Forecast(world.clock, policy=policy)
+    forecast.on_record(world.step()[1])
+    place = Place(user="B", due_s=world.clock.now_s() + CHAT.ttft_s, answer=100)
+    forecast.measured(place, [9] * 7)
+    asked = [ask(world, tokens=tokens) for tokens in (100, 100, 100, 100, 1, 1, 1)]
+    predicted_s, began_s = forecast.wait_s(place), world.clock.now_s()
+    while not world.finished_at.keys() >= set(asked[4:]):
+        world.step()
+    assert predicted_s > 100 * STEP_S, "four first tokens, 99 more of each, three first tokens"
+    assert world.clock.now_s() - began_s == pytest.approx(predicted_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("held", "weight", "rows"),
+    [
+        ([8], 1, 4),
+        ([8, 3], 1, 4),
+        ([8, 8], 1, 5),
+        ([8] * 8, 1, 7),
+        ([8], 3, 6),
+        ([1, 1], 1, 0),
+        ([0.5], 1, 0),
+        ([], 1, 0),
+    ],
+)
+def test_how_many_rows_one_may_reclaim(held, weight, rows):
+    """As the engine does it: from who holds most, and nobody has less than the taker afterwards."""
+    house = House()
+    slots = {f"u{number}": (float(each), 1.0) for number, each in enumerate(held)}
+    house.forecast.on_record(step(10, 0.01, user_slots=slots))
+    place = Place(user="B", weight=float(weight))
+    house.forecast.measured(place, [100])
+    assert house.forecast._may_reclaim(place) == rows
+
+
 def test_who_may_not_reclaim_is_told_of_the_rows():
     """A row comes free every 2 s: so long waits a user who has as many as the others, or whose
     work is idle; one who has less waits for a quarter of what its objective leaves."""

@@ -274,7 +274,7 @@ class Ticket:
         bound_answer(asked, limits.max_output_tokens)
         self._hold(asked)
         forecast, place = self._admission.forecast, self.place
-        place.n = asked.sampling.n
+        place.n, place.answer = asked.sampling.n, longest_answer(asked)
         found = self._found(asked)
         forecast.measured(place, asked.lengths, found)
         longest = round(max(asked.lengths) * forecast.uncached)
@@ -301,8 +301,7 @@ class Ticket:
         sampling = asked.sampling
         answers = len(asked.lengths) * sampling.n
         given = asked.answer_param is not None
-        left = asked.max_model_len - max(asked.lengths)
-        longest = sampling.max_tokens or min(UNKNOWN_ANSWER, left)
+        longest = longest_answer(asked)
         param = asked.answer_param or asked.prompt_param
         for index, meter in enumerate((self._caller.meter, self.meter)):
             spare = self._caller.in_batch and meter is self._caller.meter
@@ -342,6 +341,12 @@ def check_prompts(asked: Asked, most: int | None) -> None:
             code="context_length_exceeded",
             reason="max_prompt_tokens",
         )
+
+
+def longest_answer(asked: Asked) -> int:
+    """Tokens of an answer at most; where the client gave no length, what it is taken to be."""
+    left = asked.max_model_len - max(asked.lengths)
+    return asked.sampling.max_tokens or min(UNKNOWN_ANSWER, left)
 
 
 def bound_answer(asked: Asked, most: int | None) -> None:

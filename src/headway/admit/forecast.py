@@ -11,12 +11,15 @@ While rows or blocks are short the queue is also so many rows long, of which one
 `StepRecord.row_s`: (a + b + newcomer) x 0.4 s = 1.2 s. Where a user has more of its own before it,
 and others, who do not wait now, had half of the rows of late, it takes twice as long. The longer
 of the two counts. A newcomer whose user is below its share reclaims a row (`engine.reclaim`), so
-that the rows take it no longer than its patience: (1.5 s - 0.1 s) x 0.25 = 0.35 s.
+that the rows take it no longer than its patience: (1.5 s - 0.1 s) x 0.25 = 0.35 s. Of 64 rows that
+somebody else holds it may have 32; a newcomer of 40 prompts has the other 8 when its first answers
+have ended, at 50 tokens of 40 ms after 0.35 s + 2 s.
 """
 
+import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 from headway.admit.queue import PATIENCE, UNPROMISED_S, QueueOrder
 from headway.core.clock import Clock
@@ -35,7 +38,7 @@ class Place:
     """One request in the queue: its prompts without a first token, by number.
 
     `left` has the tokens not yet computed of each, `untouched` those that no step has begun; each
-    asks for `n` sequences; it is
+    asks for `n` sequences of at most `answer` tokens; it is
     `long` by what its prompts take; `due_s` is infinite without an objective, and `late_s` is when
     others may say that it is late: not before its class's objective.
     """
@@ -43,6 +46,7 @@ class Place:
     user: str = ""
     weight: float = 1.0
     n: int = 1
+    answer: int = 0
     service_class: str = ""
     idle_only: bool = False
     long: bool = False
@@ -242,8 +246,8 @@ class Forecast:
 
         Where its user has more waiting before it they come at the rate at which it and the users
         ahead had them of late; who asks seldom had few. Whoever may reclaim waits no longer than
-        it takes to do so, for all of its rows; while nobody waits nobody knows when one comes free
-        by itself, and 0 is told.
+        it takes to do so. For who may not, 0 counts until one who waited has got a row: before
+        that nobody knows when one comes free.
         """
         reclaim_s = self._reclaim_s(newcomer) if self._user_slots else inf
         if not self._row_s:
@@ -254,19 +258,41 @@ class Forecast:
         return min(seconds, reclaim_s)
 
     def _reclaim_s(self, newcomer: Place) -> float:
-        """Seconds until the newcomer may reclaim its rows; infinite where its user may not.
+        """Seconds until the newcomer has reclaimed its rows; infinite where its user may not.
 
-        It may where somebody else would still hold as much as its user then, by weight.
+        What it may not have at once it takes when its first answers have ended, as many again; the
+        longest of them counts.
         """
-        user, slots = newcomer.user, self._user_slots
-        before = [p for p in self.places if p.user == user and p is not newcomer]
-        count = newcomer.num_waiting + sum(place.num_waiting for place in before)
-        enough = (slots.get(user, (0.0, 1.0))[0] + count) / newcomer.weight
-        others = [held for other, held in slots.items() if other != user]
-        if newcomer.idle_only or all((held - count) / w < enough for held, w in others):
+        most = 0 if newcomer.idle_only else self._may_reclaim(newcomer)
+        if not most:
             return inf
+        own = [p for p in self.places if p.user == newcomer.user and p is not newcomer]
+        rows = sum(place.num_rows for place in own) + (newcomer.num_waiting - 1) * newcomer.n + 1
         given_s = min(newcomer.due_s - self.clock.now_s(), UNPROMISED_S)
-        return PATIENCE * max(given_s - self.tokens(newcomer) * self.alone_s, 0.0)
+        patience_s = PATIENCE * max(given_s - self.tokens(newcomer) * self.alone_s, 0.0)
+        answer_s = max(place.answer for place in [*own, newcomer]) * self.step_s
+        return patience_s + (ceil(rows / most) - 1) * answer_s
+
+    def _may_reclaim(self, newcomer: Place) -> int:
+        """Rows that its user may reclaim now, one after another from who holds most, by weight.
+
+        Who gives still holds as much as the user then: of 8 and 3 rows one who has none takes 4.
+        """
+        had, weight = self._user_slots.get(newcomer.user, (0.0, 1.0))[0], newcomer.weight
+        others = [
+            (-held / w, held, w)
+            for user, (held, w) in self._user_slots.items()
+            if user != newcomer.user
+        ]
+        heapq.heapify(others)
+        count = 0
+        while others:
+            _, held, w = others[0]
+            if (held - 1) / w < (had + count + 1) / weight:
+                break
+            count += 1
+            heapq.heapreplace(others, (-(held - 1) / w, held - 1, w))
+        return count
 
     def _lane_is_used(self, newcomer: Place) -> bool:
         """Whether long or late ones take their share beside the newcomer."""
