@@ -114,6 +114,13 @@ def test_a_name_that_cannot_be_read_is_a_clear_error(header: str):
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.parametrize("header", ["", "filename=a", "name=", 'name=""', "name"])
+def test_a_part_without_a_name_is_a_clear_error(header: str):
+    with pytest.raises(RequestError) as caught:
+        begun(f"content-disposition: form-data; {header}".encode())
+    assert (caught.value.status, caught.value.code) == (400, "invalid_multipart")
+
+
 @pytest.mark.parametrize("filler", [";", '"', ";a=", ';a="', "; ", ";a", "\\", "=", "a"])
 def test_headers_of_any_kind_are_read_in_linear_time(filler: str):
     """60 kB of semicolons, a hundred times; the standard library's parser takes a minute."""

@@ -134,7 +134,7 @@ def begun(head: bytes) -> Begun:
         if name.strip().lower() != "content-disposition":
             continue
         _, given = parameters(value)
-        if "name" in given:
+        if given.get("name"):
             return Begun(given["name"], filename_of(given))
     raise malformed("a part has no name")
 
