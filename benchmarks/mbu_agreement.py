@@ -56,16 +56,19 @@ def wait_ready(url: str) -> None:
 async def stream(port: int, body: bytes) -> list[float]:
     """The times at which the chunks of one answer came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
-    times = []
+    times, lines = [], []
     async for line in reader:
+        lines.append(line)
         if line.startswith(b"data: [DONE]"):
             writer.close()
             return times
         if line.startswith(b"data: ") and b'"finish_reason":null' in line:
             times.append(time.perf_counter())
-    raise SystemExit("a stream ended early")
+    raise SystemExit(f"a stream ended early: {b''.join(lines[-20:]).decode()}")
 
 
 async def streams(port: int, body: bytes, count: int) -> list[list[float]]:

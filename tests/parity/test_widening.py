@@ -329,14 +329,19 @@ def test_dims_keep_their_frequencies(small: Path):
 
 
 @pytest.mark.hardening
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "smollm2-135m"])
-def test_the_real_shape(name: str, tmp_path: Path):
-    """headway-tiny's sizes, random, in a real shape: logits, and greedy tokens through Headway."""
+@pytest.mark.parametrize(("name", "atol"), [("qwen2.5-0.5b", 1e-4), ("smollm2-135m", 5e-4)])
+def test_the_real_shape(name: str, atol: float, tmp_path: Path):
+    """headway-tiny's sizes, random, in a real shape: logits, and greedy tokens through Headway.
+
+    Norm weights have 24 bits where the stream runs in three copies, 17 where it runs in two: twelve
+    norms of logits up to 5 may be off by 12 · 5 · 2^-17 = 4.6e-4 there, on any machine.
+    """
     small = small_folder(tmp_path / "small", **TINY)
     widen(small, SHAPES[name], tmp_path / "out")
     ids = prompts([60], TINY["vocab_size"])[0]
     expected, found = logits_of(small, ids), logits_of(tmp_path / "out", ids)
-    assert_close(found[:, : expected.shape[1]], expected, rtol=0, atol=1e-4)
+    assert expected.abs().max() < 5
+    assert_close(found[:, : expected.shape[1]], expected, rtol=0, atol=atol)
     assert (found[:, expected.shape[1] :] < -1000).all()
     asked = SamplingParams(temperature=0, max_tokens=32)
     tokens = []
