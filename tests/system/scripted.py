@@ -2,7 +2,7 @@
 
 `ScriptedClient` stands where the engine's client stands. Every request is answered with the next of
 its `answers`, cut into tokens by the tokenizer, `pace` tokens in an update, and ended by the end
-token or by length. The text stream, the reader, the dialects and HTTP behind it are the server's.
+token or by length. The text stream, the output parser, the dialects and HTTP behind it are the server's.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.messages import Ready
 from headway.frontend.answer import Answer
 from headway.frontend.stream import Stream
-from headway.frontend.text import Reading, Tokenizer
+from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks
 from headway.telemetry.live import Telemetry
@@ -77,7 +77,7 @@ class ScriptedClient:
         sampling: SamplingParams,
         *,
         arrived_s: float | None = None,
-        reading: Reading | None = None,
+        parser_spec: OutputParserSpec | None = None,
         **_: Any,
     ) -> Stream:
         request = Request(next(self._ids), prompt_token_ids, sampling, arrived_s=arrived_s or 0.0)
@@ -89,7 +89,7 @@ class ScriptedClient:
                 running.discard(index)
                 self.num_cut += 1
 
-        stream = Stream(Answer(request, self.tokenizer, reading), abort)
+        stream = Stream(Answer(request, self.tokenizer, parser_spec), abort)
         texts = [self.answers.pop(0) for _ in range(sampling.n)]
         self._task = asyncio.ensure_future(self._play(stream, request, texts, running))
         return stream

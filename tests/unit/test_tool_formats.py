@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.frontend.text.output_parser import (
+    THOUGHTS,
+    OutputParser,
+    OutputParserSpec,
+    choose_thought,
+)
 from headway.frontend.text.parts import CallBegins, CallEnds, Content, Part, Said
-from headway.frontend.text.reading import THOUGHTS, Reader, Reading, choose_thought
 from headway.frontend.text.tools import BY_NAME, FORMATS, choose_format
 
 OFFERED = frozenset({"f", "g", "get_weather"})
@@ -17,23 +22,23 @@ THINK = THOUGHTS[0]
 Result = tuple[str, str, list[tuple[str, str, bool]]]
 
 
-def parts_of(reading: Reading, pieces: Iterable[str]) -> list[Part]:
+def parts_of(spec: OutputParserSpec, pieces: Iterable[str]) -> list[Part]:
     """All parts, from a text that arrives in pieces and then ends."""
-    reader = Reader(reading)
-    parts = [part for piece in pieces for part in reader.push(piece)]
-    return [*parts, *reader.push("", last=True)]
+    parser = OutputParser(spec)
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    return [*parts, *parser.push("", last=True)]
 
 
-def told(reading: Reading, *pieces: str) -> Result:
+def told(spec: OutputParserSpec, *pieces: str) -> Result:
     """Content, reasoning, and each call's name, arguments and completeness."""
     said = Said()
-    said.take(parts_of(reading, pieces))
+    said.take(parts_of(spec, pieces))
     calls = [(call.name, call.arguments, call.complete) for call in said.calls]
     return said.content, said.reasoning, calls
 
 
-def reading(name: str, **fields: object) -> Reading:
-    return Reading(format=BY_NAME[name], offered=OFFERED, **fields)  # type: ignore[arg-type]
+def spec(name: str, **fields: object) -> OutputParserSpec:
+    return OutputParserSpec(format=BY_NAME[name], offered=OFFERED, **fields)  # type: ignore[arg-type]
 
 
 # ── what each format means ──────────────────────────────────────────────────────────────────
@@ -77,8 +82,8 @@ WELL_FORMED = [
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), WELL_FORMED)
 def test_calls_are_found(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    assert told(reading(name), text) == (content, "", [(*call, True) for call in calls])
-    assert told(reading(name, thought=THINK), text)[2] == [(*call, True) for call in calls]
+    assert told(spec(name), text) == (content, "", [(*call, True) for call in calls])
+    assert told(spec(name, thought=THINK), text)[2] == [(*call, True) for call in calls]
 
 
 PLAIN = ["", " ", "Hello there.\n", "a < b and [c] {d}", '{"a": 1}', "<tool_", "```json\n{}\n```"]
@@ -87,7 +92,7 @@ PLAIN = ["", " ", "Hello there.\n", "a < b and [c] {d}", '{"a": 1}', "<tool_", "
 @pytest.mark.parametrize("name", BY_NAME)
 def test_text_without_calls_is_all_content(name: str) -> None:
     for text in PLAIN:
-        assert told(reading(name), text) == (text, "", [])
+        assert told(spec(name), text) == (text, "", [])
 
 
 NO_CALLS = [
@@ -107,7 +112,7 @@ NO_CALLS = [
 
 @pytest.mark.parametrize(("name", "text"), NO_CALLS)
 def test_what_is_no_call_is_shown_as_it_stands(name: str, text: str) -> None:
-    assert told(reading(name), text) == (text, "", [])
+    assert told(spec(name), text) == (text, "", [])
 
 
 BROKEN = [
@@ -127,18 +132,18 @@ BROKEN = [
 def test_a_call_that_breaks_off_is_a_call(
     name: str, text: str, content: str, arguments: str, complete: bool
 ) -> None:
-    assert told(reading(name), text) == (content, "", [("f", arguments, complete)])
+    assert told(spec(name), text) == (content, "", [("f", arguments, complete)])
 
 
 def test_a_single_call_ends_the_answer() -> None:
-    one = reading("hermes", single=True)
-    reader = Reader(one)
-    parts = reader.push(f"Well. {HERMES % ROME}\n{HERMES % '{}'} and more")
-    assert reader.done and reader.num_calls >= 1
+    one = spec("hermes", single=True)
+    parser = OutputParser(one)
+    parts = parser.push(f"Well. {HERMES % ROME}\n{HERMES % '{}'} and more")
+    assert parser.done and parser.num_calls >= 1
     said = Said()
     said.take(parts)
     assert (said.content, [c.arguments for c in said.calls]) == ("Well.", [ROME])
-    assert reader.push("x", last=True) == []
+    assert parser.push("x", last=True) == []
 
 
 # ── the order of parts ──────────────────────────────────────────────────────────────────────
@@ -146,23 +151,23 @@ def test_a_single_call_ends_the_answer() -> None:
 
 def test_arguments_come_as_they_are_written() -> None:
     """A call begins with its name; no piece waits for the end of a long string."""
-    reader = Reader(reading("hermes"))
-    assert reader.push("<tool_call>\n{") == []
-    begins, *rest = reader.push('"name": "f", "arguments": {"text": "Once upon')
+    parser = OutputParser(spec("hermes"))
+    assert parser.push("<tool_call>\n{") == []
+    begins, *rest = parser.push('"name": "f", "arguments": {"text": "Once upon')
     assert isinstance(begins, CallBegins) and (begins.index, begins.name) == (0, "f")
     assert begins.call_id.startswith("call_") and len(begins.call_id) == 29
     assert [part.text for part in rest] == ['{"text": "Once upon']  # type: ignore[union-attr]
-    assert [part.text for part in reader.push(" a time")] == [" a time"]  # type: ignore[union-attr]
-    *_, ends = reader.push('"}}')
+    assert [part.text for part in parser.push(" a time")] == [" a time"]  # type: ignore[union-attr]
+    *_, ends = parser.push('"}}')
     assert ends == CallEnds(0)
 
 
 def test_content_waits_only_for_what_may_become_a_call() -> None:
-    reader = Reader(reading("hermes"))
-    assert reader.push("Hello") == [Content("Hello")]
-    assert reader.push(" <tool") == []
-    assert reader.push("box>") == [Content(" <toolbox>")]
-    assert reader.push(" ", last=True) == [Content(" ")]
+    parser = OutputParser(spec("hermes"))
+    assert parser.push("Hello") == [Content("Hello")]
+    assert parser.push(" <tool") == []
+    assert parser.push("box>") == [Content(" <toolbox>")]
+    assert parser.push(" ", last=True) == [Content(" ")]
 
 
 def test_ids_are_as_the_template_wants_them() -> None:
@@ -191,14 +196,16 @@ def test_reasoning_is_told_from_content(
     text: str, thinking: bool, expected: tuple[str, str]
 ) -> None:
     for name in (None, "hermes", "llama3_json", "mistral"):
-        asked = Reading(format=BY_NAME[name] if name else None, thought=THINK, thinking=thinking)
+        asked = OutputParserSpec(
+            format=BY_NAME[name] if name else None, thought=THINK, thinking=thinking
+        )
         assert told(asked, text)[:2] == expected
         assert told(asked, *text)[:2] == expected
 
 
 def test_no_call_is_made_of_a_thought() -> None:
     text = f"<think>{HERMES % '{}'}</think>{HERMES % ROME}"
-    content, thought, calls = told(reading("hermes", thought=THINK), text)
+    content, thought, calls = told(spec("hermes", thought=THINK), text)
     assert (content, thought) == ("", HERMES % "{}") and calls == [("f", ROME, True)]
 
 
@@ -233,7 +240,7 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
 def test_any_split_gives_the_same_as_the_whole(
     name: str, text: str, places: set[int], thinking: bool, one: bool
 ) -> None:
-    asked = reading(name, thought=THINK, thinking=thinking, single=one)
+    asked = spec(name, thought=THINK, thinking=thinking, single=one)
     whole = told(asked, text)
     assert told(asked, *cut(text, places)) == whole
     assert told(asked, *text) == whole
@@ -243,7 +250,7 @@ def test_any_split_gives_the_same_as_the_whole(
 @given(text=TEXTS, places=st.sets(st.integers(0, 400)))
 def test_parts_are_in_order_and_nothing_is_lost(name: str, text: str, places: set[int]) -> None:
     """Calls are numbered, begun and ended one after another; content stands in the text."""
-    parts = parts_of(reading(name), cut(text, places))
+    parts = parts_of(spec(name), cut(text, places))
     begun = [part.index for part in parts if isinstance(part, CallBegins)]
     ended = [part.index for part in parts if isinstance(part, CallEnds)]
     assert begun == ended == list(range(len(begun)))
@@ -275,14 +282,14 @@ def test_arguments_are_kept_to_the_letter(arguments: str, places: set[int]) -> N
         (f"[TOOL_CALLS]f[ARGS]{arguments}", "mistral"),
         (f'[TOOL_CALLS][{{"name": "f", "arguments": {arguments}}}]', "mistral_list"),
     ):
-        assert told(reading(name), *cut(text, places)) == ("", "", [("f", arguments, True)])
+        assert told(spec(name), *cut(text, places)) == ("", "", [("f", arguments, True)])
 
 
 def test_a_hundred_thousand_marks_cost_no_more_than_text() -> None:
     """Each character is looked at a bounded number of times: 1 MB of false starts is quick work."""
     text = "<tool_call>{" * 40_000 + '"' + '\\"' * 100_000
-    assert told(reading("hermes"), text) == (text, "", [])
-    assert told(reading("llama3_json"), "{" * 500_000)[0] == "{" * 500_000
+    assert told(spec("hermes"), text) == (text, "", [])
+    assert told(spec("llama3_json"), "{" * 500_000)[0] == "{" * 500_000
 
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────

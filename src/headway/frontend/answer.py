@@ -6,7 +6,7 @@ abort that sequence in the engine.
 """
 
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
-from headway.frontend.text import Reader, Reading, TextStream, Tokenizer
+from headway.frontend.text import OutputParser, OutputParserSpec, TextStream, Tokenizer
 from headway.frontend.text.parts import Content, Part
 
 
@@ -58,15 +58,20 @@ class Delta:
 class Answer:
     """The text streams of one request's sequences."""
 
-    __slots__ = ("_readers", "_stop_ids", "_streams", "num_unfinished", "request")
+    __slots__ = ("_parsers", "_stop_ids", "_streams", "num_unfinished", "request")
 
     def __init__(
-        self, request: Request, tokenizer: Tokenizer | None, reading: Reading | None = None
+        self,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        parser_spec: OutputParserSpec | None = None,
     ) -> None:
         sampling = request.sampling
-        markers = reading.markers if reading else ()
+        markers = parser_spec.markers if parser_spec else ()
         shown_ids = frozenset(tokenizer.special(markers).values() if tokenizer else ())
-        self._readers = [Reader(reading) for _ in range(sampling.n)] if reading else []
+        self._parsers = (
+            [OutputParser(parser_spec) for _ in range(sampling.n)] if parser_spec else []
+        )
         self.request = request
         self.num_unfinished = sampling.n
         self._stop_ids = frozenset(sampling.stop_token_ids)
@@ -107,7 +112,7 @@ class Answer:
         if stream is not None and stream.stopped is not None:
             abort = delta.finish_reason is None
             delta.finish_reason, delta.stop_reason = "stop", stream.stopped
-        if self._readers:
+        if self._parsers:
             abort = self._read(delta) or abort
         if delta.finish_reason is not None:
             self.num_unfinished -= 1
@@ -115,10 +120,10 @@ class Answer:
 
     def _read(self, delta: Delta) -> bool:
         """Tell the parts of `delta` apart; True when nothing more is wanted of its sequence."""
-        reader = self._readers[delta.index]
-        delta.parts = reader.push(delta.text, delta.finish_reason is not None)
-        over = reader.done and delta.finish_reason is None
-        if over or (delta.finish_reason == "stop" and reader.num_calls):
+        parser = self._parsers[delta.index]
+        delta.parts = parser.push(delta.text, delta.finish_reason is not None)
+        over = parser.done and delta.finish_reason is None
+        if over or (delta.finish_reason == "stop" and parser.num_calls):
             delta.finish_reason = "tool_calls"
         return over
 
@@ -126,4 +131,4 @@ class Answer:
         """Whether this sequence was ended here; what the engine still sends is dropped."""
         stream = self._streams[index]
         stopped = stream is not None and stream.stopped is not None
-        return stopped or bool(self._readers and self._readers[index].done)
+        return stopped or bool(self._parsers and self._parsers[index].done)

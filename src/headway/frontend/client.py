@@ -30,7 +30,7 @@ from headway.engine import messages
 from headway.frontend.answer import Answer
 from headway.frontend.stream import Stream
 from headway.frontend.suspects import Suspects, poisonous
-from headway.frontend.text import Reading, Tokenizer
+from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
@@ -387,12 +387,12 @@ class EngineClient:
         principal: Principal | None = None,
         terms: Terms = PROMISES_NOTHING,
         arrived_s: float | None = None,
-        reading: Reading | None = None,
+        parser_spec: OutputParserSpec | None = None,
     ) -> Stream:
         """Send a request to the engine; raises EngineDownError when it takes none now.
 
-        One that was let in while an engine died goes to the next. With a `reading` the deltas come
-        with the parts that their text consists of.
+        One that was let in while an engine died goes to the next. With a `parser_spec` the deltas
+        come with the parts that their text consists of.
         """
         if not (self.ready or self._resumes):
             raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
@@ -405,7 +405,9 @@ class EngineClient:
             terms=terms,
         )
         self._suspects.check(request)
-        stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))
+        stream = Stream(
+            Answer(request, self.tokenizer, parser_spec), self._aborter(request.request_id)
+        )
         if self._resumes or self._suspects.trying:
             self._suspects.queue.append(request.request_id)
         else:  # where the engine has just died this fails, and the next one gets the request

@@ -19,7 +19,7 @@ from headway.engine.engine import Engine
 from headway.engine.process import introduction
 from headway.frontend.answer import Answer
 from headway.frontend.stream import Stream
-from headway.frontend.text import Reading, Tokenizer
+from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class LocalClient:
         principal: Principal | None = None,
         terms: Terms = PROMISES_NOTHING,
         arrived_s: float | None = None,
-        reading: Reading | None = None,
+        parser_spec: OutputParserSpec | None = None,
     ) -> Stream:
         """Give a request to the engine; raises RequestError when it can never run."""
         if not self.ready:
@@ -141,7 +141,9 @@ class LocalClient:
             terms=terms,
         )
         self.engine.add(request)
-        stream = Stream(Answer(request, self.tokenizer, reading), self._aborter(request.request_id))
+        stream = Stream(
+            Answer(request, self.tokenizer, parser_spec), self._aborter(request.request_id)
+        )
         self._streams[request.request_id] = stream
         self._arrived.set()
         return stream

@@ -24,7 +24,7 @@ from headway.edge.event_stream import DONE
 from headway.edge.keys import Caller, anybody
 from headway.frontend.answer import Delta
 from headway.frontend.stream import Stream
-from headway.frontend.text import Reading
+from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.parts import CallEnds, Said
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
@@ -59,7 +59,7 @@ class Generation:
     num_cached: int = 0
     num_reasoned: int = 0
     use: ToolUse | None = None
-    reading: Reading | None = None
+    parser_spec: OutputParserSpec | None = None
     said: dict[int, Said] = field(default_factory=dict)
     """Choice → what its parts add up to, where the answers are read for them."""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object so far."""
-        reasoned = self.num_reasoned if self.reading and self.reading.thought else None
+        reasoned = self.num_reasoned if self.parser_spec and self.parser_spec.thought else None
         return usage(self.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
 
     def has_calls(self, choice: int) -> bool:
@@ -199,7 +199,7 @@ def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) ->
                 principal=generation.caller.principal.salted(generation.cache_salt),
                 terms=generation.terms,
                 arrived_s=generation.arrived_s,
-                reading=generation.reading,
+                parser_spec=generation.parser_spec,
             )
             if generation.ticket is not None:
                 number = len(streams)

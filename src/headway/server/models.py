@@ -17,7 +17,7 @@ from headway.engine.messages import Ready
 from headway.frontend.client import EngineClient
 from headway.frontend.local import LocalClient
 from headway.frontend.text import Tokenizer
-from headway.frontend.text.reading import Thought, choose_thought
+from headway.frontend.text.output_parser import Thought, choose_thought
 from headway.frontend.text.tools import BY_NAME, Format, choose_format
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool

@@ -1,7 +1,7 @@
 """What an answer is made of: content, reasoning and tool calls, as parts that arrive in order.
 
-A model writes one text; a `Reader` tells its parts apart while they arrive. `Said` is what they add
-up to. Worked example, a call of get_weather after a word of explanation:
+A model writes one text; an `OutputParser` tells its parts apart while they arrive. `Said` is what
+they add up to. Worked example, a call of get_weather after a word of explanation:
 
     Content("Let me see.")
     CallBegins(0, "get_weather", "call_9kQ…")

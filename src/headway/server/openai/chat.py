@@ -32,7 +32,7 @@ from headway.server.openai.tools import (
     after_reasoning,
     format_for,
     grammar_for,
-    reading_for,
+    parser_spec_for,
     tool_use,
 )
 from headway.server.openai.usage import Usage
@@ -105,15 +105,15 @@ def generation_of(
     if sampling.grammar is not None:
         model.needs_tokenizer(sampling.grammar.param)
     use = use_of(body)
-    reading = reading_for(model, use, prompt, continued_text(body))
-    if use is not None and reading is not None:
-        sampling.grammar = grammar_for(model, use, reading, sampling.grammar)
-    elif reading is not None and reading.thinking and sampling.grammar is not None:
-        sampling.grammar = after_reasoning(model, reading, sampling.grammar)
+    parser_spec = parser_spec_for(model, use, prompt, continued_text(body))
+    if use is not None and parser_spec is not None:
+        sampling.grammar = grammar_for(model, use, parser_spec, sampling.grammar)
+    elif parser_spec is not None and parser_spec.thinking and sampling.grammar is not None:
+        sampling.grammar = after_reasoning(model, parser_spec, sampling.grammar)
     sampling.check_grammar()
     return Generation(
         use=use,
-        reading=reading,
+        parser_spec=parser_spec,
         model=model,
         model_name=state.name(body.model),
         prompts=[prompt],
@@ -317,7 +317,7 @@ class ChatDialect:
         return answer
 
     def _message(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
-        if self._generation.reading is None:
+        if self._generation.parser_spec is None:
             content = self._echoed + "".join(delta.text for delta in deltas)
             return {"role": "assistant", "content": content, "refusal": None}
         said = self._generation.said.get(index, Said())

@@ -14,8 +14,8 @@ import msgspec
 from headway.core.conforms import misfit
 from headway.core.errors import RequestError
 from headway.core.grammar import MAX_DEPTH, Grammar, is_deeper
-from headway.frontend.text import Reading
-from headway.frontend.text.reading import Thought
+from headway.frontend.text import OutputParserSpec
+from headway.frontend.text.output_parser import Thought
 from headway.frontend.text.tools import Format
 from headway.frontend.text.tools.written import (
     Offered,
@@ -254,9 +254,9 @@ def ends_inside(thought: Thought, tail: str, continued: str) -> bool:
     return tail.endswith(thought.open) or opened > continued.rfind(thought.close)
 
 
-def reading_for(
+def parser_spec_for(
     model: ServedModel, use: ToolUse | None, prompt: list[int], continued: str = ""
-) -> Reading | None:
+) -> OutputParserSpec | None:
     """What to look for in the answers; None when all of them is content.
 
     `continued` is the text of the message that the answer goes on with.
@@ -269,7 +269,7 @@ def reading_for(
         thought = None if tail.endswith(thought.close) else thought
     if use is None and thought is None:
         return None
-    return Reading(
+    return OutputParserSpec(
         format=format_for(model) if use else None,
         thought=thought,
         thinking=thinking,
@@ -280,7 +280,7 @@ def reading_for(
 
 
 def grammar_for(
-    model: ServedModel, use: ToolUse, reading: Reading, wanted: Grammar | None
+    model: ServedModel, use: ToolUse, parser_spec: OutputParserSpec, wanted: Grammar | None
 ) -> Grammar | None:
     """The grammar of an answer with calls, around what its text must be (`wanted`).
 
@@ -307,21 +307,21 @@ def grammar_for(
         )
         for f in use.callable
     ]
-    thought = reading.thought
+    thought = parser_spec.thought
     text = calls_grammar(
         written,
         tools,
         forced=use.forced,
         several=use.several,
-        special=model.needs_tokenizer("tools").special(reading.markers),
+        special=model.needs_tokenizer("tools").special(parser_spec.markers),
         thinks=(thought.open, thought.close) if thought else None,
-        thinking=reading.thinking,
+        thinking=parser_spec.thinking,
         answer=answer,
     )
     return Grammar(kind="structural", text=text, param="tools")
 
 
-def after_reasoning(model: ServedModel, reading: Reading, wanted: Grammar) -> Grammar:
+def after_reasoning(model: ServedModel, parser_spec: OutputParserSpec, wanted: Grammar) -> Grammar:
     """`wanted` where the prompt ends inside reasoning: thoughts are free, the text is not."""
     if wanted.kind == "json":
         answer = json_value(msgspec.json.decode(wanted.text), strict=True)
@@ -340,9 +340,9 @@ def after_reasoning(model: ServedModel, reading: Reading, wanted: Grammar) -> Gr
             param=name,
             code="unsupported_value",
         )
-    assert reading.thought is not None
-    special = model.needs_tokenizer("messages").special(reading.markers)
-    text = thought_then(answer, reading.thought.close, special)
+    assert parser_spec.thought is not None
+    special = model.needs_tokenizer("messages").special(parser_spec.markers)
+    text = thought_then(answer, parser_spec.thought.close, special)
     return Grammar(kind="structural", text=text, param=wanted.param)
 
 

@@ -156,7 +156,7 @@ def text_part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str,
 
 
 def parts_of(delta: Delta) -> list[Part]:
-    """What a delta consists of; without a reading all of its text is content."""
+    """What a delta consists of; without a parser all of its text is content."""
     if delta.parts is not None:
         return delta.parts
     return [Content(delta.text)] if delta.text else []

@@ -1,8 +1,8 @@
-"""What to look for in an answer, and the reader that finds it while the answer arrives.
+"""What to look for in an answer, and the parser that finds it while the answer arrives.
 
-A `Reading` says how this model writes reasoning and tool calls and whether either is expected; each
-sequence of the answer gets a `Reader`. It promises that the parts do not depend on where the text
-was cut, and that all text that is neither reasoning nor a call is content.
+An `OutputParserSpec` says how this model writes reasoning and tool calls and whether either is
+expected; each sequence of the answer gets an `OutputParser`. It promises that the parts do not
+depend on where the text was cut, and that all text that is neither reasoning nor a call is content.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def choose_thought(template: str | None) -> Thought | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class OutputParserSpec:
     """What to tell apart in one request's answers.
 
     `thinking`: the prompt ends inside reasoning. `offered`: the tools' names. `single`: the answer
@@ -57,14 +57,14 @@ class Reading:
         return (*calls, self.thought.open, self.thought.close) if self.thought else calls
 
 
-class Reader:
+class OutputParser:
     """Tells the parts of one sequence's text apart."""
 
-    def __init__(self, reading: Reading) -> None:
-        new_id = reading.format.new_id if reading.format else new_call_id
-        self._source = Source(new_id, reading.offered, only_calls=reading.forced)
-        self._single = reading.single
-        self._parser = whole_answer(reading, self._source)
+    def __init__(self, spec: OutputParserSpec) -> None:
+        new_id = spec.format.new_id if spec.format else new_call_id
+        self._source = Source(new_id, spec.offered, only_calls=spec.forced)
+        self._single = spec.single
+        self._parser = whole_answer(spec, self._source)
         self.done = False
         """Whether what follows is of no interest."""
         next(self._parser)
@@ -96,12 +96,12 @@ class Reader:
         return parts
 
 
-def whole_answer(reading: Reading, source: Source) -> Wait[None]:
+def whole_answer(spec: OutputParserSpec, source: Source) -> Wait[None]:
     """Reasoning first, if any; then calls and content."""
-    if reading.thought is not None:
-        yield from reasoning(source, reading.thought, reading.thinking)
-    if reading.format is not None:
-        yield from reading.format.parse(source)
+    if spec.thought is not None:
+        yield from reasoning(source, spec.thought, spec.thinking)
+    if spec.format is not None:
+        yield from spec.format.parse(source)
     else:
         yield from source.until((), source.content)
 
