@@ -2,7 +2,8 @@
 
 `ScriptedClient` stands where the engine's client stands. Every request is answered with the next of
 its `answers`, cut into tokens by the tokenizer, `pace` tokens in an update, and ended by the end
-token or by length. The text stream, the output parser, the dialects and HTTP behind it are the server's.
+token or by length. The text stream, the output parser, the dialects and HTTP behind it are the
+server's.
 """
 
 import asyncio
@@ -147,7 +148,7 @@ class ScriptedServer:
         write_scripted_model(folder, template, specials)
         tokenizer = Tokenizer(folder)
         self.client = ScriptedClient(tokenizer)
-        format, thought = answer_marks(tokenizer, "auto")
+        format, reasoning = answer_marks(tokenizer, "auto")
         self.telemetry = Telemetry(["script"], read_model_spec(folder))
         self.telemetry.on_ready(self.client.info)
         self.client.on_record = self.telemetry.on_step
@@ -157,7 +158,7 @@ class ScriptedServer:
             tokenizer=tokenizer,
             telemetry=self.telemetry,
             format=format,
-            thought=thought,
+            reasoning=reasoning,
         )
         self.model = model
         state = State(models={"script": model}, options=ServerOptions())

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.frontend.text.output_parser import (
-    THOUGHTS,
+    REASONING_MARKERS,
     OutputParser,
     OutputParserSpec,
-    choose_thought,
+    choose_reasoning_markers,
 )
 from headway.frontend.text.parts import CallBegins, CallEnds, Content, Part, Said
 from headway.frontend.text.tools import BY_NAME, FORMATS, choose_format
 
 OFFERED = frozenset({"f", "g", "get_weather"})
-THINK = THOUGHTS[0]
+THINK = REASONING_MARKERS[0]
 Result = tuple[str, str, list[tuple[str, str, bool]]]
 
 
@@ -83,7 +83,7 @@ WELL_FORMED = [
 @pytest.mark.parametrize(("name", "text", "content", "calls"), WELL_FORMED)
 def test_calls_are_found(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert told(spec(name), text) == (content, "", [(*call, True) for call in calls])
-    assert told(spec(name, thought=THINK), text)[2] == [(*call, True) for call in calls]
+    assert told(spec(name, reasoning=THINK), text)[2] == [(*call, True) for call in calls]
 
 
 PLAIN = ["", " ", "Hello there.\n", "a < b and [c] {d}", '{"a": 1}', "<tool_", "```json\n{}\n```"]
@@ -197,7 +197,7 @@ def test_reasoning_is_told_from_content(
 ) -> None:
     for name in (None, "hermes", "llama3_json", "mistral"):
         asked = OutputParserSpec(
-            format=BY_NAME[name] if name else None, thought=THINK, thinking=thinking
+            format=BY_NAME[name] if name else None, reasoning=THINK, thinking=thinking
         )
         assert told(asked, text)[:2] == expected
         assert told(asked, *text)[:2] == expected
@@ -205,7 +205,7 @@ def test_reasoning_is_told_from_content(
 
 def test_no_call_is_made_of_a_thought() -> None:
     text = f"<think>{HERMES % '{}'}</think>{HERMES % ROME}"
-    content, thought, calls = told(spec("hermes", thought=THINK), text)
+    content, thought, calls = told(spec("hermes", reasoning=THINK), text)
     assert (content, thought) == ("", HERMES % "{}") and calls == [("f", ROME, True)]
 
 
@@ -240,7 +240,7 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
 def test_any_split_gives_the_same_as_the_whole(
     name: str, text: str, places: set[int], thinking: bool, one: bool
 ) -> None:
-    asked = spec(name, thought=THINK, thinking=thinking, single=one)
+    asked = spec(name, reasoning=THINK, thinking=thinking, single=one)
     whole = told(asked, text)
     assert told(asked, *cut(text, places)) == whole
     assert told(asked, *text) == whole
@@ -322,6 +322,6 @@ def test_our_own_template_writes_hermes_calls() -> None:
 
 
 def test_reasoning_is_told_by_the_template() -> None:
-    assert choose_thought("{{ '<think>\\n\\n</think>' }}") == THINK
-    assert choose_thought("[THINK]…[/THINK]") == THOUGHTS[1]
-    assert choose_thought("plain") is choose_thought(None) is None
+    assert choose_reasoning_markers("{{ '<think>\\n\\n</think>' }}") == THINK
+    assert choose_reasoning_markers("[THINK]…[/THINK]") == REASONING_MARKERS[1]
+    assert choose_reasoning_markers("plain") is choose_reasoning_markers(None) is None

@@ -111,7 +111,7 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     client = LocalClient(assembled.engine, tokenizer=tokenizer, on_record=telemetry.on_step)
     telemetry.on_ready(client.info)
     generation = folder / "generation_config.json"
-    format, thought = answer_marks(tokenizer, ServerOptions().tool_call_parser)
+    format, reasoning = answer_marks(tokenizer, ServerOptions().tool_call_parser)
     model = ServedModel(
         names=names,
         client=client,
@@ -119,7 +119,7 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
         telemetry=telemetry,
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         format=format,
-        thought=thought,
+        reasoning=reasoning,
     )
     return State(models=dict.fromkeys(names, model), options=ServerOptions())
 

@@ -245,7 +245,7 @@ def make_model(
         on_death=telemetry.on_death,
         on_progress=progress,
     )
-    format, thought = answer_marks(tokenizer, options.tool_call_parser)
+    format, reasoning = answer_marks(tokenizer, options.tool_call_parser)
     return ServedModel(
         names=names,
         client=client,
@@ -254,7 +254,7 @@ def make_model(
         defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
         created=int(time.time()),
         format=format,
-        thought=thought,
+        reasoning=reasoning,
         rules=make_rules(options, engine_options),
     )
 

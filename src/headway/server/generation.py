@@ -91,7 +91,7 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object so far."""
-        reasoned = self.num_reasoned if self.parser_spec and self.parser_spec.thought else None
+        reasoned = self.num_reasoned if self.parser_spec and self.parser_spec.reasoning else None
         return usage(self.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
 
     def has_calls(self, choice: int) -> bool:

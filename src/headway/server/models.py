@@ -17,7 +17,7 @@ from headway.engine.messages import Ready
 from headway.frontend.client import EngineClient
 from headway.frontend.local import LocalClient
 from headway.frontend.text import Tokenizer
-from headway.frontend.text.output_parser import Thought, choose_thought
+from headway.frontend.text.output_parser import ReasoningMarkers, choose_reasoning_markers
 from headway.frontend.text.tools import BY_NAME, Format, choose_format
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
@@ -30,7 +30,7 @@ DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 class ServedModel:
     """One row; `defaults` are the sampling parameters of its generation_config.json.
 
-    `format` and `thought` say how its answers show tool calls and reasoning, if they can.
+    `format` and `reasoning` say how its answers show tool calls and reasoning, if they can.
     """
 
     names: list[str]
@@ -40,7 +40,7 @@ class ServedModel:
     defaults: dict[str, Any] = field(default_factory=dict)
     created: int = 0
     format: Format | None = None
-    thought: Thought | None = None
+    reasoning: ReasoningMarkers | None = None
     rules: Rules = Rules()
     admission: Admission = field(init=False)
 
@@ -145,12 +145,14 @@ class State:
         return list({id(model): model for model in self.models.values()}.values())
 
 
-def answer_marks(tokenizer: Tokenizer | None, parser: str) -> tuple[Format | None, Thought | None]:
+def answer_marks(
+    tokenizer: Tokenizer | None, parser: str
+) -> tuple[Format | None, ReasoningMarkers | None]:
     """How a model's answers show calls and reasoning: as its template has it, or as was said."""
     if tokenizer is None or tokenizer.template is None:
         return None, None
     source = tokenizer.template.source
-    return BY_NAME.get(parser) or choose_format(source), choose_thought(source)
+    return BY_NAME.get(parser) or choose_format(source), choose_reasoning_markers(source)
 
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:

@@ -13,25 +13,25 @@ from headway.frontend.text.tools import Format, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningMarkers:
     """The marks around reasoning."""
 
     open: str
     close: str
 
 
-THOUGHTS = (
-    Thought("<think>", "</think>"),
-    Thought("[THINK]", "[/THINK]"),
-    Thought("<|channel>thought", "<channel|>"),
+REASONING_MARKERS = (
+    ReasoningMarkers("<think>", "</think>"),
+    ReasoningMarkers("[THINK]", "[/THINK]"),
+    ReasoningMarkers("<|channel>thought", "<channel|>"),
 )
 
 
-def choose_thought(template: str | None) -> Thought | None:
+def choose_reasoning_markers(template: str | None) -> ReasoningMarkers | None:
     """How a model marks its reasoning, told by its chat template; None where it does not."""
-    for thought in THOUGHTS:
-        if template is not None and thought.close in template:
-            return thought
+    for markers in REASONING_MARKERS:
+        if template is not None and markers.close in template:
+            return markers
     return None
 
 
@@ -44,7 +44,7 @@ class OutputParserSpec:
     """
 
     format: Format | None = None
-    thought: Thought | None = None
+    reasoning: ReasoningMarkers | None = None
     thinking: bool = False
     offered: frozenset[str] = frozenset()
     single: bool = False
@@ -54,7 +54,7 @@ class OutputParserSpec:
     def markers(self) -> tuple[str, ...]:
         """Texts that must be seen here even where they are special tokens."""
         calls = self.format.markers if self.format else ()
-        return (*calls, self.thought.open, self.thought.close) if self.thought else calls
+        return (*calls, self.reasoning.open, self.reasoning.close) if self.reasoning else calls
 
 
 class OutputParser:
@@ -98,24 +98,24 @@ class OutputParser:
 
 def whole_answer(spec: OutputParserSpec, source: Source) -> Wait[None]:
     """Reasoning first, if any; then calls and content."""
-    if spec.thought is not None:
-        yield from reasoning(source, spec.thought, spec.thinking)
+    if spec.reasoning is not None:
+        yield from reasoning(source, spec.reasoning, spec.thinking)
     if spec.format is not None:
         yield from spec.format.parse(source)
     else:
         yield from source.until((), source.content)
 
 
-def reasoning(source: Source, thought: Thought, thinking: bool) -> Wait[None]:
+def reasoning(source: Source, markers: ReasoningMarkers, thinking: bool) -> Wait[None]:
     """What stands between the marks at the beginning of an answer."""
     if not thinking:
         source.hold()
         yield from source.skip_space()
-        if not (yield from source.accept(thought.open)):
+        if not (yield from source.accept(markers.open)):
             source.show()
             return
         source.drop()
     yield from source.skip_space()
-    yield from source.until((thought.close,), source.reason)
+    yield from source.until((markers.close,), source.reason)
     source.end_reasoning()
     yield from source.skip_space()

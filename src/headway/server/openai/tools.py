@@ -15,7 +15,7 @@ from headway.core.conforms import misfit
 from headway.core.errors import RequestError
 from headway.core.grammar import MAX_DEPTH, Grammar, is_deeper
 from headway.frontend.text import OutputParserSpec
-from headway.frontend.text.output_parser import Thought
+from headway.frontend.text.output_parser import ReasoningMarkers
 from headway.frontend.text.tools import Format
 from headway.frontend.text.tools.written import (
     Offered,
@@ -248,10 +248,10 @@ def format_for(model: ServedModel) -> Format:
 # ── the answer ──────────────────────────────────────────────────────────────────────────────
 
 
-def ends_inside(thought: Thought, tail: str, continued: str) -> bool:
+def ends_inside(markers: ReasoningMarkers, tail: str, continued: str) -> bool:
     """Whether a prompt ends within reasoning: its template opened it, or the message to go on."""
-    opened = continued.rfind(thought.open)
-    return tail.endswith(thought.open) or opened > continued.rfind(thought.close)
+    opened = continued.rfind(markers.open)
+    return tail.endswith(markers.open) or opened > continued.rfind(markers.close)
 
 
 def parser_spec_for(
@@ -261,17 +261,17 @@ def parser_spec_for(
 
     `continued` is the text of the message that the answer goes on with.
     """
-    thought, thinking = model.thought, False
-    if thought is not None:
+    markers, thinking = model.reasoning, False
+    if markers is not None:
         tokenizer = model.needs_tokenizer("messages")
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip()
-        thinking = ends_inside(thought, tail, continued)
-        thought = None if tail.endswith(thought.close) else thought
-    if use is None and thought is None:
+        thinking = ends_inside(markers, tail, continued)
+        markers = None if tail.endswith(markers.close) else markers
+    if use is None and markers is None:
         return None
     return OutputParserSpec(
         format=format_for(model) if use else None,
-        thought=thought,
+        reasoning=markers,
         thinking=thinking,
         offered=use.offered if use else frozenset(),
         single=use is not None and not use.several,
@@ -307,14 +307,14 @@ def grammar_for(
         )
         for f in use.callable
     ]
-    thought = parser_spec.thought
+    markers = parser_spec.reasoning
     text = calls_grammar(
         written,
         tools,
         forced=use.forced,
         several=use.several,
         special=model.needs_tokenizer("tools").special(parser_spec.markers),
-        thinks=(thought.open, thought.close) if thought else None,
+        thinks=(markers.open, markers.close) if markers else None,
         thinking=parser_spec.thinking,
         answer=answer,
     )
@@ -340,9 +340,9 @@ def after_reasoning(model: ServedModel, parser_spec: OutputParserSpec, wanted: G
             param=name,
             code="unsupported_value",
         )
-    assert parser_spec.thought is not None
+    assert parser_spec.reasoning is not None
     special = model.needs_tokenizer("messages").special(parser_spec.markers)
-    text = thought_then(answer, parser_spec.thought.close, special)
+    text = thought_then(answer, parser_spec.reasoning.close, special)
     return Grammar(kind="structural", text=text, param=wanted.param)
 
 
