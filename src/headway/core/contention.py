@@ -35,7 +35,7 @@ class CoreUse(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class CoreTimes:
     """One moment: clock ticks of our cores since they started, and of our processes."""
 
     at_s: float
@@ -60,7 +60,7 @@ class CoreWatch:
         max_seconds: float = MAX_SECONDS,
     ) -> None:
         self._now_s, self._proc, self._max_s = now_s, proc, max_seconds
-        self._last: Reading | None = None
+        self._last: CoreTimes | None = None
 
     def sample(self) -> CoreUse | None:
         """Since the last call; None at the first, after a long pause and where nothing is known.
@@ -85,12 +85,12 @@ class CoreWatch:
             run_queue=now.runnable_per_core,
         )
 
-    def _read(self) -> Reading | None:
+    def _read(self) -> CoreTimes | None:
         try:
             lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
             ticks = core_ticks(lines)
             fields = dict(line.split()[:2] for line in lines if line.startswith("procs_running"))
-            return Reading(
+            return CoreTimes(
                 at_s=self._now_s(),
                 total=sum(sum(each) for each in ticks),
                 idle=sum(each[3] + each[4] for each in ticks),
