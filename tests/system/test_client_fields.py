@@ -212,6 +212,57 @@ async def test_a_web_page_may_read_what_was_ignored(start_server: Any) -> None:
     assert {"x-headway-ignored-fields", "x-request-id", "retry-after"} <= set(exposed.split(", "))
 
 
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "json_schema", "schema": CITY, "json_schema": None},
+        {"type": "json_schema", "schema": None, "json_schema": {"name": "city", "schema": CITY}},
+        {"type": "json_object", "schema": CITY, "json_schema": None},
+    ],
+    ids=["schema", "json_schema", "json_object"],
+)
+def test_null_beside_a_schema_is_not_there(
+    script: ScriptedServer, ask: Any, response_format: dict[str, Any]
+) -> None:
+    """Clients that serialize all fields send both places of a schema, one of them null."""
+    ask('{"city": "Rome"}', stream=False, response_format=response_format)
+    grammar = script.client.asked[-1].sampling.grammar
+    assert grammar is not None and grammar.kind == "json" and "city" in grammar.text
+    place = "json_schema.schema" if response_format.get("json_schema") else "schema"
+    assert grammar.param == f"response_format.{place}"
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_no_top_logprobs_is_no_demand(server: LiveServer, path: str) -> None:
+    """0 asks for nothing where the field is unknown, and elsewhere for none beside the chosen."""
+    body = ADAPTERS[path][2]
+    more = {"logprobs": True} if path == "/v1/chat/completions" else {}
+    status, content = server.post(path, {**body, **more, "top_logprobs": 0})
+    assert status == 200, content
+    if more:
+        entries = content["choices"][0]["logprobs"]["content"]
+        assert entries and all(entry["top_logprobs"] == [] for entry in entries)
+    if path not in ("/v1/chat/completions", "/v1/responses"):
+        status, content = server.post(path, {**body, "top_logprobs": 2})
+        assert status == 400 and "top_logprobs" in content["error"]["message"]
+
+
+async def test_a_budget_of_thinking_is_named_as_ignored(server: LiveServer) -> None:
+    """Clients have to send it, and the template alone decides how long is thought."""
+    body = {"model": "tiny", "messages": USER, "max_tokens": 2}
+    async with aiohttp.ClientSession(server.url) as http:
+        for thinking, named in (
+            ({"type": "enabled", "budget_tokens": 2048}, "thinking.budget_tokens"),
+            ({"type": "adaptive", "display": "omitted"}, "thinking.display"),
+            ({"type": "enabled", "budget_tokens": None}, None),
+            ({"type": "disabled"}, None),
+            (None, None),
+        ):
+            async with http.post("/v1/messages", json={**body, "thinking": thinking}) as answer:
+                assert answer.status == 200, await answer.text()
+                assert answer.headers.get("x-headway-ignored-fields") == named
+
+
 # ── text_offset ─────────────────────────────────────────────────────────────────────────────
 
 

@@ -362,6 +362,14 @@ async def test_an_unknown_field_is_reported_in_a_header(
         assert await answer.read()
 
 
+async def test_a_null_field_was_not_asked_for(http: aiohttp.ClientSession) -> None:
+    for path in (CHAT, TEXT):
+        status, _, headers = await send(http, path, changed(path, colour=None, keep_alive=None))
+        assert status == 200 and "x-headway-ignored-fields" not in headers
+    _, _, headers = await send(http, TEXT, changed(TEXT, colour=None, keep_alive=5))
+    assert headers["x-headway-ignored-fields"] == "keep_alive"
+
+
 async def test_endpoints_not_served_yet_are_refused_by_name(http: aiohttp.ClientSession) -> None:
     for path, code in (
         ("/v1/embeddings", "unsupported_endpoint"),

@@ -34,7 +34,7 @@ def plain(text: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """2026-11-21 10:00:00,123 WARNING headway.server.app ignored unknown fields: colour."""
+    """2026-11-21 10:00:00,123 WARNING headway.server.app ignored fields: colour."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{self.formatTime(record)} {record.levelname} {record.name} "

@@ -44,12 +44,17 @@ BODIES = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
 
 
 def accepts(
-    body: type[msgspec.Struct], no_ops: frozenset[str], refused: frozenset[str] = frozenset()
+    body: type[msgspec.Struct],
+    no_ops: frozenset[str],
+    refused: frozenset[str] = frozenset(),
+    unheeded: tuple[str, ...] = (),
 ) -> bodies.Accepts:
     """What an endpoint takes; beside `refused` it refuses what only others honour."""
     honoured_somewhere = {name for other in BODIES for name in other.__struct_fields__}
     known = no_ops.union(body.__struct_fields__)
-    return bodies.Accepts(body, no_ops, (refused | ELSEWHERE | honoured_somewhere) - known)
+    return bodies.Accepts(
+        body, no_ops, (refused | ELSEWHERE | honoured_somewhere) - known, unheeded
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,12 @@ GENERATIONS = (
     ),
     GenerationRow(
         path="/v1/messages",
-        accepts=accepts(MessagesBody, anthropic_schema.NO_OPS, anthropic_schema.REFUSED),
+        accepts=accepts(
+            MessagesBody,
+            anthropic_schema.NO_OPS,
+            anthropic_schema.REFUSED,
+            anthropic_schema.UNHEEDED,
+        ),
         prepare=messages.prepare,
         prefix="msg_",
     ),
@@ -117,7 +127,7 @@ class Call:
     raw: dict[str, Any]
     num_bytes: int
     body: Any
-    unknown: list[str]
+    ignored: list[str]
     arrived_s: float
     caller: Caller
     service_class: ServiceClass
@@ -170,14 +180,14 @@ class Generate:
             user=turn_of(scope),
         )
         arrived_s = state.clock.now_s()
-        body, unknown = self._row.accepts.read(raw, state.options.strict_api)
+        body, ignored = self._row.accepts.read(raw, state.options.strict_api)
         body.model = raw["model"] = state.name(body.model)
         caller = scope.get("caller") or state.keyring.nobody
         return Call(
             raw=raw,
             num_bytes=num_bytes,
             body=body,
-            unknown=unknown,
+            ignored=ignored,
             arrived_s=arrived_s,
             caller=caller,
             service_class=class_of(state, body, caller),
@@ -217,9 +227,9 @@ class Generate:
             generation, dialect = await pool.run(user, call.num_bytes, receive, work)
         else:
             generation, dialect = work()
-        if call.unknown:
-            names = bodies.printable(call.unknown)
-            log.warning("ignored unknown fields: %s", names)
+        if call.ignored:
+            names = bodies.printable(call.ignored)
+            log.warning("ignored fields: %s", names)
             generation.headers.append((b"x-headway-ignored-fields", names.encode()))
         if "fallback" in scope:
             generation.headers.append((FALLBACK_HEADER, scope["fallback"]))

@@ -14,12 +14,14 @@ NO_OPS = frozenset(
 )
 """Accepted and without effect here; documented in docs/api.md."""
 REFUSED = frozenset("container mcp_servers".split())
+UNHEEDED = ("thinking.budget_tokens", "thinking.display")
+"""Clients have to send the first; both are named in the header of ignored fields."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "adaptive", "disabled", "between_tools")
 
 
 class Thinking(msgspec.Struct):
-    """`thinking`: whether the template lets the model think; the budget is not enforced."""
+    """`thinking`: whether the template lets the model think; `UNHEEDED` has the rest."""
 
     type: str
     budget_tokens: int | None = None
