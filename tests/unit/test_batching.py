@@ -122,7 +122,7 @@ def test_nobody_waits_without_a_reason(batching, shape, chosen):
                     world.clock.advance(seconds)
                 case ("flush",):
                     world.engine.flush()
-                    assert world.engine.has_work or not world.requests or not len(lobby(world))
+                    assert world.engine.has_work or not world.requests or not len(gate(world))
                 case _:
                     perform(world, operation)
             check_reason(world)
@@ -130,16 +130,16 @@ def test_nobody_waits_without_a_reason(batching, shape, chosen):
         logging.disable(logging.NOTSET)
 
 
-def lobby(world: World):
-    return world.engine.scheduler.lobby
+def gate(world: World):
+    return world.engine.scheduler.gate
 
 
 def check_reason(world: World) -> None:
     engine = world.engine
-    if engine.has_work or not len(lobby(world)):
+    if engine.has_work or not len(gate(world)):
         return
     assert not members(world)
-    assert sum(1 + len(s.forks) for s in lobby(world)) < world.settings.max_num_seqs
+    assert sum(1 + len(s.forks) for s in gate(world)) < world.settings.max_num_seqs
     if world.settings.batching == "static":
         assert engine.wakes_at_s == NOT_YET
     else:
@@ -274,7 +274,7 @@ def test_more_siblings_than_a_batch_start_alone():
 
 
 def test_siblings_of_an_aborted_parent_keep_its_place():
-    """The one that would compute the prompt is dropped in the lobby: nobody enters the batch."""
+    """The one that would compute the prompt is dropped in the gate: nobody enters the batch."""
     world = world_of("dynamic")
     add(world, 4, max_tokens=9)
     world.step()
@@ -282,7 +282,7 @@ def test_siblings_of_an_aborted_parent_keep_its_place():
     add(world)
     world.abort(4, 0)
     assert members(world) == {0, 1, 2, 3}
-    assert [s.request.request_id for s in lobby(world)] == [4, 4, 5]
+    assert [s.request.request_id for s in gate(world)] == [4, 4, 5]
     world.engine.flush()
     world.drain()
 

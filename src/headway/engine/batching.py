@@ -1,10 +1,10 @@
 """When newcomers may start: continuous, dynamic and static batching, three rules of one engine.
 
-A newcomer waits in the `Lobby` until the rule lets it in; from then on it is a member of the batch,
-and the scheduler's own queue, preemption and forks know nothing of rules. A rule answers with the
-moment from which the lobby may empty, so the same answer says whether to go on and when to wake.
-Worked example, batches of 4, a window of 50 ms; a, b and c come at 0, 20 and 90 ms, each alone
-needs 100 ms:
+A newcomer waits behind the `BatchGate` until the rule lets it in; from then on it is a member of
+the batch, and the scheduler's own queue, preemption and forks know nothing of rules. A rule answers
+with the moment from which the gate may empty, so the same answer says whether to go on and when to
+wake. Worked example, batches of 4, a window of 50 ms; a, b and c come at 0, 20 and 90 ms, each
+alone needs 100 ms:
 
     continuous   a starts at 0, b joins it at 20, c joins both at 90
     dynamic      a and b start at 50, when a has waited enough; c starts when both have ended
@@ -20,7 +20,7 @@ from headway.engine.sequence import Sequence
 AT_ONCE, NOT_YET = -inf, inf
 
 
-class Lobby:
+class BatchGate:
     """Sequences that have come and are in no batch yet, in the order they came.
 
     Given the name of a rule, the sequences that make a batch full and the time a dynamic one waits
@@ -111,24 +111,24 @@ class Lobby:
 # ── the rules ───────────────────────────────────────────────────────────────────────────────
 
 
-def continuous(lobby: Lobby, busy: bool) -> float:
+def continuous(gate: BatchGate, busy: bool) -> float:
     """Newcomers join at every step."""
     return AT_ONCE
 
 
-def dynamic(lobby: Lobby, busy: bool) -> float:
+def dynamic(gate: BatchGate, busy: bool) -> float:
     """A full batch, or what has come when the first has waited long enough; held to its end."""
     if busy:
         return NOT_YET
-    return AT_ONCE if lobby.is_full else lobby.patience_ends_s
+    return AT_ONCE if gate.is_full else gate.patience_ends_s
 
 
-def static(lobby: Lobby, busy: bool) -> float:
+def static(gate: BatchGate, busy: bool) -> float:
     """A full batch, held until its longest is done."""
-    return NOT_YET if busy or not lobby.is_full else AT_ONCE
+    return NOT_YET if busy or not gate.is_full else AT_ONCE
 
 
-BATCHING: dict[str, Callable[[Lobby, bool], float]] = {
+BATCHING: dict[str, Callable[[BatchGate, bool], float]] = {
     "continuous": continuous,
     "dynamic": dynamic,
     "static": static,

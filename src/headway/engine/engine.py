@@ -19,7 +19,7 @@ from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.admission import check
-from headway.engine.batching import Lobby
+from headway.engine.batching import BatchGate
 from headway.engine.cost import Prior, StepCost
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
@@ -69,7 +69,9 @@ class Engine:
         self.cost = StepCost(prior, settings.windows)
         self.scheduler = Scheduler(
             self.kv,
-            Lobby(settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock),
+            BatchGate(
+                settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock
+            ),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             policy=make_policy(settings, self.cost, self.clock, self.kv),
@@ -192,7 +194,7 @@ class Engine:
     def flush(self) -> None:
         """No more requests will come: let those that wait for a batch to fill start."""
         self._flushed = self.grammars is not None and self.grammars.num_waiting > 0
-        self.scheduler.lobby.flush()
+        self.scheduler.gate.flush()
 
     def take_refusals(self) -> list[tuple[int, RequestError]]:
         """(request id, error) of those refused after `add`: their grammars would not do."""
@@ -209,7 +211,7 @@ class Engine:
             elif request_id in self._requests:
                 self._enqueue(self._requests[request_id], outcome)
                 if self._flushed:
-                    self.scheduler.lobby.flush()
+                    self.scheduler.gate.flush()
 
     def _refuse(self, request_id: int, error: RequestError) -> None:
         """End a request with `error` instead of an update."""

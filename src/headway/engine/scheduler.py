@@ -6,7 +6,7 @@ There is no prefill phase and no decode phase. `schedule` spends the budget in t
     2  sequences with more to compute, running (chunks of prompts, resumed ones) or waiting; one
        that waits starts when there are rows and blocks for the whole of it
 
-Newcomers come through a lobby (`engine.batching`); the waiting ones are in a batch already. Who is
+Newcomers come through a gate (`engine.batching`); the waiting ones are in a batch already. Who is
 first, and how much it may take, is the policy's to say (`engine.policy`).
 
 When a decode finds no block, a victim is preempted (`engine.preemption`); its tokens stay known. A
@@ -20,7 +20,7 @@ from collections.abc import Sequence as TypingSequence
 from headway.core.clock import Clock, SystemClock
 from headway.core.plan import Advance, StepPlan, StepResult
 from headway.core.request import SequenceUpdate, TokenLogprobs
-from headway.engine.batching import Lobby
+from headway.engine.batching import BatchGate
 from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import Hit
 from headway.engine.policy import Fcfs, Policy
@@ -35,7 +35,7 @@ class Scheduler:
     def __init__(
         self,
         kv: KVCache,
-        lobby: Lobby,
+        gate: BatchGate,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -44,7 +44,7 @@ class Scheduler:
         clock: Clock | None = None,
     ) -> None:
         self.kv = kv
-        self.lobby = lobby
+        self.gate = gate
         self.policy = policy or Fcfs()
         self.preemption = preemption or Preemption(kv)
         self.clock = clock or SystemClock()
@@ -63,11 +63,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         under_way = bool(self._released) or self.preemption.is_busy
-        return self._is_busy or under_way or self.lobby.is_open(busy=False)
+        return self._is_busy or under_way or self.gate.is_open(busy=False)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.lobby)
+        return len(self.waiting) + len(self.gate)
 
     @property
     def is_full(self) -> bool:
@@ -77,7 +77,7 @@ class Scheduler:
     @property
     def opens_at_s(self) -> float:
         """When time alone gives an idle scheduler work; infinite when only a newcomer can."""
-        return self.lobby.opens_at(self._is_busy)
+        return self.gate.opens_at(self._is_busy)
 
     @property
     def _is_busy(self) -> bool:
@@ -86,11 +86,11 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Take a newcomer; it is in the queue at once if the rule of batching lets it."""
-        self.lobby.add(sequence)
+        self.gate.add(sequence)
         self._open()
 
     def _open(self) -> None:
-        for sequence in self.lobby.let_in(self._is_busy):
+        for sequence in self.gate.let_in(self._is_busy):
             self.policy.arrived(sequence)
             self.waiting.append(sequence)
 
@@ -413,7 +413,7 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
-            self.lobby.remove(sequence)
+            self.gate.remove(sequence)
         for fork in reversed(sequence.forks):
             self.policy.arrived(fork)
             self.waiting.appendleft(fork)
@@ -429,12 +429,12 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""
         assert all(s.state in (RUNNING, WAITING_FOR_KV) for s in self.running)
-        assert all(s.state == WAITING for s in [*self.waiting, *self.lobby])
-        self.lobby.check_integrity()
+        assert all(s.state == WAITING for s in [*self.waiting, *self.gate])
+        self.gate.check_integrity()
         known = [s for s in self.running if s.known_to_runtime]
         assert {s.sequence_id for s in known} == set(self._by_id), "the mirror's ids differ"
         assert len(self.running) <= self.max_num_seqs
-        queued = [*self.running, *self.waiting, *self.lobby]
+        queued = [*self.running, *self.waiting, *self.gate]
         everybody = queued + [fork for parent in queued for fork in parent.forks]
         assert len({s.sequence_id for s in everybody}) == len(everybody), "a sequence is twice"
         for sequence in everybody:
