@@ -1,7 +1,7 @@
 """What becomes of the keys and values of a preempted sequence: computed again, or copied and back.
 
 Given what a step costs and how fast blocks are copied, `is_cheaper` compares the two for a victim;
-`send_out` and `bring_in` begin the copies, `done` ends them. Worked example, 1,000 tokens of 12 KiB
+`swap_out` and `swap_in` begin the copies, `done` ends them. Worked example, 1,000 tokens of 12 KiB
 each, 10 GB/s between device and host, 0.1 ms to compute a token:
 
     again   1,000 x 0.1 ms                     100 ms
@@ -51,7 +51,7 @@ class CopyRate:
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class InFlightTransfer:
     """The transfers of one sequence that are not done, by id; `alone` blocks come free with it."""
 
     sequence: Sequence
@@ -87,7 +87,7 @@ class Preemption:
         self.preempted: list[tuple[int, int]] = []
         """(request id, tokens it had made) of who was preempted since the engine last took note."""
         self._num_swapped = self._num_swapped_tokens = self._num_lost_tokens = 0
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, InFlightTransfer] = {}
         self._next_id = 0
 
     # ── the choice ──────────────────────────────────────────────────────────────────────────
@@ -125,7 +125,7 @@ class Preemption:
 
     # ── out and in ──────────────────────────────────────────────────────────────────────────
 
-    def send_out(self, victim: Sequence) -> None:
+    def swap_out(self, victim: Sequence) -> None:
         """Begin to copy `victim` to host memory; its blocks stay its own until that is done."""
         live = self.kv.live_blocks(victim)
         counts = [len(blocks) for blocks in live]
@@ -140,7 +140,7 @@ class Preemption:
         """Host blocks of `sequence` by group."""
         return [len(blocks) for blocks in sequence.host_tables]
 
-    def bring_in(self, sequence: Sequence) -> None:
+    def swap_in(self, sequence: Sequence) -> None:
         """Begin to copy `sequence` back, into new blocks that the caller has checked to be free."""
         blocks = self.kv.come_back(sequence, self.counts(sequence))
         sequence.state = WAITING_FOR_KV
@@ -148,7 +148,7 @@ class Preemption:
 
     def _fly(self, sequence: Sequence, direction: str, blocks: list[list[int]]) -> None:
         alone = self.kv.num_alone(blocks)
-        flight = Flight(sequence=sequence, direction=direction, alone=alone)
+        flight = InFlightTransfer(sequence=sequence, direction=direction, alone=alone)
         for group, (own, host) in enumerate(zip(blocks, sequence.host_tables, strict=True)):
             if own:
                 transfer = Transfer(self._next_id, group, own, direction, HOST, host)
@@ -192,7 +192,7 @@ class Preemption:
                 self._land(flight)
         self.rate.observe(num_bytes, seconds)
 
-    def _land(self, flight: Flight) -> None:
+    def _land(self, flight: InFlightTransfer) -> None:
         sequence = flight.sequence
         is_over = sequence.state == FINISHED
         if flight.direction == OUT and not is_over:

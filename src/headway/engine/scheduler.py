@@ -202,7 +202,7 @@ class Scheduler:
         self.policy.turnover.began(self.clock.now_s())
         self.reclaim.came_back(sequence, hit.num_tokens)
         if sequence.host_tables:
-            self.preemption.bring_in(sequence)
+            self.preemption.swap_in(sequence)
         else:
             self.kv.reuse(sequence, hit)
             sequence.state = RUNNING
@@ -297,7 +297,7 @@ class Scheduler:
         self.running.remove(victim)
         if may_copy and self.preemption.is_cheaper(victim):
             self._leave_runtime(victim)
-            self.preemption.send_out(victim)
+            self.preemption.swap_out(victim)
         else:
             victim.num_lost = victim.computed
             self._forget(victim)
