@@ -2,7 +2,7 @@
 
 Given the command that starts an engine process, `EngineClient` keeps one running. After a death, a
 silence or a step that hangs it starts another, in which the requests go on behind the tokens they
-had (`frontend.suspects`). It promises that every stream ends: with its last update, or with an
+had (`frontend.quarantine`). It promises that every stream ends: with its last update, or with an
 error.
 """
 
@@ -28,8 +28,8 @@ from headway.core.request import Request, SamplingParams
 from headway.core.terms import PROMISES_NOTHING, Terms
 from headway.engine import messages
 from headway.frontend.answer import Answer
+from headway.frontend.quarantine import CrashQuarantine, poisonous
 from headway.frontend.stream import Stream
-from headway.frontend.suspects import Suspects, poisonous
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
 
@@ -97,7 +97,7 @@ class EngineClient:
         self._last_beat_s = 0.0
         self._pulse = messages.Beat(0.0, 0.0)
         self._died_s: float | None = None
-        self._suspects = Suspects()
+        self._quarantine = CrashQuarantine()
         self._failed_starts = 0
         self._settled = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -240,7 +240,7 @@ class EngineClient:
         if draining:
             self._fail_all(died())
             return False
-        for stream in self._suspects.charge(self._streams):
+        for stream in self._quarantine.charge(self._streams):
             log.error("request %d is refused for good", stream.answer.request.request_id)
             stream.fail(poisonous())
         if self._failed_starts >= MAX_FAILED_STARTS:
@@ -280,7 +280,7 @@ class EngineClient:
         self._fail_all(EngineDownError("The engine cannot be started.", code="engine_failed"))
 
     def _fail_all(self, error: RequestError) -> None:
-        self._suspects.clear()
+        self._quarantine.clear()
         streams = list(self._streams.values())
         self._streams.clear()
         for stream in streams:
@@ -353,8 +353,8 @@ class EngineClient:
                     stream = streams.get(update.request_id)
                     if stream is not None:
                         stream.put(update)
-                if self._suspects.trying:
-                    self._suspects.moved({update.request_id for update in updates})
+                if self._quarantine.trying:
+                    self._quarantine.moved({update.request_id for update in updates})
                 self.on_record(record)
             case messages.Loading(done, total):
                 self._become(f"loading {done / max(total, 1):.0%}")
@@ -367,12 +367,12 @@ class EngineClient:
                 self._failed_starts = 0
                 self.on_ready(message)
                 self._settled.set()
-                self._suspects.begin(self._streams, self._send)
+                self._quarantine.begin(self._streams, self._send)
             case messages.Probed(ceilings):
                 self.on_probe(ceilings)
             case messages.Refused(request_id, text, param, code, status, retry_after_s, reason):
                 stream = self._streams.pop(request_id, None)
-                self._suspects.left(request_id)
+                self._quarantine.left(request_id)
                 if stream is not None:
                     fault = code == messages.FAULT
                     refusal = RequestError(text, param=param, code=code, status=status)
@@ -404,12 +404,12 @@ class EngineClient:
             self.clock.now_s() if arrived_s is None else arrived_s,
             terms=terms,
         )
-        self._suspects.check(request)
+        self._quarantine.check(request)
         stream = Stream(
             Answer(request, self.tokenizer, parser_spec), self._aborter(request.request_id)
         )
-        if self._resumes or self._suspects.trying:
-            self._suspects.queue.append(request.request_id)
+        if self._resumes or self._quarantine.trying:
+            self._quarantine.queue.append(request.request_id)
         else:  # where the engine has just died this fails, and the next one gets the request
             stream.was_sent = self._send(messages.Submit(request))
         self._streams[request.request_id] = stream
@@ -421,7 +421,7 @@ class EngineClient:
         def abort(index: int | None) -> None:
             if index is None:
                 stream = self._streams.pop(request_id, None)
-                self._suspects.left(request_id)
+                self._quarantine.left(request_id)
                 if stream is None or stream.answer.num_unfinished == 0:
                     return
             self._send(messages.Abort(request_id, index))

@@ -30,7 +30,7 @@ TRIAL_STEPS = 4
 MAX_POISON = 1000
 
 
-class Suspects:
+class CrashQuarantine:
     """The requests that are to go on after a death, in the order they came."""
 
     def __init__(self) -> None:
