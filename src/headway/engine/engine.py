@@ -376,7 +376,7 @@ class Engine:
         record.experts_read = result.experts_read
         record.prefill_s_per_token = scheduler.policy.token_s
         record.alone_s_per_token = scheduler.policy.alone_s
-        record.row_s = scheduler.policy.turnover.row_s(self.clock.now_s())
+        record.row_s = scheduler.policy.slot_rate.row_s(self.clock.now_s())
         if scheduler.is_full:
             record.user_slots = scheduler.reclaim.told(scheduler.running)
         if self._ended_s is not None:

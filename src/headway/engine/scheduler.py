@@ -106,7 +106,7 @@ class Scheduler:
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget, may_start)
-        self.policy.turnover.step(self.clock.now_s(), lacking=self._lacks_room())
+        self.policy.slot_rate.step(self.clock.now_s(), lacking=self._lacks_room())
         plan.transfers = self.preemption.take_untold()
         plan.finished = self.take_released()
         return plan
@@ -199,7 +199,7 @@ class Scheduler:
             return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        self.policy.turnover.began(self.clock.now_s())
+        self.policy.slot_rate.began(self.clock.now_s())
         self.reclaim.came_back(sequence, hit.num_tokens)
         if sequence.host_tables:
             self.preemption.swap_in(sequence)

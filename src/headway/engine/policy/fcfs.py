@@ -17,7 +17,7 @@ from headway.engine.kv import KVCache
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
-from headway.engine.turnover import Turnover
+from headway.engine.slot_rate import SlotRate
 
 
 class Fcfs:
@@ -28,7 +28,7 @@ class Fcfs:
     queue_order: ClassVar[QueueOrder] = QueueOrder.ARRIVAL
 
     def __init__(self) -> None:
-        self.turnover = Turnover()
+        self.slot_rate = SlotRate()
         self.users = Users()
 
     @classmethod

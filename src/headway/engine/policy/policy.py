@@ -20,7 +20,7 @@ from headway.engine.cost import StepCost
 from headway.engine.kv import KVCache
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence
-from headway.engine.turnover import Turnover
+from headway.engine.slot_rate import SlotRate
 
 
 class Turn(NamedTuple):
@@ -39,14 +39,14 @@ class Policy(Protocol):
     """Order and amount; one object for the life of an engine.
 
     `token_s` is what a prompt token takes in its steps at present, `alone_s` what it takes with
-    nothing beside it; 0 where it does not predict. The scheduler keeps its `turnover`. Where it
+    nothing beside it; 0 where it does not predict. The scheduler keeps its `slot_rate`. Where it
     `reclaims`, users above their share give slots to those below it (`engine.reclaim`). By its
     `queue_order` admission forecasts how long a newcomer waits.
     """
 
     token_s: float
     alone_s: float
-    turnover: Turnover
+    slot_rate: SlotRate
     users: Users
     reclaims: bool
     queue_order: ClassVar[QueueOrder]

@@ -20,7 +20,7 @@ tokens at most, for then nothing that came later goes before it.
     0            40               48                   120 ms
 
 While rows or blocks are short a prompt that waits takes as long as it takes until one is free
-(`engine.turnover`), where that is longer than its prefill.
+(`engine.slot_rate`), where that is longer than its prefill.
 
 Users who have had more than the least served come behind, by steps of half the credit of
 `policy.users`; who has more waiting than others waits longer before it is aged.
@@ -261,7 +261,7 @@ class Slo(Fcfs):
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
         token_s = self.token_s / (1 - self.rules.lane_share * self._lane_waits)
-        row_s = self.turnover.row_s(now_s)
+        row_s = self.slot_rate.row_s(now_s)
         aged: list[Sequence] = []
         lane: list[tuple[Due, Sequence]] = []
         idle: list[Sequence] = []

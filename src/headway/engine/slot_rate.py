@@ -9,7 +9,7 @@ MEMORY = 32
 """Starts that count for the mean."""
 
 
-class Turnover:
+class SlotRate:
     """The mean time between starts, of the times in which somebody waited for room."""
 
     def __init__(self) -> None:
