@@ -9,9 +9,9 @@ from itertools import count
 
 from headway.core.request import Request, SamplingParams
 from headway.core.service import Alone
+from headway.engine.bisect_step import NOBODY
 from headway.engine.cost import NOTHING
 from headway.engine.engine import Engine
-from headway.engine.halves import NOBODY
 
 PROMPT, LEAST_OBSERVED = 500, 5
 """Tokens of a usual prompt, and steps after which the cost model is believed."""

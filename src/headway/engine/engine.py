@@ -20,11 +20,11 @@ from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.admission import check
 from headway.engine.batching import BatchGate
+from headway.engine.bisect_step import NOBODY, bisect_step, prove_runtime
 from headway.engine.cost import Prior, StepCost
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
-from headway.engine.halves import NOBODY, prove_runtime, run_in_halves
 from headway.engine.kv import KVCache
 from headway.engine.policy import make_policy
 from headway.engine.preemption import Preemption
@@ -266,9 +266,9 @@ class Engine:
             result, masks = self._run(plan)
         except Exception:
             log.exception(
-                "step %d failed; its %d rows run in halves", plan.step, len(plan.advanced)
+                "step %d failed; its %d sequences are run in halves", plan.step, len(plan.advanced)
             )
-            result = run_in_halves(plan, self.scheduler, lambda plan: self._run(plan)[0])
+            result = bisect_step(plan, self.scheduler, lambda plan: self._run(plan)[0])
         collected_s = self.clock.now_s()
         updates = self._fail(result) + self.scheduler.update(plan, result)
         if result.failed and not result.samples:

@@ -26,7 +26,7 @@ NOBODY = 0
 
 
 @dataclass(slots=True, kw_only=True)
-class Halves:
+class Bisection:
     """The search for the rows at fault; `result` is what the others gained, and who failed."""
 
     run: Callable[[StepPlan], StepResult]
@@ -75,7 +75,7 @@ class Halves:
         return None
 
 
-def run_in_halves(
+def bisect_step(
     plan: StepPlan, scheduler: Scheduler, run: Callable[[StepPlan], StepResult]
 ) -> StepResult:
     """The result of a step that raised, without the rows that raise by themselves: those `failed`.
@@ -90,19 +90,19 @@ def run_in_halves(
     scheduler.preemption.tell_again(plan.transfers)
     rows = [row for row in plan.advanced if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]
-    halves = Halves(
+    bisection = Bisection(
         run=run,
         next_step=scheduler.next_step,
         find=scheduler.by_id,
         result=StepResult(plan.step, []),
         stale=[*stale, *(row.sequence_id for row in rows)],
     )
-    halves.search(rows)
-    if not halves.num_attempts:
+    bisection.search(rows)
+    if not bisection.num_attempts:
         scheduler.release(stale)
     order = {row.sequence_id: number for number, row in enumerate(plan.advanced)}
-    halves.result.samples.sort(key=lambda sample: order[sample.sequence_id])
-    return halves.result
+    bisection.result.samples.sort(key=lambda sample: order[sample.sequence_id])
+    return bisection.result
 
 
 def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) -> None:
@@ -123,7 +123,7 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
     room = scheduler.kv.extend(nobody, 1)
     if room is None:
         return
-    trial = Halves(
+    trial = Bisection(
         run=partial(run, executor),
         next_step=scheduler.next_step,
         find=lambda _: nobody,
