@@ -85,7 +85,7 @@ class Bench:
 
     def finish(self, count: int) -> None:
         self.step += 1
-        self.executor.mirror.apply(StepPlan(self.step, [], [], list(range(count))))
+        self.executor.state.apply(StepPlan(self.step, [], [], list(range(count))))
 
     def prefill(self, count: int, length: int, most: int) -> float:
         """Seconds to compute `count` prompts of `length` tokens in one step; room for `most`."""

@@ -33,8 +33,8 @@ def logits(folder: Path, dtype: str, ids: list[int]) -> torch.Tensor:
     blocks = list(range(1, 1 - (-len(ids) // executor.settings.block_size)))
     new = NewSequence(0, 0, ids, len(ids), SamplingParams(), 0)
     plan = StepPlan(0, [new], [Advance(0, 0, ids, [blocks], True)], [])
-    executor.mirror.apply(plan)
-    return executor.model.logits(executor.forward(executor.mirror.batch(plan)))
+    executor.state.apply(plan)
+    return executor.model.logits(executor.forward(executor.state.batch(plan)))
 
 
 def compare(small: Path, wide: Path, vocab: int) -> None:

@@ -1,10 +1,10 @@
 """A runtime without a model that holds the engine to the seam.
 
-`FakeExecutor` keeps the mirror a real runtime keeps and a KV memory of (token, history) by slot:
+`FakeExecutor` keeps the state a real runtime keeps and a KV memory of (token, history) by slot:
 keys and values depend on all tokens before. Each advance writes its tokens to their slots; then
 every row reads positions 0 … p back through its block table and must find its own tokens, computed
 behind its own. What it samples is a hash of the tokens it *read*, so a wrong block, copy,
-preemption or mirror changes the answer. `answer` is what must come out. A transfer ends as many
+preemption or state changes the answer. `answer` is what must come out. A transfer ends as many
 steps later as `delay` says, and copies only then: both its ends must be as they were.
 """
 

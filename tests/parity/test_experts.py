@@ -71,7 +71,7 @@ def decode(executor: TorchExecutor, num_sequences: int) -> int:
         Advance(one.sequence_id, 0, one.token_ids, [[i + 1]], True) for i, one in enumerate(new)
     ]
     result = run(executor, StepPlan(0, new, advanced, []))
-    executor.mirror.apply(StepPlan(1, [], [], list(range(num_sequences))))
+    executor.state.apply(StepPlan(1, [], [], list(range(num_sequences))))
     return result.experts_read
 
 

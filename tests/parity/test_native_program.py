@@ -83,8 +83,8 @@ def test_a_program_is_its_model(family: str, options: dict[str, str], tmp_path: 
     assert program is not None, executor.describe().kernels["step"]
     for seed in range(3):
         for plan in random_steps(executor, random.Random(seed)):
-            executor.mirror.apply(plan)
-            batch = executor.mirror.batch(plan)
+            executor.state.apply(plan)
+            batch = executor.state.batch(plan)
             executor.program = None
             wanted = executor.forward(batch).clone()
             executor.program = program
@@ -93,7 +93,7 @@ def test_a_program_is_its_model(family: str, options: dict[str, str], tmp_path: 
             logits_TV = executor.logits(hidden_TH)
             assert torch.equal(logits_TV, executor.model.logits(wanted))
             assert logits_TV.isfinite().all() and torch.equal(hidden_TH, wanted)
-        executor.mirror.apply(StepPlan(100, [], [], [0, 1, 2, 3]))
+        executor.state.apply(StepPlan(100, [], [], [0, 1, 2, 3]))
 
 
 def test_what_is_not_lowered_is_told(tmp_path: Path):
@@ -119,10 +119,10 @@ def test_a_token_id_beyond_the_embedding_is_refused(tmp_path: Path):
     token_ids, first = [3, 4, 5], None
     for step, ids in enumerate([token_ids, [3, SIZES["vocab_size"], 5], token_ids]):
         new = NewSequence(step, 0, ids, 3, SamplingParams(), 0)
-        executor.mirror.apply(
+        executor.state.apply(
             plan := StepPlan(step, [new], [Advance(step, 0, ids, [[1]], True)], [])
         )
-        batch = executor.mirror.batch(plan)
+        batch = executor.state.batch(plan)
         if ids != token_ids:
             with pytest.raises(ValueError, match="beyond the embedding"):
                 executor.forward(batch)

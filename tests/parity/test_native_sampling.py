@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.core.plan import Late, NewSequence
 from headway.core.request import SamplingParams
-from headway.runtime.batch import MirrorSequence
+from headway.runtime.batch import WorkerSequence
 from headway.runtime.native.sampling import NativeSampling
 from headway.runtime.sampler import (
     NO_TOKEN,
@@ -73,7 +73,7 @@ def random_params(rng: random.Random, vocabulary: int) -> SamplingParams:
     )
 
 
-def sequences_of(rng: random.Random, rows: int, vocabulary: int) -> list[MirrorSequence]:
+def sequences_of(rng: random.Random, rows: int, vocabulary: int) -> list[WorkerSequence]:
     """Rows with parameters and histories of their own."""
     found = []
     for i in range(rows):
@@ -82,7 +82,7 @@ def sequences_of(rng: random.Random, rows: int, vocabulary: int) -> list[MirrorS
             *(10 + i, rng.randrange(3), [0, *generated], 1),
             *(random_params(rng, vocabulary), rng.randrange(2**64), []),
         )
-        found.append(MirrorSequence(new, 0, 1))
+        found.append(WorkerSequence(new, 0, 1))
     return found
 
 
@@ -147,7 +147,7 @@ def test_what_is_not_finite_is_left_to_the_definition(library, bad, temperature)
     """A NaN, an infinity, a row of nothing but -inf: the same tokens, whatever they are."""
     params = SamplingParams(temperature=temperature, seed=1)
     sequences = [
-        MirrorSequence(NewSequence(10 + i, 0, [1], 1, params, 5, []), 0, 1) for i in range(3)
+        WorkerSequence(NewSequence(10 + i, 0, [1], 1, params, 5, []), 0, 1) for i in range(3)
     ]
     logits_RV = torch.randn(3, 300)
     logits_RV[1, 17] = bad
@@ -183,7 +183,7 @@ def test_a_thousand_draws_of_a_large_vocabulary(library):
     ):
         for seed in range(0, 64, 4):
             sequences = [
-                MirrorSequence(NewSequence(i, 0, [1], 1, params, seed + i, []), 0, 1)
+                WorkerSequence(NewSequence(i, 0, [1], 1, params, seed + i, []), 0, 1)
                 for i in range(4)
             ]
             rows = row_parameters(sequences, logits_RV.device)

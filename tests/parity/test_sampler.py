@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from headway.core.plan import Late, NewSequence
 from headway.core.request import SamplingParams
-from headway.runtime.batch import MirrorSequence
+from headway.runtime.batch import WorkerSequence
 from headway.runtime.philox import philox, uniforms
 from headway.runtime.sampler import (
     NEVER,
@@ -52,16 +52,16 @@ def row(
     generated: list[int] | None = None,
     seed: int = 0,
     index: int = 0,
-) -> MirrorSequence:
+) -> WorkerSequence:
     """A sequence as the runtime remembers it."""
     prompt = prompt or [1]
     new = NewSequence(
         sequence_id, index, prompt + (generated or []), len(prompt), sampling, seed, STOP_IDS
     )
-    return MirrorSequence(new, 0, 1)
+    return WorkerSequence(new, 0, 1)
 
 
-def sample(logits_RV: torch.Tensor, rows: list[MirrorSequence], late: Late | None = None):
+def sample(logits_RV: torch.Tensor, rows: list[WorkerSequence], late: Late | None = None):
     """Token ids and log-probabilities of `rows`, by a sampler without memory."""
     return Sampler().sample(logits_RV, rows, late or Late())
 

@@ -195,9 +195,9 @@ def our_logits(executor: TorchExecutor, token_ids: list[int]) -> torch.Tensor:
     plan = StepPlan(
         0, [new], [Advance(0, 0, token_ids, [blocks] * len(executor.spec.kv_groups), True)], []
     )
-    executor.mirror.apply(plan)
-    logits = executor.model.logits(executor.forward(executor.mirror.batch(plan))).float()
-    executor.mirror.apply(StepPlan(1, [], [], [0]))
+    executor.state.apply(plan)
+    logits = executor.model.logits(executor.forward(executor.state.batch(plan))).float()
+    executor.state.apply(StepPlan(1, [], [], [0]))
     return logits
 
 

@@ -1,12 +1,12 @@
 """The seam: a plan goes down from the engine, a result comes back from the runtime.
 
-A `StepPlan` holds deltas only; the runtime keeps a mirror of every sequence it has been told of.
+A `StepPlan` holds deltas only; the runtime keeps the state of every sequence it was told of.
 Worked example, blocks of 4 slots, one KV group. Sequence 7 has the prompt [5, 6, 7, 8, 9]:
 
     step 0  new=[7: 5 6 7 8 9]  advanced=[7: start 0, tokens 5 6 7 8 9, blocks [[3, 1]], sample]
             slots 12 13 14 15 4 are written; the result holds its sample, say 2
     step 1  advanced=[7: start 5, tokens 2, blocks [[]], sample]        slot 5 is written
-    step 2  finished=[7]                                                the mirror forgets it
+    step 2  finished=[7]                                                the runtime forgets it
 
 All structs are msgspec messages, so a plan for a remote rank is the same plan.
 """

@@ -308,13 +308,13 @@ class Scheduler:
         self.preemption.preempted.append((victim.request.request_id, victim.num_generated))
 
     def _forget(self, sequence: Sequence) -> None:
-        """Release the blocks of `sequence` here, or once they are copied, and its mirror there."""
+        """Release the blocks of `sequence` here, or once they are copied, and what the runtime knows."""
         if not self.preemption.drop(sequence):
             self.kv.release(sequence)
         self._leave_runtime(sequence)
 
     def _leave_runtime(self, sequence: Sequence) -> None:
-        """Release the mirror of `sequence` in the runtime, and its place in a grammar."""
+        """Release the runtime's state of `sequence`, and its place in a grammar."""
         if sequence.grammar is not None:
             sequence.grammar.release()
         if sequence.known_to_runtime:
@@ -432,7 +432,7 @@ class Scheduler:
         assert all(s.state == WAITING for s in [*self.waiting, *self.gate])
         self.gate.check_integrity()
         known = [s for s in self.running if s.known_to_runtime]
-        assert {s.sequence_id for s in known} == set(self._by_id), "the mirror's ids differ"
+        assert {s.sequence_id for s in known} == set(self._by_id), "the runtime's ids differ"
         assert len(self.running) <= self.max_num_seqs
         queued = [*self.running, *self.waiting, *self.gate]
         everybody = queued + [fork for parent in queued for fork in parent.forks]

@@ -1,6 +1,6 @@
-"""From a plan to tensors: the runtime's mirror of the sequences, and one step's inputs.
+"""From a plan to tensors: what the runtime knows of the sequences, and one step's inputs.
 
-The mirror knows each sequence's block tables and what it sampled; a plan changes it by deltas. A
+The state knows each sequence's block tables and what it sampled; a plan changes it by deltas. A
 `Batch` is what one forward needs. Worked example, blocks of 4: sequence 7 at 9 tokens decodes, and
 sequence 8 computes the first 3 of its prompt:
 
@@ -21,7 +21,7 @@ from headway.core.plan import NewSequence, StepPlan, sampled_in
 INT = np.int64
 
 
-class MirrorSequence:
+class WorkerSequence:
     """What the runtime remembers of one sequence."""
 
     __slots__ = ("generated", "last_step", "new", "num_blocks", "row")
@@ -46,12 +46,12 @@ class Batch:
     context_lens: list[int]
     num_decodes: int
     sampled_rows: list[int]
-    sampled_sequences: list[MirrorSequence]
+    sampled_sequences: list[WorkerSequence]
     views: dict[int, Any] = field(default_factory=dict)
     """What an attention backend derives from the batch once a step, by KV group."""
 
 
-class Mirror:
+class WorkerState:
     """The sequences the runtime knows, with one row of every block table each."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Mirror:
     ) -> None:
         self.block_size = block_size
         self.device = device
-        self.sequences: dict[int, MirrorSequence] = {}
+        self.sequences: dict[int, WorkerSequence] = {}
         self._tables = [np.zeros((max_num_seqs, max_blocks), INT) for _ in range(num_groups)]
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -71,7 +71,7 @@ class Mirror:
                 self._free_rows.append(sequence.row)
         for new in plan.new:
             row = self._free_rows.pop()
-            self.sequences[new.sequence_id] = MirrorSequence(new, row, len(self._tables))
+            self.sequences[new.sequence_id] = WorkerSequence(new, row, len(self._tables))
         for copy in plan.copies:
             row = self.sequences[copy.sequence_id].row
             self._tables[copy.group][row, copy.index] = copy.target
@@ -90,7 +90,7 @@ class Mirror:
         starts: list[int] = []
         rows: list[int] = []
         sampled_rows: list[int] = []
-        sampled: list[MirrorSequence] = []
+        sampled: list[WorkerSequence] = []
         num_decodes = 0
         for index, advance in enumerate(plan.advanced):
             sequence = self.sequences[advance.sequence_id]
@@ -106,7 +106,7 @@ class Mirror:
                 sampled.append(sequence)
         return self._tensors(tokens, query_lens, starts, rows, num_decodes, sampled_rows, sampled)
 
-    def _resolve(self, sequence: MirrorSequence, ids: list[int]) -> list[int]:
+    def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:
         """Replace the placeholder of a sampled token by the token."""
         placeholder = sampled_in(sequence.last_step)
         assert all(i >= 0 or i == placeholder for i in ids), "an unknown placeholder"
@@ -120,7 +120,7 @@ class Mirror:
         rows: list[int],
         num_decodes: int,
         sampled_rows: list[int],
-        sampled: list[MirrorSequence],
+        sampled: list[WorkerSequence],
     ) -> Batch:
         lens, begin, row_S = np.array(query_lens, INT), np.array(starts, INT), np.array(rows, INT)
         context_lens: list[int] = (begin + lens).tolist()

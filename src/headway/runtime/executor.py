@@ -1,6 +1,6 @@
 """The executor: a plan in, a forward, a result out, on one device.
 
-It owns the model, the KV memory, the mirror of the sequences and the sampler. `submit` runs the
+It owns the model, the KV memory, the state of the sequences and the sampler. `submit` runs the
 forward, `sample` chooses tokens, `collect` hands back the result; all three in the caller's thread.
 """
 
@@ -28,7 +28,7 @@ from headway.core.quantization import bytes_per_weight
 from headway.core.resolve import Settings
 from headway.runtime.attention import NativeAttention, allocate_kv, choose_attention
 from headway.runtime.attention.cache import copy_blocks
-from headway.runtime.batch import Batch, Mirror
+from headway.runtime.batch import Batch, WorkerState
 from headway.runtime.checkpoint import Progress
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Build, Linear, Step
@@ -97,7 +97,7 @@ class TorchExecutor:
             ) from error
         self.program, self.head, self._lowered = self._lower(isinstance(attention, NativeAttention))
         self.transfers = make_transfers(self.kv, settings.host_blocks, self.device)
-        self.mirror = Mirror(
+        self.state = WorkerState(
             max_num_seqs=settings.max_num_seqs,
             max_blocks=-(-settings.max_model_len // settings.block_size),
             num_groups=len(spec.kv_groups),
@@ -123,7 +123,7 @@ class TorchExecutor:
         """Apply the deltas and run the forward."""
         self._pending = None  # a step that failed half-way is forgotten
         started = self._clock.now_s()
-        self.mirror.apply(plan)
+        self.state.apply(plan)
         if plan.copies:
             copy_blocks(self.kv, plan.copies)
         if plan.transfers:
@@ -132,7 +132,7 @@ class TorchExecutor:
         if not plan.advanced:
             self._pending = (plan, None, None)
             return
-        batch = self.mirror.batch(plan)
+        batch = self.state.batch(plan)
         prepared = self._clock.now_s()
         self._pending = (plan, batch, None)
         hidden = self.forward(batch)
@@ -192,7 +192,7 @@ class TorchExecutor:
         )
 
     def _sample_rows(self, batch: Batch, hidden_TH: Tensor, late: Late, result: StepResult) -> None:
-        """Choose a token for each row that is due, and tell the mirror."""
+        """Choose a token for each row that is due, and tell the state."""
         if len(batch.sampled_rows) != hidden_TH.shape[0]:
             hidden_TH = hidden_TH[batch.sampled_rows]
         logits = self.logits(hidden_TH)
@@ -229,7 +229,7 @@ class TorchExecutor:
         found = []
         begin = 0
         for advance in plan.advanced:
-            new = self.mirror.sequences[advance.sequence_id].new
+            new = self.state.sequences[advance.sequence_id].new
             count = new.sampling.prompt_logprobs
             length = min(len(advance.token_ids), new.num_prompt_tokens - 1 - advance.start)
             if count is not None and new.index == 0 and length > 0:

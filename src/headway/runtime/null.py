@@ -1,7 +1,7 @@
 """An executor that computes nothing, so that everything else can be measured.
 
 Every sampled row gets the next id of a fixed cycle of ordinary tokens, after `step_s` seconds
-asleep, as a device would take them. It keeps no mirror.
+asleep, as a device would take them. It keeps no state of sequences.
 """
 
 import time

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headway.core.plan import Late
 from headway.core.request import TokenLogprobs
-from headway.runtime.batch import MirrorSequence
+from headway.runtime.batch import WorkerSequence
 from headway.runtime.native.library import TYPES
 from headway.runtime.native.sampling import DRAW, NativeSampling
 from headway.runtime.philox import uniforms
@@ -46,7 +46,7 @@ class RowParameters:
     """Address and type of the logits that `draws_R` tells of."""
 
 
-def row_parameters(sequences: list[MirrorSequence], device: torch.device) -> RowParameters:
+def row_parameters(sequences: list[WorkerSequence], device: torch.device) -> RowParameters:
     """Gather the parameters of rows to sample; only rows that draw need the filters."""
     params = [sequence.new.sampling for sequence in sequences]
     drawn = [row for row, p in enumerate(params) if not p.greedy]
@@ -70,7 +70,7 @@ def row_parameters(sequences: list[MirrorSequence], device: torch.device) -> Row
     )
 
 
-def native_draws(sequences: list[MirrorSequence]) -> np.ndarray:
+def native_draws(sequences: list[WorkerSequence]) -> np.ndarray:
     """The same parameters as the native kernels read them; logits and positions are the step's."""
     draws_R = np.zeros(len(sequences), DRAW)
     params = [sequence.new.sampling for sequence in sequences]
@@ -103,7 +103,7 @@ class Sampler:
         self._native = native
 
     def sample(
-        self, logits_RV: Tensor, sequences: list[MirrorSequence], late: Late
+        self, logits_RV: Tensor, sequences: list[WorkerSequence], late: Late
     ) -> tuple[list[int], list[list[TokenLogprobs] | None]]:
         """The chosen token ids and, for the rows that ask, their log-probabilities."""
         ids = tuple(sequence.new.sequence_id for sequence in sequences)
@@ -139,7 +139,7 @@ class Sampler:
 
 
 def choose(
-    logits_RV: Tensor, rows: RowParameters, sequences: list[MirrorSequence], late: Late
+    logits_RV: Tensor, rows: RowParameters, sequences: list[WorkerSequence], late: Late
 ) -> list[int]:
     """A token a row, the logits as they were: the definition."""
     changed = bool(rows.edited or late.masks)
@@ -163,7 +163,7 @@ def choose_natively(
     native: NativeSampling,
     logits_RV: Tensor,
     rows: RowParameters,
-    sequences: list[MirrorSequence],
+    sequences: list[WorkerSequence],
     late: Late,
 ) -> list[int] | None:
     """What `choose` chooses; None where a row is left to it.
@@ -214,7 +214,7 @@ def apply_masks(logits_RV: Tensor, ids: tuple[int, ...], late: Late) -> None:
     logits_RV[rows] = masked_RV
 
 
-def edit_row(logits_V: Tensor, sequence: MirrorSequence) -> None:
+def edit_row(logits_V: Tensor, sequence: WorkerSequence) -> None:
     """Allowed tokens, bias, min_tokens and penalties of one row, in place."""
     params = sequence.new.sampling
     device = logits_V.device
@@ -231,7 +231,7 @@ def edit_row(logits_V: Tensor, sequence: MirrorSequence) -> None:
     penalize(logits_V, sequence)
 
 
-def penalize(logits_V: Tensor, sequence: MirrorSequence) -> None:
+def penalize(logits_V: Tensor, sequence: WorkerSequence) -> None:
     """Repetition over prompt and answer (divide what is positive, multiply what is negative),
     then frequency · count and presence over the answer."""
     params, new = sequence.new.sampling, sequence.new
@@ -249,7 +249,7 @@ def penalize(logits_V: Tensor, sequence: MirrorSequence) -> None:
         logits_V[at] -= torch.from_numpy(amounts.astype(np.float32)).to(device)
 
 
-def draw(logits_RV: Tensor, rows: RowParameters, sequences: list[MirrorSequence]) -> Tensor:
+def draw(logits_RV: Tensor, rows: RowParameters, sequences: list[WorkerSequence]) -> Tensor:
     """One token a row from the filtered distribution: the inverse of its cumulative sum."""
     if rows.temperature is not None:
         logits_RV = logits_RV / rows.temperature
