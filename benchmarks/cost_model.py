@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from headway import LLM, SamplingParams
-from headway.core.plan import Late, StepPlan, StepResult
+from headway.core.plan import GrammarMasks, StepPlan, StepResult
 from headway.core.request import Request
 from headway.engine.cost import Work
 from headway.engine.engine import Engine
@@ -50,8 +50,8 @@ class Twice:
         self.plan, self.started_s = plan, time.perf_counter()
         self.inner.submit(plan)
 
-    def sample(self, step: int, late: Late) -> None:
-        self.inner.sample(step, late)
+    def sample(self, step: int, masks: GrammarMasks) -> None:
+        self.inner.sample(step, masks)
 
     def collect(self) -> StepResult:
         result: StepResult = self.inner.collect()
@@ -68,7 +68,7 @@ class Twice:
         ]
         started_s = time.perf_counter()
         self.inner.submit(StepPlan(self.plan.step, [], rows, []))
-        self.inner.sample(self.plan.step, Late())
+        self.inner.sample(self.plan.step, GrammarMasks())
         self.inner.collect()
         return time.perf_counter() - started_s
 

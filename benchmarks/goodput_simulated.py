@@ -13,7 +13,7 @@ import dataclasses
 import random
 
 from headway.core.clock import VirtualClock
-from headway.core.plan import Description, Late, Sample, StepPlan, StepResult
+from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
@@ -43,7 +43,7 @@ class Timed:
         samples = [Sample(row.sequence_id, [5]) for row in plan.advanced if row.sample]
         self.result = StepResult(plan.step, samples)
 
-    def sample(self, step: int, late: Late) -> None:
+    def sample(self, step: int, masks: GrammarMasks) -> None:
         pass
 
     def collect(self) -> StepResult:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from headway.core.plan import (
     Advance,
     Description,
-    Late,
+    GrammarMasks,
     NewSequence,
     PromptLogprobs,
     Sample,
@@ -117,7 +117,7 @@ class FakeExecutor:
     moved: list[int] = field(default_factory=list)
     plan: StepPlan | None = None
     result: StepResult | None = None
-    late: Late = field(default_factory=Late)
+    masks: GrammarMasks = field(default_factory=GrammarMasks)
 
     def submit(self, plan: StepPlan) -> None:
         assert self.plan is None or self.plan.step < plan.step
@@ -240,10 +240,10 @@ class FakeExecutor:
     ) -> list[tuple[int, int] | None]:
         return [self.memory.get(self._slot(sequence, group, at)) for at in range(begin, end)]
 
-    def sample(self, step: int, late: Late) -> None:
+    def sample(self, step: int, masks: GrammarMasks) -> None:
         assert self.plan is not None and self.plan.step == step
         self._break("sample")
-        self.late = late
+        self.masks = masks
         self.result = StepResult(step, [])
         for number, row in enumerate(self.plan.advanced):
             sequence = self.sequences[row.sequence_id]
@@ -269,7 +269,7 @@ class FakeExecutor:
         read = [cell[0] for cell in self._read(sequence, group, begin, end) if cell]
         generated = end - new.num_prompt_tokens
         banned = new.stop_ids if generated < new.sampling.min_tokens else []
-        mask = self.late.masks.get(new.sequence_id)
+        mask = self.masks.by_sequence.get(new.sequence_id)
         assert (mask is not None) == (new.sampling.grammar is not None), "a mask for another"
         if mask is not None:
             banned = [t for t in range(self.vocab_size) if not mask[t // 8] >> t % 8 & 1]

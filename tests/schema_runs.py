@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headway.core import grammar as grammars
-from headway.core.plan import Description, Late, Sample, StepPlan, StepResult
+from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
 from headway.engine.engine import Engine
@@ -42,8 +42,8 @@ class Walker:
             self._lengths[new.sequence_id] = len(new.token_ids)
         self._plan = plan
 
-    def sample(self, step: int, late: Late) -> None:
-        self._late = late
+    def sample(self, step: int, masks: GrammarMasks) -> None:
+        self._masks = masks
 
     def collect(self) -> StepResult:
         samples = [
@@ -57,7 +57,7 @@ class Walker:
         at = self._lengths[sequence_id]
         self._lengths[sequence_id] = at + 1
         rng = random.Random(self._seeds[sequence_id] * 65536 + at)
-        packed = np.frombuffer(self._late.masks[sequence_id], np.uint8)
+        packed = np.frombuffer(self._masks.by_sequence[sequence_id], np.uint8)
         allowed = np.unpackbits(packed, bitorder="little").view(np.bool_)
         closing = np.nonzero(allowed[: len(self._closers)] & self._closers)[0]
         likes = len(closing) and rng.random() < LIKING

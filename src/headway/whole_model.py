@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headway.core.plan import Description, Executor, Late, StepPlan, StepResult
+from headway.core.plan import Description, Executor, GrammarMasks, StepPlan, StepResult
 from headway.core.request import SamplingParams
 from headway.core.scoring import STOP, Score, transcript
 from headway.llm import LLM, RequestOutput
@@ -36,8 +36,8 @@ class Tap:
         if self.kept is not None:
             self.kept += self._executor.distributions()
 
-    def sample(self, step: int, late: Late) -> None:
-        self._executor.sample(step, late)
+    def sample(self, step: int, masks: GrammarMasks) -> None:
+        self._executor.sample(step, masks)
 
     def collect(self) -> StepResult:
         return self._executor.collect()

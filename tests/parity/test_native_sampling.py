@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.plan import Late, NewSequence
+from headway.core.plan import GrammarMasks, NewSequence
 from headway.core.request import SamplingParams
 from headway.runtime.batch import WorkerSequence
 from headway.runtime.native.sampling import NativeSampling
@@ -86,7 +86,7 @@ def sequences_of(rng: random.Random, rows: int, vocabulary: int) -> list[WorkerS
     return found
 
 
-def masks_of(rng: random.Random, rows: int, vocabulary: int) -> Late:
+def masks_of(rng: random.Random, rows: int, vocabulary: int) -> GrammarMasks:
     """A mask for some rows: any bits, one bit, or none."""
     words = -(-vocabulary // 32)
     masks = {}
@@ -98,7 +98,7 @@ def masks_of(rng: random.Random, rows: int, vocabulary: int) -> Late:
                 token = rng.randrange(vocabulary)
                 bits[token // 32] = 1 << token % 32
             masks[10 + i] = bits.tobytes()
-    return Late(masks)
+    return GrammarMasks(masks)
 
 
 @each_instruction_set
@@ -118,9 +118,9 @@ def test_tokens_are_those_of_the_definition(library, rows, vocabulary, kind, dty
     sequences = sequences_of(rng, rows, vocabulary)
     native, plain = Sampler(NativeSampling(library)), Sampler()
     for _ in range(2):
-        late = masks_of(rng, rows, vocabulary)
-        found, logprobs = native.sample(logits_RV, sequences, late)
-        wanted, wanted_logprobs = plain.sample(logits_RV, sequences, late)
+        masks = masks_of(rng, rows, vocabulary)
+        found, logprobs = native.sample(logits_RV, sequences, masks)
+        wanted, wanted_logprobs = plain.sample(logits_RV, sequences, masks)
         assert found == wanted
         assert [each is None for each in logprobs] == [each is None for each in wanted_logprobs]
         for sequence, token in zip(sequences, found, strict=True):
@@ -137,7 +137,7 @@ def test_rows_are_settled_without_torch(library):
         logits_RV = logits_of(kind, 8, 3001, 5)
         sequences = sequences_of(rng, 8, 3001)
         rows = row_parameters(sequences, logits_RV.device)
-        assert choose_natively(native, logits_RV, rows, sequences, Late()) is not None
+        assert choose_natively(native, logits_RV, rows, sequences, GrammarMasks()) is not None
 
 
 @each_instruction_set
@@ -152,9 +152,9 @@ def test_what_is_not_finite_is_left_to_the_definition(library, bad, temperature)
     logits_RV = torch.randn(3, 300)
     logits_RV[1, 17] = bad
     logits_RV[2, :] = bad
-    found, _ = Sampler(NativeSampling(library)).sample(logits_RV, sequences, Late())
-    assert found == Sampler().sample(logits_RV, sequences, Late())[0]
-    nothing = Late({10: bytes(40), 11: bytes(40), 12: bytes(40)})
+    found, _ = Sampler(NativeSampling(library)).sample(logits_RV, sequences, GrammarMasks())
+    assert found == Sampler().sample(logits_RV, sequences, GrammarMasks())[0]
+    nothing = GrammarMasks({10: bytes(40), 11: bytes(40), 12: bytes(40)})
     found, _ = Sampler(NativeSampling(library)).sample(logits_RV, sequences, nothing)
     assert found == [NO_TOKEN] * 3
 
@@ -165,9 +165,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library):
     logits_RV = logits_of("smooth", 40, 4096, 1)
     sequences = sequences_of(rng, 40, 4096)
     native = NativeSampling(library)
-    together, _ = Sampler(native).sample(logits_RV, sequences, Late())
+    together, _ = Sampler(native).sample(logits_RV, sequences, GrammarMasks())
     for row in range(40):
-        alone = Sampler(native).sample(logits_RV[row, None], [sequences[row]], Late())
+        alone = Sampler(native).sample(logits_RV[row, None], [sequences[row]], GrammarMasks())
         assert alone[0] == [together[row]]
 
 
@@ -187,9 +187,9 @@ def test_a_thousand_draws_of_a_large_vocabulary(library):
                 for i in range(4)
             ]
             rows = row_parameters(sequences, logits_RV.device)
-            wanted = choose(logits_RV, rows, sequences, Late())
+            wanted = choose(logits_RV, rows, sequences, GrammarMasks())
             native = NativeSampling(library)
-            assert choose_natively(native, logits_RV, rows, sequences, Late()) == wanted
+            assert choose_natively(native, logits_RV, rows, sequences, GrammarMasks()) == wanted
 
 
 @each_instruction_set

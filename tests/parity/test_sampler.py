@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from headway.core.plan import Late, NewSequence
+from headway.core.plan import GrammarMasks, NewSequence
 from headway.core.request import SamplingParams
 from headway.runtime.batch import WorkerSequence
 from headway.runtime.philox import philox, uniforms
@@ -61,9 +61,9 @@ def row(
     return WorkerSequence(new, 0, 1)
 
 
-def sample(logits_RV: torch.Tensor, rows: list[WorkerSequence], late: Late | None = None):
+def sample(logits_RV: torch.Tensor, rows: list[WorkerSequence], masks: GrammarMasks | None = None):
     """Token ids and log-probabilities of `rows`, by a sampler without memory."""
-    return Sampler().sample(logits_RV, rows, late or Late())
+    return Sampler().sample(logits_RV, rows, masks or GrammarMasks())
 
 
 # ── the generator ───────────────────────────────────────────────────────────────────────────
@@ -293,7 +293,7 @@ def test_parameters_follow_the_rows_when_the_rows_change():
         rows = rng.sample(everybody, rng.randint(1, 6))
         for _ in range(2):
             logits_RV = torch.randn(len(rows), 40)
-            assert sampler.sample(logits_RV, rows, Late())[0] == sample(logits_RV, rows)[0]
+            assert sampler.sample(logits_RV, rows, GrammarMasks())[0] == sample(logits_RV, rows)[0]
 
 
 def test_a_row_samples_the_same_token_alone_and_beside_any_others():
@@ -309,11 +309,11 @@ def test_a_row_samples_the_same_token_alone_and_beside_any_others():
         assert together == alone
 
 
-# ── late masks and log-probabilities ────────────────────────────────────────────────────────
+# ── masks and log-probabilities ────────────────────────────────────────────────────────
 
 
 def packed(allowed: set[int], vocabulary: int) -> bytes:
-    """One bit a token in little-endian int32 words, as the plan's `Late` says."""
+    """One bit a token in little-endian int32 words, as the plan's `GrammarMasks` says."""
     words = [0] * -(-vocabulary // 32)
     for token in allowed:
         words[token // 32] |= 1 << token % 32
@@ -331,7 +331,7 @@ def test_late_masks_forbid_what_they_do_not_allow(vocabulary: int):
         rows = [row(10 + i, p, seed=rng.randrange(2**20)) for i, p in enumerate(params)]
         allowed = {i: set(rng.sample(range(vocabulary), rng.randint(1, 5))) for i in (0, 1)}
         masks = {10 + i: packed(tokens, vocabulary) for i, tokens in allowed.items()}
-        token_ids, _ = sample(logits_RV, rows, Late(masks))
+        token_ids, _ = sample(logits_RV, rows, GrammarMasks(masks))
         assert token_ids[0] == max(allowed[0], key=lambda token: logits_RV[0, token].item())
         assert token_ids[1] in allowed[1]
         assert token_ids[2:] == sample(logits_RV, rows)[0][2:]

@@ -111,13 +111,13 @@ class StepPlan(msgspec.Struct, array_like=True):
         return sum(len(row.token_ids) for row in self.advanced)
 
 
-class Late(msgspec.Struct, array_like=True):
-    """What is known only while the model runs: per sequence id, one bit per vocabulary entry.
+class GrammarMasks(msgspec.Struct, array_like=True):
+    """Known only while the model runs: per sequence id, one bit per vocabulary entry.
 
-    `masks[sequence_id]` is little-endian int32 words, bit t set when token t is allowed.
+    `by_sequence[sequence_id]` is little-endian int32 words, bit t set when token t is allowed.
     """
 
-    masks: dict[int, bytes] = {}
+    by_sequence: dict[int, bytes] = {}
 
 
 class Sample(msgspec.Struct, array_like=True, gc=False):
@@ -204,13 +204,13 @@ class Description(msgspec.Struct):
 
 
 class Executor(Protocol):
-    """The runtime's face: submit starts the forward, sample takes what is late, collect waits."""
+    """The runtime's face: submit starts the forward, sample takes the masks, collect waits."""
 
     def submit(self, plan: StepPlan) -> None:
         """Start the forward of `plan`."""
         ...
 
-    def sample(self, step: int, late: Late) -> None:
+    def sample(self, step: int, masks: GrammarMasks) -> None:
         """Hand in the masks of step `step` and sample."""
         ...
 
@@ -227,8 +227,8 @@ class Executor(Protocol):
         ...
 
 
-def run(executor: Executor, plan: StepPlan, late: Late | None = None) -> StepResult:
+def run(executor: Executor, plan: StepPlan, masks: GrammarMasks | None = None) -> StepResult:
     """submit, sample and collect in a row."""
     executor.submit(plan)
-    executor.sample(plan.step, late or Late())
+    executor.sample(plan.step, masks or GrammarMasks())
     return executor.collect()

@@ -308,7 +308,7 @@ class Scheduler:
         self.preemption.preempted.append((victim.request.request_id, victim.num_generated))
 
     def _forget(self, sequence: Sequence) -> None:
-        """Release the blocks of `sequence` here, or once they are copied, and what the runtime knows."""
+        """Release the blocks of `sequence`, at once or after their copy, and its state there."""
         if not self.preemption.drop(sequence):
             self.kv.release(sequence)
         self._leave_runtime(sequence)

@@ -17,7 +17,7 @@ from headway.core.machine import Accelerator, Machine
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import (
     Description,
-    Late,
+    GrammarMasks,
     PromptLogprobs,
     Sample,
     StepPlan,
@@ -172,7 +172,7 @@ class TorchExecutor:
         return self.model.logits(hidden_RH) if self.head is None else self.head.over(hidden_RH)
 
     @torch.inference_mode()
-    def sample(self, step: int, late: Late) -> None:
+    def sample(self, step: int, masks: GrammarMasks) -> None:
         """Sample the rows of step `step` that are due."""
         assert self._pending is not None and self._pending[0].step == step
         plan, batch, hidden = self._pending
@@ -186,18 +186,20 @@ class TorchExecutor:
         result.failed = self._quarantine(plan, batch, hidden)
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if batch.sampled_rows:
-            self._sample_rows(batch, hidden, late, result)
+            self._sample_rows(batch, hidden, masks, result)
         result.timings = StepTimings(
             self._prepare_s, self._forward_s, self._clock.now_s() - started
         )
 
-    def _sample_rows(self, batch: Batch, hidden_TH: Tensor, late: Late, result: StepResult) -> None:
+    def _sample_rows(
+        self, batch: Batch, hidden_TH: Tensor, masks: GrammarMasks, result: StepResult
+    ) -> None:
         """Choose a token for each row that is due, and tell the state."""
         if len(batch.sampled_rows) != hidden_TH.shape[0]:
             hidden_TH = hidden_TH[batch.sampled_rows]
         logits = self.logits(hidden_TH)
         sequences = batch.sampled_sequences
-        token_ids, logprobs = self.sampler.sample(logits, sequences, late)
+        token_ids, logprobs = self.sampler.sample(logits, sequences, masks)
         for sequence, token_id, entry in zip(sequences, token_ids, logprobs, strict=True):
             sequence_id = sequence.new.sequence_id
             if token_id == NO_TOKEN:

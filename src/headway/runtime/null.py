@@ -6,7 +6,7 @@ asleep, as a device would take them. It keeps no state of sequences.
 
 import time
 
-from headway.core.plan import Description, Late, Sample, StepPlan, StepResult
+from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 
 
 class NullExecutor:
@@ -18,13 +18,13 @@ class NullExecutor:
         self._step_s = step_s
         self._cycle = cycle
         self._plan: StepPlan | None = None
-        self._late = Late()
+        self._masks = GrammarMasks()
 
     def submit(self, plan: StepPlan) -> None:
         self._plan = plan
 
-    def sample(self, step: int, late: Late) -> None:
-        self._late = late
+    def sample(self, step: int, masks: GrammarMasks) -> None:
+        self._masks = masks
 
     def collect(self) -> StepResult:
         plan, self._plan = self._plan, None
@@ -33,7 +33,7 @@ class NullExecutor:
             time.sleep(self._step_s)
         token = self._cycle[plan.step % len(self._cycle)]
         samples = [
-            Sample(row.sequence_id, [allowed(token, self._late.masks.get(row.sequence_id))])
+            Sample(row.sequence_id, [allowed(token, self._masks.by_sequence.get(row.sequence_id))])
             for row in plan.advanced
             if row.sample
         ]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.plan import Late
+from headway.core.plan import GrammarMasks
 from headway.core.request import TokenLogprobs
 from headway.runtime.batch import WorkerSequence
 from headway.runtime.native.library import TYPES
@@ -103,7 +103,7 @@ class Sampler:
         self._native = native
 
     def sample(
-        self, logits_RV: Tensor, sequences: list[WorkerSequence], late: Late
+        self, logits_RV: Tensor, sequences: list[WorkerSequence], masks: GrammarMasks
     ) -> tuple[list[int], list[list[TokenLogprobs] | None]]:
         """The chosen token ids and, for the rows that ask, their log-probabilities."""
         ids = tuple(sequence.new.sequence_id for sequence in sequences)
@@ -112,9 +112,9 @@ class Sampler:
         rows = self._rows
         token_ids = None
         if self._native is not None and self._native.takes(logits_RV):
-            token_ids = choose_natively(self._native, logits_RV, rows, sequences, late)
+            token_ids = choose_natively(self._native, logits_RV, rows, sequences, masks)
         if token_ids is None:
-            token_ids = choose(logits_RV, rows, sequences, late)
+            token_ids = choose(logits_RV, rows, sequences, masks)
         logprobs: list[list[TokenLogprobs] | None] = [None] * len(sequences)
         if rows.with_logprobs:
             for row, sequence in enumerate(sequences):
@@ -139,13 +139,13 @@ class Sampler:
 
 
 def choose(
-    logits_RV: Tensor, rows: RowParameters, sequences: list[WorkerSequence], late: Late
+    logits_RV: Tensor, rows: RowParameters, sequences: list[WorkerSequence], masks: GrammarMasks
 ) -> list[int]:
     """A token a row, the logits as they were: the definition."""
-    changed = bool(rows.edited or late.masks)
+    changed = bool(rows.edited or masks.by_sequence)
     logits_RV = logits_RV.to(torch.float32, copy=changed)
     if changed:
-        apply_masks(logits_RV, rows.sequence_ids, late)
+        apply_masks(logits_RV, rows.sequence_ids, masks)
         for row in rows.edited:
             edit_row(logits_RV[row], sequences[row])
     chosen_R = logits_RV.argmax(-1)
@@ -164,7 +164,7 @@ def choose_natively(
     logits_RV: Tensor,
     rows: RowParameters,
     sequences: list[WorkerSequence],
-    late: Late,
+    masks: GrammarMasks,
 ) -> list[int] | None:
     """What `choose` chooses; None where a row is left to it.
 
@@ -184,10 +184,10 @@ def choose_natively(
         edit_row(logits_V, sequences[row])
         draws_R["logits"][row], draws_R["type"][row] = logits_V.data_ptr(), TYPES[torch.float32]
     draws_R["allowed"], mask_bytes = 0, 0
-    masked = [row for row, each in enumerate(rows.sequence_ids) if each in late.masks]
+    masked = [row for row, each in enumerate(rows.sequence_ids) if each in masks.by_sequence]
     if masked:
         packed = np.frombuffer(
-            b"".join([late.masks[rows.sequence_ids[r]] for r in masked]), np.uint8
+            b"".join([masks.by_sequence[rows.sequence_ids[r]] for r in masked]), np.uint8
         )
         mask_bytes = packed.nbytes // len(masked)
         for place, row in enumerate(masked):
@@ -195,12 +195,12 @@ def choose_natively(
     return native.sample(draws_R, vocabulary, mask_bytes)
 
 
-def apply_masks(logits_RV: Tensor, ids: tuple[int, ...], late: Late) -> None:
-    """Forbid what a late mask does not allow: bit t of little-endian words is token t."""
-    rows = [row for row, sequence_id in enumerate(ids) if sequence_id in late.masks]
+def apply_masks(logits_RV: Tensor, ids: tuple[int, ...], masks: GrammarMasks) -> None:
+    """Forbid what a mask does not allow: bit t of little-endian words is token t."""
+    rows = [row for row, sequence_id in enumerate(ids) if sequence_id in masks.by_sequence]
     if not rows:
         return
-    packed = np.frombuffer(b"".join([late.masks[ids[row]] for row in rows]), np.uint8)
+    packed = np.frombuffer(b"".join([masks.by_sequence[ids[row]] for row in rows]), np.uint8)
     bits = np.unpackbits(~packed.reshape(len(rows), -1), axis=1, bitorder="little")
     width = min(bits.shape[1], logits_RV.shape[1])
     forbidden_RV = torch.from_numpy(bits.view(np.bool_)).to(logits_RV.device)[:, :width]

@@ -12,7 +12,7 @@ import numpy as np
 from llguidance import LLExecutor
 
 from headway.core.clock import Clock
-from headway.core.plan import Late
+from headway.core.plan import GrammarMasks
 from headway.engine.grammar.compiler import num_words
 from headway.engine.sequence import Sequence
 
@@ -22,18 +22,18 @@ class StepMasks:
 
     __slots__ = ("_clock", "_future", "mask_s", "wait_s")
 
-    def __init__(self, future: "Future[tuple[Late, float]]", clock: Clock) -> None:
+    def __init__(self, future: "Future[tuple[GrammarMasks, float]]", clock: Clock) -> None:
         self._future = future
         self._clock = clock
         self.mask_s = self.wait_s = 0.0
         """Seconds the computing took, and seconds of them that somebody waited."""
 
-    def finish(self) -> Late:
+    def finish(self) -> GrammarMasks:
         """The masks, by sequence id."""
         started_s = self._clock.now_s()
-        late, self.mask_s = self._future.result()
+        masks, self.mask_s = self._future.result()
         self.wait_s = self._clock.now_s() - started_s
-        return late
+        return masks
 
 
 class MaskMaker:
@@ -49,7 +49,7 @@ class MaskMaker:
         """Start on the masks of `sequences`, each with a grammar."""
         return StepMasks(self._thread.submit(self._compute, sequences), self._clock)
 
-    def _compute(self, sequences: Listing[Sequence]) -> tuple[Late, float]:
+    def _compute(self, sequences: Listing[Sequence]) -> tuple[GrammarMasks, float]:
         started_s = self._clock.now_s()
         masks: dict[int, bytes] = {}
         later = []
@@ -78,7 +78,7 @@ class MaskMaker:
                     state.error = "no token of this model can follow"
                 else:
                     masks[sequence_id] = row.tobytes()
-        return Late(masks), self._clock.now_s() - started_s
+        return GrammarMasks(masks), self._clock.now_s() - started_s
 
     def close(self) -> None:
         """End the thread."""
