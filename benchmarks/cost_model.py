@@ -56,7 +56,7 @@ class Twice:
     def collect(self) -> StepResult:
         result: StepResult = self.inner.collect()
         first_s = time.perf_counter() - self.started_s
-        if self.again and self.plan.advanced:
+        if self.again and self.plan.scheduled:
             self.pairs.append((first_s, self.repeat()))
         return result
 
@@ -64,7 +64,7 @@ class Twice:
         """Seconds of the same rows once more: their blocks are known, their KV is written again."""
         rows = [
             msgspec.structs.replace(row, new_blocks=[[] for _ in row.new_blocks])
-            for row in self.plan.advanced
+            for row in self.plan.scheduled
         ]
         started_s = time.perf_counter()
         self.inner.submit(StepPlan(self.plan.step, [], rows, []))

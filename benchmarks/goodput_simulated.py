@@ -33,14 +33,15 @@ class Timed:
 
     def submit(self, plan: StepPlan) -> None:
         attended = sum(
-            len(row.token_ids) * (row.start + (len(row.token_ids) + 1) / 2) for row in plan.advanced
+            len(row.token_ids) * (row.start + (len(row.token_ids) + 1) / 2)
+            for row in plan.scheduled
         )
-        read = sum(row.start + len(row.token_ids) for row in plan.advanced)
-        if plan.advanced:
+        read = sum(row.start + len(row.token_ids) for row in plan.scheduled)
+        if plan.scheduled:
             self.clock.advance(
                 WEIGHTS_S + TOKEN_S * plan.num_tokens + ATTENDED_S * attended + READ_S * read
             )
-        samples = [Sample(row.sequence_id, [5]) for row in plan.advanced if row.sample]
+        samples = [Sample(row.sequence_id, [5]) for row in plan.scheduled if row.sample]
         self.result = StepResult(plan.step, samples)
 
     def sample(self, step: int, masks: GrammarMasks) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from headway.assemble import make_executor, plan_settings
 from headway.core.options import EngineOptions
-from headway.core.plan import Advance, NewSequence, StepPlan, run
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan, run
 from headway.core.request import SamplingParams
 
 EXPERTS, ACTIVE, INNER = 8, 2, 1408
@@ -76,7 +76,7 @@ class Bench:
         first = 1 + sequence * most
         return [list(range(first, first + -(-length // self.block_size)))]
 
-    def run(self, new: list[NewSequence], advanced: list[Advance]) -> tuple[float, int]:
+    def run(self, new: list[NewSequence], advanced: list[ScheduledSequence]) -> tuple[float, int]:
         """(seconds of the step, experts it read)."""
         self.step += 1
         started = self.now_s()
@@ -91,12 +91,14 @@ class Bench:
         """Seconds to compute `count` prompts of `length` tokens in one step; room for `most`."""
         prompts = [self.tokens(length) for _ in range(count)]
         new = [NewSequence(i, 0, p, length, SamplingParams(), 0) for i, p in enumerate(prompts)]
-        advanced = [Advance(i, 0, p, self.blocks(i, most), True) for i, p in enumerate(prompts)]
+        advanced = [
+            ScheduledSequence(i, 0, p, self.blocks(i, most), True) for i, p in enumerate(prompts)
+        ]
         return self.run(new, advanced)[0]
 
     def decode(self, count: int, position: int) -> tuple[float, int]:
         """One step of `count` sequences at `position`, a random token each."""
-        rows = [Advance(i, position, self.tokens(1), [[]], True) for i in range(count)]
+        rows = [ScheduledSequence(i, position, self.tokens(1), [[]], True) for i in range(count)]
         return self.run([], rows)
 
     @torch.inference_mode()

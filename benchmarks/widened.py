@@ -17,7 +17,7 @@ import torch
 
 from headway import LLM
 from headway.compress.widen import SHAPES, find_shape, widen
-from headway.core.plan import Advance, NewSequence, StepPlan
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import SamplingParams
 from offline import Rates
 
@@ -32,7 +32,7 @@ def logits(folder: Path, dtype: str, ids: list[int]) -> torch.Tensor:
     executor = llm.engine.executor
     blocks = list(range(1, 1 - (-len(ids) // executor.settings.block_size)))
     new = NewSequence(0, 0, ids, len(ids), SamplingParams(), 0)
-    plan = StepPlan(0, [new], [Advance(0, 0, ids, [blocks], True)], [])
+    plan = StepPlan(0, [new], [ScheduledSequence(0, 0, ids, [blocks], True)], [])
     executor.state.apply(plan)
     return executor.model.logits(executor.forward(executor.state.batch(plan)))
 

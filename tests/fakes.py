@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.plan import (
-    Advance,
     Description,
     GrammarMasks,
     NewSequence,
     PromptLogprobs,
     Sample,
+    ScheduledSequence,
     StepPlan,
     StepResult,
     Transfer,
@@ -125,9 +125,9 @@ class FakeExecutor:
         self.num_submits += 1
         self._apply(plan)
         self._break("submit")
-        for row in plan.advanced:
+        for row in plan.scheduled:
             self._write(row)
-        for row in plan.advanced:
+        for row in plan.scheduled:
             self._check_reads(row)
 
     def _apply(self, plan: StepPlan) -> None:
@@ -141,8 +141,8 @@ class FakeExecutor:
                 new, list(new.token_ids), tables, self.root(new)
             )
         assert len(self.sequences) <= self.max_num_seqs, "more sequences than rows"
-        advanced = {row.sequence_id: row for row in plan.advanced}
-        assert len(advanced) == len(plan.advanced), "a sequence advances twice"
+        advanced = {row.sequence_id: row for row in plan.scheduled}
+        assert len(advanced) == len(plan.scheduled), "a sequence advances twice"
         assert {new.sequence_id for new in plan.new} <= advanced.keys(), "new but not advanced"
         before = dict(self.memory)
         for copy in plan.copies:
@@ -158,7 +158,7 @@ class FakeExecutor:
                     self.memory[copy.group, copy.target, slot] = cell
         for transfer in plan.transfers:
             self._begin(transfer)
-        for row in plan.advanced:
+        for row in plan.scheduled:
             for table, blocks in zip(
                 self.sequences[row.sequence_id].tables, row.new_blocks, strict=True
             ):
@@ -210,7 +210,7 @@ class FakeExecutor:
         assert 0 < block < self.num_blocks[group], "not a block of this group"
         return group, block, position % self.block_size
 
-    def _write(self, row: Advance) -> None:
+    def _write(self, row: ScheduledSequence) -> None:
         sequence = self.sequences[row.sequence_id]
         end = row.start + len(row.token_ids)
         assert sequence.tokens[row.start : end] == row.token_ids, "not what the sequence knows"
@@ -222,7 +222,7 @@ class FakeExecutor:
             for position in range(row.start, end):
                 self.memory[self._slot(sequence, group, position)] = sequence.cell(position)
 
-    def _check_reads(self, row: Advance) -> None:
+    def _check_reads(self, row: ScheduledSequence) -> None:
         sequence = self.sequences[row.sequence_id]
         end = row.start + len(row.token_ids)
         known = [sequence.cell(at) for at in range(end)]
@@ -245,7 +245,7 @@ class FakeExecutor:
         self._break("sample")
         self.masks = masks
         self.result = StepResult(step, [])
-        for number, row in enumerate(self.plan.advanced):
+        for number, row in enumerate(self.plan.scheduled):
             sequence = self.sequences[row.sequence_id]
             if number in self.fail_rows:
                 self.result.failed[row.sequence_id] = "told to fail"
@@ -256,7 +256,7 @@ class FakeExecutor:
                 self._sample(sequence, len(row.token_ids) + row.start)
         self.fail_rows = frozenset()
 
-    def _wipe(self, sequence: Mirrored, row: Advance) -> None:
+    def _wipe(self, sequence: Mirrored, row: ScheduledSequence) -> None:
         """What a failed row has written is gone, as it is in a real runtime."""
         for group in range(len(self.num_blocks)):
             for position in range(row.start, row.start + len(row.token_ids)):
@@ -279,7 +279,7 @@ class FakeExecutor:
         logprobs = None if count is None else [TokenLogprobs(token, -float(end), 1)]
         self.result.samples.append(Sample(new.sequence_id, [token], logprobs))
 
-    def _tell_prompt_logprobs(self, sequence: Mirrored, row: Advance) -> None:
+    def _tell_prompt_logprobs(self, sequence: Mirrored, row: ScheduledSequence) -> None:
         new = sequence.new
         first, last = row.start + 1, row.start + len(row.token_ids)
         positions = range(first, min(last, new.num_prompt_tokens - 1) + 1)
@@ -303,7 +303,7 @@ class FakeExecutor:
             raise RuntimeError(f"told to fail in {stage}")
         if self.poison is not None and self.poisoned_stage == stage:
             assert self.plan is not None
-            for row in self.plan.advanced:
+            for row in self.plan.scheduled:
                 new = self.sequences[row.sequence_id].new
                 if self.poison in new.token_ids[: new.num_prompt_tokens]:
                     raise RuntimeError(f"poison in {row.sequence_id}")

@@ -48,7 +48,7 @@ class Walker:
     def collect(self) -> StepResult:
         samples = [
             Sample(row.sequence_id, [self._draw(row.sequence_id)])
-            for row in self._plan.advanced
+            for row in self._plan.scheduled
             if row.sample
         ]
         return StepResult(self._plan.step, samples)

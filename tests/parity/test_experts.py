@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from drive import engine_for
-from headway.core.plan import Advance, NewSequence, StepPlan, run
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan, run
 from headway.core.request import SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.executor import TorchExecutor
@@ -68,7 +68,8 @@ def decode(executor: TorchExecutor, num_sequences: int) -> int:
         for i, prompt in enumerate(prompts([1] * num_sequences))
     ]
     advanced = [
-        Advance(one.sequence_id, 0, one.token_ids, [[i + 1]], True) for i, one in enumerate(new)
+        ScheduledSequence(one.sequence_id, 0, one.token_ids, [[i + 1]], True)
+        for i, one in enumerate(new)
     ]
     result = run(executor, StepPlan(0, new, advanced, []))
     executor.state.apply(StepPlan(1, [], [], list(range(num_sequences))))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from drive import engine_for
-from headway.core.plan import Advance, NewSequence, StepPlan
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import SamplingParams
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
 from headway.runtime.executor import TorchExecutor
@@ -60,7 +60,7 @@ def random_steps(executor: TorchExecutor, rng: random.Random) -> list[StepPlan]:
         rows = [i for i in range(4) if done[i] < lengths[i] and rng.random() < 0.8]
         counts = {i: min(lengths[i] - done[i], rng.choice([1, 30, 90])) for i in rows}
         advanced = [
-            Advance(
+            ScheduledSequence(
                 *(i, done[i], prompts[i][done[i] : done[i] + counts[i]]),
                 *(blocks[i] if not done[i] else [[]] * groups, False),
             )
@@ -120,7 +120,7 @@ def test_a_token_id_beyond_the_embedding_is_refused(tmp_path: Path):
     for step, ids in enumerate([token_ids, [3, SIZES["vocab_size"], 5], token_ids]):
         new = NewSequence(step, 0, ids, 3, SamplingParams(), 0)
         executor.state.apply(
-            plan := StepPlan(step, [new], [Advance(step, 0, ids, [[1]], True)], [])
+            plan := StepPlan(step, [new], [ScheduledSequence(step, 0, ids, [[1]], True)], [])
         )
         batch = executor.state.batch(plan)
         if ids != token_ids:

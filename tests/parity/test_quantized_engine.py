@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drive import engine_for
 from headway.core import resolve
-from headway.core.plan import Advance, NewSequence, StepPlan
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.quantization import Quantization, planned_bytes
 from headway.core.request import SamplingParams
 from headway.engine.engine import Engine
@@ -45,7 +45,9 @@ def distributions(folder: Path, **options: object) -> Tensor:
         for i, prompt in enumerate(prompts([40, 7, 20]))
     ]
     blocks = [[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(3)]
-    advanced = [Advance(i, 0, one.token_ids, [blocks[i]], True) for i, one in enumerate(new)]
+    advanced = [
+        ScheduledSequence(i, 0, one.token_ids, [blocks[i]], True) for i, one in enumerate(new)
+    ]
     executor.submit(StepPlan(0, new, advanced, []))
     return torch.cat([torch.from_numpy(each) for each in executor.distributions()])
 

@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from drive import Answer, engine_for, finish, greedy
-from headway.core.plan import Advance, NewSequence, StepPlan
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.runtime.executor import TorchExecutor
 from parity.tiny import FAMILIES, prompts, save, spell_as_transformers_4, tiny_model
@@ -193,7 +193,10 @@ def our_logits(executor: TorchExecutor, token_ids: list[int]) -> torch.Tensor:
     new = NewSequence(0, 0, token_ids, len(token_ids), SamplingParams(), 0)
     blocks = list(range(count, 0, -1))
     plan = StepPlan(
-        0, [new], [Advance(0, 0, token_ids, [blocks] * len(executor.spec.kv_groups), True)], []
+        0,
+        [new],
+        [ScheduledSequence(0, 0, token_ids, [blocks] * len(executor.spec.kv_groups), True)],
+        [],
     )
     executor.state.apply(plan)
     logits = executor.model.logits(executor.forward(executor.state.batch(plan))).float()

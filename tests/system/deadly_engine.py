@@ -36,7 +36,7 @@ class DeadlyExecutor(FakeExecutor):
     def submit(self, plan: StepPlan) -> None:
         time.sleep(STEP_S)
         super().submit(plan)
-        for row in plan.advanced:
+        for row in plan.scheduled:
             sequence = self.sequences[row.sequence_id]
             prompt = sequence.new.token_ids[: sequence.new.num_prompt_tokens]
             if len(sequence.tokens) - len(prompt) >= AFTER:

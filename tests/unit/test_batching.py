@@ -43,7 +43,7 @@ def idle(world: World) -> bool:
     """Whether nothing is left to do once the engine has told of newcomers that wait."""
     if world.engine.has_work and not members(world):
         world.step()
-        assert world.executor.plan.advanced == []
+        assert world.executor.plan.scheduled == []
     return not world.engine.has_work
 
 
@@ -156,7 +156,7 @@ def test_continuous_starts_at_once_and_lets_others_join():
     world.step()
     add(world)
     world.step()
-    assert len(world.executor.plan.advanced) == 2
+    assert len(world.executor.plan.scheduled) == 2
     world.drain()
 
 
@@ -175,7 +175,7 @@ def test_a_full_batch_starts_at_once_and_is_held_to_its_end(batching):
         world.clock.advance(WINDOW_S)
     world.engine.flush()
     world.step()
-    assert [row.start for row in world.executor.plan.advanced] == [0]
+    assert [row.start for row in world.executor.plan.scheduled] == [0]
     assert members(world) == {4}
     world.drain()
 

@@ -238,10 +238,10 @@ class Timed(FakeExecutor):
     machine: Machine = Machine()
 
     def submit(self, plan: StepPlan) -> None:
-        rows = [(row.start, len(row.token_ids)) for row in plan.advanced]
+        rows = [(row.start, len(row.token_ids)) for row in plan.scheduled]
         work = Work(
             sum(n for _, n in rows),
-            sum(row.sample for row in plan.advanced),
+            sum(row.sample for row in plan.scheduled),
             sum(start + i + 1 for start, n in rows for i in range(n)),
             sum(start + n for start, n in rows),
         )

@@ -145,8 +145,8 @@ class World:
         poisoned = {r for r, request in self.requests.items() if self.is_poison(request)}
         assert {request_id for request_id, _ in failed} <= poisoned or rows
         if not (raised or poisoned):
-            assert len(failed) == sum(1 for row in rows if row < len(plan.advanced))
-        if oldest is not None and not (plan.advanced or plan.transfers or copies):
+            assert len(failed) == sum(1 for row in rows if row < len(plan.scheduled))
+        if oldest is not None and not (plan.scheduled or plan.transfers or copies):
             raise AssertionError("there is work and nothing advances")
         steady = not (failed or raised or copies) and self.settings.policy == "fcfs"
         if oldest is not None and len(self.engine.scheduler.running) > 1 and steady:
@@ -160,15 +160,15 @@ class World:
 
     def _check_plan(self, plan: StepPlan, record: StepRecord) -> None:
         assert plan.num_tokens <= self.settings.max_num_batched_tokens
-        assert len(plan.advanced) <= self.settings.max_num_seqs
-        short = [len(row.token_ids) == 1 and row.sample for row in plan.advanced]
-        behind = plan.advanced[short.index(False) :] if False in short else []
+        assert len(plan.scheduled) <= self.settings.max_num_seqs
+        short = [len(row.token_ids) == 1 and row.sample for row in plan.scheduled]
+        behind = plan.scheduled[short.index(False) :] if False in short else []
         new = {new.sequence_id for new in plan.new}  # a newcomer may find all but one token
         behind = [row for row in behind if row.sequence_id not in new]
         late = [row for row in behind if len(row.token_ids) == 1 and row.sample and row.start > 0]
         assert not late, "a decode row behind a chunk"
         assert record.num_tokens == plan.num_tokens
-        assert record.num_sampled == sum(row.sample for row in plan.advanced)
+        assert record.num_sampled == sum(row.sample for row in plan.scheduled)
         assert record.num_running == len(self.engine.scheduler.running)
         assert 0 <= record.kv_usage <= 1
 
@@ -401,16 +401,16 @@ def test_worked_example_of_the_seam():
     world.add([5, 6, 7, 8, 9], max_tokens=2, ignore_eos=True)
     world.step()
     plan = world.executor.plan
-    (row,) = plan.advanced
+    (row,) = plan.scheduled
     assert (plan.step, [new.token_ids for new in plan.new]) == (0, [[5, 6, 7, 8, 9]])
     assert (row.start, row.token_ids, row.sample) == (0, [5, 6, 7, 8, 9], True)
     assert [len(blocks) for blocks in row.new_blocks] == [2]
     world.step()
-    (row,) = world.executor.plan.advanced
+    (row,) = world.executor.plan.scheduled
     assert (row.start, len(row.token_ids), row.new_blocks) == (5, 1, [[]])
     assert world.engine.has_work, "the runtime must still be told of the end"
     world.step()
-    assert (world.executor.plan.advanced, world.executor.plan.finished) == ([], [0])
+    assert (world.executor.plan.scheduled, world.executor.plan.finished) == ([], [0])
     world.check_end()
 
 
@@ -422,7 +422,7 @@ def test_prompt_is_spread_over_steps_by_the_budget():
     while not world.finished_at:
         updates, _ = world.step()
         rows += [
-            (row.start, len(row.token_ids), row.sample) for row in world.executor.plan.advanced
+            (row.start, len(row.token_ids), row.sample) for row in world.executor.plan.scheduled
         ]
     assert rows == [(0, 8, False), (8, 8, False), (16, 8, False), (24, 6, True)]
     assert [update.index for update in updates] == [0]
@@ -448,7 +448,7 @@ def test_siblings_share_the_prompt():
     world.step()
     assert world.engine.kv.num_used == 4
     world.step()
-    assert [len(row.token_ids) for row in world.executor.plan.advanced] == [1, 1, 1, 1]
+    assert [len(row.token_ids) for row in world.executor.plan.scheduled] == [1, 1, 1, 1]
     assert len(world.executor.plan.copies) == 3
     assert world.engine.kv.num_used == 3 + 4
     world.drain()
@@ -491,7 +491,7 @@ def test_chunk_without_a_block_waits_for_the_decodes():
         world.add(list(range(14)), max_tokens=2, ignore_eos=True)
         while world.engine.has_work:
             world.step()
-            advanced = {row.sequence_id for row in world.executor.plan.advanced}
+            advanced = {row.sequence_id for row in world.executor.plan.scheduled}
             running = {s.sequence_id for s in world.engine.scheduler.running}
             waited += bool(advanced and running - advanced)
         world.check_end()

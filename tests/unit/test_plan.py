@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core import plan, request
 from headway.core.grammar import KINDS, Grammar
-from headway.core.plan import Advance, NewSequence, StepPlan, sampled_in
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan, sampled_in
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 
 STRUCTS = sorted(
@@ -96,7 +96,7 @@ def test_msgpack_round_trip(struct, data):
 
 def test_structs_were_found():
     names = {struct.__name__ for struct in STRUCTS}
-    assert {"StepPlan", "StepResult", "Advance", "Request", "SequenceUpdate"} <= names
+    assert {"StepPlan", "StepResult", "ScheduledSequence", "Request", "SequenceUpdate"} <= names
     assert len(names) >= 16
 
 
@@ -105,13 +105,16 @@ def test_placeholders_of_samples_are_negative_and_distinct():
 
 
 def test_num_tokens_counts_all_rows():
-    rows = [Advance(1, 5, [9], [[]], True), Advance(2, 0, [1, 2, 3], [[4]], False)]
+    rows = [
+        ScheduledSequence(1, 5, [9], [[]], True),
+        ScheduledSequence(2, 0, [1, 2, 3], [[4]], False),
+    ]
     assert StepPlan(0, [], rows, []).num_tokens == 4
 
 
 def test_plans_are_small_on_the_wire():
     """A decode row of the seam costs about ten bytes: arrays, no field names."""
-    row = Advance(7, 100, [42], [[]], True)
+    row = ScheduledSequence(7, 100, [42], [[]], True)
     assert len(msgspec.msgpack.encode(row)) <= 16
 
 

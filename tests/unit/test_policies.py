@@ -185,7 +185,7 @@ def test_idle_classes_take_what_is_left():
     world.step()
     in_plan = {
         world.engine.scheduler.by_id(row.sequence_id).request.request_id
-        for row in world.plan.advanced
+        for row in world.plan.scheduled
         if len(row.token_ids) > 1
     }
     assert in_plan <= set(chats)

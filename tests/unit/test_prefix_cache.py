@@ -296,7 +296,7 @@ def test_a_preempted_sequence_finds_what_it_had():
     scheduler = talk.engine.scheduler
     scheduler.preempt(scheduler.running[0])
     talk.step()
-    (row,) = talk.plan.advanced
+    (row,) = talk.plan.scheduled
     assert row.start == 16 and row.sample
     talk.drain()
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.plan import Advance
+from headway.core.plan import ScheduledSequence
 from headway.telemetry.records import count_work
 from unit.telemetry_cases import step
 
@@ -13,7 +13,7 @@ rows = st.lists(
 
 
 def advance(number, start, length, sample, drafts=0):
-    return Advance(number, start, [0] * length, [[]], sample, drafts)
+    return ScheduledSequence(number, start, [0] * length, [[]], sample, drafts)
 
 
 def test_the_worked_example():

@@ -3,9 +3,9 @@
 A `StepPlan` holds deltas only; the runtime keeps the state of every sequence it was told of.
 Worked example, blocks of 4 slots, one KV group. Sequence 7 has the prompt [5, 6, 7, 8, 9]:
 
-    step 0  new=[7: 5 6 7 8 9]  advanced=[7: start 0, tokens 5 6 7 8 9, blocks [[3, 1]], sample]
+    step 0  new=[7: 5 6 7 8 9]  scheduled=[7: start 0, tokens 5 6 7 8 9, blocks [[3, 1]], sample]
             slots 12 13 14 15 4 are written; the result holds its sample, say 2
-    step 1  advanced=[7: start 5, tokens 2, blocks [[]], sample]        slot 5 is written
+    step 1  scheduled=[7: start 5, tokens 2, blocks [[]], sample]        slot 5 is written
     step 2  finished=[7]                                                the runtime forgets it
 
 All structs are msgspec messages, so a plan for a remote rank is the same plan.
@@ -44,7 +44,7 @@ class NewSequence(msgspec.Struct, array_like=True, gc=False):
     adapter: str = ""
 
 
-class Advance(msgspec.Struct, array_like=True, gc=False):
+class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     """One sequence moves on by `len(token_ids)` tokens.
 
     `start` is the position of the first, the number of tokens whose KV is in place. `new_blocks`
@@ -96,11 +96,11 @@ class Transfer(msgspec.Struct, array_like=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, array_like=True):
-    """What one step does. Rows of `advanced` that decode (one token, sampled) come first."""
+    """What one step does. Rows of `scheduled` that decode (one token, sampled) come first."""
 
     step: int
     new: list[NewSequence]
-    advanced: list[Advance]
+    scheduled: list[ScheduledSequence]
     finished: list[int]
     copies: list[BlockCopy] = []
     transfers: list[Transfer] = []
@@ -108,7 +108,7 @@ class StepPlan(msgspec.Struct, array_like=True):
     @property
     def num_tokens(self) -> int:
         """How many input tokens the step computes."""
-        return sum(len(row.token_ids) for row in self.advanced)
+        return sum(len(row.token_ids) for row in self.scheduled)
 
 
 class GrammarMasks(msgspec.Struct, array_like=True):
@@ -152,7 +152,7 @@ class StepResult(msgspec.Struct, array_like=True):
     """What came back: `samples` in the order of the sampled rows of the plan.
 
     `transfers_done` are the ids of those that ended, of this step or of earlier ones; they took
-    `transfer_s` in all, beside the model or not. A plan that advances nobody waits for some.
+    `transfer_s` in all, beside the model or not. A plan that schedules nobody waits for some.
 
     `failed` maps a sequence the runtime could not advance to the reason, for the log.
     `experts_read` counts the experts that were hit, over all layers; 0 for a dense model.

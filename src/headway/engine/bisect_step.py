@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from headway.core.plan import Advance, Executor, StepPlan, StepResult, run
+from headway.core.plan import Executor, ScheduledSequence, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
@@ -37,7 +37,7 @@ class Bisection:
     """Sequences that the runtime may or may not know: it forgets them with the next attempt."""
     num_attempts: int = 0
 
-    def search(self, rows: list[Advance]) -> None:
+    def search(self, rows: list[ScheduledSequence]) -> None:
         """Try `rows`, which raised together, in halves; a row that raises alone has one more try,
         for what it met may have been somebody else's and pass (memory that was short)."""
         middle = (len(rows) + 1) // 2
@@ -51,7 +51,7 @@ class Bisection:
             if error is not None:
                 self.result.failed[half[0].sequence_id] = f"{type(error).__name__}: {error}"
 
-    def _attempt(self, rows: list[Advance]) -> Exception | None:
+    def _attempt(self, rows: list[ScheduledSequence]) -> Exception | None:
         """Run `rows` as a step of their own and take the result, or say what it raised."""
         plan = StepPlan(self.next_step(), [], [], self.stale)
         for row in rows:
@@ -59,7 +59,7 @@ class Bisection:
             assert sequence is not None
             tables = [list(table) for table in sequence.block_tables]
             plan.new.append(sequence.introduction())
-            plan.advanced.append(msgspec.structs.replace(row, new_blocks=tables))
+            plan.scheduled.append(msgspec.structs.replace(row, new_blocks=tables))
         self.stale = [row.sequence_id for row in rows]
         self.num_attempts += 1
         try:
@@ -88,7 +88,7 @@ def bisect_step(
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
     scheduler.preemption.tell_again(plan.transfers)
-    rows = [row for row in plan.advanced if row.sequence_id not in copying]
+    rows = [row for row in plan.scheduled if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]
     bisection = Bisection(
         run=run,
@@ -100,7 +100,7 @@ def bisect_step(
     bisection.search(rows)
     if not bisection.num_attempts:
         scheduler.release(stale)
-    order = {row.sequence_id: number for number, row in enumerate(plan.advanced)}
+    order = {row.sequence_id: number for number, row in enumerate(plan.scheduled)}
     bisection.result.samples.sort(key=lambda sample: order[sample.sequence_id])
     return bisection.result
 
@@ -130,7 +130,7 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
         result=StepResult(0, []),
         stale=scheduler.take_released(),
     )
-    trial.search([Advance(sequence_id, 0, [0], room[0], True)])
+    trial.search([ScheduledSequence(sequence_id, 0, [0], room[0], True)])
     scheduler.kv.release(nobody)
     scheduler.release([sequence_id])
     scheduler.preemption.done(trial.result.transfers_done, trial.result.transfer_s)

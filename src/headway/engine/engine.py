@@ -266,7 +266,7 @@ class Engine:
             result, masks = self._run(plan)
         except Exception:
             log.exception(
-                "step %d failed; its %d sequences are run in halves", plan.step, len(plan.advanced)
+                "step %d failed; its %d sequences are run in halves", plan.step, len(plan.scheduled)
             )
             result = bisect_step(plan, self.scheduler, lambda plan: self._run(plan)[0])
         collected_s = self.clock.now_s()
@@ -299,7 +299,7 @@ class Engine:
         """Start on the masks of the rows whose sample a grammar rules."""
         if self.grammars is None:
             return None
-        sampled = [self.scheduler.by_id(row.sequence_id) for row in plan.advanced if row.sample]
+        sampled = [self.scheduler.by_id(row.sequence_id) for row in plan.scheduled if row.sample]
         ruled = [s for s in sampled if s is not None and s.grammar is not None]
         return self.grammars.begin(ruled) if ruled else None
 
@@ -320,7 +320,7 @@ class Engine:
 
         A sibling's prompt is its parent's and counts once; a resumed sequence is not new.
         """
-        computed = {row.sequence_id: row.start for row in plan.advanced}
+        computed = {row.sequence_id: row.start for row in plan.scheduled}
         queried = cached = 0
         for new in plan.new:
             sequence = self.scheduler.by_id(new.sequence_id)
@@ -363,13 +363,13 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
             num_tokens=0,
-            num_sampled=sum([row.sample for row in plan.advanced]),
+            num_sampled=sum([row.sample for row in plan.scheduled]),
             kv_blocks_used=sum(used),
             kv_usage=self.kv.usage,
             num_preemptions=scheduler.num_preemptions,
             group_blocks_used=used,
         )
-        count_work(record, plan.advanced, self.kv.windows)
+        count_work(record, plan.scheduled, self.kv.windows)
         timings = result.timings
         record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
         record.sample_s = timings.sample_s
@@ -391,7 +391,7 @@ class Engine:
     def _prefilling(self, plan: StepPlan) -> list[tuple[int, int, int]]:
         """(request id, index, tokens computed) of the rows that catch up with their prompts."""
         found = []
-        for row in plan.advanced:
+        for row in plan.scheduled:
             sequence = self.scheduler.by_id(row.sequence_id)
             if sequence is not None and len(row.token_ids) > row.num_drafts + 1:
                 end = row.start + len(row.token_ids)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.plan import Advance, StepPlan, StepResult
+from headway.core.plan import ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate, TokenLogprobs
 from headway.engine.batching import BatchGate
 from headway.engine.kv import KVCache
@@ -132,7 +132,7 @@ class Scheduler:
             if budget == 0:
                 break
             while sequence.state == RUNNING:
-                if self._advance(plan, sequence, 1):
+                if self._schedule(plan, sequence, 1):
                     budget -= 1
                     break
                 victim = self._victim(plan)
@@ -173,8 +173,8 @@ class Scheduler:
             if sequence.state != RUNNING:
                 continue
             count = min(len(sequence.tokens) - sequence.computed, most, budget)
-            while not self._advance(plan, sequence, count):
-                if plan.advanced or self.preemption.is_busy:
+            while not self._schedule(plan, sequence, count):
+                if plan.scheduled or self.preemption.is_busy:
                     return
                 victim = self._victim(plan)
                 self.preempt(victim)
@@ -254,7 +254,7 @@ class Scheduler:
 
     def _unplanned(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that the step does not advance so far, and whose KV is there."""
-        planned = {row.sequence_id for row in plan.advanced}
+        planned = {row.sequence_id for row in plan.scheduled}
         here = [s for s in self.running if s.state == RUNNING]
         return [s for s in here if s.sequence_id not in planned]
 
@@ -262,7 +262,7 @@ class Scheduler:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
         return self.reclaim.first(self.policy.victims(self._unplanned(plan)), self.running)
 
-    def _advance(self, plan: StepPlan, sequence: Sequence, count: int) -> bool:
+    def _schedule(self, plan: StepPlan, sequence: Sequence, count: int) -> bool:
         """Add `count` tokens of `sequence` to the plan; False when there is no block for them."""
         start = sequence.computed
         end = start + count
@@ -277,8 +277,8 @@ class Scheduler:
             new_blocks = [list(table) for table in sequence.block_tables]
         tokens = sequence.tokens
         chunk = tokens[-1:] if count == 1 and end == len(tokens) else tokens[start:end]
-        plan.advanced.append(
-            Advance(sequence.sequence_id, start, chunk, new_blocks, end == len(tokens))
+        plan.scheduled.append(
+            ScheduledSequence(sequence.sequence_id, start, chunk, new_blocks, end == len(tokens))
         )
         self.policy.took(sequence, count)
         return True
@@ -328,7 +328,7 @@ class Scheduler:
         """Take a step's result: append, stop, release. Aborted sequences are passed over."""
         by_id = self._by_id
         self.preemption.done(result.transfers_done, result.transfer_s)
-        for row in plan.advanced:
+        for row in plan.scheduled:
             sequence = by_id.get(row.sequence_id)
             if sequence is not None:
                 sequence.computed = row.start + len(row.token_ids)

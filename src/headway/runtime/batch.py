@@ -75,9 +75,9 @@ class WorkerState:
         for copy in plan.copies:
             row = self.sequences[copy.sequence_id].row
             self._tables[copy.group][row, copy.index] = copy.target
-        for advance in plan.advanced:
-            sequence = self.sequences[advance.sequence_id]
-            for group, blocks in enumerate(advance.new_blocks):
+        for scheduled in plan.scheduled:
+            sequence = self.sequences[scheduled.sequence_id]
+            for group, blocks in enumerate(scheduled.new_blocks):
                 if blocks:
                     have = sequence.num_blocks[group]
                     sequence.num_blocks[group] = have + len(blocks)
@@ -92,16 +92,16 @@ class WorkerState:
         sampled_rows: list[int] = []
         sampled: list[WorkerSequence] = []
         num_decodes = 0
-        for index, advance in enumerate(plan.advanced):
-            sequence = self.sequences[advance.sequence_id]
-            ids = advance.token_ids
+        for index, scheduled in enumerate(plan.scheduled):
+            sequence = self.sequences[scheduled.sequence_id]
+            ids = scheduled.token_ids
             tokens.extend(ids if min(ids) >= 0 else self._resolve(sequence, ids))
             query_lens.append(len(ids))
-            starts.append(advance.start)
+            starts.append(scheduled.start)
             rows.append(sequence.row)
             if len(ids) == 1 and num_decodes == index:
                 num_decodes += 1
-            if advance.sample:
+            if scheduled.sample:
                 sampled_rows.append(len(tokens) - 1)
                 sampled.append(sequence)
         return self._tensors(tokens, query_lens, starts, rows, num_decodes, sampled_rows, sampled)

@@ -129,7 +129,7 @@ class TorchExecutor:
         if plan.transfers:
             assert self.transfers is not None, "there is no host memory"
             self.transfers.begin(plan.transfers)
-        if not plan.advanced:
+        if not plan.scheduled:
             self._pending = (plan, None, None)
             return
         batch = self.state.batch(plan)
@@ -221,7 +221,7 @@ class TorchExecutor:
         for layer in self.kv:
             layer.wipe(batch.slots_GT[layer.group][bad_T])
         failed = {}
-        for row, part in zip(plan.advanced, bad_T.split(batch.query_lens), strict=True):
+        for row, part in zip(plan.scheduled, bad_T.split(batch.query_lens), strict=True):
             if bool(part.any()):
                 failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
         return failed
@@ -230,19 +230,19 @@ class TorchExecutor:
         """For sequences that ask: the log-probability of each next prompt token of this chunk."""
         found = []
         begin = 0
-        for advance in plan.advanced:
-            new = self.state.sequences[advance.sequence_id].new
+        for scheduled in plan.scheduled:
+            new = self.state.sequences[scheduled.sequence_id].new
             count = new.sampling.prompt_logprobs
-            length = min(len(advance.token_ids), new.num_prompt_tokens - 1 - advance.start)
+            length = min(len(scheduled.token_ids), new.num_prompt_tokens - 1 - scheduled.start)
             if count is not None and new.index == 0 and length > 0:
-                following = new.token_ids[advance.start + 1 : advance.start + 1 + length]
+                following = new.token_ids[scheduled.start + 1 : scheduled.start + 1 + length]
                 entries = []
                 for at in range(0, length, PROMPT_LOGPROB_ROWS):
                     rows = hidden_TH[begin + at : begin + min(length, at + PROMPT_LOGPROB_ROWS)]
                     chosen = following[at : at + PROMPT_LOGPROB_ROWS]
                     entries += self.sampler.logprobs(self.logits(rows), chosen, count)
-                found.append(PromptLogprobs(advance.sequence_id, advance.start + 1, entries))
-            begin += len(advance.token_ids)
+                found.append(PromptLogprobs(scheduled.sequence_id, scheduled.start + 1, entries))
+            begin += len(scheduled.token_ids)
         return found
 
     @torch.inference_mode()

@@ -34,7 +34,7 @@ class NullExecutor:
         token = self._cycle[plan.step % len(self._cycle)]
         samples = [
             Sample(row.sequence_id, [allowed(token, self._masks.by_sequence.get(row.sequence_id))])
-            for row in plan.advanced
+            for row in plan.scheduled
             if row.sample
         ]
         done = [transfer.transfer_id for transfer in plan.transfers]
