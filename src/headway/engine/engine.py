@@ -35,7 +35,7 @@ from headway.telemetry.records import StepRecord, count_work
 log = logging.getLogger(__name__)
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
-Told = TypingSequence[list[int] | None]
+ResumedTokens = TypingSequence[list[int] | None]
 WARM_UP_TOKENS = 32
 
 
@@ -117,11 +117,12 @@ class Engine:
     def num_requests(self) -> int:
         return len(self._requests)
 
-    def add(self, request: Request, told: Told = ()) -> None:
+    def add(self, request: Request, resumed_tokens: ResumedTokens = ()) -> None:
         """Queue a request; raises RequestError when it can never run here.
 
-        `told` resumes one that another engine had begun: by index the tokens its sequences have
-        had, None for a sequence that is over. They go on as if they had been preempted.
+        `resumed_tokens` resumes one that another engine had begun: by index the tokens its
+        sequences have had, None for a sequence that is over. They go on as if they had been
+        preempted.
         """
         if request.request_id in self._requests:
             raise RequestError("This request id is in use.", param="request_id")
@@ -135,7 +136,7 @@ class Engine:
             stop_ids |= self.eos_token_ids
         sequences = []
         for index in range(sampling.n):
-            known = told[index] if told else []
+            known = resumed_tokens[index] if resumed_tokens else []
             if known is None:
                 continue
             sequence = Sequence(
@@ -348,7 +349,7 @@ class Engine:
             sequence = self.scheduler.by_id(sequence_id)
             if sequence is not None:
                 log.error("request %d failed: %s", sequence.request.request_id, reason)
-                self.kv.distrust(sequence)
+                self.kv.invalidate(sequence)
                 self.scheduler.finish(sequence)
                 updates.append(
                     SequenceUpdate(sequence.request.request_id, sequence.index, [], "error")
@@ -378,7 +379,7 @@ class Engine:
         record.alone_s_per_token = scheduler.policy.alone_s
         record.row_s = scheduler.policy.slot_rate.row_s(self.clock.now_s())
         if scheduler.is_full:
-            record.user_slots = scheduler.reclaim.told(scheduler.running)
+            record.user_slots = scheduler.reclaim.user_slots(scheduler.running)
         if self._ended_s is not None:
             since_s = started_s - self._ended_s
             record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)

@@ -23,10 +23,10 @@ PARENT_VARIABLE = "HEADWAY_PARENT"
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):
-    """Run this request; `told` are the tokens it had from an engine that died, see Engine.add."""
+    """Run this request; `resumed_tokens` are those it had from an engine that died, see Engine.add."""
 
     request: Request
-    told: list[list[int] | None] = []
+    resumed_tokens: list[list[int] | None] = []
 
 
 class RequestHead(msgspec.Struct, array_like=True):

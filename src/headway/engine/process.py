@@ -24,7 +24,7 @@ from headway.core.errors import HeadwayError, RequestError
 from headway.core.request import Request
 from headway.engine import messages
 from headway.engine.calibration import pace_alone
-from headway.engine.engine import Engine, Told
+from headway.engine.engine import Engine, ResumedTokens
 
 log = logging.getLogger(__name__)
 
@@ -230,8 +230,8 @@ def take(engine: Engine, pair: zmq.Socket) -> bool:
             pair.send(messages.encode(fault(request_id, error)))
         return True
     match message:
-        case messages.Submit(request, told):
-            refusal = submit(engine, request, told)
+        case messages.Submit(request, resumed_tokens):
+            refusal = submit(engine, request, resumed_tokens)
             if refusal is not None:
                 pair.send(messages.encode(refusal))
         case messages.Abort(request_id, index):
@@ -243,10 +243,12 @@ def take(engine: Engine, pair: zmq.Socket) -> bool:
     return True
 
 
-def submit(engine: Engine, request: Request, told: Told) -> messages.Refused | None:
+def submit(
+    engine: Engine, request: Request, resumed_tokens: ResumedTokens
+) -> messages.Refused | None:
     """Hand a request to the engine; what it says, or raises, refuses this request alone."""
     try:
-        engine.add(request, told)
+        engine.add(request, resumed_tokens)
     except RequestError as error:
         return refused(request.request_id, error)
     except Exception as error:

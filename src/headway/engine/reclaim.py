@@ -150,7 +150,7 @@ class Reclaim:
         """
         rows = len(running) + 1 - self.max_num_seqs
         growing = sum(s.computed % self.kv.block_size == 0 for s in running)
-        hit = None if taker.host_tables else self.kv.find(taker, partly=False)
+        hit = None if taker.host_tables else self.kv.match_prefix(taker, partly=False)
         leaving = self.preemption.leaving()
         return rows, [
             needed + promise + growing - coming - pool.num_free
@@ -209,7 +209,7 @@ class Reclaim:
         parts = [n / (p.num_blocks - 1) for n, p in zip(holds.blocks, self.kv.pools, strict=True)]
         return max(holds.rows / self.max_num_seqs, *parts)
 
-    def told(self, running: list[Sequence]) -> dict[str, tuple[float, float]]:
+    def user_slots(self, running: list[Sequence]) -> dict[str, tuple[float, float]]:
         """User → (what it holds, as so many slots, its weight), for who predicts from outside."""
         if not self.is_open:
             return {}

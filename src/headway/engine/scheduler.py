@@ -219,7 +219,7 @@ class Scheduler:
         weaker = self.policy.weaker(sequence, self._unplanned(plan))
         if not weaker:
             return None
-        hit = None if sequence.host_tables else self.kv.find(sequence, partly=False)
+        hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
         needed = self.kv.still_needed(sequence, hit)
         held = [sum(len(s.block_tables[g]) for s in weaker) for g in range(len(needed))]
         held = added(held, self.preemption.leaving())
@@ -332,7 +332,7 @@ class Scheduler:
             sequence = by_id.get(row.sequence_id)
             if sequence is not None:
                 sequence.computed = row.start + len(row.token_ids)
-                self.kv.remember(sequence)
+                self.kv.insert(sequence)
         for prompt in result.prompt_logprobs:
             sequence = by_id.get(prompt.sequence_id)
             if sequence is not None:

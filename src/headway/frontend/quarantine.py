@@ -83,7 +83,7 @@ class CrashQuarantine:
                 self._over.clear()
                 self._num_steps = 0
                 stream.was_sent = True
-                send(messages.Submit(stream.answer.request, stream.told))
+                send(messages.Submit(stream.answer.request, stream.resumed_tokens))
                 send(messages.Flush())  # a batch that waits to be full would wait for ever
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._over.wait(), TRIAL_S)

@@ -28,7 +28,7 @@ class Stream:
         "num_deaths",
         "on_begin",
         "over",
-        "told",
+        "resumed_tokens",
         "was_sent",
     )
 
@@ -41,7 +41,7 @@ class Stream:
         """Engines that died while they ran this request."""
         self.was_sent = False
         """Whether the engine that runs now was sent it."""
-        self.told: list[list[int] | None] = [[] for _ in range(answer.request.sampling.n)]
+        self.resumed_tokens: list[list[int] | None] = [[] for _ in range(answer.request.sampling.n)]
         """By index the tokens that came, None for a sequence that is over: what resumes it."""
         self._abort = abort
         self._arrived: list[SequenceUpdate] = []
@@ -53,17 +53,17 @@ class Stream:
         self._arrived.append(update)
         if update.first_scheduled_s is not None:
             self.on_begin()
-        told = self.told[update.index]
+        had = self.resumed_tokens[update.index]
         if update.finish_reason is not None:
-            self.told[update.index] = None
-        elif told is not None:
-            told += update.token_ids
+            self.resumed_tokens[update.index] = None
+        elif had is not None:
+            had += update.token_ids
         self._wake()
 
     @property
     def is_complete(self) -> bool:
         """Whether the engine has told of the end of every sequence."""
-        return all(told is None for told in self.told)
+        return all(had is None for had in self.resumed_tokens)
 
     def fail(self, error: RequestError) -> None:
         """Called by the client when no update will follow."""
@@ -99,7 +99,7 @@ class Stream:
                 continue
             delta, abort = answer.push(update)
             if abort:
-                self.told[update.index] = None
+                self.resumed_tokens[update.index] = None
                 self._abort(update.index)
             if delta.finish_reason == "error":
                 self.over = True

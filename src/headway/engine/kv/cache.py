@@ -16,7 +16,7 @@ A window group gives back what it can no longer see, before it takes more. With 
 
 With a policy, full blocks that were computed stay findable after they are released, until another
 needs them (`engine.kv.prefix`): `find_room` looks up the longest beginning of a newcomer that all
-groups hold, `reuse` lets it begin there, `remember` lists what was computed.
+groups hold, `reuse` lets it begin there, `insert` lists what was computed.
 """
 
 from collections.abc import Iterable
@@ -252,7 +252,7 @@ class KVCache:
 
     # ── what was computed before ────────────────────────────────────────────────────────────
 
-    def find(self, sequence: Sequence, *, partly: bool = True) -> Hit:
+    def match_prefix(self, sequence: Sequence, *, partly: bool = True) -> Hit:
         """The longest beginning of a newcomer that all groups hold, but for its last token.
 
         With `partly` it may end within a block, where half of that or more is of use: a copy costs
@@ -311,14 +311,14 @@ class KVCache:
 
         A block found in part is left where only its copy has no room; None means: wait.
         """
-        hit = self.find(sequence)
+        hit = self.match_prefix(sequence)
         while True:
             needed = self.still_needed(sequence, hit)
             if self.has_room([a + b for a, b in zip(promised, needed, strict=True)]):
                 return hit
             if not hit.is_partial:
                 return None
-            hit = self.find(sequence, partly=False)
+            hit = self.match_prefix(sequence, partly=False)
 
     def reuse(self, sequence: Sequence, hit: Hit) -> None:
         """Let a newcomer begin behind `hit`, which was found since anything else was taken."""
@@ -332,7 +332,7 @@ class KVCache:
         sequence.num_remembered = hit.num_tokens // self.block_size
         sequence.shares_blocks = hit.is_partial
 
-    def remember(self, sequence: Sequence) -> None:
+    def insert(self, sequence: Sequence) -> None:
         """List the full blocks of `sequence` that are computed; the first of equals stays."""
         size = self.block_size
         begin, end = sequence.num_remembered, sequence.computed // size
@@ -347,7 +347,7 @@ class KVCache:
                     index.add(table[at], Cached(key, parent, tokens, cost))
         sequence.num_remembered = end
 
-    def distrust(self, sequence: Sequence) -> None:
+    def invalidate(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of `sequence` again, those that it found itself included."""
         for pool, table, first in zip(
             self.pools, sequence.block_tables, sequence.first_live, strict=True

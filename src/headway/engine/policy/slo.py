@@ -107,7 +107,7 @@ class Slo(Fcfs):
             max_num_seqs=settings.max_num_seqs,
             shed=settings.late == "shed",
         )
-        return cls(cost, clock, rules, lambda sequence: kv.find(sequence).num_tokens)
+        return cls(cost, clock, rules, lambda sequence: kv.match_prefix(sequence).num_tokens)
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""
