@@ -217,7 +217,7 @@ def test_the_predicted_wait_is_what_it_takes(policy):
 def test_the_predicted_wait_of_more_prompts_than_may_reclaim_at_once(policy):
     """Of the eight rows of A B may have four: its other three prompts follow its first answers."""
     world = crowded(policy)
-    forecast = Forecast(world.clock, policy=policy)
+    forecast = Forecast(world.clock, order=ENGINE_POLICIES[policy].queue_order, lane_share=0.1)
     forecast.on_record(world.step()[1])
     place = Place(user="B", due_s=world.clock.now_s() + CHAT.ttft_s, answer=100)
     forecast.measured(place, [9] * 7)

@@ -23,7 +23,7 @@ PARENT_VARIABLE = "HEADWAY_PARENT"
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):
-    """Run this request; `resumed_tokens` are those it had from an engine that died, see Engine.add."""
+    """Run this request; `resumed_tokens` it had from an engine that died, see Engine.add."""
 
     request: Request
     resumed_tokens: list[list[int] | None] = []
