@@ -119,7 +119,7 @@ async def test_an_engine_that_is_killed_costs_no_request_a_token(client: EngineC
     prompts = [[number] for number in range(12)]
     streams = [client.submit(prompt, SAMPLING) for prompt in prompts]
     tasks = [asyncio.create_task(tokens_of(stream)) for stream in streams]
-    while not all(stream.told[0] for stream in streams):
+    while not all(stream.resumed_tokens[0] for stream in streams):
         await asyncio.sleep(0.001)
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
