@@ -71,7 +71,7 @@ async def test_what_cancelled_requests_held_is_free(house: InProcess, count: int
     def is_clean() -> bool:
         meters = [meter.num_running for meter in admission._meters.values()]
         held = (engine.num_requests, engine.kv.num_used, engine.scheduler.num_waiting)
-        live = (len(client._streams), len(admission.forecast.places), model.telemetry.num_live)
+        live = (len(client._streams), len(admission.forecast.entries), model.telemetry.num_live)
         return not (any(held) or any(live) or any(meters) or engine.scheduler.running)
 
     await asyncio.to_thread(wait_until, is_clean)

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headway.admit.admission import Admission, Asked, Rules, Ticket
-from headway.admit.forecast import Forecast, Place
+from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
+from headway.admit.forecast import Forecast, QueueEntry
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen
 from headway.core.clock import VirtualClock
@@ -76,9 +76,9 @@ class House:
         return ticket
 
 
-def asked_for(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> Asked:
+def asked_for(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
     given = sampling.get("max_tokens") is not None
-    return Asked(
+    return AdmissionRequest(
         lengths=[prompt],
         sampling=SamplingParams(**{"max_tokens": None, **sampling}),
         max_model_len=32_000,
@@ -112,7 +112,7 @@ def test_lengths_of_a_key_and_a_class(of_key, prompt, sampling, param, code, rea
         house.ask(prompt, row, caller, **sampling)
     assert (error.value.status, error.value.param, error.value.code) == (400, param, code)
     assert error.value.reason == reason and str({**limits}[reason]) in str(error.value)
-    assert not house.forecast.places, "who is refused leaves nothing behind"
+    assert not house.forecast.entries, "who is refused leaves nothing behind"
 
 
 def test_an_answer_that_is_cut_to_the_context_holds_its_min_tokens():
@@ -342,12 +342,12 @@ def test_who_is_late_or_idle_is_not_waited_for():
     for _ in range(5):
         house.ask(500)
     house.ask(3000, CLASSES["batch"])
-    place = Place(user="alice", lengths=[100], left={0: 100}, untouched={0})
-    assert house.forecast.wait_s(place) == pytest.approx(2.6 + 0.1)
-    idle = Place(user="alice", idle_only=True, lengths=[100], left={0: 100}, untouched={0})
+    entry = QueueEntry(user="alice", lengths=[100], left={0: 100}, untouched={0})
+    assert house.forecast.wait_s(entry) == pytest.approx(2.6 + 0.1)
+    idle = QueueEntry(user="alice", idle_only=True, lengths=[100], left={0: 100}, untouched={0})
     assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
     house.clock.advance(1.6)  # by now the five are late, and have the lane
-    assert house.forecast.wait_s(place) == pytest.approx(0.1 / (1 - 0.1) + 0.1)
+    assert house.forecast.wait_s(entry) == pytest.approx(0.1 / (1 - 0.1) + 0.1)
     assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
 
 
@@ -357,8 +357,8 @@ def test_first_come_first_served_waits_for_everybody(policy):
     house.ask(500)
     house.ask(3000, CLASSES["batch"])
     house.clock.advance(10)
-    place = Place(user="alice", lengths=[100], left={0: 100}, untouched={0})
-    assert house.forecast.wait_s(place) == pytest.approx(3.6 + 0.1)
+    entry = QueueEntry(user="alice", lengths=[100], left={0: 100}, untouched={0})
+    assert house.forecast.wait_s(entry) == pytest.approx(3.6 + 0.1)
 
 
 def test_who_is_due_later_is_not_waited_for():
@@ -366,9 +366,9 @@ def test_who_is_due_later_is_not_waited_for():
     house = House()
     house.ask(500, CLASSES["standard"])
     first = house.ask(100)
-    assert house.forecast.wait_s(first.place) == pytest.approx(0.1)
+    assert house.forecast.wait_s(first.entry) == pytest.approx(0.1)
     last = house.ask(100, CLASSES["standard"])
-    assert house.forecast.wait_s(last.place) == pytest.approx(0.7 + 0.1)
+    assert house.forecast.wait_s(last.entry) == pytest.approx(0.7 + 0.1)
 
 
 @pytest.mark.parametrize("policy", ["fair", "slo"])
@@ -379,10 +379,10 @@ def test_a_user_does_not_wait_for_all_that_another_has_waiting(policy):
     for _ in range(10):
         house.ask(500, caller=heavy, slo=Slo(ttft_s=20))
     late = Slo(ttft_s=30)
-    assert house.forecast.wait_s(house.ask(100, slo=late).place) == pytest.approx(0.2 + 0.1)
+    assert house.forecast.wait_s(house.ask(100, slo=late).entry) == pytest.approx(0.2 + 0.1)
     twice = replace(house.caller("bob"), weight=2.0)
-    place = house.ask(100, caller=twice, slo=late).place
-    assert house.forecast.wait_s(place) == pytest.approx(0.1 + 0.05 + 0.05 + 0.1)
+    entry = house.ask(100, caller=twice, slo=late).entry
+    assert house.forecast.wait_s(entry) == pytest.approx(0.1 + 0.05 + 0.05 + 0.1)
 
 
 def test_one_user_cannot_fill_the_queue_for_the_others():
@@ -413,9 +413,9 @@ def test_long_jobs_have_a_lane_and_a_bound():
         house.ask(2000, relaxed)
     full(error, "long_queue")
     chat = house.ask(100)
-    assert chat.place.long is False
+    assert chat.entry.long is False
     wait_s = 100 * TOKEN_S / (1 - 0.1) + 0.1
-    assert house.forecast.wait_s(chat.place) == pytest.approx(wait_s)
+    assert house.forecast.wait_s(chat.entry) == pytest.approx(wait_s)
 
 
 # ── what is learned ─────────────────────────────────────────────────────────────────────────────
@@ -424,9 +424,9 @@ def test_long_jobs_have_a_lane_and_a_bound():
 def test_progress_counts():
     house = House()
     ticket = house.ask(1000)
-    (engine_id,) = ticket.place.engine_ids
+    (engine_id,) = ticket.entry.engine_ids
     house.forecast.on_record(step(600, 0.6, prefilling=[(engine_id, 0, 600), (99, 0, 5)]))
-    assert house.forecast.tokens(ticket.place) == 400
+    assert house.forecast.tokens(ticket.entry) == 400
     ticket.began(0)
     assert house.forecast.backlog_s() == 0
     house.forecast.check_integrity()
@@ -437,7 +437,7 @@ def test_what_is_cached_is_not_waited_for():
     record = step(100, 0.1, num_queried_tokens=1000, num_cached_tokens=900)
     house.forecast.on_record(record)
     assert house.forecast.uncached == pytest.approx(0.1)
-    assert house.forecast.tokens(house.ask(1000).place) == pytest.approx(100)
+    assert house.forecast.tokens(house.ask(1000).entry) == pytest.approx(100)
 
 
 def test_the_rate_follows_the_load():
@@ -477,9 +477,9 @@ def test_while_rows_are_short_the_queue_is_so_many_rows_long():
     heavy = house.caller("heavy")
     for _ in range(10):
         house.ask(100, caller=heavy, slo=relaxed)
-    newcomer = Place(user="heavy", due_s=inf)
+    newcomer = QueueEntry(user="heavy", due_s=inf)
     house.forecast.measured(newcomer, [100])
-    other = Place(user="other", due_s=inf)
+    other = QueueEntry(user="other", due_s=inf)
     house.forecast.measured(other, [100])
     assert house.forecast.wait_s(newcomer) == pytest.approx(1.1 + 0.1)
     house.forecast.on_record(full)
@@ -506,7 +506,7 @@ def test_rows_that_others_had_of_late_are_not_counted_on():
         ticket.close()
     house.ask(10, caller=house.caller("heavy"), slo=relaxed)
     for user, wait_s in (("heavy", 2 * 0.4 * 2), ("seldom", 2 * 0.4)):
-        newcomer = Place(user=user, due_s=inf)
+        newcomer = QueueEntry(user=user, due_s=inf)
         house.forecast.measured(newcomer, [10])
         assert house.forecast.wait_s(newcomer) == pytest.approx(wait_s, rel=0.05)
 
@@ -554,7 +554,7 @@ class Door(RuleBasedStateMachine):
     @rule(data=st.data(), computed=st.integers(1, 2500), seconds=st.floats(0.001, 1))
     def compute(self, data: st.DataObject, computed: int, seconds: float) -> None:
         ticket = data.draw(st.sampled_from(self.tickets))
-        (engine_id,) = ticket.place.engine_ids
+        (engine_id,) = ticket.entry.engine_ids
         self.house.clock.advance(seconds)
         self.house.forecast.on_record(
             step(computed, seconds, prefilling=[(engine_id, 0, computed)])
@@ -575,8 +575,8 @@ class Door(RuleBasedStateMachine):
     @invariant()
     def counts(self) -> None:
         self.house.admission.check_integrity()
-        open_places = {ticket.place for ticket in self.tickets}
-        assert set(self.house.forecast.places) <= open_places
+        open_entries = {ticket.entry for ticket in self.tickets}
+        assert set(self.house.forecast.entries) <= open_entries
         if not self.tickets:
             assert self.house.forecast.backlog_s() == 0
             for caller in self.callers.values():
@@ -591,7 +591,7 @@ def test_what_was_computed_before_is_not_waited_for_again():
     """A system prompt of 1,500 tokens counts once, by owner, and never the last token."""
     house = House()
     system, question = list(range(1500)), [7] * 150
-    first = Asked(
+    first = AdmissionRequest(
         lengths=[1650],
         sampling=SamplingParams(),
         max_model_len=8192,
@@ -600,7 +600,7 @@ def test_what_was_computed_before_is_not_waited_for_again():
     )
     ticket = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
     ticket.measure(first)
-    assert ticket.place.left == {0: 1650}
+    assert ticket.entry.left == {0: 1650}
     ticket.began(0)
     seen = house.admission.seen
     assert seen.found("alice", system + [9] * 150) == 1472
@@ -608,7 +608,7 @@ def test_what_was_computed_before_is_not_waited_for_again():
     assert seen.found("alice", system[:64]) == 63
     again = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
     again.measure(replace(first, prompts=[system + [9] * 150]))
-    assert again.place.left == {0: 178}
+    assert again.entry.left == {0: 178}
 
 
 def test_what_was_seen_is_bounded():

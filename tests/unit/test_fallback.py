@@ -201,8 +201,8 @@ def test_what_would_be_late_goes_elsewhere_and_comes_back_when_that_fails(
     forecast = full.model.admission.forecast
     (ticket,) = full.tickets
     full.model.admission.rules = type(full.model.admission.rules)(max_queue_wait_s=1e9)
-    forecast.measured(ticket.place, [1_000_000])
-    ticket.place.due_s = forecast.clock.now_s() + 1.0
+    forecast.measured(ticket.entry, [1_000_000])
+    ticket.entry.due_s = forecast.clock.now_s() + 1.0
     full.post()  # something to learn a rate from
     forecast._told_s, learn = 1.0, forecast.on_record
     forecast.on_record = lambda record: None  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from test_admission_rules import House, asked_for, step
 from test_engine import EXAMPLES, World, make_settings
 from test_swap import swap_settings
 
-from headway.admit.forecast import Forecast, Place
+from headway.admit.forecast import Forecast, QueueEntry
 from headway.core.errors import OverloadedError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.terms import Terms
@@ -205,10 +205,10 @@ def test_the_predicted_wait_is_what_it_takes(policy):
     world = crowded(policy)
     forecast = Forecast(world.clock, order=ENGINE_POLICIES[policy].queue_order, lane_share=0.1)
     forecast.on_record(world.step()[1])
-    place = Place(user="B", due_s=world.clock.now_s() + CHAT.ttft_s)
-    forecast.measured(place, [9])
+    entry = QueueEntry(user="B", due_s=world.clock.now_s() + CHAT.ttft_s)
+    forecast.measured(entry, [9])
     asked = ask(world)
-    predicted_s = forecast.wait_s(place)
+    predicted_s = forecast.wait_s(entry)
     assert predicted_s > 10 * STEP_S, "the rows are not his at once"
     assert seconds_to_end(world, asked) == pytest.approx(predicted_s, abs=8 * STEP_S)
 
@@ -219,10 +219,10 @@ def test_the_predicted_wait_of_more_prompts_than_may_reclaim_at_once(policy):
     world = crowded(policy)
     forecast = Forecast(world.clock, order=ENGINE_POLICIES[policy].queue_order, lane_share=0.1)
     forecast.on_record(world.step()[1])
-    place = Place(user="B", due_s=world.clock.now_s() + CHAT.ttft_s, answer=100)
-    forecast.measured(place, [9] * 7)
+    entry = QueueEntry(user="B", due_s=world.clock.now_s() + CHAT.ttft_s, answer=100)
+    forecast.measured(entry, [9] * 7)
     asked = [ask(world, tokens=tokens) for tokens in (100, 100, 100, 100, 1, 1, 1)]
-    predicted_s, began_s = forecast.wait_s(place), world.clock.now_s()
+    predicted_s, began_s = forecast.wait_s(entry), world.clock.now_s()
     while not world.finished_at.keys() >= set(asked[4:]):
         world.step()
     assert predicted_s > 100 * STEP_S, "four first tokens, 99 more of each, three first tokens"
@@ -247,9 +247,9 @@ def test_how_many_rows_one_may_reclaim(held, weight, rows):
     house = House()
     slots = {f"u{number}": (float(each), 1.0) for number, each in enumerate(held)}
     house.forecast.on_record(step(10, 0.01, user_slots=slots))
-    place = Place(user="B", weight=float(weight))
-    house.forecast.measured(place, [100])
-    assert house.forecast._may_reclaim(place) == rows
+    entry = QueueEntry(user="B", weight=float(weight))
+    house.forecast.measured(entry, [100])
+    assert house.forecast._may_reclaim(entry) == rows
 
 
 def test_who_may_not_reclaim_is_told_of_the_rows():
@@ -260,12 +260,12 @@ def test_who_may_not_reclaim_is_told_of_the_rows():
     house.forecast.on_record(step(10, 0.01, row_s=2.0, user_slots=slots))
     waits = {}
     for user in ("A", "B", "C", "new"):
-        place = Place(user=user, due_s=house.clock.now_s() + 1.5)
-        house.forecast.measured(place, [100])
-        waits[user] = house.forecast.wait_s(place)
+        entry = QueueEntry(user=user, due_s=house.clock.now_s() + 1.5)
+        house.forecast.measured(entry, [100])
+        waits[user] = house.forecast.wait_s(entry)
     patience_s = pytest.approx(0.25 * (1.5 - 0.1))
     assert waits == {"A": 2.0, "B": 2.0, "C": patience_s, "new": patience_s}
-    idle = Place(user="new", idle_only=True)
+    idle = QueueEntry(user="new", idle_only=True)
     house.forecast.measured(idle, [100])
     assert house.forecast.wait_s(idle) == 2.0
 

@@ -17,7 +17,7 @@ from math import inf, isfinite
 
 import msgspec
 
-from headway.admit.forecast import Forecast, Place
+from headway.admit.forecast import Forecast, QueueEntry
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen
 from headway.core.clock import Clock
@@ -58,7 +58,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AdmissionRequest:
     """What a request wants, once its prompts are encoded.
 
     `prompt_param` and `answer_param` are the client's names for them; the second is None where it
@@ -111,14 +111,14 @@ class Admission:
         self._find_room(user, service_class, self.rules.max_queue or QUEUE_OF_ENGINE * num_rows)
         meter = self._meter(caller, service_class)
         meter.enter()
-        place = Place(
+        entry = QueueEntry(
             user=user,
             weight=caller.weight or service_class.weight,
             service_class=name,
             idle_only=service_class.idle_only,
         )
-        forecast.enter(place)
-        return Ticket(self, place, caller, service_class, meter)
+        forecast.enter(entry)
+        return Ticket(self, entry, caller, service_class, meter)
 
     def _find_room(self, user: str, service_class: ServiceClass, most: int) -> None:
         """Raise OverloadedError when the queue of `most` is full.
@@ -129,13 +129,13 @@ class Admission:
         """
         forecast = self.forecast
         counted = [
-            place
-            for place in forecast.places
-            if forecast.in_order or service_class.idle_only or not place.idle_only
+            entry
+            for entry in forecast.entries
+            if forecast.in_order or service_class.idle_only or not entry.idle_only
         ]
         users = Counter({user: 0})
-        for place in counted:
-            users[place.user] += place.num_waiting
+        for entry in counted:
+            users[entry.user] += entry.num_waiting
         if users.total() < most:
             return
         share = most / len(users)
@@ -151,11 +151,11 @@ class Admission:
             name: None for name in Limits.__struct_fields__ if getattr(own, name) is not None
         }
         limits = msgspec.structs.replace(wanted, **shadowed)
-        place = caller.principal.name, service_class.name
-        meter = self._meters.get(place)
+        of = caller.principal.name, service_class.name
+        meter = self._meters.get(of)
         if meter is None or meter.limits != limits:
             who = f"Each user of the class {service_class.name}"
-            meter = self._meters[place] = Meter(limits, self.clock, who)
+            meter = self._meters[of] = Meter(limits, self.clock, who)
         return meter
 
     def _next_s(self) -> float:
@@ -166,16 +166,18 @@ class Admission:
         wait_s = min(max(wait_s, 1.0), MAX_RETRY_S)
         return OverloadedError(message, reason=reason, retry_after_s=wait_s)
 
-    def judge(self, place: Place, service_class: ServiceClass, caller: Caller, slo: Slo) -> float:
+    def judge(
+        self, entry: QueueEntry, service_class: ServiceClass, caller: Caller, slo: Slo
+    ) -> float:
         """Seconds until the first token; raises when that is beyond what may be waited."""
         forecast, rules = self.forecast, self.rules
-        own = forecast.tokens(place) * forecast.alone_s
-        place.long = own > rules.long_prefill_s
-        wait_s = forecast.wait_s(place)
-        if not any(forecast.before(place)):
+        own = forecast.tokens(entry) * forecast.alone_s
+        entry.long = own > rules.long_prefill_s
+        wait_s = forecast.wait_s(entry)
+        if not any(forecast.before(entry)):
             return wait_s
         longest = rules.max_long_queue
-        if place.long and forecast.count(long=True) > longest:
+        if entry.long and forecast.count(long=True) > longest:
             raise self._full(
                 f"{longest} requests with long prompts wait already.", "long_queue", own
             )
@@ -240,13 +242,13 @@ class Ticket:
 
     __slots__ = (
         *("_admission", "_caller", "_held", "_open", "_prompts", "_salt", "_service_class"),
-        *("late", "meter", "place"),
+        *("late", "meter", "entry"),
     )
 
     def __init__(
         self,
         admission: Admission,
-        place: Place,
+        entry: QueueEntry,
         caller: Caller,
         service_class: ServiceClass,
         meter: Meter,
@@ -259,12 +261,12 @@ class Ticket:
         self._salt = ""
         self._open = True
         admission.num_admitted += 1
-        self.place = place
+        self.entry = entry
         self.meter = meter
         self.late = False
         """Whether its first token is predicted to come after its objective."""
 
-    def measure(self, asked: Asked) -> None:
+    def measure(self, asked: AdmissionRequest) -> None:
         """Check what is known now that there are prompts; may shorten an answer of no given length.
 
         Raises RequestError.
@@ -273,22 +275,22 @@ class Ticket:
         check_prompts(asked, limits.max_prompt_tokens)
         bound_answer(asked, limits.max_output_tokens)
         self._hold(asked)
-        forecast, place = self._admission.forecast, self.place
-        place.n, place.answer = asked.sampling.n, longest_answer(asked)
+        forecast, entry = self._admission.forecast, self.entry
+        entry.n, entry.answer = asked.sampling.n, longest_answer(asked)
         found = self._found(asked)
-        forecast.measured(place, asked.lengths, found)
+        forecast.measured(entry, asked.lengths, found)
         longest = round(max(asked.lengths) * forecast.uncached)
         if found is not None:
-            longest = max(place.left.values())
+            longest = max(entry.left.values())
         usual = self._service_class.objectives(longest)
         slo = asked.slo or usual
         given_s = inf if slo.ttft_s is None else slo.ttft_s
-        place.due_s = self._admission.clock.now_s() + given_s
-        place.late_s = max(place.due_s, self._admission.clock.now_s() + (usual.ttft_s or 0.0))
-        wait_s = self._admission.judge(place, self._service_class, self._caller, slo)
-        self.late = isfinite(given_s) and wait_s > given_s and any(forecast.before(place))
+        entry.due_s = self._admission.clock.now_s() + given_s
+        entry.late_s = max(entry.due_s, self._admission.clock.now_s() + (usual.ttft_s or 0.0))
+        wait_s = self._admission.judge(entry, self._service_class, self._caller, slo)
+        self.late = isfinite(given_s) and wait_s > given_s and any(forecast.before(entry))
 
-    def _found(self, asked: Asked) -> list[int] | None:
+    def _found(self, asked: AdmissionRequest) -> list[int] | None:
         """Tokens of each prompt that the engine will probably find; None where nobody knows."""
         seen = self._admission.seen
         if seen is None or asked.prompts is None:
@@ -296,7 +298,7 @@ class Ticket:
         self._prompts, self._salt = asked.prompts, asked.salt
         return [seen.found(asked.salt, prompt) for prompt in asked.prompts]
 
-    def _hold(self, asked: Asked) -> None:
+    def _hold(self, asked: AdmissionRequest) -> None:
         """Keep what it may cost free of the minute's tokens of its key and its class."""
         sampling = asked.sampling
         answers = len(asked.lengths) * sampling.n
@@ -311,11 +313,11 @@ class Ticket:
 
     def sent(self, number: int, engine_id: int) -> None:
         """One of its prompts is with the engine."""
-        self._admission.forecast.sent(self.place, number, engine_id)
+        self._admission.forecast.sent(self.entry, number, engine_id)
 
     def began(self, number: int) -> None:
         """One of its prompts has its first token."""
-        self._admission.forecast.began(self.place, number)
+        self._admission.forecast.began(self.entry, number)
         if self._admission.seen is not None and self._prompts:
             self._admission.seen.add(self._salt, self._prompts[number])
 
@@ -325,13 +327,13 @@ class Ticket:
             return
         self._open = False
         self._admission.num_admitted -= 1
-        self._admission.forecast.leave(self.place)
+        self._admission.forecast.leave(self.entry)
         for meter, held in zip((self._caller.meter, self.meter), self._held, strict=True):
             meter.settle(held, num_tokens)
         self.meter.leave()
 
 
-def check_prompts(asked: Asked, most: int | None) -> None:
+def check_prompts(asked: AdmissionRequest, most: int | None) -> None:
     """Raise RequestError when a prompt is longer than `most`."""
     longest = max(asked.lengths)
     if most is not None and longest > most:
@@ -343,13 +345,13 @@ def check_prompts(asked: Asked, most: int | None) -> None:
         )
 
 
-def longest_answer(asked: Asked) -> int:
+def longest_answer(asked: AdmissionRequest) -> int:
     """Tokens of an answer at most; where the client gave no length, what it is taken to be."""
     left = asked.max_model_len - max(asked.lengths)
     return asked.sampling.max_tokens or min(UNKNOWN_ANSWER, left)
 
 
-def bound_answer(asked: Asked, most: int | None) -> None:
+def bound_answer(asked: AdmissionRequest, most: int | None) -> None:
     """Raise RequestError when the answer asked for is longer than `most`; cut one not asked for."""
     if most is None:
         return

@@ -34,7 +34,7 @@ LEAST_SHARE = 0.05
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Place:
+class QueueEntry:
     """One request in the queue: its prompts without a first token, by number.
 
     `left` has the tokens not yet computed of each, `untouched` those that no step has begun; each
@@ -104,9 +104,9 @@ class Forecast:
         self.in_order = order == QueueOrder.ARRIVAL
         self._by_deadline = order == QueueOrder.DEADLINE
         self._lane_share = lane_share
-        self.places: dict[Place, None] = {}
+        self.entries: dict[QueueEntry, None] = {}
         self.step_s = 0.0
-        self._by_engine: dict[int, tuple[Place, int]] = {}
+        self._by_engine: dict[int, tuple[QueueEntry, int]] = {}
         self._seconds = self._tokens = 0.0
         self._queried = self._cached = 0.0
         self._told_s = self._alone_s = self._row_s = 0.0
@@ -115,54 +115,56 @@ class Forecast:
 
     # ── what happens ────────────────────────────────────────────────────────────────────────
 
-    def enter(self, place: Place) -> None:
+    def enter(self, entry: QueueEntry) -> None:
         """A request is here; its prompts may not be known yet."""
-        self.places[place] = None
+        self.entries[entry] = None
 
-    def measured(self, place: Place, lengths: list[int], found: list[int] | None = None) -> None:
+    def measured(
+        self, entry: QueueEntry, lengths: list[int], found: list[int] | None = None
+    ) -> None:
         """Its prompts have so many tokens, of which `found` will be in memory.
 
         Where that is not known they count at the share that had to be computed of late.
         """
-        place.lengths = lengths
-        place.left = dict(enumerate(lengths))
-        place.untouched = set(place.left)
+        entry.lengths = lengths
+        entry.left = dict(enumerate(lengths))
+        entry.untouched = set(entry.left)
         if found is not None:
-            place.left = {n: length - found[n] for n, length in enumerate(lengths)}
-            place.untouched.clear()
+            entry.left = {n: length - found[n] for n, length in enumerate(lengths)}
+            entry.untouched.clear()
 
-    def sent(self, place: Place, number: int, engine_id: int) -> None:
+    def sent(self, entry: QueueEntry, number: int, engine_id: int) -> None:
         """One of its prompts went to the engine under this number."""
-        place.engine_ids.append(engine_id)
-        self._by_engine[engine_id] = place, number
+        entry.engine_ids.append(engine_id)
+        self._by_engine[engine_id] = entry, number
 
-    def began(self, place: Place, number: int) -> None:
+    def began(self, entry: QueueEntry, number: int) -> None:
         """The first token of one of its prompts is here."""
         if self._row_s:
-            self._shares.began(place.user)
-        place.left.pop(number, None)
-        place.untouched.discard(number)
-        if not place.left:
-            self.places.pop(place, None)
+            self._shares.began(entry.user)
+        entry.left.pop(number, None)
+        entry.untouched.discard(number)
+        if not entry.left:
+            self.entries.pop(entry, None)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, entry: QueueEntry) -> None:
         """The request is over, however far it came; safe to call twice."""
-        self.places.pop(place, None)
-        for engine_id in place.engine_ids:
+        self.entries.pop(entry, None)
+        for engine_id in entry.engine_ids:
             self._by_engine.pop(engine_id, None)
 
     def on_record(self, record: StepRecord) -> None:
         """A step has run: learn what prompts take, and how far each is."""
         for engine_id, _, computed in record.prefilling:
-            place, number = self._by_engine.get(engine_id, (None, 0))
-            if place is not None and number in place.left:
-                place.left[number] = min(
-                    place.left[number], max(0, place.lengths[number] - computed)
+            entry, number = self._by_engine.get(engine_id, (None, 0))
+            if entry is not None and number in entry.left:
+                entry.left[number] = min(
+                    entry.left[number], max(0, entry.lengths[number] - computed)
                 )
-                place.untouched.discard(number)
+                entry.untouched.discard(number)
         spent_s = record.duration_s + record.gap_s
         self.step_s = record.duration_s
-        if record.num_prefill_tokens or self.places:
+        if record.num_prefill_tokens or self.entries:
             keep = 0.5 ** (spent_s / HALF_LIFE_S)
             self._seconds = self._seconds * keep + spent_s
             self._tokens = self._tokens * keep + record.num_prefill_tokens
@@ -195,53 +197,53 @@ class Forecast:
     @property
     def num_waiting(self) -> int:
         """Prompts without a first token."""
-        return sum(place.num_waiting for place in self.places)
+        return sum(entry.num_waiting for entry in self.entries)
 
     @property
     def has_late(self) -> bool:
         """Whether one that waits has missed its objective already; long and idle ones aside."""
         now_s = self.clock.now_s()
-        return any(p.late_s < now_s and not (p.long or p.idle_only) for p in self.places)
+        return any(p.late_s < now_s and not (p.long or p.idle_only) for p in self.entries)
 
     def count(self, **like: object) -> int:
-        """Prompts that wait at places with these fields: count(user="alice")."""
+        """Prompts that wait of entries with these fields: count(user="alice")."""
         return sum(
-            place.num_waiting
-            for place in self.places
-            if all(getattr(place, name) == value for name, value in like.items())
+            entry.num_waiting
+            for entry in self.entries
+            if all(getattr(entry, name) == value for name, value in like.items())
         )
 
-    def tokens(self, place: Place) -> float:
-        """Prompt tokens of a place that are still to be computed."""
-        started = sum(place.left[n] for n in place.left if n not in place.untouched)
-        return started + sum(place.left[n] for n in place.untouched) * self.uncached
+    def tokens(self, entry: QueueEntry) -> float:
+        """Prompt tokens of an entry that are still to be computed."""
+        started = sum(entry.left[n] for n in entry.left if n not in entry.untouched)
+        return started + sum(entry.left[n] for n in entry.untouched) * self.uncached
 
-    def before(self, newcomer: Place) -> Iterator[Place]:
+    def before(self, newcomer: QueueEntry) -> Iterator[QueueEntry]:
         """Whom the newcomer has to wait for, itself not included."""
         now_s = self.clock.now_s()
-        for place in self.places:
-            if place is newcomer:
+        for entry in self.entries:
+            if entry is newcomer:
                 continue
             if not self.in_order and not newcomer.idle_only:
-                late = place.due_s < now_s
-                if place.idle_only or (
-                    self._by_deadline and (late or place.due_s > newcomer.due_s)
+                late = entry.due_s < now_s
+                if entry.idle_only or (
+                    self._by_deadline and (late or entry.due_s > newcomer.due_s)
                 ):
                     continue
-            yield place
+            yield entry
 
-    def wait_s(self, newcomer: Place) -> float:
+    def wait_s(self, newcomer: QueueEntry) -> float:
         """Seconds until the newcomer's first token, its own prompts included."""
         ahead, stretch = list(self.before(newcomer)), 1.0
         beside, rows_s = bool(ahead), self._rows_s(newcomer, ahead)
         if self._by_deadline and not (newcomer.long or newcomer.idle_only):
-            ahead = [place for place in ahead if not place.long]
+            ahead = [entry for entry in ahead if not entry.long]
             if self._lane_is_used(newcomer):
                 beside, stretch = True, 1 / (1 - self._lane_share)
         tokens_s = self._shared(newcomer, ahead, self.tokens) * self.token_s * stretch
         return max(tokens_s, rows_s) + (self.step_s if beside else 0.0)
 
-    def _rows_s(self, newcomer: Place, ahead: list[Place]) -> float:
+    def _rows_s(self, newcomer: QueueEntry, ahead: list[QueueEntry]) -> float:
         """Seconds until the newcomer has its rows, 0 while there are enough.
 
         Where its user has more waiting before it they come at the rate at which it and the users
@@ -252,12 +254,12 @@ class Forecast:
         reclaim_s = self._reclaim_s(newcomer) if self._user_slots else inf
         if not self._row_s:
             return reclaim_s if reclaim_s < inf else 0.0
-        seconds = self._shared(newcomer, ahead, lambda place: place.num_rows) * self._row_s
-        if not self.in_order and any(place.user == newcomer.user for place in ahead):
-            seconds /= self._shares.of({newcomer.user, *(place.user for place in ahead)})
+        seconds = self._shared(newcomer, ahead, lambda entry: entry.num_rows) * self._row_s
+        if not self.in_order and any(entry.user == newcomer.user for entry in ahead):
+            seconds /= self._shares.of({newcomer.user, *(entry.user for entry in ahead)})
         return min(seconds, reclaim_s)
 
-    def _reclaim_s(self, newcomer: Place) -> float:
+    def _reclaim_s(self, newcomer: QueueEntry) -> float:
         """Seconds until the newcomer has reclaimed its rows; infinite where its user may not.
 
         What it may not have at once it takes when its first answers have ended, as many again; the
@@ -266,14 +268,14 @@ class Forecast:
         most = 0 if newcomer.idle_only else self._may_reclaim(newcomer)
         if not most:
             return inf
-        own = [p for p in self.places if p.user == newcomer.user and p is not newcomer]
-        rows = sum(place.num_rows for place in own) + (newcomer.num_waiting - 1) * newcomer.n + 1
+        own = [p for p in self.entries if p.user == newcomer.user and p is not newcomer]
+        rows = sum(entry.num_rows for entry in own) + (newcomer.num_waiting - 1) * newcomer.n + 1
         given_s = min(newcomer.due_s - self.clock.now_s(), UNPROMISED_S)
         patience_s = PATIENCE * max(given_s - self.tokens(newcomer) * self.alone_s, 0.0)
-        answer_s = max(place.answer for place in [*own, newcomer]) * self.step_s
+        answer_s = max(entry.answer for entry in [*own, newcomer]) * self.step_s
         return patience_s + (ceil(rows / most) - 1) * answer_s
 
-    def _may_reclaim(self, newcomer: Place) -> int:
+    def _may_reclaim(self, newcomer: QueueEntry) -> int:
         """Rows that its user may reclaim now, one after another from who holds most, by weight.
 
         Who gives still holds as much as the user then: of 8 and 3 rows one who has none takes 4.
@@ -294,16 +296,18 @@ class Forecast:
             heapq.heapreplace(others, (-(held - 1) / w, held - 1, w))
         return count
 
-    def _lane_is_used(self, newcomer: Place) -> bool:
+    def _lane_is_used(self, newcomer: QueueEntry) -> bool:
         """Whether long or late ones take their share beside the newcomer."""
         now_s = self.clock.now_s()
         return any(
-            (place.long or place.due_s < now_s) and not place.idle_only
-            for place in self.places
-            if place is not newcomer
+            (entry.long or entry.due_s < now_s) and not entry.idle_only
+            for entry in self.entries
+            if entry is not newcomer
         )
 
-    def _shared(self, newcomer: Place, ahead: list[Place], size: Callable[[Place], float]) -> float:
+    def _shared(
+        self, newcomer: QueueEntry, ahead: list[QueueEntry], size: Callable[[QueueEntry], float]
+    ) -> float:
         """What is served until the newcomer is, in prompt tokens or in rows.
 
         While a user's are computed each other user gets as many, by weight, as far as it has any:
@@ -313,22 +317,22 @@ class Forecast:
             return sum(map(size, ahead)) + size(newcomer)
         users: dict[str, float] = {newcomer.user: size(newcomer)}
         weights = {newcomer.user: newcomer.weight}
-        for place in ahead:
-            users[place.user] = users.get(place.user, 0.0) + size(place)
-            weights.setdefault(place.user, place.weight)
+        for entry in ahead:
+            users[entry.user] = users.get(entry.user, 0.0) + size(entry)
+            weights.setdefault(entry.user, entry.weight)
         each = users[newcomer.user] / newcomer.weight
         return sum(min(amount, each * weights[user]) for user, amount in users.items())
 
     def backlog_s(self) -> float:
         """Seconds until all that waits has its first token."""
-        return sum(map(self.tokens, self.places)) * self.token_s
+        return sum(map(self.tokens, self.entries)) * self.token_s
 
     def check_integrity(self) -> None:
         """Counts fit each other; nobody waits without a prompt to wait for."""
-        for place in self.places:
-            assert place.left or not place.lengths
-            assert place.untouched <= set(place.left)
-            assert all(0 <= left <= place.lengths[n] for n, left in place.left.items())
-        for engine_id, (place, _) in self._by_engine.items():
-            assert engine_id in place.engine_ids
+        for entry in self.entries:
+            assert entry.left or not entry.lengths
+            assert entry.untouched <= set(entry.left)
+            assert all(0 <= left <= entry.lengths[n] for n, left in entry.left.items())
+        for engine_id, (entry, _) in self._by_engine.items():
+            assert engine_id in entry.engine_ids
         assert self._cached <= self._queried + 1e-6

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from headway.admit.admission import Asked, Ticket
+from headway.admit.admission import AdmissionRequest, Ticket
 from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
 from headway.core.service import ServiceClass, choose_class
 from headway.core.slo import DEFAULT_CLASS
@@ -247,10 +247,10 @@ class Generate:
         falls_back = "fallback" not in scope and self._state.falls_back(call.body.model)
         return sheds or falls_back or generation.sampling.grammar is not None
 
-    def _asked(self, call: Call, generation: Generation) -> Asked:
+    def _asked(self, call: Call, generation: Generation) -> AdmissionRequest:
         """What admission looks at."""
         given = [name for name in self._row.lengths if getattr(call.body, name) is not None]
-        return Asked(
+        return AdmissionRequest(
             lengths=[len(prompt) for prompt in generation.prompts],
             sampling=generation.sampling,
             max_model_len=generation.model.info().max_model_len,
