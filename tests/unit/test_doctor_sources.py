@@ -46,11 +46,18 @@ def test_the_window_asked_for_is_the_one_that_is_read() -> None:
     polls = [snapshot(model)]
     reading = reading_from_stats("http://made.up", polls, seconds=20)
     assert reading.seconds == pytest.approx(polls[0].windows[-1].covered_s)
-    assert reading.num_ended == 5 and reading.ttft.mean == pytest.approx(0.5)
+    assert reading.load.num_ended == 5 and reading.latency.ttft.mean == pytest.approx(0.5)
     assert reading.queue_s == pytest.approx(0.25) and reading.prefill_s == pytest.approx(0.25)
     assert reading.decode_s == pytest.approx(0.2) and reading.request_s == pytest.approx(0.7)
-    assert reading.rows == 4 and reading.max_num_seqs == 8 and reading.kv_tokens == 1600
-    assert reading.usd_per_million_output is not None and reading.usd_per_million_output > 0
+    assert (
+        reading.steps.rows == 4
+        and reading.limits.max_num_seqs == 8
+        and reading.kv.num_tokens == 1600
+    )
+    assert (
+        reading.spend.usd_per_million_output is not None
+        and reading.spend.usd_per_million_output > 0
+    )
 
 
 def test_a_price_given_to_the_doctor_counts_where_the_server_has_none() -> None:
@@ -59,10 +66,10 @@ def test_a_price_given_to_the_doctor_counts_where_the_server_has_none() -> None:
     answer(model, clock, "r", [0.5, 0.1, 0.1])
     run_steps(model, clock, 0, 100)
     polls = [snapshot(model)]
-    assert reading_from_stats("u", polls, seconds=20).usd_per_million_output is None
+    assert reading_from_stats("u", polls, seconds=20).spend.usd_per_million_output is None
     priced = reading_from_stats("u", polls, seconds=20, price_per_hour=3.6)
     spent = 0.001 * priced.seconds
-    assert priced.usd_per_million_output == pytest.approx(spent / 3 * 1e6)
+    assert priced.spend.usd_per_million_output == pytest.approx(spent / 3 * 1e6)
 
 
 def slow_case(left: int, running: int = 4) -> list[Snapshot]:
@@ -86,18 +93,18 @@ def slow_case(left: int, running: int = 4) -> list[Snapshot]:
 
 def test_a_request_whose_tokens_stay_is_read_slowly() -> None:
     reading = reading_from_stats("u", slow_case(left=10), seconds=20)
-    (slow,) = reading.slow_streams
+    (slow,) = reading.client.slow_streams
     assert (slow.id, slow.made, slow.left) == ("r", 100, 10)
     assert diagnose(reading).bottleneck.name == "slow-client"
 
 
 def test_a_request_at_the_engines_pace_is_not() -> None:
-    assert reading_from_stats("u", slow_case(left=99), seconds=20).slow_streams == ()
+    assert reading_from_stats("u", slow_case(left=99), seconds=20).client.slow_streams == ()
 
 
 def test_what_still_decodes_while_nothing_runs_waits_for_its_reader() -> None:
     reading = reading_from_stats("u", slow_case(left=99, running=0), seconds=20)
-    assert len(reading.slow_streams) == 1
+    assert len(reading.client.slow_streams) == 1
 
 
 def test_faults_are_counted_between_the_polls() -> None:
@@ -110,8 +117,8 @@ def test_faults_are_counted_between_the_polls() -> None:
     model.errors["context_length_exceeded"] = 3
     polls.append(snapshot(model))
     reading = reading_from_stats("u", polls, seconds=20)
-    assert reading.validation_failures == 3 and reading.num_retries == 2
-    assert reading.errors == {"context_length_exceeded": 3}
+    assert reading.faults.validation_failures == 3 and reading.faults.num_retries == 2
+    assert reading.faults.errors == {"context_length_exceeded": 3}
 
 
 def test_long_prompts_under_way_are_seen_beside_short_ones() -> None:
@@ -121,7 +128,7 @@ def test_long_prompts_under_way_are_seen_beside_short_ones() -> None:
     for name, length in (("a", 16), ("b", 16), ("long", 1500), ("next", 1500)):
         begin(model, name, num_prompt=length)
     reading = reading_from_stats("u", [snapshot(model)], seconds=20)
-    assert (reading.short_prompt, reading.longest_prompt) == (16, 1500)
+    assert (reading.lengths.short_prompt, reading.lengths.longest_prompt) == (16, 1500)
 
 
 def test_prefixes_of_the_last_prompts_are_tokens_sent_again() -> None:
@@ -141,8 +148,8 @@ def test_prefixes_of_the_last_prompts_are_tokens_sent_again() -> None:
         )
     ]
     reading = reading_from_stats("u", [snapshot(model)], seconds=20)
-    assert reading.shared_tokens == pytest.approx(23 * 200 / 32)
-    assert reading.shared_said == "24 requests share their first 200 tokens"
+    assert reading.prefix.shared_tokens == pytest.approx(23 * 200 / 32)
+    assert reading.prefix.shared_said == "24 requests share their first 200 tokens"
 
 
 def test_an_engine_that_never_ran_gives_a_reading() -> None:
@@ -193,13 +200,13 @@ def vllm_text(done: int, running: int = 4, waiting: int = 0, usage: float = 0.3)
 def test_metrics_are_told_by_what_they_grew() -> None:
     scrapes = [parse_scrape(vllm_text(100)), parse_scrape(vllm_text(140, waiting=30, usage=0.98))]
     reading = reading_from_metrics("u", scrapes, seconds=20, transfer_s=0.01, price_per_hour=2)
-    assert reading.num_ended == 40 and reading.finished_per_s == 2
-    assert reading.ttft.mean == pytest.approx(3) and 1 < reading.ttft.p50 <= 5
-    assert reading.itl.mean == pytest.approx(0.04), "the older name is read"
+    assert reading.load.num_ended == 40 and reading.load.finished_per_s == 2
+    assert reading.latency.ttft.mean == pytest.approx(3) and 1 < reading.latency.ttft.p50 <= 5
+    assert reading.latency.itl.mean == pytest.approx(0.04), "the older name is read"
     assert reading.queue_s == pytest.approx(2) and reading.prefill_s == pytest.approx(1)
-    assert reading.kv_usage_max == 0.98 and reading.num_preemptions == 40
-    assert reading.cache_hit_rate == pytest.approx(0.25)
-    assert reading.arrivals_per_s == pytest.approx((40 + 30) / 20)
+    assert reading.kv.usage_max == 0.98 and reading.kv.num_preemptions == 40
+    assert reading.prefix.hit_rate == pytest.approx(0.25)
+    assert reading.load.arrivals_per_s == pytest.approx((40 + 30) / 20)
     assert reading.server == "vllm metrics of llama" and reading.not_known
 
 
@@ -235,9 +242,9 @@ def test_a_report_splits_ttft_with_the_servers_counters() -> None:
         "request_prefill_time_seconds_count": 100.0,
     }
     reading = reading_from_report("r.json", build_report(run, "0"), price_per_hour=2.0)
-    assert reading.transfer_s == pytest.approx(0.01)
+    assert reading.latency.transfer_s == pytest.approx(0.01)
     assert reading.share_of_ttft(reading.queue_s) == pytest.approx(2 / 3)
-    assert reading.usd_per_million_output == pytest.approx(2 / 3600 / 110 * 1e6, rel=0.01)
+    assert reading.spend.usd_per_million_output == pytest.approx(2 / 3600 / 110 * 1e6, rel=0.01)
 
 
 def test_a_report_without_server_metrics_says_so() -> None:
@@ -251,7 +258,7 @@ def test_shared_prefixes_of_a_report_are_a_cold_cache() -> None:
     exchanges = steady(40, 1.0, ttft_s=lambda i: 0.9, tokens=3, prompt_tokens=320)
     report = build_report(run_of(exchanges, 40.0), "0", sharing=find_sharing(prompts))
     reading = reading_from_report("r.json", report)
-    assert reading.shared_tokens == pytest.approx(39 * 300 / 40)
+    assert reading.prefix.shared_tokens == pytest.approx(39 * 300 / 40)
     found = diagnose(reading)
     assert found.bottleneck.name == "cold-cache"
     assert "300 tokens" in " ".join(found.bottleneck.evidence)

@@ -3,6 +3,8 @@
 Pure. `Diagnosis` is what `--json` prints and what `show` draws.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 
 from headway.advise import rules, waste
@@ -107,21 +109,27 @@ def diagnose(r: Reading) -> Diagnosis:
         source=r.source,
         server=r.server,
         seconds=r.seconds,
-        num_ended=r.num_ended,
+        num_ended=r.load.num_ended,
         bottleneck=bottleneck(r, found),
-        ttft=FirstToken(
-            mean_s=r.ttft.mean,
-            p50_s=r.ttft.p50,
-            p99_s=r.ttft.p99,
-            queue_s=r.queue_s,
-            prefill_s=r.prefill_s,
-            transfer_s=r.transfer_s,
-        ),
+        ttft=first_token(r),
         tpot=per_token(r),
         findings=found,
         waste=[text for remark in waste.WASTE if (text := remark(r))],
         savings=savings(r),
         not_known=list(r.not_known),
+    )
+
+
+def first_token(r: Reading) -> FirstToken:
+    """TTFT and its parts."""
+    ttft = r.latency.ttft
+    return FirstToken(
+        mean_s=ttft.mean,
+        p50_s=ttft.p50,
+        p99_s=ttft.p99,
+        queue_s=r.queue_s,
+        prefill_s=r.prefill_s,
+        transfer_s=r.latency.transfer_s,
     )
 
 
@@ -172,60 +180,64 @@ def per_token(r: Reading) -> PerToken:
     step, why = decode_step(r), ""
     if step is None:
         why = "bytes of a step or the machine's bandwidth are not known"
-        if r.cache_resident:
+        if r.weights.cache_resident:
             why = "the weights stay in the CPU's cache: memory does not bound decoding"
-        elif r.source == "stats" and r.decode_steps is None:
+        elif r.source == "stats" and r.steps.decode is None:
             why = "no step without prefill ran"
-    times = r.tpot if r.tpot.count else r.itl
+    times = r.latency.tpot if r.latency.tpot.count else r.latency.itl
     return PerToken(
         mean_s=times.mean,
         p50_s=times.p50,
         p99_s=times.p99,
-        step_s=r.decode_step_s,
+        step_s=r.steps.decode_step_s,
         floor_s=step.floor_s() if step else None,
         bytes_per_step=step.num_bytes if step else None,
-        rows=r.rows,
+        rows=r.steps.rows,
         why_no_floor=why,
     )
 
 
 def savings(r: Reading) -> list[Saving]:
     """What shorter prompts or answers and a stable prefix would save."""
-    found = []
-    if r.decode_s:
-        found.append(
-            saving(
-                r,
-                f"answers {percent(SHORTER)} shorter ({tokens(r.output.mean)} tokens now)",
-                r.decode_s * SHORTER,
-                usd(r.usd_per_million_output, r.output.mean, SHORTER, r.finished_per_s),
-                "output length is a product decision",
-            )
-        )
-    if r.prefill_s:
-        price = r.usd_per_million_input
-        found.append(
-            saving(
-                r,
-                f"prompts {percent(SHORTER)} shorter ({tokens(r.prompt.mean)} tokens now)",
-                r.prefill_s * SHORTER,
-                usd(price, r.prompt.mean, SHORTER, r.finished_per_s),
-                "prefill time is in proportion to the tokens computed",
-            )
-        )
-        share = STABLE
-        if r.shared_tokens and r.prompt.mean:
-            share = min(r.shared_tokens / r.prompt.mean, 1.0)
-        found.append(
-            saving(
-                r,
-                f"a stable prefix of {percent(share)} of the prompt",
-                r.prefill_s * share,
-                usd(price, r.prompt.mean, share, r.finished_per_s),
-                "the prefix cache computes it once",
-            )
-        )
-    return found
+    return [*shorter_answers(r), *shorter_prompts(r)]
+
+
+def shorter_answers(r: Reading) -> Iterator[Saving]:
+    """A fifth of the answer, where the time of decoding is known."""
+    if not r.decode_s:
+        return
+    length, price = r.lengths.output.mean, r.spend.usd_per_million_output
+    yield saving(
+        r,
+        f"answers {percent(SHORTER)} shorter ({tokens(length)} tokens now)",
+        r.decode_s * SHORTER,
+        usd(price, length, SHORTER, r.load.finished_per_s),
+        "output length is a product decision",
+    )
+
+
+def shorter_prompts(r: Reading) -> Iterator[Saving]:
+    """A fifth of the prompt, or what a stable prefix would be of it, where prefill is known."""
+    if not r.prefill_s:
+        return
+    length, price = r.lengths.prompt.mean, r.spend.usd_per_million_input
+    yield saving(
+        r,
+        f"prompts {percent(SHORTER)} shorter ({tokens(length)} tokens now)",
+        r.prefill_s * SHORTER,
+        usd(price, length, SHORTER, r.load.finished_per_s),
+        "prefill time is in proportion to the tokens computed",
+    )
+    share = STABLE
+    if r.prefix.shared_tokens and length:
+        share = min(r.prefix.shared_tokens / length, 1.0)
+    yield saving(
+        r,
+        f"a stable prefix of {percent(share)} of the prompt",
+        r.prefill_s * share,
+        usd(price, length, share, r.load.finished_per_s),
+        "the prefix cache computes it once",
+    )
 
 
 def saving(r: Reading, what: str, seconds: float, usd_per_hour: float | None, note: str) -> Saving:

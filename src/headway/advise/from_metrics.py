@@ -7,24 +7,32 @@ within buckets. What the names do not say (bytes, ceilings, steps) stays unknown
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.advise.reading import Reading
+from headway.advise.reading import (
+    FaultReading,
+    KVReading,
+    LatencyReading,
+    LengthReading,
+    LoadReading,
+    PrefixReading,
+    Reading,
+    SpendReading,
+    StepReading,
+)
 from headway.telemetry.snapshot import Percentiles
 
-HISTOGRAMS = {
+LATENCIES = {
     "ttft": ("time_to_first_token_seconds",),
     "tpot": ("request_time_per_output_token_seconds",),
     "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
     "e2e": ("e2e_request_latency_seconds",),
     "queue": ("request_queue_time_seconds",),
     "prefill": ("request_prefill_time_seconds",),
-    "prompt": ("request_prompt_tokens",),
-    "output": ("request_generation_tokens",),
 }
-"""Reading field → the names it has had, the newest first."""
+LENGTHS = {"prompt": ("request_prompt_tokens",), "output": ("request_generation_tokens",)}
+"""Field of a reading → the names it has had, the newest first."""
 KV_USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
 QUERIES = ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total")
 HITS = ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total")
@@ -86,51 +94,85 @@ def reading_from_metrics(
 ) -> Reading:
     """What happened between the first scrape and the last."""
     first, last = scrapes[0], scrapes[-1]
-
-    def grown(*names: str) -> float:
-        return max((last.first(names) or 0.0) - (first.first(names) or 0.0), 0.0)
-
-    latencies: dict[str, Any] = {
-        name: growth(first, last, names) for name, names in HISTOGRAMS.items()
-    }
-    ended = int(latencies["e2e"].count or grown("request_success_total"))
-    queries = grown(*QUERIES)
-    waiting = [scrape.values.get("num_requests_waiting") for scrape in scrapes]
-    running = mean([scrape.values.get("num_requests_running") for scrape in scrapes])
-    idle = None
-    if running is not None:
-        busy = sum(scrape.values.get("num_requests_running", 0) > 0 for scrape in scrapes)
-        idle = 1 - busy / len(scrapes)
-    failed = int(reasons(first, last).get("error", 0))
+    prompt = growth(first, last, LENGTHS["prompt"])
+    output = growth(first, last, LENGTHS["output"])
+    generated = grown(first, last, "generation_tokens_total")
     return Reading(
         source="metrics",
         subject=subject,
         server=f"{last.prefix} metrics of {last.model or 'a model'}",
         seconds=seconds,
         not_known=NOT_KNOWN,
-        num_ended=ended,
-        num_failed=failed,
-        arrivals_per_s=max(ended + in_flight(last) - in_flight(first), 0.0) / seconds,
-        finished_per_s=ended / seconds,
-        running=running,
-        waiting=mean(waiting),
-        waiting_growth=(waiting[-1] or 0.0) - (waiting[0] or 0.0),
-        **latencies,
-        transfer_s=transfer_s,
-        short_prompt=latencies["prompt"].p50,
-        idle_share=idle,
-        kv_usage_max=highest([scrape.first(KV_USAGE) for scrape in scrapes]),
-        num_preemptions=int(grown("num_preemptions_total")),
-        cache_hit_rate=grown(*HITS) / queries if queries else None,
-        validation_failures=int(grown("validation_failures_total")),
-        refused=int(grown("admission_rejections_total")),
-        num_retries=int(grown("client_retries_total")),
-        num_restarts=int(grown("engine_restarts_total")),
-        price_per_hour=price_per_hour,
-        usd_per_million_output=output_price(
-            price_per_hour, grown("generation_tokens_total"), seconds
+        load=load(scrapes, seconds),
+        latency=LatencyReading(
+            **{name: growth(first, last, names) for name, names in LATENCIES.items()},
+            transfer_s=transfer_s,
+        ),
+        lengths=LengthReading(prompt=prompt, output=output, short_prompt=prompt.p50),
+        steps=StepReading(idle_share=idle_share(scrapes)),
+        kv=kv(scrapes),
+        prefix=prefix(first, last),
+        faults=faults(first, last),
+        spend=SpendReading(
+            price_per_hour=price_per_hour,
+            usd_per_million_output=output_price(price_per_hour, generated, seconds),
         ),
     )
+
+
+def load(scrapes: Sequence[Scrape], seconds: float) -> LoadReading:
+    """What arrives, runs and waits."""
+    first, last = scrapes[0], scrapes[-1]
+    ended = int(
+        growth(first, last, LATENCIES["e2e"]).count or grown(first, last, "request_success_total")
+    )
+    waiting = [scrape.values.get("num_requests_waiting") for scrape in scrapes]
+    return LoadReading(
+        num_ended=ended,
+        arrivals_per_s=max(ended + in_flight(last) - in_flight(first), 0.0) / seconds,
+        finished_per_s=ended / seconds,
+        running=mean([scrape.values.get("num_requests_running") for scrape in scrapes]),
+        waiting=mean(waiting),
+        waiting_growth=(waiting[-1] or 0.0) - (waiting[0] or 0.0),
+    )
+
+
+def idle_share(scrapes: Sequence[Scrape]) -> float | None:
+    """Of the scrapes, those at which nothing ran."""
+    running = [scrape.values.get("num_requests_running") for scrape in scrapes]
+    if all(count is None for count in running):
+        return None
+    return 1 - sum((count or 0) > 0 for count in running) / len(running)
+
+
+def kv(scrapes: Sequence[Scrape]) -> KVReading:
+    """The fullest of the moments, and the preemptions between them."""
+    return KVReading(
+        usage_max=highest([scrape.first(KV_USAGE) for scrape in scrapes]),
+        num_preemptions=int(grown(scrapes[0], scrapes[-1], "num_preemptions_total")),
+    )
+
+
+def prefix(first: Scrape, last: Scrape) -> PrefixReading:
+    """Hits over lookups."""
+    queries = grown(first, last, *QUERIES)
+    return PrefixReading(hit_rate=grown(first, last, *HITS) / queries if queries else None)
+
+
+def faults(first: Scrape, last: Scrape) -> FaultReading:
+    """What was counted between the two."""
+    return FaultReading(
+        num_failed=int(reasons(first, last).get("error", 0)),
+        validation_failures=int(grown(first, last, "validation_failures_total")),
+        refused=int(grown(first, last, "admission_rejections_total")),
+        num_retries=int(grown(first, last, "client_retries_total")),
+        num_restarts=int(grown(first, last, "engine_restarts_total")),
+    )
+
+
+def grown(first: Scrape, last: Scrape, *names: str) -> float:
+    """What a counter gained, under the first of its names that is there."""
+    return max((last.first(names) or 0.0) - (first.first(names) or 0.0), 0.0)
 
 
 def in_flight(scrape: Scrape) -> float:

@@ -1,8 +1,16 @@
 """A reading from a report of `headway bench`: what the client saw, and the server's counters."""
 
-from typing import Any
-
-from headway.advise.reading import Reading
+from headway.advise.reading import (
+    ClientReading,
+    FaultReading,
+    KVReading,
+    LatencyReading,
+    LengthReading,
+    LoadReading,
+    PrefixReading,
+    Reading,
+    SpendReading,
+)
 from headway.bench.percentiles import Distribution
 from headway.bench.report import Report
 from headway.telemetry.snapshot import Percentiles
@@ -17,34 +25,42 @@ def reading_from_report(
     subject: str, report: Report, *, price_per_hour: float | None = None
 ) -> Reading:
     """The window of the run."""
-    figures, rates, counts = report.figures, report.rates, report.counts
-    gauges, counters = report.run.server.gauges, report.run.server.counters
-    queue, prefill = timed(counters, "queue"), timed(counters, "prefill")
-    prompt = percentiles(figures.prompt_tokens)
-    price = price_per_hour
-    if price is None:
-        price = report.run.load.price_per_hour
-    usd = None
-    if price is not None and rates.output_tokens_per_s:
-        usd = price / 3600 / rates.output_tokens_per_s * 1e6
-    waiting = known(gauges.get("num_requests_waiting", []))
-    running = known(gauges.get("num_requests_running", []))
+    queue, prefill = timed(report, "queue"), timed(report, "prefill")
     return Reading(
         source="report",
         subject=subject,
         server=f"{report.run.server.model} at {report.run.server.url}",
         seconds=report.run.load.to_s - report.run.load.from_s,
         not_known=NOT_KNOWN if queue.count else (*NOT_KNOWN, NO_SERVER),
-        num_ended=counts.counted,
-        num_failed=counts.failed,
-        refused=counts.refused,
-        errors=dict(counts.reasons),
-        arrivals_per_s=rates.offered_per_s,
-        finished_per_s=rates.requests_per_s,
+        load=load(report),
+        client=ClientReading(bottleneck=report.client.why if report.client.bottleneck else ""),
+        latency=latency(report, queue, prefill),
+        lengths=lengths(report),
+        kv=kv(report),
+        prefix=prefix(report),
+        faults=faults(report),
+        spend=spend(report, price_per_hour),
+    )
+
+
+def load(report: Report) -> LoadReading:
+    """What was sent and what ended; what ran and waited as the server's gauges say."""
+    waiting, running = gauge(report, "num_requests_waiting"), gauge(report, "num_requests_running")
+    return LoadReading(
+        num_ended=report.counts.counted,
+        arrivals_per_s=report.rates.offered_per_s,
+        finished_per_s=report.rates.requests_per_s,
         running=mean(running),
         waiting=mean(waiting),
         waiting_growth=waiting[-1] - waiting[0] if waiting else None,
         over_saturated=report.saturation.over_saturated,
+    )
+
+
+def latency(report: Report, queue: Percentiles, prefill: Percentiles) -> LatencyReading:
+    """The client's own times, and of the server its queue and prefill."""
+    figures = report.figures
+    return LatencyReading(
         ttft=percentiles(figures.ttft_s),
         tpot=percentiles(figures.tpot_s),
         itl=percentiles(figures.itl_s or figures.chunk_gap_s),
@@ -52,18 +68,45 @@ def reading_from_report(
         queue=queue,
         prefill=prefill,
         transfer_s=transfer(figures.ttft_s, queue, prefill),
-        prompt=prompt,
-        output=percentiles(figures.output_tokens),
-        short_prompt=prompt.p50,
-        longest_prompt=figures.prompt_tokens.max if figures.prompt_tokens else None,
-        kv_usage_max=max(known(gauges.get("kv_cache_usage_perc", [])), default=None),
-        num_preemptions=preemptions(counters),
-        cache_hit_rate=hit_rate(report),
-        **shared(report, prompt.mean or 0.0),
-        client_bottleneck=report.client.why if report.client.bottleneck else "",
-        price_per_hour=price,
-        usd_per_million_output=usd,
     )
+
+
+def lengths(report: Report) -> LengthReading:
+    """Tokens of prompts and answers."""
+    found = report.figures.prompt_tokens
+    prompt = percentiles(found)
+    return LengthReading(
+        prompt=prompt,
+        output=percentiles(report.figures.output_tokens),
+        short_prompt=prompt.p50,
+        longest_prompt=found.max if found else None,
+    )
+
+
+def kv(report: Report) -> KVReading:
+    """As the server's gauges and counters say."""
+    count = report.run.server.counters.get("num_preemptions_total")
+    return KVReading(
+        usage_max=max(gauge(report, "kv_cache_usage_perc"), default=None),
+        num_preemptions=None if count is None else int(count),
+    )
+
+
+def faults(report: Report) -> FaultReading:
+    """What the client was answered."""
+    counts = report.counts
+    return FaultReading(
+        num_failed=counts.failed, refused=counts.refused, errors=dict(counts.reasons)
+    )
+
+
+def spend(report: Report, given: float | None) -> SpendReading:
+    """All spend over the output tokens, at the price `given`, else at the run's own."""
+    price, per_s = given, report.rates.output_tokens_per_s
+    if price is None:
+        price = report.run.load.price_per_hour
+    usd = price / 3600 / per_s * 1e6 if price is not None and per_s else None
+    return SpendReading(price_per_hour=price, usd_per_million_output=usd)
 
 
 def percentiles(found: Distribution | None) -> Percentiles:
@@ -73,8 +116,9 @@ def percentiles(found: Distribution | None) -> Percentiles:
     return Percentiles(**{name: getattr(found, name) for name in Percentiles.__struct_fields__})
 
 
-def timed(counters: dict[str, float], part: str) -> Percentiles:
+def timed(report: Report, part: str) -> Percentiles:
     """The mean of a server's histogram over the run; its percentiles are not kept."""
+    counters = report.run.server.counters
     count = int(counters.get(f"request_{part}_time_seconds_count", 0))
     if not count:
         return Percentiles()
@@ -89,17 +133,13 @@ def transfer(ttft: Distribution | None, queue: Percentiles, prefill: Percentiles
     return max(ttft.mean - queue.mean - prefill.mean, 0.0)
 
 
-def known(values: list[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def gauge(report: Report, name: str) -> list[float]:
+    """What the server said of it during the run, in order."""
+    return [value for value in report.run.server.gauges.get(name, []) if value is not None]
 
 
 def mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def preemptions(counters: dict[str, float]) -> int | None:
-    count = counters.get("num_preemptions_total")
-    return None if count is None else int(count)
 
 
 def hit_rate(report: Report) -> float | None:
@@ -111,20 +151,22 @@ def hit_rate(report: Report) -> float | None:
     return counters.get("prefix_cache_hits_total", 0.0) / queries if queries else None
 
 
-def shared(report: Report, prompt: float) -> dict[str, Any]:
+def prefix(report: Report) -> PrefixReading:
     """Tokens of a mean prompt that others began with; words are scaled to the prompt's tokens.
 
     40 of 50 requests share 384 tokens: a mean prompt has 0.8 · 384 = 307 that were sent before
     (the first of each group had to be computed: 39 / 50).
     """
-    total = len(report.run.exchanges)
+    total, length = len(report.run.exchanges), percentiles(report.figures.prompt_tokens).mean
     if not report.sharing or not total:
-        return {}
+        return PrefixReading(hit_rate=hit_rate(report))
     sent = 0.0
     for each in report.sharing:
         scale = 1.0
         if each.unit != "tokens" and each.median_length:
-            scale = prompt / each.median_length
+            scale = (length or 0.0) / each.median_length
         sent += (each.requests - 1) * each.shared * scale
     best = max(report.sharing, key=lambda each: each.requests * each.shared)
-    return {"shared_tokens": sent / total, "shared_said": best.said.rstrip(".")}
+    return PrefixReading(
+        hit_rate=hit_rate(report), shared_tokens=sent / total, shared_said=best.said.rstrip(".")
+    )

@@ -5,9 +5,23 @@ not leave, a queue that grew, faults that were counted.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-from headway.advise.reading import Reading, SlowStream
+from headway.advise.reading import (
+    ClientReading,
+    FaultReading,
+    KVReading,
+    LatencyReading,
+    LengthReading,
+    LimitReading,
+    LoadReading,
+    MachineReading,
+    PrefixReading,
+    Reading,
+    SlowStream,
+    SpendReading,
+    StepReading,
+    WeightReading,
+)
 from headway.telemetry.snapshot import LiveRequest, Percentiles, Snapshot, StepStats, Window
 
 SLOW_SHARE = 0.5
@@ -28,54 +42,25 @@ def reading_from_stats(
     """What the polls say, the oldest first; the window of the last that is nearest `seconds`."""
     first, last = polls[0], polls[-1]
     window = min(last.windows, key=lambda w: abs(w.seconds - seconds))
-    steps, mean = window.steps, window.steps.mean
-    price = price_per_hour if price_per_hour is not None else last.price_per_hour
-    group = min(last.now.kv_groups, key=lambda g: g.blocks_total, default=None)
     return Reading(
         source="stats",
         subject=subject,
         server=describe(last),
         seconds=window.covered_s,
         not_known=not_known(last, window, transfer_s),
-        num_ended=window.latency["e2e"].count,
-        num_failed=window.num_failed,
-        arrivals_per_s=window.arrivals_per_s,
-        finished_per_s=window.finished_per_s,
-        running=mean.running if mean else 0.0,
-        waiting=mean.waiting if mean else 0.0,
-        waiting_growth=last.now.num_waiting - first.now.num_waiting,
-        waiting_ages_s=tuple(r.age_s for r in last.now.requests if r.state == "waiting"),
-        slow_streams=slow_streams(polls),
-        **latencies(window),
-        transfer_s=transfer_s,
-        **prompt_lengths(polls, window),
-        idle_share=steps.idle_share,
-        host_share=host_share(steps),
-        decode_steps=window.decode,
-        prefill_steps=window.prefill,
-        cores=window.cores,
-        rows=mean.running if mean else None,
-        prefill_tokens_per_step=prefill_tokens(steps),
+        load=load(first, last, window),
+        client=ClientReading(slow_streams=slow_streams(polls)),
+        latency=latency(window, transfer_s),
+        lengths=lengths(polls, window),
+        steps=steps(window),
+        limits=limits(last),
+        machine=machine(last, window),
+        weights=weights(last),
+        kv=kv(last, window),
+        prefix=prefix(last, window),
+        faults=faults(first, last, window),
+        spend=spend(window, last.price_per_hour, price_per_hour),
         verdict=window.verdict,
-        kv_usage_max=steps.kv_usage_max,
-        num_preemptions=steps.num_preemptions,
-        kv_tokens=group.blocks_total * last.limits.block_size if group else None,
-        cache_hit_rate=window.cache_hit_rate,
-        **shared(last),
-        max_num_seqs=last.limits.max_num_seqs or None,
-        max_num_batched_tokens=last.limits.max_num_batched_tokens or None,
-        bandwidth=last.machine.bandwidth_bytes_per_s,
-        flops=last.machine.flops_per_s,
-        cache_resident=last.machine.cache_resident,
-        dtype=last.model.dtype,
-        step_weight_bytes=last.model.step_weight_bytes,
-        weight_choices=last.model.weight_choices,
-        kv_choices=last.model.kv_choices,
-        kv_bytes_per_token=last.model.kv_bytes_per_token,
-        flops_per_token=last.model.flops_per_token,
-        **faults(first, last),
-        price_per_hour=price,
-        **prices(window, last.price_per_hour, price),
     )
 
 
@@ -101,42 +86,111 @@ def not_known(last: Snapshot, window: Window, transfer_s: float | None) -> tuple
     return tuple(found)
 
 
-def latencies(window: Window) -> dict[str, Any]:
-    """The window's percentiles under the reading's names."""
-    found: dict[str, Any] = {
-        name: window.latency.get(name, Percentiles())
-        for name in ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
-    }
-    return found | {name: window.lengths.get(name, Percentiles()) for name in ("prompt", "output")}
+def load(first: Snapshot, last: Snapshot, window: Window) -> LoadReading:
+    """What arrives, runs and waits."""
+    mean = window.steps.mean
+    return LoadReading(
+        num_ended=window.latency["e2e"].count,
+        arrivals_per_s=window.arrivals_per_s,
+        finished_per_s=window.finished_per_s,
+        running=mean.running if mean else 0.0,
+        waiting=mean.waiting if mean else 0.0,
+        waiting_growth=last.now.num_waiting - first.now.num_waiting,
+        waiting_ages_s=tuple(r.age_s for r in last.now.requests if r.state == "waiting"),
+    )
 
 
-def prompt_lengths(polls: Sequence[Snapshot], window: Window) -> dict[str, Any]:
+def latency(window: Window, transfer_s: float | None) -> LatencyReading:
+    """The window's percentiles; the round trip is the doctor's own."""
+    names = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
+    found = {name: window.latency.get(name, Percentiles()) for name in names}
+    return LatencyReading(**found, transfer_s=transfer_s)
+
+
+def lengths(polls: Sequence[Snapshot], window: Window) -> LengthReading:
     """What a quarter of the prompts stays below, and the longest.
 
     Of the requests under way at the polls where they are several: [16, 16, 2500, 2500] → 16 and
     2500, though none of the short ones may have ended.
     """
     seen = {r.id: float(r.prompt_tokens) for poll in polls for r in poll.now.requests}
-    lengths, ended = sorted(seen.values()), window.lengths["prompt"]
-    short = lengths[len(lengths) // 4] if len(lengths) >= MIN_SEEN else ended.p50
-    return {
-        "short_prompt": short,
-        "longest_prompt": max([*lengths, ended.p99 or 0.0], default=0.0) or None,
-    }
+    under_way, ended = sorted(seen.values()), window.lengths.get("prompt", Percentiles())
+    short = under_way[len(under_way) // 4] if len(under_way) >= MIN_SEEN else ended.p50
+    return LengthReading(
+        prompt=ended,
+        output=window.lengths.get("output", Percentiles()),
+        short_prompt=short,
+        longest_prompt=max([*under_way, ended.p99 or 0.0], default=0.0) or None,
+    )
 
 
-def shared(last: Snapshot) -> dict[str, Any]:
+def steps(window: Window) -> StepReading:
+    """What the steps took."""
+    found = window.steps
+    return StepReading(
+        idle_share=found.idle_share,
+        host_share=host_share(found),
+        decode=window.decode,
+        prefill=window.prefill,
+        rows=found.mean.running if found.mean else None,
+        prefill_tokens=prefill_tokens(found),
+    )
+
+
+def limits(last: Snapshot) -> LimitReading:
+    """What a step may hold."""
+    return LimitReading(
+        max_num_seqs=last.limits.max_num_seqs or None,
+        max_num_batched_tokens=last.limits.max_num_batched_tokens or None,
+    )
+
+
+def machine(last: Snapshot, window: Window) -> MachineReading:
+    """The ceilings that were measured."""
+    return MachineReading(
+        bandwidth=last.machine.bandwidth_bytes_per_s,
+        flops=last.machine.flops_per_s,
+        cores=window.cores,
+    )
+
+
+def weights(last: Snapshot) -> WeightReading:
+    """What a step reads of the model."""
+    return WeightReading(
+        step_bytes=last.model.step_weight_bytes,
+        choices=last.model.weight_choices,
+        cache_resident=last.machine.cache_resident,
+    )
+
+
+def kv(last: Snapshot, window: Window) -> KVReading:
+    """The blocks: those of the group with the fewest, whose tokens end first."""
+    group = min(last.now.kv_groups, key=lambda g: g.blocks_total, default=None)
+    return KVReading(
+        usage_max=window.steps.kv_usage_max,
+        num_preemptions=window.steps.num_preemptions,
+        num_tokens=group.blocks_total * last.limits.block_size if group else None,
+        bytes_per_token=last.model.kv_bytes_per_token,
+        choices=last.model.kv_choices,
+    )
+
+
+def prefix(last: Snapshot, window: Window) -> PrefixReading:
     """Tokens of a mean prompt that others began with, among the last prompts.
 
     24 of 32 prompts share 200 tokens: all but the first of them sent them again, 23 · 200 / 32.
     """
     if not last.prefixes:
-        return {}
+        return PrefixReading(hit_rate=window.cache_hit_rate)
     grouped = sum(each.requests for each in last.prefixes)
     total = max(grouped, min(LAST_PROMPTS, last.totals.requests))
     best = max(last.prefixes, key=lambda each: each.requests * each.shared_tokens)
     again = sum((each.requests - 1) * each.shared_tokens for each in last.prefixes)
-    return {"shared_tokens": again / total, "shared_said": best.text.rstrip(".")}
+    return PrefixReading(
+        hit_rate=window.cache_hit_rate,
+        shared_tokens=again / total,
+        shared_said=best.text.rstrip("."),
+    )
 
 
 def host_share(steps: StepStats) -> float | None:
@@ -155,56 +209,62 @@ def prefill_tokens(steps: StepStats) -> float | None:
     return steps.mean.prefill_tokens * steps.count / steps.num_prefill_steps
 
 
-def faults(first: Snapshot, last: Snapshot) -> dict[str, Any]:
+def faults(first: Snapshot, last: Snapshot, window: Window) -> FaultReading:
     """What was counted between the first poll and the last."""
     before, after = first.totals, last.totals
-
-    def more(old: dict[str, int], new: dict[str, int]) -> dict[str, int]:
-        found = {name: count - old.get(name, 0) for name, count in new.items()}
-        return {name: count for name, count in found.items() if count > 0}
-
-    return {
-        "validation_failures": sum(
-            more(before.validation_failures, after.validation_failures).values()
-        ),
-        "refused": sum(more(before.admission_rejections, after.admission_rejections).values()),
-        "errors": more(before.errors, after.errors),
-        "num_retries": max(after.client_retries - before.client_retries, 0),
-        "num_restarts": max(after.engine_restarts - before.engine_restarts, 0),
-    }
+    invalid = grown(before.validation_failures, after.validation_failures)
+    refused = grown(before.admission_rejections, after.admission_rejections)
+    return FaultReading(
+        num_failed=window.num_failed,
+        validation_failures=sum(invalid.values()),
+        refused=sum(refused.values()),
+        num_retries=max(after.client_retries - before.client_retries, 0),
+        num_restarts=max(after.engine_restarts - before.engine_restarts, 0),
+        errors=grown(before.errors, after.errors),
+    )
 
 
-def prices(window: Window, own: float | None, price: float | None) -> dict[str, Any]:
-    """Dollars per million tokens at `price`: the server's own, scaled, where it has one."""
+def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """{"a": 1, "b": 2} and then {"a": 4, "b": 2}: {"a": 3}."""
+    found = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: count for name, count in found.items() if count > 0}
+
+
+def spend(window: Window, own: float | None, given: float | None) -> SpendReading:
+    """Dollars per million tokens at the price `given`, else at the server's `own`."""
+    price = own if given is None else given
     if price is None:
-        return {}
-    if window.cost is not None and own:
-        scale = price / own
-        return {
-            "usd_per_million_input": scaled(window.cost.usd_per_million_input, scale),
-            "usd_per_million_output": scaled(window.cost.usd_per_million_output, scale),
-        }
-    return split_price(window, price)
+        return SpendReading()
+    if window.cost is None or not own:
+        return split_price(window, price)
+    scale = price / own
+    return SpendReading(
+        price_per_hour=price,
+        usd_per_million_input=scaled(window.cost.usd_per_million_input, scale),
+        usd_per_million_output=scaled(window.cost.usd_per_million_output, scale),
+    )
 
 
 def scaled(value: float | None, by: float) -> float | None:
     return None if value is None else value * by
 
 
-def split_price(window: Window, price: float) -> dict[str, Any]:
+def split_price(window: Window, price: float) -> SpendReading:
     """The same split for a server that was given no price: by the time of its steps."""
     decode_s = window.decode.time_s if window.decode else 0.0
     prefill_s = window.prefill.time_s if window.prefill else 0.0
-    usd = price * window.covered_s / 3600
-    total_s = decode_s + prefill_s
-    found: dict[str, Any] = {}
-    for name, seconds, rate in (
-        ("usd_per_million_input", prefill_s, window.input_tokens_per_s),
-        ("usd_per_million_output", decode_s, window.output_tokens_per_s),
-    ):
-        if total_s and rate:
-            found[name] = usd * seconds / total_s / (rate * window.covered_s) * 1e6
-    return found
+    usd, total_s = price * window.covered_s / 3600, decode_s + prefill_s
+
+    def per_million(seconds: float, tokens_per_s: float | None) -> float | None:
+        if not total_s or not tokens_per_s:
+            return None
+        return usd * seconds / total_s / (tokens_per_s * window.covered_s) * 1e6
+
+    return SpendReading(
+        price_per_hour=price,
+        usd_per_million_input=per_million(prefill_s, window.input_tokens_per_s),
+        usd_per_million_output=per_million(decode_s, window.output_tokens_per_s),
+    )
 
 
 # ── readers that are too slow ───────────────────────────────────────────────────────────────────

@@ -15,7 +15,6 @@ from headway.advise.symptoms import (
     narrower,
     queued,
     rounding,
-    step_s,
 )
 from headway.advise.words import duration, percent, plural, tokens
 from headway.core.memory_plan import gib
@@ -42,13 +41,13 @@ def queue_share(r: Reading) -> float:
 
 def more_kv(r: Reading) -> Advice:
     """Blocks for those that wait too."""
-    rows, waiting = max(r.rows or r.running or 1.0, 1.0), r.waiting or 0.0
+    rows, waiting = max(r.steps.rows or r.load.running or 1.0, 1.0), r.load.waiting or 0.0
     factor = max((rows + waiting) / rows, 1.5)
     do = f"--kv-memory of {factor:.1f} times what it is"
-    if r.kv_tokens and r.kv_bytes_per_token:
-        now = r.kv_tokens * r.kv_bytes_per_token
+    if r.kv.num_tokens and r.kv.bytes_per_token:
+        now = r.kv.num_tokens * r.kv.bytes_per_token
         do = f"--kv-memory {gib(now * factor)} instead of {gib(now)}"
-    each = (r.prompt.mean or 0.0) + (r.output.mean or 0.0)
+    each = (r.lengths.prompt.mean or 0.0) + (r.lengths.output.mean or 0.0)
     if each:
         do += f", or requests below {tokens(each)} tokens: shorter prompts, a lower max_tokens"
     expect = f"the queue of {duration(r.queue_s)} goes"
@@ -62,8 +61,8 @@ def more_kv(r: Reading) -> Advice:
 
 def more_rows(r: Reading) -> Advice:
     """A higher --max-num-seqs."""
-    limit = r.max_num_seqs or 1
-    wanted = round(min(limit + (r.waiting or 0.0), limit * MORE_ROWS))
+    limit = r.limits.max_num_seqs or 1
+    wanted = round(min(limit + (r.load.waiting or 0.0), limit * MORE_ROWS))
     expect = f"the queue of {duration(r.queue_s)} goes"
     step = decode_step(r)
     if step is not None:
@@ -78,42 +77,45 @@ def less_load(r: Reading) -> Advice:
     """As much as leaves, or another server."""
     do = "send less at once, or share the load with a second server"
     expect = f"the queue of {duration(r.queue_s)} goes"
-    if r.finished_per_s:
-        do = f"send at most {r.finished_per_s:.1f} requests/s, or share them with a second server"
-        if r.arrivals_per_s and r.arrivals_per_s > r.finished_per_s:
-            expect += f"; {r.arrivals_per_s / r.finished_per_s:.1f} servers hold what arrives"
-    share = queue_share(r) or r.share_of_request(r.ttft.mean)
+    arriving, leaving = r.load.arrivals_per_s, r.load.finished_per_s
+    if leaving:
+        do = f"send at most {leaving:.1f} requests/s, or share them with a second server"
+        if arriving and arriving > leaving:
+            expect += f"; {arriving / leaving:.1f} servers hold what arrives"
+    share = queue_share(r) or r.share_of_request(r.latency.ttft.mean)
     return Advice(do=do, expect=expect, share=share)
 
 
 def smaller_chunks(r: Reading) -> Advice:
     """Fewer prompt tokens a step; the others wait for shorter steps."""
-    chunk = r.prefill_tokens_per_step or r.max_num_batched_tokens or 0.0
-    least = max(round(chunk / 4 / 16) * 16, r.max_num_seqs or 1)
-    gap_s, plain_s = r.prefill_step_s or r.itl.p99 or 0.0, r.decode_step_s or r.itl.p50 or 0.0
+    chunk = r.steps.prefill_tokens or r.limits.max_num_batched_tokens or 0.0
+    least = max(round(chunk / 4 / 16) * 16, r.limits.max_num_seqs or 1)
+    itl = r.latency.itl
+    gap_s = r.steps.prefill_step_s or itl.p99 or 0.0
+    plain_s = r.steps.decode_step_s or itl.p50 or 0.0
     do = "send long prompts to a server of their own, or cut them"
     expect = "the others no longer wait for them"
     if chunk > least:
         shorter_s = plain_s + (gap_s - plain_s) * least / chunk
         do = f"--max-num-batched-tokens {least}; or {do}"
         expect = f"the longest gaps fall from {duration(gap_s)} to {duration(shorter_s)}"
-    longest, short = r.longest_prompt or 1.0, r.short_prompt or 1.0
-    waits = max(r.prefill_time_share, queue_share(r))
-    if not waits and r.itl.p99:
-        waits = 1 - (r.itl.p50 or 0.0) / r.itl.p99
+    longest, short = r.lengths.longest_prompt or 1.0, r.lengths.short_prompt or 1.0
+    waits = max(r.steps.prefill_share, queue_share(r))
+    if not waits and itl.p99:
+        waits = 1 - (itl.p50 or 0.0) / itl.p99
     return Advice(do=do, expect=expect, share=waits * (1 - short / longest))
 
 
 def shorter_prompts(r: Reading) -> Advice:
     """Half of the prompt."""
     half = (r.prefill_s or 0.0) / 2
-    length = r.prompt.mean or 0.0
+    length = r.lengths.prompt.mean or 0.0
     if not half:
-        share = percent(r.prefill_time_share)
+        share = percent(r.steps.prefill_share)
         return Advice(
             do="prompts half as long",
             expect=f"half of the prefill, which takes {share} of the time in steps",
-            share=r.prefill_time_share / 2,
+            share=r.steps.prefill_share / 2,
         )
     return Advice(
         do=f"prompts of {tokens(length / 2)} tokens instead of {tokens(length)}",
@@ -124,8 +126,8 @@ def shorter_prompts(r: Reading) -> Advice:
 
 def cached_prefix(r: Reading) -> Advice:
     """The shared part of the prompt is not computed again."""
-    length, shared = r.prompt.mean or 1.0, r.shared_tokens or 0.0
-    computing_s = r.prefill_s if r.prefill_s is not None else r.ttft.mean
+    length, shared = r.lengths.prompt.mean or 1.0, r.prefix.shared_tokens or 0.0
+    computing_s = r.prefill_s if r.prefill_s is not None else r.latency.ttft.mean
     saved_s = (computing_s or 0.0) * min(shared / length, 1.0)
     kept_s = (computing_s or 0.0) - saved_s
     return Advice(
@@ -137,11 +139,12 @@ def cached_prefix(r: Reading) -> Advice:
 
 def batch_host_work(r: Reading) -> Advice:
     """The host's work is done once a step, for however many rows."""
-    rows = max(r.rows or 1.0, 1.0)
-    most = max(min(rows * MORE_ROWS, r.max_num_seqs or rows * MORE_ROWS), rows)
+    rows = max(r.steps.rows or 1.0, 1.0)
+    most = max(min(rows * MORE_ROWS, r.limits.max_num_seqs or rows * MORE_ROWS), rows)
     if queued(r):
         most = rows  # what waits cannot run: the queue is another rule's
-    wasted = max(1 - (r.roofline if r.roofline is not None else 1.0), r.host_share or 0.0)
+    roofline = r.steps.roofline if r.steps.roofline is not None else 1.0
+    wasted = max(1 - roofline, r.steps.host_share or 0.0)
     times = 1 / (1 - wasted + wasted * rows / most)
     do = f"send {most:.0f} requests at a time instead of {rows:.0f}, or some with n above 1"
     if most < 1.5 * rows:
@@ -158,7 +161,7 @@ def batch_host_work(r: Reading) -> Advice:
 
 def nearer_the_roofline(r: Reading) -> Advice:
     """Half of the ceilings, which kernels usually reach."""
-    seconds, roofline = step_s(r) or 0.0, r.roofline or 0.0
+    seconds, roofline = r.steps.main_step_s or 0.0, r.steps.roofline or 0.0
     after_s = seconds * roofline / USUAL
     return Advice(
         do="free the cores of other work, or lower --threads to those that are free; compare "
@@ -171,14 +174,14 @@ def nearer_the_roofline(r: Reading) -> Advice:
 def more_requests(r: Reading) -> Advice:
     """The weights are read once for eight times the rows."""
     step = needed(r)
-    limit = r.max_num_seqs or step.rows * MORE_ROWS
+    limit = r.limits.max_num_seqs or step.rows * MORE_ROWS
     rows = round(min(step.rows * MORE_ROWS, limit))
     speedup = step.speedup(rows)
     expect = (
         f"a step from {duration(step.seconds)} to {duration(step.with_(rows=rows))}, "
         f"tokens/s from {step.rows / step.seconds:.0f} to {rows / step.with_(rows=rows):.0f}"
     )
-    if r.price_per_hour:
+    if r.spend.price_per_hour:
         expect += f", the price of a token divided by {speedup:.1f}"
     do = f"{rows} requests at a time instead of {step.rows:.1f}: send them without waiting"
     return Advice(do=do, expect=expect, share=1 - 1 / speedup, of_spend=True)
@@ -206,7 +209,7 @@ def faster_decode(r: Reading, step: DecodeStep, after_s: float, do: str) -> Advi
 
 def half_weights(r: Reading) -> Advice:
     step = needed(r)
-    share = r.weight_choices[BFLOAT16] / step.weight_bytes
+    share = r.weights.choices[BFLOAT16] / step.weight_bytes
     return faster_decode(r, step, step.with_(weights=share), BFLOAT16)
 
 
@@ -225,16 +228,17 @@ def rounded_weights(r: Reading) -> Advice:
 
 def narrower_kv(r: Reading) -> Advice:
     """The narrowest KV that this server can be started with."""
-    step, now = needed(r), r.kv_bytes_per_token or 1.0
-    *_, (option, size) = narrower(r.kv_choices, now).items()
+    step, now = needed(r), r.kv.bytes_per_token or 1.0
+    *_, (option, size) = narrower(r.kv.choices, now).items()
     advice = faster_decode(r, step, step.with_(kv=size / now), option)
     return replace(advice, expect=advice.expect.replace(", as the KV stays", ""))
 
 
 def cores_for_ourselves(r: Reading) -> Advice:
     """What others took of the cores comes to the model."""
-    share = min(r.cores.others_share + r.cores.steal_share, 0.99) if r.cores else 0.0
-    seconds, expect = step_s(r), f"{percent(share)} of the cores' time for the model"
+    cores, seconds = r.machine.cores, r.steps.main_step_s
+    share = min(cores.others_share + cores.steal_share, 0.99) if cores else 0.0
+    expect = f"{percent(share)} of the cores' time for the model"
     if seconds:
         expect = f"a step from {duration(seconds)} to about {duration(seconds * (1 - share))}"
     return Advice(
@@ -259,8 +263,8 @@ def drafts(r: Reading) -> Advice:
 
 def read_faster(r: Reading) -> Advice:
     """The client's own time."""
-    held_s = max(stream.seconds for stream in r.slow_streams)
-    age_s = max(stream.age_s for stream in r.slow_streams)
+    held_s = max(stream.seconds for stream in r.client.slow_streams)
+    age_s = max(stream.age_s for stream in r.client.slow_streams)
     return Advice(
         do="read each stream in a task of its own and work on the text elsewhere; or stream=false",
         expect=f"these requests end {duration(held_s)} sooner or more; the server can do nothing",
@@ -277,8 +281,8 @@ def lighter_client(r: Reading) -> Advice:
 
 
 def valid_bodies(r: Reading) -> Advice:
-    share = failing_share(r, r.validation_failures)
-    top = max(r.errors, key=lambda code: r.errors[code], default="")
+    share = failing_share(r, r.faults.validation_failures)
+    top = max(r.faults.errors, key=r.faults.errors.__getitem__, default="")
     return Advice(
         do=f"mend the requests (most often {top}): the error names the field" if top
         else "mend the requests: the error names the field",
@@ -289,7 +293,7 @@ def valid_bodies(r: Reading) -> Advice:
 
 
 def fewer_refusals(r: Reading) -> Advice:
-    share = failing_share(r, r.refused)
+    share = failing_share(r, r.faults.refused)
     return Advice(
         do="send again after the Retry-After that the refusal names, with growing pauses",
         expect=f"{percent(share)} of requests are served later instead of never",
@@ -298,7 +302,7 @@ def fewer_refusals(r: Reading) -> Advice:
 
 
 def fewer_failures(r: Reading) -> Advice:
-    share = failing_share(r, r.num_failed)
+    share = failing_share(r, r.faults.num_failed)
     return Advice(
         do="read the server's log at the times of the failures; raise client time-outs",
         expect=f"{percent(share)} of requests, and what they cost, are not lost",
@@ -307,8 +311,8 @@ def fewer_failures(r: Reading) -> Advice:
 
 
 def patient_clients(r: Reading) -> Advice:
-    share = r.num_retries / max(r.num_ended + r.num_retries, 1)
-    after = duration(r.e2e.p99)
+    share = r.faults.num_retries / max(r.load.num_ended + r.faults.num_retries, 1)
+    after = duration(r.latency.e2e.p99)
     return Advice(
         do=f"a client time-out above the p99 of a request, {after}; max_retries=0 or 1",
         expect=f"{percent(share)} of the work is not done twice",
@@ -320,16 +324,17 @@ def patient_clients(r: Reading) -> Advice:
 def no_restarts(r: Reading) -> Advice:
     return Advice(
         do="read the server's log: no memory (--kv-memory), a silent engine (--engine-timeout)",
-        expect=f"{plural(r.num_restarts, 'restart')} and all that ran then are not lost",
+        expect=f"{plural(r.faults.num_restarts, 'restart')} and all that ran then are not lost",
         share=1.0,
     )
 
 
 def fill_up(r: Reading) -> Advice:
-    idle = r.idle_share or 0.0
+    idle = r.steps.idle_share or 0.0
     expect = f"{percent(idle)} of the time is paid for and not used"
-    if r.price_per_hour:
-        expect += f": ${r.price_per_hour * idle:.2f} of ${r.price_per_hour:.2f} an hour"
+    price = r.spend.price_per_hour
+    if price:
+        expect += f": ${price * idle:.2f} of ${price:.2f} an hour"
     return Advice(
         do="serve more from it, or the same from a smaller machine or fewer replicas",
         expect=expect,

@@ -53,11 +53,13 @@ def decode_step(reading: Reading) -> DecodeStep | None:
     What steps reach the machine can do: a ceiling that was measured lower was measured in a bad
     moment.
     """
-    steps, seconds = reading.decode_steps, reading.decode_step_s
-    weights, bandwidth = reading.step_weight_bytes, reading.bandwidth
-    if steps is None or not seconds or not weights or not bandwidth or reading.cache_resident:
+    steps, seconds = reading.steps.decode, reading.steps.decode_step_s
+    weights, machine = reading.weights.step_bytes, reading.machine
+    if steps is None or not seconds or not weights or not machine.bandwidth:
         return None
-    rows = max(reading.rows or 1.0, 1.0)
+    if reading.weights.cache_resident:
+        return None
+    rows = max(reading.steps.rows or 1.0, 1.0)
     kv = max(steps.bytes_per_s * seconds - weights, 0.0)
     return DecodeStep(
         seconds=seconds,
@@ -65,6 +67,6 @@ def decode_step(reading: Reading) -> DecodeStep | None:
         weight_bytes=weights,
         kv_bytes_per_row=kv / rows,
         flops_per_row=steps.flops_per_s * seconds / rows,
-        bandwidth=max(bandwidth, steps.bytes_per_s),
-        flops=max(reading.flops, steps.flops_per_s) if reading.flops else None,
+        bandwidth=max(machine.bandwidth, steps.bytes_per_s),
+        flops=max(machine.flops, steps.flops_per_s) if machine.flops else None,
     )

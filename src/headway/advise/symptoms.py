@@ -3,7 +3,7 @@
 A predicate is true only where the reading knows enough. Thresholds stand in one table.
 """
 
-from headway.advise.reading import Reading, per_step
+from headway.advise.reading import Reading
 from headway.advise.roofline import decode_step
 from headway.advise.words import duration, percent, plural, tokens
 
@@ -31,38 +31,38 @@ T = THRESHOLDS
 
 def queued(r: Reading) -> bool:
     """Sequences wait, and a good part of the time to the first token goes there."""
-    if r.waiting is None:
-        return bool(r.over_saturated)
-    return r.waiting > T["waiting"] and r.share_of_ttft(r.queue_s) > T["queue_share"]
+    if r.load.waiting is None:
+        return bool(r.load.over_saturated)
+    return r.load.waiting > T["waiting"] and r.share_of_ttft(r.queue_s) > T["queue_share"]
 
 
 def kv_full(r: Reading) -> bool:
     """The queue stands before the KV blocks: full, or too full for one more prompt."""
-    if r.kv_usage_max is None:
+    if r.kv.usage_max is None:
         return False
-    preempted = (r.num_preemptions or 0) > max(T["preempted"] * r.num_ended, 1)
-    one_more = (r.prompt.p50 or 0.0) / r.kv_tokens if r.kv_tokens else 0.0
-    full = r.kv_usage_max + min(one_more, 0.5) >= T["full"]
+    preempted = (r.kv.num_preemptions or 0) > max(T["preempted"] * r.load.num_ended, 1)
+    one_more = (r.lengths.prompt.p50 or 0.0) / r.kv.num_tokens if r.kv.num_tokens else 0.0
+    full = r.kv.usage_max + min(one_more, 0.5) >= T["full"]
     return full and (preempted or (queued(r) and not rows_taken(r)))
 
 
 def rows_taken(r: Reading) -> bool:
     """Every row of a step is taken."""
-    if r.rows is None or not r.max_num_seqs:
+    if r.steps.rows is None or not r.limits.max_num_seqs:
         return False
-    return r.rows >= T["full"] * r.max_num_seqs
+    return r.steps.rows >= T["full"] * r.limits.max_num_seqs
 
 
 def hogging(r: Reading) -> bool:
     """One prompt is far longer than the others, and its chunks make everybody else wait."""
-    longest, short = r.longest_prompt, r.short_prompt
+    longest, short = r.lengths.longest_prompt, r.lengths.short_prompt
     if not longest or not short or longest < T["uneven"] * short:
         return False
-    if r.prefill_steps is None:
-        p50, p99 = r.itl.p50 or 0.0, r.itl.p99 or 0.0
+    if r.steps.prefill is None:
+        p50, p99 = r.latency.itl.p50 or 0.0, r.latency.itl.p99 or 0.0
         return p50 > 0 and p99 > T["stall"] * p50
-    plain_s, mixed_s = r.decode_step_s or 0.0, r.prefill_step_s or 0.0
-    return r.prefill_time_share > T["prefill_share"] and mixed_s > T["stall"] * plain_s
+    plain_s, mixed_s = r.steps.decode_step_s or 0.0, r.steps.prefill_step_s or 0.0
+    return r.steps.prefill_share > T["prefill_share"] and mixed_s > T["stall"] * plain_s
 
 
 def more_rows_pay(r: Reading) -> bool:
@@ -71,7 +71,7 @@ def more_rows_pay(r: Reading) -> bool:
     if step is None:
         return False
     gain = step.speedup(step.rows * 2)
-    arriving, leaving = r.arrivals_per_s or 0.0, r.finished_per_s or 0.0
+    arriving, leaving = r.load.arrivals_per_s or 0.0, r.load.finished_per_s or 0.0
     return gain > 1.2 and arriving <= leaving * step.speedup(step.rows * MORE_ROWS)
 
 
@@ -89,10 +89,10 @@ def long_prefill(r: Reading) -> bool:
     """The first token waits for the prompt to be computed."""
     if hogging(r) or host_bound(r):
         return False
-    if not r.ttft.count:
-        return r.loaded and r.prefill_time_share > 0.5
+    if not r.latency.ttft.count:
+        return r.steps.loaded and r.steps.prefill_share > 0.5
     return (
-        (r.ttft.mean or 0.0) > T["slow_ttft_s"]
+        (r.latency.ttft.mean or 0.0) > T["slow_ttft_s"]
         and r.share_of_ttft(r.prefill_s) > 0.5
         and r.share_of_request(r.prefill_s) > T["prefill_share"]
     )
@@ -100,16 +100,16 @@ def long_prefill(r: Reading) -> bool:
 
 def host_bound(r: Reading) -> bool:
     """Gaps and book-keeping take a good part, or short steps are mostly launching."""
-    if not r.loaded:
+    if not r.steps.loaded:
         return False
-    launching = far_from_roofline(r) and (step_s(r) or 0.0) < T["launching_s"]
-    return (r.host_share or 0.0) > T["host_share"] or launching
+    launching = far_from_roofline(r) and (r.steps.main_step_s or 0.0) < T["launching_s"]
+    return (r.steps.host_share or 0.0) > T["host_share"] or launching
 
 
 def slow_forward(r: Reading) -> bool:
     """The model itself takes many times what the ceilings allow, in long steps, and nobody knows
     of others on its cores."""
-    return r.loaded and far_from_roofline(r) and not host_bound(r) and not r.contended
+    return r.steps.loaded and far_from_roofline(r) and not host_bound(r) and not r.contended
 
 
 def contended(r: Reading) -> bool:
@@ -118,25 +118,20 @@ def contended(r: Reading) -> bool:
 
 
 def far_from_roofline(r: Reading) -> bool:
-    return r.roofline is not None and r.roofline < T["roofline"]
-
-
-def step_s(r: Reading) -> float | None:
-    """A step of the kind that takes the larger part of the time."""
-    return per_step(r.main_steps)
+    return r.steps.roofline is not None and r.steps.roofline < T["roofline"]
 
 
 def decoding(r: Reading) -> bool:
     """The engine is busy with decode steps that the roofline explains."""
-    return r.loaded and r.prefill_time_share < 0.5 and not host_bound(r)
+    return r.steps.loaded and r.steps.prefill_share < 0.5 and not host_bound(r)
 
 
 def small_batch(r: Reading) -> bool:
     """Weights are read for a few rows, though many more would fit into the same step."""
     step = decode_step(r)
-    if step is None or not decoding(r) or queued(r) or not r.max_num_seqs:
+    if step is None or not decoding(r) or queued(r) or not r.limits.max_num_seqs:
         return False
-    few = step.rows <= max(T["few_rows"] * r.max_num_seqs, 1.0)
+    few = step.rows <= max(T["few_rows"] * r.limits.max_num_seqs, 1.0)
     return few and step.speedup(step.rows * MORE_ROWS) > T["worth_rows"]
 
 
@@ -158,7 +153,7 @@ def reads_kv(r: Reading) -> bool:
 
 def wide_weights(r: Reading) -> bool:
     """Weights of four bytes are read where two would do."""
-    return reads_weights(r) and BFLOAT16 in narrower(r.weight_choices, r.step_weight_bytes)
+    return reads_weights(r) and BFLOAT16 in narrower(r.weights.choices, r.weights.step_bytes)
 
 
 def narrowable_weights(r: Reading) -> bool:
@@ -168,13 +163,13 @@ def narrowable_weights(r: Reading) -> bool:
 
 def rounding(r: Reading) -> dict[str, int]:
     """The options of `weight_choices` that round weights to fewer bytes than now."""
-    found = narrower(r.weight_choices, r.step_weight_bytes)
+    found = narrower(r.weights.choices, r.weights.step_bytes)
     return {option: size for option, size in found.items() if option != BFLOAT16}
 
 
 def narrowable_kv(r: Reading) -> bool:
     """KV could be of fewer bytes, by an option that this server has and does not use."""
-    return reads_kv(r) and bool(narrower(r.kv_choices, r.kv_bytes_per_token))
+    return reads_kv(r) and bool(narrower(r.kv.choices, r.kv.bytes_per_token))
 
 
 def narrower(choices: dict[str, int], now: float | None) -> dict[str, int]:
@@ -191,101 +186,107 @@ def drafts_pay(r: Reading) -> bool:
 
 def cold_cache(r: Reading) -> bool:
     """Prompts begin alike, and yet every token of them is computed."""
-    length, shared = r.prompt.mean, r.shared_tokens
+    length, shared = r.lengths.prompt.mean, r.prefix.shared_tokens
     if not length or not shared or shared < T["shared"] * length:
         return False
-    return (r.cache_hit_rate or 0.0) < 0.5 * shared / length
+    return (r.prefix.hit_rate or 0.0) < 0.5 * shared / length
 
 
 def slow_client(r: Reading) -> bool:
     """Tokens are there and do not leave."""
-    return bool(r.slow_streams)
+    return bool(r.client.slow_streams)
 
 
 def client_bound(r: Reading) -> bool:
     """The load generator set the pace."""
-    return bool(r.client_bottleneck)
+    return bool(r.client.bottleneck)
 
 
 def invalid(r: Reading) -> bool:
     """Bodies or answers that do not validate."""
-    return r.validation_failures >= 3 and failing_share(r, r.validation_failures) > T["bad_share"]
+    count = r.faults.validation_failures
+    return count >= 3 and failing_share(r, count) > T["bad_share"]
 
 
 def turned_away(r: Reading) -> bool:
     """Requests refused for load or state."""
-    return r.refused >= 1 and failing_share(r, r.refused) > T["bad_share"]
+    count = r.faults.refused
+    return count >= 1 and failing_share(r, count) > T["bad_share"]
 
 
 def failing(r: Reading) -> bool:
     """Requests that ended with an error."""
-    return r.num_failed > r.refused and failing_share(r, r.num_failed) > T["bad_share"]
+    count = r.faults.num_failed
+    return count > r.faults.refused and failing_share(r, count) > T["bad_share"]
 
 
 def retried(r: Reading) -> bool:
     """Clients that send again what is still being worked at."""
-    return r.num_retries >= 3 and r.num_retries > T["bad_share"] * max(r.num_ended, 1)
+    count = r.faults.num_retries
+    return count >= 3 and count > T["bad_share"] * max(r.load.num_ended, 1)
 
 
 def restarted(r: Reading) -> bool:
     """The engine ended and was started again."""
-    return r.num_restarts > 0
+    return r.faults.num_restarts > 0
 
 
 def under_loaded(r: Reading) -> bool:
     """There is nothing to do for the larger part."""
-    return not r.loaded and not queued(r) and not slow_client(r)
+    return not r.steps.loaded and not queued(r) and not slow_client(r)
 
 
 def failing_share(r: Reading, count: int) -> float:
     """`count` of all requests that ended or were turned away."""
-    return count / max(r.num_ended, r.num_ended - r.num_failed + count, 1)
+    return count / max(r.load.num_ended, r.load.num_ended - r.faults.num_failed + count, 1)
 
 
 # ── the figures that show them ──────────────────────────────────────────────────────────────────
 
 
 def see_queue(r: Reading) -> list[str]:
-    found = []
-    if r.waiting is not None:
-        found.append(f"{plural(r.waiting, 'sequence')} waiting, {r.running or 0:.1f} running")
+    found, load = [], r.load
+    if load.waiting is not None:
+        found.append(f"{plural(load.waiting, 'sequence')} waiting, {load.running or 0:.1f} running")
     if r.queue_s is not None:
         share = percent(r.share_of_ttft(r.queue_s))
         found.append(f"{duration(r.queue_s)} in the queue, {share} of the time to the first token")
-    if r.arrivals_per_s is not None and r.finished_per_s is not None:
-        found.append(f"{r.arrivals_per_s:.1f} requests/s arrive, {r.finished_per_s:.1f} end")
-    if r.waiting_growth is not None and r.waiting_growth > 1:
-        found.append(f"the queue grew by {r.waiting_growth:.0f} in {r.seconds:.0f} s")
-    if not found and r.over_saturated:
+    if load.arrivals_per_s is not None and load.finished_per_s is not None:
+        found.append(f"{load.arrivals_per_s:.1f} requests/s arrive, {load.finished_per_s:.1f} end")
+    if load.waiting_growth is not None and load.waiting_growth > 1:
+        found.append(f"the queue grew by {load.waiting_growth:.0f} in {r.seconds:.0f} s")
+    if not found and load.over_saturated:
         found.append("concurrency and TTFT kept growing during the run")
     return found
 
 
 def see_kv(r: Reading) -> list[str]:
-    found = [f"KV blocks {percent(r.kv_usage_max)} full"]
-    if r.kv_tokens:
-        found[0] += f" of {tokens(r.kv_tokens)} tokens"
-    if r.num_preemptions:
-        found.append(f"{plural(r.num_preemptions, 'sequence')} preempted")
-    if r.rows is not None and r.max_num_seqs:
-        found.append(f"{r.rows:.1f} of {r.max_num_seqs} rows taken")
+    found = [f"KV blocks {percent(r.kv.usage_max)} full"]
+    if r.kv.num_tokens:
+        found[0] += f" of {tokens(r.kv.num_tokens)} tokens"
+    if r.kv.num_preemptions:
+        found.append(f"{plural(r.kv.num_preemptions, 'sequence')} preempted")
+    if r.steps.rows is not None and r.limits.max_num_seqs:
+        found.append(f"{r.steps.rows:.1f} of {r.limits.max_num_seqs} rows taken")
     return found + see_queue(r)
 
 
 def see_rows(r: Reading) -> list[str]:
-    return [f"{r.rows or 0:.1f} of {r.max_num_seqs} rows taken", *see_queue(r)]
+    return [f"{r.steps.rows or 0:.1f} of {r.limits.max_num_seqs} rows taken", *see_queue(r)]
 
 
 def see_hog(r: Reading) -> list[str]:
-    found = [f"longest prompt {tokens(r.longest_prompt)} tokens, others {tokens(r.short_prompt)}"]
-    if r.prefill_step_s is not None:
+    longest, short = tokens(r.lengths.longest_prompt), tokens(r.lengths.short_prompt)
+    found = [f"longest prompt {longest} tokens, others {short}"]
+    if r.steps.prefill_step_s is not None:
         found.append(
-            f"a step with prefill takes {duration(r.prefill_step_s)}, "
-            f"one without {duration(r.decode_step_s)}"
+            f"a step with prefill takes {duration(r.steps.prefill_step_s)}, "
+            f"one without {duration(r.steps.decode_step_s)}"
         )
-        found.append(f"{percent(r.prefill_time_share)} of the time in steps is prefill")
-    if r.itl.p99 is not None:
-        found.append(f"gap between tokens p50 {duration(r.itl.p50)}, p99 {duration(r.itl.p99)}")
+        found.append(f"{percent(r.steps.prefill_share)} of the time in steps is prefill")
+    itl = r.latency.itl
+    if itl.p99 is not None:
+        found.append(f"gap between tokens p50 {duration(itl.p50)}, p99 {duration(itl.p99)}")
     return found
 
 
@@ -293,10 +294,10 @@ def see_prefill(r: Reading) -> list[str]:
     found = [
         f"prefill {duration(r.prefill_s)}, {percent(r.share_of_ttft(r.prefill_s))} of the time to "
         f"the first token and {percent(r.share_of_request(r.prefill_s))} of a request",
-        f"prompts of {tokens(r.prompt.mean)} tokens",
+        f"prompts of {tokens(r.lengths.prompt.mean)} tokens",
     ]
-    if r.prefill_steps is not None and r.prefill_steps.mfu is not None:
-        found.append(f"MFU {percent(r.prefill_steps.mfu)} in steps with prefill")
+    if r.steps.prefill is not None and r.steps.prefill.mfu is not None:
+        found.append(f"MFU {percent(r.steps.prefill.mfu)} in steps with prefill")
     return found
 
 
@@ -307,13 +308,13 @@ def see_contention(r: Reading) -> list[str]:
 
 def see_host(r: Reading) -> list[str]:
     found = []
-    if r.roofline:
-        found.append(f"steps take {1 / r.roofline:.0f} times what the ceilings allow")
-    if r.host_share is not None:
-        found.append(f"{percent(r.host_share)} of the time with work is not the model")
-    seconds = step_s(r)
+    if r.steps.roofline:
+        found.append(f"steps take {1 / r.steps.roofline:.0f} times what the ceilings allow")
+    if r.steps.host_share is not None:
+        found.append(f"{percent(r.steps.host_share)} of the time with work is not the model")
+    seconds = r.steps.main_step_s
     if seconds is not None:
-        found.append(f"a step takes {duration(seconds)} at {r.rows or 0:.1f} rows")
+        found.append(f"a step takes {duration(seconds)} at {r.steps.rows or 0:.1f} rows")
     return found
 
 
@@ -326,44 +327,45 @@ def see_decode(r: Reading) -> list[str]:
         f"{duration(step.floor_s())}",
         f"{percent(step.weight_bytes / step.num_bytes)} of the bytes it reads are weights",
     ]
-    if r.decode_steps is not None and r.decode_steps.mbu is not None:
-        found.append(f"MBU {percent(r.decode_steps.mbu)}")
+    if r.steps.decode is not None and r.steps.decode.mbu is not None:
+        found.append(f"MBU {percent(r.steps.decode.mbu)}")
     return found
 
 
 def see_cache(r: Reading) -> list[str]:
-    found = [r.shared_said] if r.shared_said else []
-    share = percent((r.shared_tokens or 0.0) / (r.prompt.mean or 1.0))
-    found.append(f"{tokens(r.shared_tokens)} tokens of a prompt ({share}) were sent before")
-    return [*found, f"{percent(r.cache_hit_rate or 0.0)} of prompt tokens came from the cache"]
+    found = [r.prefix.shared_said] if r.prefix.shared_said else []
+    share = percent((r.prefix.shared_tokens or 0.0) / (r.lengths.prompt.mean or 1.0))
+    found.append(f"{tokens(r.prefix.shared_tokens)} tokens of a prompt ({share}) were sent before")
+    return [*found, f"{percent(r.prefix.hit_rate or 0.0)} of prompt tokens came from the cache"]
 
 
 def see_slow(r: Reading) -> list[str]:
-    worst = max(r.slow_streams, key=lambda s: s.seconds)
-    found = [f"{plural(len(r.slow_streams), 'request')} read too slowly"]
+    worst = max(r.client.slow_streams, key=lambda s: s.seconds)
+    found = [f"{plural(len(r.client.slow_streams), 'request')} read too slowly"]
     made = f"{worst.made} tokens made" if worst.made else "nothing left to make"
     found.append(
         f"request {worst.id[:20]}: {worst.left} tokens left in {duration(worst.seconds)}, {made}"
     )
-    if r.running is not None:
-        found.append(f"{plural(r.running, 'sequence')} running in the engine")
+    if r.load.running is not None:
+        found.append(f"{plural(r.load.running, 'sequence')} running in the engine")
     return found
 
 
 def see_client(r: Reading) -> list[str]:
-    return [r.client_bottleneck]
+    return [r.client.bottleneck]
 
 
 def see_faults(r: Reading) -> list[str]:
-    counts = sorted(r.errors.items(), key=lambda item: -item[1])[:4]
+    faults = r.faults
+    counts = sorted(faults.errors.items(), key=lambda item: -item[1])[:4]
     named = ", ".join(f"{code} {count}" for code, count in counts)
-    found = [f"{plural(r.num_ended, 'request')} ended"]
+    found = [f"{plural(r.load.num_ended, 'request')} ended"]
     for count, what in (
-        (r.validation_failures, "did not validate"),
-        (r.refused, "refused for load or state"),
-        (r.num_failed, "failed"),
-        (r.num_retries, "sent again by clients"),
-        (r.num_restarts, "restarts of the engine"),
+        (faults.validation_failures, "did not validate"),
+        (faults.refused, "refused for load or state"),
+        (faults.num_failed, "failed"),
+        (faults.num_retries, "sent again by clients"),
+        (faults.num_restarts, "restarts of the engine"),
     ):
         if count:
             found.append(f"{count} {what}")
@@ -371,7 +373,7 @@ def see_faults(r: Reading) -> list[str]:
 
 
 def see_idle(r: Reading) -> list[str]:
-    found = [f"idle {percent(r.idle_share)} of {r.seconds:.0f} s"]
-    if r.arrivals_per_s is not None:
-        found.append(f"{r.arrivals_per_s:.2g} requests/s arrive, nobody waits")
+    found = [f"idle {percent(r.steps.idle_share)} of {r.seconds:.0f} s"]
+    if r.load.arrivals_per_s is not None:
+        found.append(f"{r.load.arrivals_per_s:.2g} requests/s arrive, nobody waits")
     return found

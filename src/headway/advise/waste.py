@@ -21,16 +21,17 @@ def queueing(r: Reading) -> str:
 
 
 def no_queue(r: Reading) -> str:
-    if r.queue_s is None or r.share_of_ttft(r.queue_s) > LITTLE or (r.waiting or 0) > LITTLE:
+    if r.queue_s is None or r.share_of_ttft(r.queue_s) > LITTLE or (r.load.waiting or 0) > LITTLE:
         return ""
-    rows = f", {r.rows:.1f} of {r.max_num_seqs} rows run" if r.rows and r.max_num_seqs else ""
-    return f"the queue is {duration(r.queue_s)}{rows}: a higher --max-num-seqs buys nothing"
+    rows, limit = r.steps.rows, r.limits.max_num_seqs
+    running = f", {rows:.1f} of {limit} rows run" if rows and limit else ""
+    return f"the queue is {duration(r.queue_s)}{running}: a higher --max-num-seqs buys nothing"
 
 
 def kv_empty(r: Reading) -> str:
-    if r.kv_usage_max is None or r.kv_usage_max > 0.5 or symptoms.kv_full(r):
+    if r.kv.usage_max is None or r.kv.usage_max > 0.5 or symptoms.kv_full(r):
         return ""
-    return f"KV blocks are at most {percent(r.kv_usage_max)} full: more KV memory buys nothing"
+    return f"KV blocks are at most {percent(r.kv.usage_max)} full: more KV memory buys nothing"
 
 
 def decode_dominates(r: Reading) -> str:
@@ -53,11 +54,11 @@ def prefill_dominates(r: Reading) -> str:
 def idle(r: Reading) -> str:
     if not symptoms.under_loaded(r):
         return ""
-    return f"idle {percent(r.idle_share)}: more replicas or a larger machine buy nothing"
+    return f"idle {percent(r.steps.idle_share)}: more replicas or a larger machine buy nothing"
 
 
 def reading(r: Reading) -> str:
-    steps = r.decode_steps
+    steps = r.steps.decode
     if steps is None or steps.mfu is None or not symptoms.reads_weights(r) or steps.mfu > 0.3:
         return ""
     return f"decode uses {percent(steps.mfu)} of the FLOP/s: a machine with more of them is wasted"
