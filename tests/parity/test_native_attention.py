@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.drive import engine_for, finish, greedy
 from torch import Tensor
 from torch.testing import assert_close
 
+from drive import engine_for, finish, greedy
 from headway.core.plan import BlockCopy
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
 from headway.runtime.attention.cache import copy_blocks

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.drive import engine_for, finish, greedy
-from tests.parity.tiny import tiny_model
 
+from drive import engine_for, finish, greedy
 from headway.core.errors import RequestError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.engine import Engine
+from parity.tiny import tiny_model
 
 POISON = 77
 PROMPTS = {1: [5, 9, 13, 2, 8], 3: [101, 40, 41], 4: [6] * 9, 5: [30, 31, 32, 33, 34, 35, 36]}

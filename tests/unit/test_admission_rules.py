@@ -9,83 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
+from admission_house import CLASSES, PLAIN, TOKEN_S, House, asked_for, step
+from headway.admit.admission import AdmissionRequest, Ticket
 from headway.admit.forecast import Forecast, QueueEntry
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen
-from headway.core.clock import VirtualClock
 from headway.core.errors import OverloadedError, RequestError
-from headway.core.principal import Principal
 from headway.core.request import SamplingParams
-from headway.core.service import Limits, ServiceClass, service_classes
+from headway.core.service import Limits, ServiceClass
 from headway.core.slo import Slo
-from headway.edge.keys import Caller
-from headway.edge.rates import Meter
 from headway.engine.policy import POLICIES
-from headway.telemetry.records import StepRecord
-
-TOKEN_S = 0.001
-CLASSES = service_classes()
-PLAIN = CLASSES["interactive"]
-
-
-def step(prefill: int, seconds: float, **more: Any) -> StepRecord:
-    """A step that computed so many prompt tokens."""
-    given = {"started_s": 0.0, "execute_s": seconds, "num_tokens": prefill, **more}
-    return StepRecord(
-        step=0, num_running=1, num_waiting=0, num_sampled=0, kv_blocks_used=0, kv_usage=0.0,
-        num_preemptions=0, **given,
-    )  # fmt: skip
-
-
-class House:
-    """An admission of an engine of four rows where a prompt token takes 1 ms."""
-
-    def __init__(self, **rules: Any) -> None:
-        self.clock = VirtualClock()
-        self.admission = Admission(self.clock, Rules(**rules))
-        self.forecast = self.admission.forecast
-        for _ in range(10):
-            self.forecast.on_record(step(100, 100 * TOKEN_S))
-        self.ids = iter(range(1, 10**6))
-
-    def caller(self, name: str = "alice", **limits: Any) -> Caller:
-        return Caller(principal=Principal(name), meter=Meter(Limits(**limits), self.clock))
-
-    def arrive(self, row: ServiceClass = PLAIN, caller: Caller | None = None) -> Ticket:
-        return self.admission.arrive(caller or self.caller(), row, 4)
-
-    def ask(
-        self,
-        prompt: int = 100,
-        row: ServiceClass = PLAIN,
-        caller: Caller | None = None,
-        slo: Slo | None = None,
-        **sampling: Any,
-    ) -> Ticket:
-        """A request that is let in and sent; raises RequestError."""
-        ticket = self.arrive(row, caller)
-        asked = asked_for(prompt, slo, **sampling)
-        try:
-            ticket.measure(asked)
-        except RequestError:
-            ticket.close()
-            raise
-        ticket.sent(0, next(self.ids))
-        self.admission.check_integrity()
-        return ticket
-
-
-def asked_for(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
-    given = sampling.get("max_tokens") is not None
-    return AdmissionRequest(
-        lengths=[prompt],
-        sampling=SamplingParams(**{"max_tokens": None, **sampling}),
-        max_model_len=32_000,
-        slo=slo,
-        prompt_param="messages",
-        answer_param="max_tokens" if given else None,
-    )
 
 
 def with_limits(**limits: Any) -> ServiceClass:

@@ -9,7 +9,7 @@ from headway.core.options import EngineOptions
 from headway.core.quantization import bytes_per_weight
 from headway.core.resolve import Settings, resolve
 from headway.telemetry.stats import take_snapshot
-from unit.telemetry_cases import VirtualClock, llama, telemetry
+from telemetry_cases import VirtualClock, llama, telemetry
 
 NATIVE = Machine(num_cores=2, total_bytes=2**34, free_bytes=2**33, native="avx2", native_why="")
 PLAIN = Machine(num_cores=2, total_bytes=2**34, free_bytes=2**33)

@@ -12,14 +12,14 @@ from typing import Any
 import openai
 import pytest
 
+from batch_calls import ended, jsonl, line, results, upload, wait_until
+from batch_runs import Endpoint, begin, names_of, over, running, written
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.edge.key_file import digest
 from headway.edge.keys import Keyring
 from headway.server.batches.runner import Runner
 from in_process import InProcess
-from unit.test_batch_parts import Endpoint, begin, names_of, over, running, written
-from unit.test_batches import ended, jsonl, line, results, upload, wait_until
 
 
 def key_file(folder: Path, **rows: str) -> Path:

@@ -8,8 +8,6 @@ import itertools
 import json
 import random
 import sqlite3
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +15,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Receive, Scope, Send
 
+from batch_runs import PATH, Endpoint, begin, entry, jsonl, names_of, over, running, written
 from headway.core.errors import RequestError, StorageError
-from headway.core.principal import Principal
 from headway.server.batches import open_runner
 from headway.server.batches.call import batch_body
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import check_file, read_body
 from headway.server.batches.runner import Runner
-from headway.server.batches.store import Batch
 from headway.server.files.multipart import Begun, Multipart, Piece, begun, boundary
 from headway.server.files.routes import plain_name
-from headway.server.files.store import File, new_id
 from in_process import fake_state
-
-PATH = "/v1/completions"
-
 
 # ── forms ───────────────────────────────────────────────────────────────────────────────────
 
@@ -148,19 +140,6 @@ def test_a_name_is_a_word():
 # ── lines ───────────────────────────────────────────────────────────────────────────────────
 
 
-def entry(name: str, **body: Any) -> dict[str, Any]:
-    return {
-        "custom_id": name,
-        "method": "POST",
-        "url": PATH,
-        "body": {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 3, **body},
-    }
-
-
-def jsonl(*entries: Any) -> bytes:
-    return b"".join(json.dumps(content).encode() + b"\n" for content in entries)
-
-
 def checked(path: Path, **limits: Any) -> Any:
     given = {"endpoints": [PATH], "models": ["tiny", "other"], "unnamed": None}
     given["max_line_bytes"] = 1000
@@ -241,96 +220,6 @@ async def test_others_go_first_and_a_batch_never_starves():
 
 
 # ── the runner, over endpoints that misbehave ───────────────────────────────────────────────
-
-
-class Endpoint:
-    """Answers with the line's own name; `rule` says what happens first.
-
-    After `stuck_after` answers it gives none any more.
-    """
-
-    def __init__(
-        self, rule: Callable[[str], None] = lambda name: None, stuck_after: int = 10**9
-    ) -> None:
-        self.rule = rule
-        self.stuck_after = stuck_after
-        self.asked: Counter[str] = Counter()
-        self.running = self.most = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["method"] == "POST" and scope["caller"].principal.service_class == "batch"
-        body = msgspec.json.decode((await receive())["body"])
-        assert body["service_class"] == "batch"
-        name = body["user"]
-        self.asked[name] += 1
-        self.running += 1
-        self.most = max(self.most, self.running)
-        try:
-            await asyncio.sleep(0.001 if self.asked.total() <= self.stuck_after else 600)
-            self.rule(name)
-        finally:
-            self.running -= 1
-        answer = {"echo": name, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": msgspec.json.encode(answer)})
-
-
-@contextlib.asynccontextmanager
-async def running(folder: Path, endpoint: Endpoint, **options: Any) -> AsyncIterator[Runner]:
-    """A runner on the folder; what is unfinished there goes on."""
-    runner = open_runner(fake_state(data_dir=str(folder), **options))
-    runner.endpoints = {PATH: endpoint}
-    await runner.start()
-    try:
-        yield runner
-    finally:
-        await runner.stop()
-
-
-async def begin(runner: Runner, names: list[str], owner: str = "me", **fields: Any) -> str:
-    """A batch of these lines, as its creation would leave it."""
-    await runner.batches.unfinished()  # opens the folder
-    file = File(
-        id=new_id("file-"), bytes=1, created_at=runner.files.now_s, filename="x", purpose="batch"
-    )
-    part = runner.files.path(file.id + ".part")
-    part.write_bytes(jsonl(*(entry(name, user=name) for name in names)))
-    await runner.files.add(file, owner, part)
-    now_s = runner.files.now_s
-    batch = Batch(
-        id=new_id("batch_"),
-        endpoint=PATH,
-        input_file_id=file.id,
-        created_at=now_s,
-        principal=Principal(name=owner),
-        **{"expires_at": now_s + 3600, **fields},
-    )
-    await runner.batches.add(batch, 100)
-    runner.take(batch.id)
-    return batch.id
-
-
-async def over(runner: Runner, batch_id: str) -> Batch:
-    async with asyncio.timeout(60):
-        while True:
-            batch = await runner.batches.get(batch_id)
-            if batch.status in ("completed", "failed", "expired", "cancelled"):
-                return batch
-            await asyncio.sleep(0.01)
-
-
-def written(runner: Runner, file_id: str | None) -> dict[str, Any]:
-    """custom_id → line of an output file; every id once."""
-    if file_id is None:
-        return {}
-    lines = [json.loads(text) for text in runner.files.path(file_id).read_text().splitlines()]
-    found = {line["custom_id"]: line for line in lines}
-    assert len(found) == len(lines)
-    return found
-
-
-def names_of(count: int, prefix: str = "") -> list[str]:
-    return [f"{prefix}{i}" for i in range(count)]
 
 
 async def test_a_batch_stopped_at_any_line_goes_on_where_it_was(tmp_path: Path):

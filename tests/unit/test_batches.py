@@ -15,6 +15,7 @@ import msgspec
 import openai
 import pytest
 
+from batch_calls import begin, chat_line, ended, jsonl, line, results, upload, wait_until
 from headway.core.errors import RequestError
 from headway.server.files.store import File, new_id
 from in_process import InProcess
@@ -44,63 +45,6 @@ def stranger(keyed: InProcess) -> Iterator[openai.OpenAI]:
     """Somebody with another key."""
     with openai.OpenAI(base_url=keyed.url + "/v1", api_key=KEYS[1], max_retries=0) as opened:
         yield opened
-
-
-def line(name: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
-    asked = {"model": "tiny", "max_tokens": 4, "temperature": 0, "seed": 1, **body}
-    if "chat" not in url:
-        asked = {"prompt": "Tell me", **asked}
-    return {"custom_id": name, "method": "POST", "url": url, "body": asked}
-
-
-def chat_line(name: str, text: str = "What is 2 + 3?", **body: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": text}]
-    return line(name, "/v1/chat/completions", messages=messages, **body)
-
-
-def jsonl(lines: list[Any]) -> bytes:
-    return b"".join(json.dumps(content).encode() + b"\n" for content in lines)
-
-
-def upload(client: openai.OpenAI, data: bytes, name: str = "in.jsonl") -> str:
-    return client.files.create(file=(name, data), purpose="batch").id
-
-
-def begin(client: openai.OpenAI, data: bytes, endpoint: str, **more: Any) -> str:
-    file_id = upload(client, data)
-    batch = client.batches.create(
-        input_file_id=file_id, endpoint=endpoint, completion_window="24h", **more
-    )
-    assert batch.status == "validating"
-    return batch.id
-
-
-def ended(client: openai.OpenAI, batch_id: str) -> openai.types.Batch:
-    def over() -> openai.types.Batch | None:
-        batch = client.batches.retrieve(batch_id)
-        return batch if batch.status in ("completed", "failed", "cancelled", "expired") else None
-
-    return wait_until(over)
-
-
-def wait_until(condition: Callable[[], Any]) -> Any:
-    """The first true value of `condition`."""
-    deadline = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.02)
-    return value
-
-
-def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
-    """custom_id → line; every id once."""
-    if file_id is None:
-        return {}
-    lines = [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
-    found = {content["custom_id"]: content for content in lines}
-    assert len(found) == len(lines)
-    assert len({content["id"] for content in lines}) == len(lines)
-    return found
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────

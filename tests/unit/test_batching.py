@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine import EXAMPLES, World, additions, make_settings, perform, shapes
 
+from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, read_options
 from headway.core.resolve import Settings

@@ -9,8 +9,8 @@ import logging
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine import EXAMPLES, VOCAB, World, additions, make_settings, perform, shapes
 
+from engine_world import EXAMPLES, VOCAB, World, additions, make_settings, perform, shapes
 from headway.core.request import Request, SamplingParams
 
 STAGES = ["submit", "sample", "collect"]

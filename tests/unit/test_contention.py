@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.contention import PROC, CoreUse, CoreWatch, family, over
 from headway.telemetry.verdict import CONTENTION, THRESHOLDS
-from unit.telemetry_cases import VirtualClock, step, telemetry
+from telemetry_cases import VirtualClock, step, telemetry
 
 SPINNING = "print(flush=True)\nwhile True: pass"
 STRANGERS = f"""

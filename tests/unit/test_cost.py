@@ -18,7 +18,7 @@ from headway.core.resolve import Settings
 from headway.engine.calibration import calibrate
 from headway.engine.cost import KEPT_ERRORS, NOTHING, Prior, StepCost, Work, prior_of, rising
 from headway.engine.engine import Engine
-from unit.telemetry_cases import ceilings, llama, step, telemetry
+from telemetry_cases import ceilings, llama, step, telemetry
 
 
 class Machine(NamedTuple):

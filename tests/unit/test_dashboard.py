@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.clock import VirtualClock
 from headway.telemetry.registry import ROWS
-from unit.telemetry_cases import telemetry
+from telemetry_cases import telemetry
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAME = re.compile(r"headway:([a-z0-9_]+)(\{[^}]*\})?")

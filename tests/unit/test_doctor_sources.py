@@ -4,7 +4,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from telemetry_cases import answer, begin, step, telemetry
 
 from bench_runs import run_of, steady
 from headway.advise.accelerators import read_sheets, sheet_of
@@ -20,6 +19,7 @@ from headway.telemetry.live import Telemetry
 from headway.telemetry.prefixes import find_sharing
 from headway.telemetry.snapshot import PrefixSharing, Snapshot
 from headway.telemetry.stats import take_snapshot
+from telemetry_cases import answer, begin, step, telemetry
 
 
 def snapshot(model: Telemetry, seconds: int = 20) -> Snapshot:

@@ -10,22 +10,10 @@ import pytest
 import requests
 from aiohttp import web
 
-from headway.admit.admission import Ticket
+from fallback_cases import BODY, CHAT, EVENTS, Full
 from headway.core.errors import UsageError
-from headway.core.service import service_classes
 from headway.edge.upstream import Upstream, split_name
 from in_process import InProcess
-
-BODY = {
-    "model": "tiny",
-    "messages": [{"role": "user", "content": "hello"}],
-    "max_tokens": 2,
-    "service_class": "interactive",
-    "slo": {"ttft_ms": 60_000},
-    "top_k": 3,
-}
-CHAT = "/v1/chat/completions"
-EVENTS = (b'data: {"choices":[]}\n\n', b"data: [DONE]\n\n")
 
 
 class Elsewhere:
@@ -87,27 +75,6 @@ def elsewhere(running: Elsewhere) -> Elsewhere:
     running.asked.clear()
     running.status, running.breaks = 200, False
     return running
-
-
-class Full:
-    """A server whose queue of one is taken until `close`, and the metric of it."""
-
-    def __init__(self, server: InProcess) -> None:
-        self.server = server
-        self.model = server.state.rows[0]
-        self.tickets: list[Ticket] = []
-
-    def fill(self) -> None:
-        caller = self.server.state.keyring.nobody
-        self.tickets.append(
-            self.model.admission.arrive(caller, service_classes()["interactive"], 16)
-        )
-
-    def post(self, path: str = CHAT, **fields: Any) -> requests.Response:
-        return requests.post(self.server.url + path, json={**BODY, **fields}, timeout=60)
-
-    def count(self, name: str, reason: str) -> float:
-        return self.model.telemetry.registry.values[name].get((reason,), 0.0)
 
 
 @pytest.fixture(scope="module")

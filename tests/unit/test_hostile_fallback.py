@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import requests
 
+from fallback_cases import EVENTS, Full
 from headway.edge import upstream
 from headway.edge.upstream import Upstream
 from in_process import InProcess
-from unit.test_fallback import EVENTS, Full
 
 MODELS = b'{"data": [{"id": "big"}]}'
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"

@@ -12,8 +12,8 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine import EXAMPLES, World, make_settings
 
+from engine_world import EXAMPLES, World, make_settings
 from headway.core.terms import Terms
 from headway.engine.cost import Work
 from headway.engine.policy.on_time import Due, on_time

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from test_admission_rules import House, asked_for, step
-from test_engine import EXAMPLES, World, make_settings
-from test_swap import swap_settings
 
+from admission_house import House, asked_for, step
+from engine_world import EXAMPLES, World, make_settings, swap_settings
 from headway.admit.forecast import Forecast, QueueEntry
 from headway.core.errors import OverloadedError
 from headway.core.request import Request, SamplingParams, SequenceUpdate

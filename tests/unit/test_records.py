@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headway.core.plan import ScheduledSequence
 from headway.telemetry.records import count_work
-from unit.telemetry_cases import step
+from telemetry_cases import step
 
 rows = st.lists(
     st.tuples(st.integers(0, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=20

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.telemetry.registry import ITL_BUCKETS_S, ROWS, Histogram, Registry
-from unit.telemetry_cases import answer, step, telemetry
+from telemetry_cases import answer, step, telemetry
 
 CONTRACT = (
     "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries "

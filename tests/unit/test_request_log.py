@@ -11,7 +11,7 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.core.logs import FORMATTERS, written_aside
 from headway.telemetry.request_log import RequestLog, log_minute
-from unit.telemetry_cases import answer, begin, step, telemetry
+from telemetry_cases import answer, begin, step, telemetry
 
 FORGED = "x\n2026-11-21 10:00:00,000 ERROR headway root logged in\x1b[2J\u202e"
 

@@ -13,7 +13,7 @@ from headway.telemetry.snapshot import WINDOWS_S, Snapshot
 from headway.telemetry.stats import take_snapshot
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import Slots, StepSums
-from unit.telemetry_cases import BANDWIDTH, PEAK, answer, begin, ceilings, llama, step, telemetry
+from telemetry_cases import BANDWIDTH, PEAK, answer, begin, ceilings, llama, step, telemetry
 
 # ── windows ─────────────────────────────────────────────────────────────────────────────────
 

@@ -23,7 +23,7 @@ from headway.core.clock import VirtualClock
 from headway.core.resolve import TOLD
 from headway.telemetry.snapshot import Snapshot
 from headway.telemetry.stats import take_snapshot
-from unit.telemetry_cases import answer, telemetry
+from telemetry_cases import answer, telemetry
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "telemetry.md"
 TABLES = {"| field | |": "", "| field of a window | |": "windows[]."}

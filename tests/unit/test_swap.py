@@ -13,21 +13,14 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
-from test_engine import World, make_settings, terms
-from test_prefix_cache import CachedWorld, Machine, prompts
 
+from cached_world import CachedWorld, Machine, prompts
+from engine_world import CHEAP, DEAR, World, swap_settings, terms
 from headway.core.terms import Terms
 from headway.engine.cost import Prior, StepCost
 from headway.engine.sequence import RUNNING, WAITING, WAITING_FOR_KV
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "100"))
-CHEAP, DEAR = 1, 10**12
-"""Bytes of a block: copied in no time, or in minutes."""
-
-
-def swap_settings(*, host=(64,), block_bytes=CHEAP, **how):
-    """Settings with so many host blocks by group."""
-    return replace(make_settings(**how), host_blocks=host, block_bytes=(block_bytes,) * len(host))
 
 
 def two_that_do_not_fit(**how) -> World:

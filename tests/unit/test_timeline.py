@@ -9,7 +9,7 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.core.service import choose_class, request_slo, service_classes
 from headway.core.slo import Slo
-from unit.telemetry_cases import answer, begin, step, telemetry
+from telemetry_cases import answer, begin, step, telemetry
 
 
 def test_the_worked_example():

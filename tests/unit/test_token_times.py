@@ -7,7 +7,7 @@ from headway.core.request import SequenceUpdate
 from headway.edge.event_stream import DONE, PING
 from headway.frontend.answer import Delta
 from headway.server.answering import send_chunks
-from unit.telemetry_cases import begin, telemetry
+from telemetry_cases import begin, telemetry
 
 STEPS = [("Once", 1), ("", 1), ("", 1), (" upon é", 1), ("", 2), (" end", 1)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from headway.core.clock import VirtualClock
 from headway.telemetry.spans import span_writer
-from unit.telemetry_cases import answer, begin, step, telemetry
+from telemetry_cases import answer, begin, step, telemetry
 
 
 def minute():

@@ -13,7 +13,7 @@ from headway.core.options.read import fields_of
 from headway.core.options.reference import SAME
 from headway.core.resolve import resolve
 from headway.llm import make_options
-from unit.telemetry_cases import llama
+from telemetry_cases import llama
 
 SERVE = (ServerOptions, EngineOptions, LogOptions)
 OURS = frozenset(fields_of(SERVE))

@@ -2,11 +2,11 @@
 
 import pytest
 
+from engine_world import World, make_settings
 from headway.core.plan import NULL_BLOCK
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
 from headway.engine.sequence import Sequence
-from unit.test_engine import World, make_settings
 
 
 def sequence(tokens: int, num_groups: int = 2) -> Sequence:
