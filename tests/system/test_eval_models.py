@@ -1,7 +1,7 @@
 """`headway eval` on real engines and a real server: a folder and its own URL must agree.
 
 The tiny model answers nonsense, but always the same. The command runs in this process, the server
-in its own. Intervals, tests and the gate's rule are in tests/unit/test_eval_figures.py.
+in its own. Intervals, tests and the gate's rule are in tests/unit/evals/test_eval_figures.py.
 """
 
 import json

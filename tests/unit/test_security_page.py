@@ -26,7 +26,8 @@ def test_every_class_has_its_tests():
 
 
 def test_every_named_test_exists():
-    source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/*/test_*.py"))
+    files = sorted(ROOT.glob("tests/**/test_*.py"))
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
     defined = set(re.findall(r"def (test_\w+)\(", source))
     assert set(NAME.findall(PAGE)) - defined == set()
 

@@ -11,7 +11,7 @@ from headway.core.clock import VirtualClock
 from headway.telemetry.registry import ROWS
 from telemetry_cases import telemetry
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 NAME = re.compile(r"headway:([a-z0-9_]+)(\{[^}]*\})?")
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 

@@ -13,7 +13,7 @@ from headway.evals.skills.example import TOOL_OPEN
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.evals.texts import DIVERGENCE_WINDOWS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 EVALS, SKILLS_PAGE = ((DOCS / name).read_text("utf-8") for name in ("evals.md", "skills.md"))
 COMMANDS = re.findall(r"^headway eval .*$", EVALS, re.MULTILINE)
 

@@ -25,7 +25,7 @@ from headway.telemetry.snapshot import Snapshot
 from headway.telemetry.stats import take_snapshot
 from telemetry_cases import answer, telemetry
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "telemetry.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "telemetry.md"
 TABLES = {"| field | |": "", "| field of a window | |": "windows[]."}
 """The first line of a table, and where its fields are."""
 

@@ -30,7 +30,7 @@ from headway.core.contention import CoreUse
 from headway.core.options import EngineOptions
 from headway.telemetry.snapshot import Evidence, Percentiles, Utilization, Verdict
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BANDWIDTH, FLOPS = 17e9, 100e9
 WEIGHTS = 500e6
 

@@ -52,7 +52,7 @@ VLLM = (  # what vLLM 0.33 registers in v1/metrics, v1/spec_decode, parser and e
     "websocket_connection_duration_seconds websocket_connections_active "
     "websocket_connections_total"
 ).split()
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "telemetry.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "telemetry.md"
 OLD_NAMES = {row.vllm for row in ROWS if row.vllm}
 
 

@@ -190,7 +190,7 @@ def test_other_verbs_keep_their_words():
 
 
 def test_the_page_has_every_row():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "options.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "options.md").read_text()
     table = page.split("## Options of vLLM", 1)[1]
     for name in [*vllm.BY_NAME, *SAME]:
         assert f"`--{name.replace('_', '-')}`" in table
