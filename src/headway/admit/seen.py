@@ -1,7 +1,8 @@
 """Which beginnings of prompts the engine has computed lately: what it will probably find in memory.
 
 The server decides on admission without asking the engine, so it remembers the prompts that had a
-first token, page by page, by owner. An estimate: what was evicted meanwhile is still seen here.
+first token, page by page, by owner: no more pages than the engine has KV memory for. An estimate:
+the engine may have evicted others than are forgotten here.
 Worked example, pages of 64: a system prompt of 1,500 tokens and a question of 150 were computed;
 the same with another question is seen up to 1,472, and 178 are to be computed.
 """
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 
 PAGE_TOKENS = 64
 MOST_PAGES = 65_536
-"""Four million tokens, some ten megabytes; the least recently used go first."""
+"""Four million tokens, some seven megabytes: the most, however much KV memory there is. The least
+recently used go first."""
 
 
 class Seen:
@@ -23,6 +25,11 @@ class Seen:
 
     def __len__(self) -> int:
         return len(self._pages)
+
+    def start_over(self, num_tokens: int) -> None:
+        """An engine begins, with nothing in memory and room for so many tokens."""
+        self.most_pages = min(max(num_tokens // PAGE_TOKENS, 1), MOST_PAGES)
+        self._pages.clear()
 
     def found(self, salt: str, prompt: list[int]) -> int:
         """How many tokens `prompt` begins with that were computed, but for its last."""

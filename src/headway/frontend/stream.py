@@ -81,7 +81,10 @@ class Stream:
             if not self._arrived:
                 if self._error is not None:
                     self.over = True
-                    raise self._error
+                    try:
+                        raise self._error
+                    finally:  # its traceback holds us: a circle with all that the request held
+                        self._error = None
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
                 self._waiter = None

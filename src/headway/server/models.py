@@ -21,7 +21,7 @@ from headway.frontend.text.output_parser import ReasoningMarkers, choose_reasoni
 from headway.frontend.text.tools import BY_NAME, Format, choose_format
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
-from headway.telemetry.live import Telemetry
+from headway.telemetry.live import Introduction, Telemetry
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -47,6 +47,15 @@ class ServedModel:
     def __post_init__(self) -> None:
         self.admission = Admission(self.telemetry.clock, self.rules)
         self.telemetry.on_record = self.admission.forecast.on_record
+        if self.admission.seen is not None:
+            self.telemetry.on_introduced = self._forget_seen
+            if self.telemetry.ready is not None:
+                self._forget_seen(self.telemetry.ready)
+
+    def _forget_seen(self, ready: Introduction) -> None:
+        """A new engine has computed nothing yet, and keeps what its KV blocks hold."""
+        assert self.admission.seen is not None
+        self.admission.seen.start_over(max(ready.group_blocks) * ready.block_size)
 
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""

@@ -100,6 +100,8 @@ class Telemetry:
         """Writes a line for each, where somebody set it."""
         self.on_record: Callable[[StepRecord], None] = lambda record: None
         """Told of each step, for admission."""
+        self.on_introduced: Callable[[Introduction], None] = lambda ready: None
+        """Told of each engine that begins, for admission."""
         self.ready: Introduction | None = None
         self.roof = Roof(Ceilings())
         self.work = Work(spec, spec.dtype)
@@ -141,6 +143,7 @@ class Telemetry:
                 str(ready.group_blocks[0]),
             ): 1.0
         }
+        self.on_introduced(ready)
 
     def on_probe(self, ceilings: Ceilings) -> None:
         """The runtime measured the machine again."""
@@ -254,6 +257,7 @@ class Telemetry:
         self.on_finish(timeline)
         if self.request_log is not None:
             self.request_log.ended(timeline, ended)
+        timeline.error = None  # its traceback holds the request's body and prompts
 
     def _count_slo(self, ended: Ended) -> None:
         count_slo(self.registry, ended)

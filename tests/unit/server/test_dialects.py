@@ -400,7 +400,7 @@ def entry(number: int, size: int = 10, owner: str = "o", previous: str | None = 
 def test_a_store_keeps_its_bound_and_forgets_the_oldest(
     steps: list[tuple[int, int, bool]],
 ) -> None:
-    store = ResponseStore(800)
+    store = ResponseStore(2000)
     for number, size, kept in steps:
         if kept:
             store.put(entry(number, size))
@@ -411,13 +411,13 @@ def test_a_store_keeps_its_bound_and_forgets_the_oldest(
 
 
 def test_a_response_larger_than_the_bound_is_not_kept() -> None:
-    store = ResponseStore(100)
+    store = ResponseStore(800)
     store.put(entry(1, 500))
     assert len(store) == 0 and store.num_bytes == 0
 
 
 def test_a_stored_response_is_there_for_its_owner_alone() -> None:
-    store = ResponseStore(1000)
+    store = ResponseStore(3000)
     store.put(entry(1))
     for other in ("", "another"):
         with pytest.raises(RequestError) as caught:
@@ -431,7 +431,7 @@ def test_a_stored_response_is_there_for_its_owner_alone() -> None:
 
 
 def test_a_response_is_read_once_for_all_references_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = ResponseStore(1000), []
+    store, read = ResponseStore(3000), []
     store.put(entry(1))
     monkeypatch.setattr(Entry, "input_items", lambda self: read.append(1) or [])
     store.items(["msg_1_0"] * 1000, "o")
@@ -439,7 +439,7 @@ def test_a_response_is_read_once_for_all_references_to_it(monkeypatch: pytest.Mo
 
 
 def test_a_chain_with_a_gap_says_what_is_missing() -> None:
-    store = ResponseStore(1000)
+    store = ResponseStore(3000)
     for number, previous in ((1, None), (2, "resp_1"), (3, "resp_2")):
         store.put(entry(number, previous=previous))
     assert [e.response_id for e in store.chain("resp_3", "o")] == ["resp_1", "resp_2", "resp_3"]

@@ -16,6 +16,8 @@ import msgspec
 from headway.core.errors import RequestError
 
 MAX_CHAIN = 10_000
+ENTRY_BYTES = 400
+"""What an entry holds besides its JSON: objects, ids, its place in the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,8 @@ class Entry:
 
     @property
     def size(self) -> int:
-        return len(self.items) + len(self.response)
+        """Bytes of memory."""
+        return ENTRY_BYTES + len(self.items) + len(self.response)
 
     def input_items(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = msgspec.json.decode(self.items)
