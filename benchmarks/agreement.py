@@ -4,8 +4,13 @@ Each tool drives the same server with the same load, one after the other: even a
 completions, prompts and answers of fixed lengths. Prompts of each run are its own, so that no tool
 computes what another finds in the prefix cache; the server's counters are read to hold that, where
 it has them. Another tool goes first in each round. Medians are set side by side under our names
-(AIPerf's and guidellm's "inter token latency" is our TPOT). The tools are other people's:
-`--aiperf` and `--guidellm` are the paths of their commands, best in environments of their own.
+(AIPerf's and guidellm's "inter token latency" is our TPOT).
+
+A machine is not alike from one run to the next. So each tool's means are also set beside those that
+the server itself counted of the same requests (`/metrics`): this compares the clocks alone.
+
+The tools are other people's: `--aiperf` and `--guidellm` are the paths of their commands, best in
+environments of their own.
 """
 
 import argparse
@@ -18,16 +23,49 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from headway.bench.scrape import parse
 
 WORDS = "the a little girl boy dog cat went to park and saw big red ball tree was happy".split()
-FIGURES = ("TTFT", "TPOT", "e2e")
+FIGURES = {
+    "TTFT": "time_to_first_token_seconds",
+    "TPOT": "request_time_per_output_token_seconds",
+    "e2e": "e2e_request_latency_seconds",
+}
+"""Our name → the histogram in which a server counts it."""
 MOST_CACHED = 0.02
 """Of a run's prompt tokens: more that the server had already, and its TTFT is not another's."""
-Medians = dict[str, float]
+Figures = dict[str, float]
+
+
+@dataclass
+class Reading:
+    """What a tool says of its run, in ms by figure, and what the server counted of it.
+
+    `counters` are of the tool's timed requests alone, where it knows them itself.
+    """
+
+    medians: Figures
+    means: Figures
+    counters: dict[str, float] | None = None
+    own: Figures = field(default_factory=dict)
+
+
+def own_means(counters: dict[str, float]) -> Figures:
+    """The server's means in ms from what its histograms grew by; of those that it has."""
+    counts = {figure: counters.get(f"{name}_count", 0.0) for figure, name in FIGURES.items()}
+    return {
+        figure: counters[f"{FIGURES[figure]}_sum"] / count * 1e3
+        for figure, count in counts.items()
+        if count
+    }
+
+
+def growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What each counter grew by."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -60,11 +98,10 @@ def order(tools: list[str], round_number: int) -> list[str]:
     return tools[first:] + tools[:first]
 
 
-def cached_share(before: dict[str, float], after: dict[str, float]) -> float | None:
-    """Of the prompt tokens between two scrapes, those found in the prefix cache; None untold."""
-    hits, queries = "prefix_cache_hits_total", "prefix_cache_queries_total"
-    asked = after.get(queries, 0.0) - before.get(queries, 0.0)
-    return (after.get(hits, 0.0) - before.get(hits, 0.0)) / asked if asked else None
+def cached_share(counters: dict[str, float]) -> float | None:
+    """Of the prompt tokens counted, those found in the prefix cache; None where nobody told."""
+    asked = counters.get("prefix_cache_queries_total", 0.0)
+    return counters.get("prefix_cache_hits_total", 0.0) / asked if asked else None
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -76,7 +113,7 @@ def scrape(url: str) -> dict[str, float]:
         return {}
 
 
-def ours(args: argparse.Namespace, folder: Path) -> Medians:
+def ours(args: argparse.Namespace, folder: Path) -> Reading:
     """`headway bench`; from when a request left, as the others count, not from when it was due."""
     path = folder / "headway.json"
     run(
@@ -89,16 +126,30 @@ def ours(args: argparse.Namespace, folder: Path) -> Medians:
         folder,
     )
     report = json.loads(path.read_text())
-    answers = report["run"]["exchanges"]
-    return {
-        "TTFT": statistics.median(x["chunk_s"][0] - x["sent_s"] for x in answers) * 1e3,
-        "TPOT": report["figures"]["tpot_s"]["p50"] * 1e3,
-        "e2e": statistics.median(x["chunk_s"][-1] - x["sent_s"] for x in answers) * 1e3,
-    }
+    answers, tpot_s = report["run"]["exchanges"], report["figures"]["tpot_s"]
+    ttft_ms = [(x["chunk_s"][0] - x["sent_s"]) * 1e3 for x in answers]
+    e2e_ms = [(x["chunk_s"][-1] - x["sent_s"]) * 1e3 for x in answers]
+    return Reading(
+        {
+            "TTFT": statistics.median(ttft_ms),
+            "TPOT": tpot_s["p50"] * 1e3,
+            "e2e": statistics.median(e2e_ms),
+        },
+        {
+            "TTFT": statistics.mean(ttft_ms),
+            "TPOT": tpot_s["mean"] * 1e3,
+            "e2e": statistics.mean(e2e_ms),
+        },
+        report["run"]["server"]["counters"],
+    )
 
 
-def aiperf(args: argparse.Namespace, folder: Path) -> Medians:
-    """NVIDIA's AIPerf: its inter token latency is (e2e − TTFT) / (n − 1)."""
+def aiperf(args: argparse.Namespace, folder: Path) -> Reading:
+    """NVIDIA's AIPerf: its inter token latency is (e2e − TTFT) / (n − 1).
+
+    By itself it reads the server's metrics each 333 ms and works on them on the server's cores:
+    at even arrivals each second request meets that, and waits 20 ms longer for its first token.
+    """
     run(
         [
             *(args.aiperf, "profile", "--model", args.model, "--url", args.url, "--streaming"),
@@ -108,20 +159,21 @@ def aiperf(args: argparse.Namespace, folder: Path) -> Medians:
             *("--extra-inputs", "ignore_eos:true", "--extra-inputs", f"min_tokens:{args.output}"),
             *("--request-rate", str(args.rate), "--request-rate-mode", "constant"),
             *("--request-count", str(args.count), "--use-server-token-count"),
+            *("--no-server-metrics", "--no-gpu-telemetry"),
             *("--artifact-dir", str(folder / "aiperf"), "--ui", "none"),
         ],
         folder,
     )
     (path,) = (folder / "aiperf").rglob("profile_export_aiperf.json")
     found = json.loads(path.read_text())
-    return {
-        "TTFT": found["time_to_first_token"]["p50"],
-        "TPOT": found["inter_token_latency"]["p50"],
-        "e2e": found["request_latency"]["p50"],
-    }
+    names = {"TTFT": "time_to_first_token", "TPOT": "inter_token_latency", "e2e": "request_latency"}
+    return Reading(
+        {figure: found[name]["p50"] for figure, name in names.items()},
+        {figure: found[name]["avg"] for figure, name in names.items()},
+    )
 
 
-def guidellm(args: argparse.Namespace, folder: Path) -> Medians:
+def guidellm(args: argparse.Namespace, folder: Path) -> Reading:
     """guidellm: its inter token latency is (e2e − TTFT) / (n − 1); request latency in seconds."""
     path = folder / "guidellm.json"
     backend = {
@@ -145,36 +197,78 @@ def guidellm(args: argparse.Namespace, folder: Path) -> Medians:
     )
     (benchmark,) = json.loads(path.read_text())["benchmarks"]
     requests = benchmark["requests"]["successful"]
-    return {
-        "TTFT": statistics.median(r["time_to_first_token_ms"] for r in requests),
-        "TPOT": statistics.median(r["inter_token_latency_ms"] for r in requests),
-        "e2e": statistics.median(r["request_latency"] for r in requests) * 1e3,
+    values = {
+        "TTFT": [r["time_to_first_token_ms"] for r in requests],
+        "TPOT": [r["inter_token_latency_ms"] for r in requests],
+        "e2e": [r["request_latency"] * 1e3 for r in requests],
     }
+    return Reading(
+        {figure: statistics.median(each) for figure, each in values.items()},
+        {figure: statistics.mean(each) for figure, each in values.items()},
+    )
 
 
-TOOLS: dict[str, Callable[[argparse.Namespace, Path], Medians]] = {
+TOOLS: dict[str, Callable[[argparse.Namespace, Path], Reading]] = {
     "headway": ours,
     "aiperf": aiperf,
     "guidellm": guidellm,
 }
 
 
-def table(rounds: list[dict[str, Medians]]) -> str:
-    """Medians over the rounds, and how far each tool is from ours."""
-    lines = [
-        "| median, ms | " + " | ".join(rounds[0]) + " |",
-        "| --- |" + " --- |" * len(rounds[0]),
-    ]
+def table(rounds: list[dict[str, Reading]]) -> str:
+    """Medians over the rounds, how far each tool is from ours, and each from the server's own."""
+    head = " | ".join(rounds[0])
+    lines = [f"| median, ms | {head} |", "| --- |" + " --- |" * len(rounds[0])]
     for figure in FIGURES:
         cells = []
         values = {
-            tool: statistics.median(each[tool][figure] for each in rounds) for tool in rounds[0]
+            tool: statistics.median(each[tool].medians[figure] for each in rounds)
+            for tool in rounds[0]
         }
         for tool, value in values.items():
             off = f" ({value / values['headway'] - 1:+.1%})" if tool != "headway" else ""
             cells.append(f"{value:.2f}{off}")
         lines.append(f"| {figure} | " + " | ".join(cells) + " |")
+    shared = [f for f in FIGURES if all(f in r.own for each in rounds for r in each.values())]
+    if shared:
+        lines += ["", f"| mean beside the server's own | {head} |", lines[1]]
+    for figure in shared:
+        offs = [
+            statistics.median(above_own(each[tool], figure) for each in rounds)
+            for tool in rounds[0]
+        ]
+        lines.append(f"| {figure} | " + " | ".join(f"{off:+.1%}" for off in offs) + " |")
     return "\n".join(lines)
+
+
+def above_own(reading: Reading, figure: str) -> float:
+    """How far the tool's mean is from the server's own of the same requests: 0.01 is 1% more."""
+    return reading.means[figure] / reading.own[figure] - 1
+
+
+def measured(tool: str, args: argparse.Namespace, run_name: str) -> Reading:
+    """One run of one tool, told on stderr; ends the script when its prompts were not new."""
+    args.tool, args.run_name = tool, run_name
+    before = scrape(args.url)
+    with tempfile.TemporaryDirectory() as folder:
+        found = TOOLS[tool](args, Path(folder))
+    counters = growth(before, scrape(args.url))
+    found.own = own_means(found.counters or counters)
+    share = cached_share(counters)
+    print(
+        f"{run_name}: {told(found.medians)}; means {told(found.means)}, the server's own "
+        f"{told(found.own)}; {'?' if share is None else f'{share:.1%}'} of the prompts was cached",
+        file=sys.stderr,
+        flush=True,
+    )
+    if share is not None and share > MOST_CACHED:
+        sys.exit("The prompts were not new to the server: the figures say nothing.")
+    return found
+
+
+def told(figures: Figures) -> str:
+    """TTFT 65.81, TPOT 12.02 ms."""
+    return ", ".join(f"{name} {value:.2f}" for name, value in figures.items()) + " ms"
 
 
 def main() -> None:
@@ -191,25 +285,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     chosen = ["headway", *(name for name in ("aiperf", "guidellm") if getattr(args, name))]
-    rounds: list[dict[str, Any]] = []
+    rounds: list[dict[str, Reading]] = []
     begun = secrets.token_hex(4)
     for number in range(args.rounds):
-        found = {}
-        for tool in order(chosen, number):
-            args.tool, args.run_name = tool, f"{begun} {number} {tool}"
-            before = scrape(args.url)
-            with tempfile.TemporaryDirectory() as folder:
-                found[tool] = TOOLS[tool](args, Path(folder))
-            share = cached_share(before, scrape(args.url))
-            told = "unknown" if share is None else f"{share:.1%}"
-            figures = ", ".join(f"{name} {value:.2f} ms" for name, value in found[tool].items())
-            print(
-                f"round {number + 1}: {tool} {figures}; {told} of the prompts was cached",
-                file=sys.stderr,
-                flush=True,
-            )
-            if share is not None and share > MOST_CACHED:
-                sys.exit("The prompts were not new to the server: the figures say nothing.")
+        turns = order(chosen, number)
+        found = {tool: measured(tool, args, f"{begun} {number} {tool}") for tool in turns}
         rounds.append({tool: found[tool] for tool in chosen})
     print(table(rounds))
 

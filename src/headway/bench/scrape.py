@@ -20,7 +20,10 @@ COUNTERS = frozenset(
     "generation_tokens_total num_preemptions_total "
     "request_queue_time_seconds_sum request_queue_time_seconds_count "
     "request_prefill_time_seconds_sum request_prefill_time_seconds_count "
-    "request_decode_time_seconds_sum request_decode_time_seconds_count".split()
+    "request_decode_time_seconds_sum request_decode_time_seconds_count "
+    "time_to_first_token_seconds_sum time_to_first_token_seconds_count "
+    "request_time_per_output_token_seconds_sum request_time_per_output_token_seconds_count "
+    "e2e_request_latency_seconds_sum e2e_request_latency_seconds_count".split()
 )
 INTERVAL_S = 1.0
 STEPS = re.compile(r'(?:^|,)steps="(\w+)"')

@@ -159,5 +159,25 @@ def test_each_tool_goes_first_once_a_turn():
 def test_what_a_run_found_in_the_cache():
     before = {"prefix_cache_hits_total": 100.0, "prefix_cache_queries_total": 1000.0}
     after = {"prefix_cache_hits_total": 150.0, "prefix_cache_queries_total": 2000.0}
-    assert agreement.cached_share(before, after) == pytest.approx(0.05)
-    assert agreement.cached_share({}, {}) is None
+    assert agreement.cached_share(agreement.growth(before, after)) == pytest.approx(0.05)
+    assert agreement.cached_share({}) is None
+
+
+def test_a_tools_clock_is_set_beside_the_servers_own():
+    """The machine halves its pace from one run to the next; both clocks are 1% above the server."""
+    name, slower = agreement.FIGURES["TTFT"], []
+    for pace in (1.0, 2.0):
+        counters = {f"{name}_sum": 4.0 * pace, f"{name}_count": 40.0}
+        own = agreement.own_means(counters)
+        assert own == {"TTFT": pytest.approx(100.0 * pace)}
+        figures = dict.fromkeys(agreement.FIGURES, 101.0 * pace)
+        slower.append(agreement.Reading(figures, figures, own=own))
+    lines = agreement.table([dict(zip(("headway", "aiperf"), slower, strict=True))]).splitlines()
+    assert "| TTFT | 101.00 | 202.00 (+100.0%) |" in lines
+    assert lines[-1] == "| TTFT | +1.0% | +1.0% |", "a figure that the server has not is left out"
+
+
+def test_a_server_without_counters_gives_no_second_table():
+    figures = dict.fromkeys(agreement.FIGURES, 5.0)
+    reading = agreement.Reading(figures, figures, own=agreement.own_means({}))
+    assert "own" not in agreement.table([{"headway": reading}])
