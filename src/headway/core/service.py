@@ -181,6 +181,17 @@ class Alone(msgspec.Struct, array_like=True, frozen=True):
     token_s: float = 0.0
     tpot_s: float = 0.0
 
+    def at_best(self, later: "Alone") -> "Alone":
+        """The shorter times of both: what only others on the machine make long is not its own.
+
+        Of prompts of different lengths, as of two engines, the later stands.
+        """
+        if later.num_tokens != self.num_tokens:
+            return later if later.num_tokens else self
+        names = ("prompt_s", "token_s", "tpot_s")
+        times = {name: min(getattr(self, name), getattr(later, name)) for name in names}
+        return msgspec.structs.replace(self, **times)
+
 
 def within_reach(row: ServiceClass, alone: Alone) -> ServiceClass:
     """`row` as this machine can keep it, where nobody has said what it is to be.

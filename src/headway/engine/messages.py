@@ -101,9 +101,10 @@ class Steps(msgspec.Struct, array_like=True, tag=3):
 
 
 class Probed(msgspec.Struct, array_like=True, tag=6):
-    """The ceilings after a probe in an idle moment."""
+    """The ceilings after a probe in an idle moment, and what the steps until then told."""
 
     ceilings: Ceilings
+    alone: Alone = Alone()
 
 
 class Refused(msgspec.Struct, array_like=True, tag=4):

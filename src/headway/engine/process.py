@@ -172,7 +172,7 @@ def run(engine: Engine, pair: zmq.Socket, pulse: Pulse) -> None:
                     0
                 )  # tens of milliseconds, in which a request may have to wait
             ceilings = engine.executor.describe().ceilings
-            pair.send(messages.encode(messages.Probed(ceilings)))
+            pair.send(messages.encode(messages.Probed(ceilings, pace_alone(engine))))
             probed_s, pause_s = engine.clock.now_s(), min(pause_s * RARER, AT_LEAST_EVERY_S)
 
 

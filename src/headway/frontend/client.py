@@ -22,7 +22,6 @@ import zmq
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
-from headway.core.plan import Ceilings
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import PROMISES_NOTHING, Terms
@@ -64,7 +63,7 @@ class EngineClient:
         stamp: Callable[[], str] = lambda: "",
         on_record: Callable[[StepRecord], None] = lambda record: None,
         on_ready: Callable[[messages.Ready], None] = lambda ready: None,
-        on_probe: Callable[[Ceilings], None] = lambda ceilings: None,
+        on_probe: Callable[[messages.Probed], None] = lambda probed: None,
         on_death: Callable[[], None] = lambda: None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
@@ -368,8 +367,8 @@ class EngineClient:
                 self.on_ready(message)
                 self._settled.set()
                 self._quarantine.begin(self._streams, self._send)
-            case messages.Probed(ceilings):
-                self.on_probe(ceilings)
+            case messages.Probed():
+                self.on_probe(message)
             case messages.Refused(request_id, text, param, code, status, retry_after_s, reason):
                 stream = self._streams.pop(request_id, None)
                 self._quarantine.left(request_id)

@@ -49,6 +49,13 @@ CLIENT_LEFT = "client_left"
 PARTS = ("decode", "prefill", "all_steps")
 
 
+class Probed(Protocol):
+    """What the engine says after a probe."""
+
+    ceilings: Ceilings
+    alone: Alone
+
+
 class Introduction(Protocol):
     """What the engine says of itself when it is ready."""
 
@@ -85,6 +92,7 @@ class Telemetry:
         self.clock = clock or SystemClock()
         self.registry = Registry(names[0], prefix=prefix)
         self.classes = dict(classes or service_classes())
+        self._default, self._alone = self.classes[DEFAULT_CLASS], Alone()
         expect_classes(self.registry, self.classes.values())
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
         self.cached_price = cached_price
@@ -125,8 +133,7 @@ class Telemetry:
     def on_ready(self, ready: Introduction) -> None:
         """The engine takes requests, for the first time or again."""
         self.ready = ready
-        default = self.classes[DEFAULT_CLASS]
-        self.classes[DEFAULT_CLASS] = within_reach(default, ready.alone)
+        self._take_pace(ready.alone)
         self.work = Work(
             self.spec,
             ready.dtype or self.spec.dtype,
@@ -145,11 +152,18 @@ class Telemetry:
         }
         self.on_introduced(ready)
 
-    def on_probe(self, ceilings: Ceilings) -> None:
-        """The runtime measured the machine again."""
+    def on_probe(self, probed: Probed) -> None:
+        """The runtime measured the machine again, and the steps told what one request takes."""
+        self._take_pace(probed.alone)
         self.turn()
-        self.slots.current.probe_shares.append(ceilings.last_share)
-        self.roof.take(ceilings)
+        self.slots.current.probe_shares.append(probed.ceilings.last_share)
+        self.roof.take(probed.ceilings)
+
+    def _take_pace(self, alone: Alone) -> None:
+        """Promise by default what this machine can keep at its best: others on its cores at the
+        start raise the objectives only until a quieter moment shows a shorter time."""
+        self._alone = self._alone.at_best(alone)
+        self.classes[DEFAULT_CLASS] = within_reach(self._default, self._alone)
 
     def on_step(self, record: StepRecord) -> None:
         """Take one step record."""

@@ -145,6 +145,19 @@ def test_the_default_is_raised_where_one_request_alone_cannot_make_it(
     assert within_reach(row, Alone(500, 99.0, 9.0, 9.0)).slo == row.slo or not alone.num_tokens
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "best"),
+    [
+        (Alone(), Alone(500, 2.0, 0.004, 0.1), Alone(500, 2.0, 0.004, 0.1)),
+        (Alone(500, 2.0, 0.004, 0.1), Alone(), Alone(500, 2.0, 0.004, 0.1)),
+        (Alone(500, 2.0, 0.001, 0.1), Alone(500, 1.0, 0.004, 0.2), Alone(500, 1.0, 0.001, 0.1)),
+        (Alone(500, 2.0, 0.001, 0.1), Alone(300, 3.0, 0.004, 0.2), Alone(300, 3.0, 0.004, 0.2)),
+    ],
+)
+def test_the_shorter_times_of_two_measurements_stand(first, later, best):
+    assert first.at_best(later) == best
+
+
 @pytest.mark.parametrize("name", ["interactive", "standard", "batch", "default"])
 def test_what_somebody_said_is_never_raised(name):
     classes = service_classes(["ttft=300ms"])

@@ -15,10 +15,12 @@ from headway.core.clock import VirtualClock
 from headway.core.plan import Description, StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
-from headway.engine.calibration import calibrate
+from headway.core.service import LIKE_INTERACTIVE, service_classes
+from headway.engine import messages
+from headway.engine.calibration import calibrate, pace_alone
 from headway.engine.cost import KEPT_ERRORS, NOTHING, Prior, StepCost, Work, prior_of, rising
 from headway.engine.engine import Engine
-from telemetry_cases import ceilings, llama, step, telemetry
+from telemetry_cases import Ready, ceilings, llama, step, telemetry
 
 
 class Machine(NamedTuple):
@@ -342,6 +344,25 @@ def test_a_slow_machine_is_calibrated_no_longer():
     engine, executor = timed_engine(machine=Machine(weights_s=3.0))
     calibrate(engine, budget_s=1.0)
     assert executor.clock.now_s() < 8 and engine.cost.num_observed >= 1
+
+
+def test_a_busy_start_raises_the_default_only_until_the_machine_is_quiet():
+    """Five times as slow while others are on its cores: at the start, and at the end once more."""
+    quiet = Machine(token_s=0.0015)
+    busy = Machine(*(5 * seconds for seconds in quiet))
+    engine, executor = timed_engine(machine=busy)
+    calibrate(engine, budget_s=5.0)
+    model, asked = telemetry(VirtualClock()), service_classes()["default"]
+    model.on_ready(Ready(Description(device="fake", ceilings=ceilings()), alone=pace_alone(engine)))
+    raised = model.classes["default"]
+    assert raised.slo.ttft_s > 3 and raised.slo.tpot_s > 0.24 and raised.ttft_per_token_s > 0.01
+    for machine in (quiet, busy):
+        executor.machine = machine
+        run_load(engine)
+        model.on_probe(messages.Probed(ceilings(), pace_alone(engine)))
+        kept = model.classes["default"]
+        assert (kept.slo, kept.ttft_per_token_s) == (asked.slo, asked.ttft_per_token_s)
+        assert kept.why == f"{LIKE_INTERACTIVE}, which this machine can keep"
 
 
 # ── what is told of it ──────────────────────────────────────────────────────────────────────

@@ -1,13 +1,16 @@
 """What the engine's process does with a message: also with one that it cannot read."""
 
+import threading
 from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from headway.core import grammar as grammars
 from headway.core.request import Request, SamplingParams
-from headway.engine import messages
+from headway.engine import messages, process
+from headway.engine.calibration import pace_alone
 from headway.engine.process import take
 from in_process import fake_engine
 
@@ -51,3 +54,26 @@ def test_a_request_that_cannot_be_read_is_a_fault(rest: list[Any]) -> None:
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"no message", msgspec.msgpack.encode([1, "x"])])
 def test_what_is_no_message_is_dropped(frame: bytes) -> None:
     assert taken(frame) == []
+
+
+def test_an_idle_engine_tells_what_its_steps_have_taught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the ceilings of its probe goes what one request takes, as the last steps had it."""
+    monkeypatch.setattr(process, "IDLE_PROBE_EVERY_S", 0.0)
+    engine, context, bell = fake_engine(64), zmq.Context.instance(), process.Bell()
+    monkeypatch.setattr(process, "Bell", lambda: bell)
+    with context.socket(zmq.PAIR) as server, context.socket(zmq.PAIR) as pair:
+        server.rcvtimeo = 20_000
+        server.bind("inproc://idle-engine")
+        pair.connect("inproc://idle-engine")
+        sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+        server.send(messages.encode(messages.Submit(Request(1, [1, 2, 3], sampling))))
+        loop = threading.Thread(target=process.run, args=(engine, pair, process.Pulse()))
+        loop.start()
+        told = messages.decode_from_engine(server.recv())
+        while not isinstance(told, messages.Probed):
+            told = messages.decode_from_engine(server.recv())
+        server.send(messages.encode(messages.Stop()))
+        loop.join(20)
+    bell.listener.close()
+    bell._ringer.close()
+    assert told.alone == pace_alone(engine) and told.alone.num_tokens == 256
