@@ -150,7 +150,7 @@ def finding(rule: rules.Rule, r: Reading) -> Finding:
         symptom=rule.symptom,
         evidence=rule.see(r),
         cause=rule.cause,
-        fix=rule.fix,
+        fix=rule.remedy,
         do=advice.do,
         expect=advice.expect,
         assumes=rule.assumes,

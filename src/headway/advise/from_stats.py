@@ -148,6 +148,7 @@ def limits(last: Snapshot) -> LimitReading:
 def machine(last: Snapshot, window: Window) -> MachineReading:
     """The ceilings that were measured."""
     return MachineReading(
+        device=last.machine.device,
         bandwidth=last.machine.bandwidth_bytes_per_s,
         flops=last.machine.flops_per_s,
         cores=window.cores,

@@ -10,6 +10,7 @@ from headway.advise.reading import Reading
 from headway.advise.roofline import DecodeStep, decode_step
 from headway.advise.symptoms import (
     BFLOAT16,
+    MAX_NUM_SEQS,
     MORE_ROWS,
     failing_share,
     narrower,
@@ -17,6 +18,7 @@ from headway.advise.symptoms import (
     rounding,
 )
 from headway.advise.words import duration, percent, plural, tokens
+from headway.core.alternatives import highest
 from headway.core.memory_plan import gib
 
 SHORTER = 0.2
@@ -62,7 +64,8 @@ def more_kv(r: Reading) -> Advice:
 def more_rows(r: Reading) -> Advice:
     """A higher --max-num-seqs."""
     limit = r.limits.max_num_seqs or 1
-    wanted = round(min(limit + (r.load.waiting or 0.0), limit * MORE_ROWS))
+    wanted = limit + (r.load.waiting or 0.0)
+    wanted = round(min(wanted, limit * MORE_ROWS, highest(MAX_NUM_SEQS)))
     expect = f"the queue of {duration(r.queue_s)} goes"
     step = decode_step(r)
     if step is not None:
@@ -70,7 +73,7 @@ def more_rows(r: Reading) -> Advice:
             f"; a decode step grows from {duration(step.seconds)} to "
             f"{duration(step.with_(rows=wanted))}, tokens/s by {step.speedup(wanted):.1f}"
         )
-    return Advice(do=f"--max-num-seqs {wanted}", expect=expect, share=queue_share(r))
+    return Advice(do=f"{MAX_NUM_SEQS} {wanted}", expect=expect, share=queue_share(r))
 
 
 def less_load(r: Reading) -> Advice:
@@ -164,11 +167,16 @@ def nearer_the_roofline(r: Reading) -> Advice:
     seconds, roofline = r.steps.main_step_s or 0.0, r.steps.roofline or 0.0
     after_s = seconds * roofline / USUAL
     return Advice(
-        do="free the cores of other work, or lower --threads to those that are free; compare "
-        "headway doctor on the idle machine",
+        do=f"free the cores of other work{fewer_threads(r)}; compare headway doctor on the idle "
+        "machine",
         expect=f"a step from {duration(seconds)} to about {duration(after_s)}",
         share=max(1 - roofline / USUAL, 0.0) * (1 - queue_share(r)),
     )
+
+
+def fewer_threads(r: Reading) -> str:
+    """The option by which the model leaves cores to others; a GPU computes with none of them."""
+    return "" if r.machine.device == "cuda" else ", or lower --threads to those that are free"
 
 
 def more_requests(r: Reading) -> Advice:
@@ -242,8 +250,8 @@ def cores_for_ourselves(r: Reading) -> Advice:
     if seconds:
         expect = f"a step from {duration(seconds)} to about {duration(seconds * (1 - share))}"
     return Advice(
-        do="end or move what else uses the cores, or lower --threads to those that are free; for "
-        "a virtual machine, cores of its own",
+        do=f"end or move what else uses the cores{fewer_threads(r)}; for a virtual machine, cores "
+        "of its own",
         expect=expect,
         share=share,
     )

@@ -10,13 +10,15 @@ BEGIN, END = "<!-- rules -->", "<!-- end of rules -->"
 
 def table() -> str:
     """One line a rule, in the order of `RULES`."""
-    head = "| name | symptom | cause | fix | the gain assumes |\n| --- | --- | --- | --- | --- |"
+    head = "| name | symptom | goes by | cause | fix | the gain assumes |"
+    head += "\n| --- | --- | --- | --- | --- | --- |"
     return "\n".join([head, *map(row, RULES)])
 
 
 def row(rule: Rule) -> str:
     """One line."""
-    cells = (f"`{rule.name}`", rule.symptom, rule.cause, rule.fix, rule.assumes)
+    reads = ", ".join(rule.reads)
+    cells = (f"`{rule.name}`", rule.symptom, reads, rule.cause, rule.remedy, rule.assumes)
     return f"| {' | '.join(cells)} |"
 
 

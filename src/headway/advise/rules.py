@@ -10,16 +10,23 @@ from dataclasses import dataclass
 from headway.advise import gains, symptoms
 from headway.advise.gains import Advice
 from headway.advise.reading import Reading
+from headway.core.alternatives import has_option
+
+MISSING = "not in this version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row. `available` says whether this version of Headway has the fix at all; whether the
-    server that is read can use it is for `holds` to see, in the choices that it tells. A `first`
-    one comes before all others, a `last` one is named first only when nothing else holds."""
+    """One row. `holds` goes by the parts of the reading that `reads` names.
+
+    Where the fix does not exist without an option, `option` names it; whether the server that is
+    read can be started with it is for `holds` to see, in the choices that it tells. A `first` one
+    comes before all others, a `last` one is named first only when nothing else holds.
+    """
 
     name: str
     kind: str
+    reads: tuple[str, ...]
     symptom: str
     cause: str
     fix: str
@@ -27,15 +34,29 @@ class Rule:
     holds: Callable[[Reading], bool]
     see: Callable[[Reading], list[str]]
     advise: Callable[[Reading], Advice]
-    available: bool = True
+    option: str = ""
     first: bool = False
     last: bool = False
+
+    @property
+    def available(self) -> bool:
+        """Whether this version of Headway has the fix at all."""
+        return not self.option or has_option(self.option)
+
+    @property
+    def remedy(self) -> str:
+        """The fix; of one that is missing: "Drafts: not in this version; shorter answers"."""
+        if self.available:
+            return self.fix
+        what, semicolon, instead = self.fix.partition(";")
+        return f"{what}: {MISSING}{semicolon}{instead}"
 
 
 RULES = (
     Rule(
         name="contention",
         kind="contention",
+        reads=("verdict",),
         symptom="Others use the cores that the model needs.",
         cause="Other processes run on them, or the hypervisor gives them to other machines.",
         fix="Free cores; `--threads` for those that are; a machine of its own",
@@ -48,6 +69,7 @@ RULES = (
     Rule(
         name="engine-restarts",
         kind="fault",
+        reads=("faults",),
         symptom="The engine was started again.",
         cause="It died or was silent, and everything that ran was lost.",
         fix="The server's log; `--kv-memory`, `--engine-timeout`",
@@ -59,6 +81,7 @@ RULES = (
     Rule(
         name="client-bottleneck",
         kind="client",
+        reads=("client",),
         symptom="The load generator sent late, read late or had no CPU left.",
         cause="It shares the machine with the server, or is asked for too much.",
         fix="Another machine, a lower `--rate`",
@@ -70,6 +93,7 @@ RULES = (
     Rule(
         name="validation",
         kind="requests",
+        reads=("load", "faults"),
         symptom="Many bodies or answers do not validate.",
         cause="Fields the server does not take, prompts beyond the context, answers off a schema.",
         fix="Mend the body; ask for `response_format` with a schema and enough `max_tokens`",
@@ -81,6 +105,7 @@ RULES = (
     Rule(
         name="failures",
         kind="requests",
+        reads=("load", "faults"),
         symptom="Requests end with an error.",
         cause="Faults of the server, or time-outs.",
         fix="The server's log; client time-outs",
@@ -92,6 +117,7 @@ RULES = (
     Rule(
         name="refusals",
         kind="requests",
+        reads=("load", "faults"),
         symptom="Requests are refused for load or state.",
         cause="The model is loading, the server drains, or admission is full.",
         fix="Retry with growing pauses",
@@ -103,6 +129,7 @@ RULES = (
     Rule(
         name="slow-client",
         kind="client",
+        reads=("client",),
         symptom="Tokens are there and do not leave: the engine has done its part.",
         cause="A client reads its stream more slowly than tokens come, or the way to it is narrow.",
         fix="Read in a task of its own; `stream=false`; fewer `logprobs`",
@@ -114,6 +141,7 @@ RULES = (
     Rule(
         name="kv-capacity",
         kind="capacity",
+        reads=("load", "latency", "lengths", "steps", "limits", "kv"),
         symptom="Sequences wait or are sent back while KV blocks are full.",
         cause="The KV pool is too small for the contexts that come.",
         fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), shorter prompts, lower "
@@ -126,6 +154,7 @@ RULES = (
     Rule(
         name="rows",
         kind="capacity",
+        reads=("load", "latency", "lengths", "steps", "limits", "machine", "weights", "kv"),
         symptom="Sequences wait while every row of a step is taken and the roofline has room.",
         cause="`max_num_seqs` is lower than the machine can serve.",
         fix="`--max-num-seqs`",
@@ -137,6 +166,7 @@ RULES = (
     Rule(
         name="over-saturated",
         kind="load",
+        reads=("load", "latency", "lengths", "steps", "limits", "machine", "weights", "kv"),
         symptom="Requests arrive faster than they end, and the queue is most of the TTFT.",
         cause="More load than this machine serves; no setting makes up for it.",
         fix="A lower rate, a second server; `--max-queue-wait` refuses early what would be late",
@@ -148,6 +178,7 @@ RULES = (
     Rule(
         name="hogging",
         kind="compute",
+        reads=("lengths", "steps"),
         symptom="Few long prompts make everybody else's tokens or first tokens wait.",
         cause="Their chunks fill the token budget of each step.",
         fix="`--policy slo`, `--max-num-batched-tokens`, a server for long prompts",
@@ -159,6 +190,7 @@ RULES = (
     Rule(
         name="cold-cache",
         kind="cache",
+        reads=("lengths", "prefix"),
         symptom="Prompts begin alike and are computed from their first token all the same.",
         cause="The cache does not find them: it is off, something early in the prompt differs, the "
         "blocks were needed for others, or each has another key or salt.",
@@ -172,6 +204,7 @@ RULES = (
     Rule(
         name="long-prefill",
         kind="compute",
+        reads=("load", "latency", "lengths", "steps"),
         symptom="The time to the first token is the prompt's computing.",
         cause="Prompts are long for this machine's FLOP/s.",
         fix="Shorter prompts: fewer examples, less retrieved text",
@@ -183,6 +216,7 @@ RULES = (
     Rule(
         name="host-bound",
         kind="host",
+        reads=("steps",),
         symptom="Steps take many times what the ceilings allow, or there are gaps between them.",
         cause="Model or batch are so small that launching and book-keeping dominate.",
         fix="More requests at a time, `n`, `--threads 1` for small models (CUDA graphs and "
@@ -195,6 +229,7 @@ RULES = (
     Rule(
         name="slow-forward",
         kind="host",
+        reads=("steps", "verdict"),
         symptom="The model itself takes many times what the ceilings allow.",
         cause="More threads than cores, others on the memory, or a type that this machine "
         "multiplies slowly.",
@@ -207,6 +242,7 @@ RULES = (
     Rule(
         name="small-batch",
         kind="bandwidth",
+        reads=("load", "latency", "steps", "limits", "machine", "weights"),
         symptom="Decode reads all weights for few rows.",
         cause="Clients send one request after another.",
         fix="More requests at a time",
@@ -219,6 +255,7 @@ RULES = (
     Rule(
         name="wide-weights",
         kind="bandwidth",
+        reads=("load", "latency", "lengths", "steps", "machine", "weights"),
         symptom="Decode reads weights of four bytes.",
         cause="`--dtype float32`, or a checkpoint in fp32.",
         fix="`--dtype bfloat16` (on a CPU without bf16 products it helps one or two rows)",
@@ -230,6 +267,7 @@ RULES = (
     Rule(
         name="weight-bytes",
         kind="bandwidth",
+        reads=("load", "latency", "lengths", "steps", "machine", "weights"),
         symptom="Decode is the reading of weights.",
         cause="Each step reads every weight once, at the memory's speed.",
         fix="`--quantization int4` or `int8` (`headway eval` says what that costs in quality), a "
@@ -242,6 +280,7 @@ RULES = (
     Rule(
         name="kv-bytes",
         kind="bandwidth",
+        reads=("load", "latency", "lengths", "steps", "machine", "weights", "kv"),
         symptom="Decode is the reading of KV.",
         cause="Many long contexts in each step.",
         fix="`--kv-cache-dtype int8`, shorter contexts",
@@ -253,18 +292,20 @@ RULES = (
     Rule(
         name="drafts",
         kind="bandwidth",
+        reads=("load", "latency", "lengths", "steps", "machine", "weights"),
         symptom="Decode leaves arithmetic unused at few rows.",
         cause="One token a step and sequence.",
-        fix="Speculative decoding: not in this version; shorter answers",
+        fix="Speculative decoding; shorter answers",
         assumes="3 drafts a step that cost nothing to make, each accepted 60% of the time",
         holds=symptoms.drafts_pay,
         see=symptoms.see_decode,
         advise=gains.drafts,
-        available=False,
+        option="--speculate",
     ),
     Rule(
         name="retries",
         kind="requests",
+        reads=("load", "faults"),
         symptom="Clients send requests again.",
         cause="Their time-out is shorter than an answer takes.",
         fix="A longer client time-out, `max_retries=0`",
@@ -276,6 +317,7 @@ RULES = (
     Rule(
         name="under-loaded",
         kind="under-loaded",
+        reads=("load", "client", "steps"),
         symptom="Most of the time there is nothing to do.",
         cause="Fewer requests than the machine serves.",
         fix="More load, a smaller machine, fewer replicas",

@@ -6,6 +6,7 @@ A predicate is true only where the reading knows enough. Thresholds stand in one
 from headway.advise.reading import Reading
 from headway.advise.roofline import decode_step
 from headway.advise.words import duration, percent, plural, tokens
+from headway.core.alternatives import highest
 
 THRESHOLDS = {
     "waiting": 0.5,  # sequences that wait in a mean step: more is a queue
@@ -26,6 +27,7 @@ THRESHOLDS = {
 }
 MORE_ROWS = 8
 BFLOAT16 = "--dtype bfloat16"
+MAX_NUM_SEQS = "--max-num-seqs"
 T = THRESHOLDS
 
 
@@ -76,8 +78,9 @@ def more_rows_pay(r: Reading) -> bool:
 
 
 def rows_full(r: Reading) -> bool:
-    """The queue stands before the rows of a step, and more rows would pay."""
-    return queued(r) and rows_taken(r) and more_rows_pay(r) and not kv_full(r)
+    """The queue stands before the rows of a step; more may be asked for, and would pay."""
+    more = (r.limits.max_num_seqs or 0) < highest(MAX_NUM_SEQS)
+    return queued(r) and rows_taken(r) and more and more_rows_pay(r) and not kv_full(r)
 
 
 def over_saturated(r: Reading) -> bool:

@@ -6,14 +6,30 @@ step, 494 with `--quantization int8`, 326 with `--quantization int4`.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from math import inf
 
 from headway.core.errors import UsageError
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
-from headway.core.options import EngineOptions
+from headway.core.options import EngineOptions, ServerOptions
 from headway.core.quantization import FORMATS, bytes_per_weight
 from headway.core.resolve import choose_kv_dtype, choose_quantization
 
 KV_TYPES = ("int8",)
+TABLES = (EngineOptions, ServerOptions)
+
+
+def has_option(flag: str) -> bool:
+    """Whether a server of this version takes the option: "--kv-memory" yes, "--warp" no."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return any(name == row.name for table in TABLES for row in fields(table))
+
+
+def highest(flag: str) -> float:
+    """The most that the option may be: 4096 of "--max-num-seqs", inf where nothing bounds it."""
+    name = flag.removeprefix("--").replace("-", "_")
+    bounds = [row.metadata["high"] for table in TABLES for row in fields(table) if row.name == name]
+    return next((bound for bound in bounds if bound is not None), inf)
 
 
 def weight_choices(settings: Mapping[str, str], model: ModelSpec) -> dict[str, int]:

@@ -1,223 +1,46 @@
 """The doctor's rules, arithmetic and order on made-up readings; no server, no torch."""
 
 import ast
+import itertools
+import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
+from doctor_cases import (
+    BESIDE_OTHERS,
+    CASES,
+    CONTENDED,
+    FEW,
+    FLOPS,
+    HEALTHY,
+    LONG,
+    QUEUED,
+    SLOW,
+    WEIGHTS,
+    all_at,
+    steps,
+    varied,
+)
 from headway.advise import reference, rules
 from headway.advise.diagnosis import diagnose, findings
 from headway.advise.reading import (
-    KVReading,
-    LatencyReading,
-    LengthReading,
-    LimitReading,
-    LoadReading,
-    MachineReading,
-    PrefixReading,
     Reading,
-    SlowStream,
     SpendReading,
-    StepReading,
-    WeightReading,
 )
 from headway.advise.roofline import decode_step
 from headway.advise.words import dollars, duration, plural, rate
-from headway.core.contention import CoreUse
+from headway.core import options
+from headway.core.alternatives import highest
 from headway.core.options import EngineOptions
-from headway.telemetry.snapshot import Evidence, Percentiles, Utilization, Verdict
+from headway.telemetry.snapshot import Percentiles
 
 ROOT = Path(__file__).resolve().parents[3]
-BANDWIDTH, FLOPS = 17e9, 100e9
-WEIGHTS = 500e6
-
-
-def all_at(value: float, count: int = 100) -> Percentiles:
-    """A distribution without spread."""
-    return Percentiles(count=count, mean=value, p50=value, p90=value, p95=value, p99=value)
-
-
-def steps(step_s: float, num_bytes: float, flops: float, count: int = 100) -> Utilization:
-    """`count` alike steps."""
-    floor_s = max(num_bytes / BANDWIDTH, flops / FLOPS)
-    return Utilization(
-        num_steps=count,
-        time_s=step_s * count,
-        flops_per_s=flops / step_s,
-        bytes_per_s=num_bytes / step_s,
-        flops_per_byte=flops / num_bytes,
-        mfu=flops / step_s / FLOPS,
-        mbu=num_bytes / step_s / BANDWIDTH,
-        roofline=floor_s / step_s,
-        above_ceiling=False,
-    )
-
-
-def verdict(kind: str) -> Verdict:
-    seen = Evidence(name="mbu", value=0.9, threshold=0.6, text="90% of the measured bandwidth")
-    return Verdict(kind=kind, text="Said by the server.", near_ceiling=True, evidence=[seen])
-
-
-HEALTHY = Reading(
-    source="stats",
-    subject="http://made.up",
-    server="Headway",
-    seconds=20.0,
-    load=LoadReading(
-        num_ended=100,
-        arrivals_per_s=5.0,
-        finished_per_s=5.0,
-        running=48.0,
-        waiting=0.0,
-        waiting_growth=0.0,
-    ),
-    latency=LatencyReading(
-        ttft=all_at(0.05),
-        tpot=all_at(0.04),
-        itl=all_at(0.04),
-        e2e=all_at(4.05),
-        queue=all_at(0.005),
-        prefill=all_at(0.045),
-        transfer_s=0.001,
-    ),
-    lengths=LengthReading(
-        prompt=all_at(20), output=all_at(101), short_prompt=20, longest_prompt=30
-    ),
-    steps=StepReading(
-        idle_share=0.05,
-        host_share=0.05,
-        decode=steps(0.04, WEIGHTS + 48 * 1e6, 48 * 0.05e9),
-        rows=48.0,
-    ),
-    limits=LimitReading(max_num_seqs=64, max_num_batched_tokens=512),
-    machine=MachineReading(bandwidth=BANDWIDTH, flops=FLOPS),
-    weights=WeightReading(
-        step_bytes=WEIGHTS,
-        choices={"--quantization int8": WEIGHTS // 2, "--quantization int4": WEIGHTS // 3},
-    ),
-    kv=KVReading(
-        usage_max=0.4,
-        num_preemptions=0,
-        num_tokens=100_000,
-        bytes_per_token=12_288,
-        choices={"--kv-cache-dtype int8": 6_528},
-    ),
-    prefix=PrefixReading(hit_rate=0.0),
-    verdict=verdict("bandwidth"),
-)
-QUEUED = {
-    "load.waiting": 40.0,
-    "latency.queue": all_at(4.0),
-    "latency.ttft": all_at(4.05),
-    "latency.e2e": all_at(8.05),
-    "steps.rows": 64.0,
-    "load.running": 64.0,
-}
-FEW = {
-    "steps.rows": 3.0,
-    "load.running": 3.0,
-    "steps.decode": steps(0.038, WEIGHTS + 80e6, 3 * 0.5e9),
-}
-LONG = {
-    "lengths.prompt": all_at(4000),
-    "lengths.short_prompt": 4000,
-    "lengths.longest_prompt": 4100,
-    "latency.prefill": all_at(8.0),
-    "latency.ttft": all_at(8.0),
-    "steps.prefill": steps(1.0, WEIGHTS, 60e9, count=8),
-    "verdict": verdict("compute"),
-}
-BROKEN = {"faults.errors": {"integer_below_min_value": 30}, "faults.validation_failures": 30}
-SLOW = SlowStream(id="cmpl-1", age_s=9.0, seconds=6.0, made=300, left=4)
-
-CONTENDED = {
-    "verdict": verdict("contention"),
-    "machine.cores": CoreUse(
-        seconds=20, num_cores=2, steal_share=0.1, others_share=0.4, idle_share=0.0, run_queue=2.0
-    ),
-}
-WIDE = {"--dtype bfloat16": WEIGHTS // 2, "--quantization int8": WEIGHTS // 4}
-
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "contention": (CONTENDED, {}),
-    "engine-restarts": ({"faults.num_restarts": 1}, {}),
-    "client-bottleneck": ({"client.bottleneck": "it used 95% of a core"}, {}),
-    "validation": (BROKEN, {**BROKEN, "faults.validation_failures": 2}),
-    "failures": ({"faults.num_failed": 60}, {"faults.num_failed": 1}),
-    "refusals": ({"faults.refused": 20, "faults.num_failed": 20}, {"faults.refused": 1}),
-    "slow-client": ({"client.slow_streams": (SLOW,)}, {}),
-    "kv-capacity": (
-        {**QUEUED, "kv.usage_max": 0.99, "steps.rows": 9.0},
-        {**QUEUED, "kv.usage_max": 0.2, "steps.rows": 9.0},
-    ),
-    "rows": (
-        {
-            **QUEUED,
-            "steps.rows": 4.0,
-            "limits.max_num_seqs": 4,
-            "steps.decode": FEW["steps.decode"],
-        },
-        {**QUEUED, "steps.rows": 2.0, "limits.max_num_seqs": 4},
-    ),
-    "over-saturated": ({**QUEUED, "load.arrivals_per_s": 50.0}, {"load.arrivals_per_s": 50.0}),
-    "hogging": (
-        {
-            **LONG,
-            "lengths.short_prompt": 20,
-            "lengths.longest_prompt": 4000,
-            "lengths.prompt": all_at(20),
-        },
-        LONG,
-    ),
-    "cold-cache": (
-        {
-            **LONG,
-            "prefix.shared_tokens": 3600.0,
-            "prefix.shared_said": "100 requests share 3600 tokens",
-        },
-        {**LONG, "prefix.shared_tokens": 3600.0, "prefix.hit_rate": 0.85},
-    ),
-    "long-prefill": (
-        LONG,
-        {**LONG, "latency.ttft": all_at(0.05), "latency.prefill": all_at(0.045)},
-    ),
-    "host-bound": (
-        {"steps.host_share": 0.6},
-        {"steps.host_share": 0.6, "steps.idle_share": 0.9},
-    ),
-    "slow-forward": (
-        {"steps.decode": steps(0.4, WEIGHTS, 1e9)},
-        {"steps.decode": steps(0.4, WEIGHTS, 1e9), **CONTENDED},
-    ),
-    "small-batch": (FEW, {**FEW, "limits.max_num_seqs": 4}),
-    "wide-weights": ({"weights.choices": WIDE}, {}),
-    "weight-bytes": ({}, {"weights.choices": {"--quantization int4": WEIGHTS}}),
-    "kv-bytes": (
-        {"weights.step_bytes": 100e6},
-        {"weights.step_bytes": 100e6, "kv.bytes_per_token": 6_528},
-    ),
-    "drafts": (FEW, {}),
-    "retries": ({"faults.num_retries": 30}, {"faults.num_retries": 2}),
-    "under-loaded": ({"steps.idle_share": 0.9}, {"steps.idle_share": 0.3}),
-}
-"""Rule → what makes it hold, and nearly the same, where it must not."""
-BESIDE_OTHERS = {
-    *("host-bound", "wide-weights", "weight-bytes", "drafts", "retries", "refusals", "kv-bytes"),
-}
-"""Their cases make another rule worth more, too."""
-
-
-def varied(reading: Reading, *changes: dict[str, Any]) -> Reading:
-    """With {"kv.usage_max": 0.99}: the same, with fuller blocks."""
-    for name, value in {k: v for each in changes for k, v in each.items()}.items():
-        part, _, field = name.partition(".")
-        if field:
-            value = replace(getattr(reading, part), **{field: value})
-        reading = replace(reading, **{part: value})
-    return reading
+TABLES = [getattr(options, name) for name in options.__all__ if name.endswith("Options")]
+ABOUT = ("source", "subject", "server", "seconds", "not_known")
 
 
 def names(reading: Reading) -> list[str]:
@@ -264,6 +87,68 @@ def test_what_is_missing_has_no_option() -> None:
     """Whoever adds speculative decoding mends the rule that says it is not there."""
     options = {field.name for field in fields(EngineOptions)}
     assert not any("spec" in name or "draft" in name for name in options)
+
+
+PARTS = frozenset(part.name for part in fields(Reading) if part.name not in ABOUT)
+
+
+class Watched(Reading):
+    """A reading that keeps the names of the parts that were looked at."""
+
+    seen: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in PARTS:
+            Watched.seen.add(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
+def test_a_rule_names_the_parts_that_it_goes_by(rule: rules.Rule) -> None:
+    Watched.seen.clear()
+    for changes in itertools.chain(*CASES.values()):
+        reading = varied(HEALTHY, changes)
+        rule.holds(Watched(**{part.name: getattr(reading, part.name) for part in fields(Reading)}))
+    assert Watched.seen == set(rule.reads)
+
+
+def test_options_that_a_rule_names_are_there_and_take_what_is_said() -> None:
+    """A fix is made with options of this version, unless the finding says that it is missing."""
+    known = {name for table in TABLES for name in (row.name for row in fields(table))}
+    for rule in rules.RULES:
+        (found,) = [
+            each
+            for each in findings(varied(HEALTHY, CASES[rule.name][0]))
+            if each.name == rule.name
+        ]
+        named = re.findall(r"--([a-z][a-z0-9-]*)", f"{found.do} {found.expect} {found.fix}")
+        assert {name.replace("-", "_") for name in named} <= known, rule.name
+        assert found.available or rules.MISSING in found.fix, rule.name
+
+
+def test_a_rule_without_its_option_says_so_and_has_it_with_one() -> None:
+    rule = replace(rules.RULES[0], option="--no-such-thing", fix="Warping; walking")
+    assert not rule.available and rule.remedy == "Warping: not in this version; walking"
+    rule = replace(rule, option="--max-num-seqs")
+    assert rule.available and rule.remedy == "Warping; walking"
+
+
+def test_rows_are_not_asked_for_beyond_what_the_option_takes() -> None:
+    waiting = {**CASES["rows"][0], "load.waiting": 9000.0, "steps.rows": 2000.0}
+    reading = varied(HEALTHY, waiting, {"limits.max_num_seqs": 2000, "kv.usage_max": 0.2})
+    fast = {"steps.decode": steps(0.038, WEIGHTS, 1e6), "load.arrivals_per_s": 5.0}
+    (found,) = [each for each in findings(varied(reading, fast)) if each.name == "rows"]
+    assert found.do == "--max-num-seqs 4096"
+    assert EngineOptions(max_num_seqs=4096).max_num_seqs == highest("--max-num-seqs")
+    assert "rows" not in names(
+        varied(reading, fast, {"limits.max_num_seqs": 4096, "steps.rows": 4096.0})
+    )
+
+
+def test_a_gpu_is_not_told_of_threads() -> None:
+    on_cuda = findings(varied(HEALTHY, CONTENDED, {"machine.device": "cuda"}))
+    on_cpu = findings(varied(HEALTHY, CONTENDED))
+    assert "--threads" in on_cpu[0].do and "--threads" not in on_cuda[0].do
 
 
 def test_only_options_that_narrow_are_named() -> None:
