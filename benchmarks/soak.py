@@ -4,9 +4,11 @@
 
 starts a server for FOLDER with native kernels and sends `--rate` requests a second at random times:
 short, long, streamed, whole, n > 1, log-probabilities, grammars, chats in three dialects, tools,
-uploads, batches, some that are refused, some whose clients leave. Meanwhile it samples resident
-memory, open files and threads of the server and its children, KV blocks in use, sequences in the
-engine and open tickets of admission.
+uploads, batches, some that are refused, some whose clients leave; with `--kind`, one of them alone.
+What is bounded by design is full within a warm-up of 7,000 requests and five minutes: KV blocks and
+stored responses, made few here, 250 compiled grammars, five minutes of history. Meanwhile it
+samples resident memory, open files and threads of the server and its children, KV blocks in use,
+sequences in the engine and open tickets of admission.
 
 The report has for each of these the slope after a warm-up (least squares over means of 20 parts,
 with its standard error) and whether it grows: `grows` is true where the slope less two standard
@@ -60,6 +62,10 @@ GAUGES = {
 WORDS = (
     "once upon a time the big dog went to park with Lily and Tom they saw red bird one day".split()
 )
+KINDS = (
+    *("plain", "n", "logprobs", "penalties", "refused", "tokenize", "grammar", "messages"),
+    *("responses", "tools", "chat", "left", "upload"),
+)
 TOOL = {
     "type": "function",
     "function": {
@@ -91,6 +97,8 @@ class Report:
     statuses: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     trends: dict[str, Trend] = field(default_factory=dict)
+    bytes_a_request: dict[str, int] = field(default_factory=dict)
+    """The slopes of resident memory over the rate, by process."""
     held: dict[str, float] = field(default_factory=dict)
     """What was still held `QUIET_S` after the last answer."""
     num_restarts: int = 0
@@ -125,6 +133,15 @@ class Asked:
     path: str
     body: dict[str, Any]
     leaves_s: float | None = None
+    kind: str = "plain"
+
+
+def one_of(kind: str, source: random.Random, model: str, chats: bool) -> Asked:
+    """A request of one kind of the mix, or of any where `kind` is ""."""
+    while True:
+        asked = one_of_many(source, model, chats)
+        if kind in ("", "left" if asked.leaves_s is not None else asked.kind):
+            return asked
 
 
 def one_of_many(source: random.Random, model: str, chats: bool) -> Asked:
@@ -133,7 +150,7 @@ def one_of_many(source: random.Random, model: str, chats: bool) -> Asked:
     if chats and source.random() < 0.3:
         return Asked(leaves_s=leaves_s, **chat_of(source, model))
     prompt = " ".join(source.choices(WORDS, k=source.choice((3, 8, 20, 60, 200))))
-    kind = source.random()
+    drawn, kind = source.random(), "plain"
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -141,51 +158,58 @@ def one_of_many(source: random.Random, model: str, chats: bool) -> Asked:
         "temperature": source.choice((0, 0.8, 1.2)),
         "stream": source.random() < 0.6,
     }
-    if kind < 0.1:
-        body["n"] = source.choice((2, 3))
-    elif kind < 0.2:
+    if drawn < 0.1:
+        kind, body["n"] = "n", source.choice((2, 3))
+    elif drawn < 0.2:
+        kind = "logprobs"
         body |= {"logprobs": 5, "stop": ["."], "seed": source.randrange(1000)}
-    elif kind < 0.25:
+    elif drawn < 0.25:
+        kind = "penalties"
         body |= {"presence_penalty": 1, "logit_bias": {"5": -100}, "min_tokens": 1}
-    elif kind < 0.3:
-        body["temperature"] = 7
-    elif kind < 0.33:
-        body["model"] = "nobody"
-    elif kind < 0.36:
-        return Asked(path="/tokenize", body={"prompt": prompt})
-    elif kind < 0.42:
-        pattern = f"[a-zA-Z ,]{{1,{source.randrange(1, 400)}}}\\."
-        body["structured_outputs"] = {"regex": pattern}
-    return Asked(path="/v1/completions", body=body, leaves_s=leaves_s)
+    elif drawn < 0.3:
+        kind, body["temperature"] = "refused", 7
+    elif drawn < 0.33:
+        kind, body["model"] = "refused", "nobody"
+    elif drawn < 0.36:
+        return Asked(path="/tokenize", body={"prompt": prompt}, kind="tokenize")
+    elif drawn < 0.42:
+        most, another = source.randrange(1, 400), source.randrange(10_000)
+        pattern = f"[a-zA-Z ,]{{1,{most}}}\\.( {another})?"
+        kind, body["structured_outputs"] = "grammar", {"regex": pattern}
+    return Asked(path="/v1/completions", body=body, leaves_s=leaves_s, kind=kind)
 
 
 def chat_of(source: random.Random, model: str) -> dict[str, Any]:
-    """Path and body of a chat, in one of the three dialects."""
+    """Path, body and kind of a chat, in one of the three dialects."""
     question = f"What is {source.randrange(100)} + {source.randrange(100)}?"
     messages = [{"role": "user", "content": question}]
     shared = {"model": model, "stream": source.random() < 0.6}
     kind = source.random()
     if kind < 0.2:
-        return {"path": "/v1/messages", "body": {**shared, "messages": messages, "max_tokens": 24}}
+        body = {**shared, "messages": messages, "max_tokens": 24}
+        return {"path": "/v1/messages", "body": body, "kind": "messages"}
     if kind < 0.4:
         return {
             "path": "/v1/responses",
             "body": {**shared, "input": question, "max_output_tokens": 24},
+            "kind": "responses",
         }
-    body = {**shared, "messages": messages, "max_tokens": 24}
-    if kind < 0.6:
+    body, called = {**shared, "messages": messages, "max_tokens": 24}, kind < 0.6
+    if called:
         body |= {"tools": [TOOL], "tool_choice": "required"}
     elif kind < 0.7:
         body["messages"] = [{"role": "system", "content": " ".join(WORDS * 3)}, *messages]
-    return {"path": "/v1/chat/completions", "body": body}
+    return {"path": "/v1/chat/completions", "body": body, "kind": "tools" if called else "chat"}
 
 
 class Soak:
     """One run against one server process."""
 
-    def __init__(self, url: str, pid: int, *, rate: float, seconds: float, seed: int) -> None:
+    def __init__(
+        self, url: str, pid: int, *, rate: float, seconds: float, seed: int, kind: str = ""
+    ) -> None:
         self.url, self.pid = url, pid
-        self.rate, self.seconds = rate, seconds
+        self.rate, self.seconds, self.kind = rate, seconds, kind
         self.source = random.Random(seed)
         self.statuses: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -208,13 +232,15 @@ class Soak:
             watching.cancel()
             held = await self._what_is_held(http)
             stats = await get_json(http, "/stats")
+        seconds, found = time.monotonic() - began, trends(self.samples)
         return Report(
-            seconds=round(time.monotonic() - began, 1),
+            seconds=round(seconds, 1),
             num_sent=self.num_sent,
             kernels={name: backend for name, (backend, _) in stats["kernels"].items()},
             statuses=dict(sorted(self.statuses.items())),
             problems=self.problems[:20],
-            trends=trends(self.samples),
+            trends=found,
+            bytes_a_request=bytes_a_request(found, self.num_sent / seconds),
             held=held,
             num_restarts=stats["totals"]["engine_restarts"],
         )
@@ -226,10 +252,11 @@ class Soak:
             while due - began < self.seconds and not self.stopped.is_set():
                 due += self.source.expovariate(self.rate)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-                if self.source.random() < 0.01:
+                if self.kind == "upload" or (not self.kind and self.source.random() < 0.01):
                     group.create_task(self._upload(http, model))
                 else:
-                    group.create_task(self._ask(http, one_of_many(self.source, model, chats)))
+                    asked = one_of(self.kind, self.source, model, chats)
+                    group.create_task(self._ask(http, asked))
                 self.num_sent += 1
 
     async def _ask(self, http: aiohttp.ClientSession, asked: Asked) -> None:
@@ -436,6 +463,15 @@ def trend(hours: Any, values: Any, allowed: float) -> Trend:
     )
 
 
+def bytes_a_request(found: dict[str, Trend], rate: float) -> dict[str, int]:
+    """7.9 MB an hour at 4 requests a second: 575 bytes."""
+    return {
+        name: round(trend.slope_per_hour * 2**20 / 3600 / rate)
+        for name, trend in found.items()
+        if name.startswith("rss_mb") and rate
+    }
+
+
 # ── the server ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -459,9 +495,18 @@ def main() -> int:
         default="32MiB",
         help="blocks are resident when first written: few of them are full within the warm-up",
     )
+    parser.add_argument(
+        "--response-memory",
+        default="256KiB",
+        help="stored responses: few of them are full within the warm-up",
+    )
+    parser.add_argument(
+        "--kind", choices=("", *KINDS), default="", help="of the mix; all by default"
+    )
     given = parser.parse_args()
     command = [sys.executable, "-m", "headway.cli.main", "serve", given.folder, "--port=0"]
     command += [f"--kernels={given.kernels}", f"--kv-memory={given.kv_memory}"]
+    command.append(f"--response-memory={given.response_memory}")
     with tempfile.TemporaryDirectory(prefix="headway-soak-") as data:
         command.append(f"--data-dir={data}")
         server = subprocess.Popen(
@@ -472,7 +517,8 @@ def main() -> int:
         if "is ready: " not in greeting:
             return server.wait()
         url = greeting.split("is ready: ")[1].strip().removesuffix("/v1")
-        soak = Soak(url, server.pid, rate=given.rate, seconds=given.minutes * 60, seed=given.seed)
+        seconds, kind = given.minutes * 60, given.kind
+        soak = Soak(url, server.pid, rate=given.rate, seconds=seconds, seed=given.seed, kind=kind)
         try:
             report = asyncio.run(run_one(soak))
         finally:

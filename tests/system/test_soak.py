@@ -135,3 +135,30 @@ async def test_an_upload_that_is_refused_is_told_and_ends_no_run(
         await runner.cleanup()
     assert run.statuses == {str(status): 1} and bool(run.problems) is is_problem
     assert ("DELETE /v1/files/f" in seen) is (refused != "POST /v1/files"), "what was made goes"
+
+
+def test_each_kind_of_the_mix_can_be_sent_alone() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from soak import KINDS, one_of
+
+    source = random.Random(1)
+    for kind in KINDS:
+        if kind != "upload":
+            asked = [one_of(kind, source, "m", chats=True) for _ in range(3)]
+            assert {one.leaves_s is not None for one in asked} == {kind == "left"}
+            assert kind == "left" or {one.kind for one in asked} == {kind}
+    seen = {one_of("", source, "m", chats=True).kind for _ in range(1000)}
+    assert seen == set(KINDS) - {"left", "upload"}
+
+
+def test_growth_is_told_for_each_request() -> None:
+    """7.9 MB an hour at 4 requests a second: 14,400 requests of 575 bytes."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from soak import Trend, bytes_a_request
+
+    zero = {"first": 0.0, "last": 0.0, "most": 0.0, "error_per_hour": 0.0, "grows": False}
+    found = {
+        "rss_mb": Trend(slope_per_hour=7.9, **zero),
+        "threads": Trend(slope_per_hour=1, **zero),
+    }
+    assert bytes_a_request(found, 4.0) == {"rss_mb": 575}
