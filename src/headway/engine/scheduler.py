@@ -211,8 +211,9 @@ class Scheduler:
 
     def _lacks_room(self) -> bool:
         """Whether somebody waits for a row or for blocks; idle work makes way for most."""
-        idle = any(s.request.terms.idle_only for s in self.running)
-        return bool(self.waiting) and not idle and self.is_full
+        if not self.waiting or not self.is_full:
+            return False
+        return not any(s.request.terms.idle_only for s in self.running)
 
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
         """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""

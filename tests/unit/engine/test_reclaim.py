@@ -251,6 +251,18 @@ def test_how_many_rows_one_may_reclaim(held, weight, rows):
     assert house.forecast._may_reclaim(entry) == rows
 
 
+def test_what_users_hold_is_not_counted_in_each_step():
+    """Rows are full and nobody waits: all is told in each record, counted every 20 ms."""
+    world = crowded("slo")
+    scheduler, counted = world.engine.scheduler, []
+    held = scheduler.reclaim.held
+    scheduler.reclaim.held = lambda running: counted.append(1) or held(running)
+    began_s, steps = world.clock.now_s(), 60
+    for _ in range(steps):
+        assert world.step()[1].user_slots == {"A": (8.0, 1.0)}
+    assert 2 <= len(counted) <= (world.clock.now_s() - began_s) / reclaim.RECOUNT_S + 1 < steps / 4
+
+
 def test_who_may_not_reclaim_is_told_of_the_rows():
     """A row comes free every 2 s: so long waits a user who has as many as the others, or whose
     work is idle; one who has less waits for a quarter of what its objective leaves."""
