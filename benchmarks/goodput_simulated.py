@@ -17,6 +17,7 @@ from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepR
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.core.terms import Terms
 from headway.engine.engine import Engine
 
@@ -101,7 +102,7 @@ def draw(rate: float, count: int, seed: int, scale: float) -> list[Asked]:
     return asked
 
 
-def serve(asked: list[Asked], **changes: object) -> Engine:
+def serve(asked: list[Asked], scheduler: SchedulerConfig, *, max_num_batched_tokens: int) -> Engine:
     """Run all of `asked` to their ends."""
     clock = VirtualClock()
     settings = Settings(
@@ -111,15 +112,15 @@ def serve(asked: list[Asked], **changes: object) -> Engine:
         attention_backend="none",
         max_model_len=8192,
         max_num_seqs=64,
-        max_num_batched_tokens=512,
+        max_num_batched_tokens=max_num_batched_tokens,
         block_size=16,
         num_blocks=(20_000,),
         windows=(0,),
         threads=1,
         seed=0,
+        scheduler=scheduler,
         prefix_cache="lfu",
     )
-    settings = dataclasses.replace(settings, **changes)
     engine = Engine(Timed(clock), settings, vocab_size=50_000, eos_token_ids=(1,), clock=clock)
     by_id = {one.request.request_id: one for one in asked}
     position = 0
@@ -159,10 +160,10 @@ def main() -> None:
                 asked = draw(rate, options.requests, 7, options.scale)
                 serve(
                     asked,
-                    policy=policy,
+                    SchedulerConfig(
+                        policy=policy, lane_share=options.lane_share, late=options.late
+                    ),
                     max_num_batched_tokens=budget,
-                    lane_share=options.lane_share,
-                    late=options.late,
                 )
                 good = sum(one.in_slo for one in asked)
                 duration_s = asked[-1].request.arrived_s

@@ -21,6 +21,7 @@ from pathlib import Path
 from headway.bench.traces import BLOCK_TOKENS, Row, read_mooncake
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.measure.chart import Panel, chart
 from headway.runtime.null import NullExecutor
@@ -53,6 +54,7 @@ def engine_hits(rows: list[Row], capacity: int, policy: str, at_once: int) -> fl
         windows=(0,),
         threads=1,
         seed=0,
+        scheduler=SchedulerConfig(policy="fcfs"),
         prefix_cache=policy,
         attention_cost=ATTENTION_COST,
     )

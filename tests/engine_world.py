@@ -11,6 +11,7 @@ from headway.core.plan import StepPlan
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.core.terms import Terms
 from headway.engine.engine import GOLDEN_RATIO_64, Engine
 from headway.telemetry.records import StepRecord
@@ -20,6 +21,8 @@ VOCAB = 40
 EOS = 7
 CHEAP, DEAR = 1, 10**12
 """Bytes of a block: copied in no time, or in minutes."""
+
+SCHEDULING = SchedulerConfig.__dataclass_fields__.keys()
 
 
 def make_settings(
@@ -35,6 +38,7 @@ def make_settings(
     **more,
 ) -> Settings:
     capacity = (min(num_blocks) - 1) * block_size
+    scheduling = {name: more.pop(name) for name in SCHEDULING & more.keys()}
     return Settings(
         device="fake",
         dtype="float32",
@@ -48,7 +52,7 @@ def make_settings(
         windows=(*windows, 0, 0)[: len(num_blocks)],
         threads=1,
         seed=seed,
-        policy=policy,
+        scheduler=SchedulerConfig(policy=policy, **scheduling),
         **more,
     )
 
@@ -98,7 +102,9 @@ class World:
 
         def keep() -> StepPlan:
             self.plan = schedule()
-            if engine_settings.policy != "fcfs":  # deadlines mean nothing where time stands
+            if (
+                engine_settings.scheduler.policy != "fcfs"
+            ):  # deadlines mean nothing where time stands
                 self.clock.advance(1e-3 + 1e-4 * self.plan.num_tokens)
             return self.plan
 
@@ -147,7 +153,7 @@ class World:
             assert len(failed) == sum(1 for row in rows if row < len(plan.scheduled))
         if oldest is not None and not (plan.scheduled or plan.transfers or copies):
             raise AssertionError("there is work and nothing advances")
-        steady = not (failed or raised or copies) and self.settings.policy == "fcfs"
+        steady = not (failed or raised or copies) and self.settings.scheduler.policy == "fcfs"
         if oldest is not None and len(self.engine.scheduler.running) > 1 and steady:
             assert oldest.state != "waiting", "the oldest was preempted though others run"
         assert oldest is None or len(oldest.tokens) >= known

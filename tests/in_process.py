@@ -18,6 +18,7 @@ from headway.cli.serve import make_classes, make_rules
 from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions, ServerOptions
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.edge.keys import Keyring
 from headway.engine.engine import Engine
 from headway.frontend.local import LocalClient
@@ -47,6 +48,7 @@ def fake_engine(vocab_size: int, *, max_num_seqs: int = 16) -> Engine:
         windows=(0,),
         threads=1,
         seed=0,
+        scheduler=SchedulerConfig(policy="fcfs"),
     )
     executor = FakeExecutor(BLOCK, (NUM_BLOCKS,), vocab_size)
     return Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=())

@@ -17,6 +17,7 @@ from headway.core import grammar as grammars
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -98,6 +99,7 @@ def walking_engine(folder: Path, tokenizer: Tokenizer, max_len: int, seats: int 
         windows=(0,),
         threads=1,
         seed=0,
+        scheduler=SchedulerConfig(policy="fcfs"),
     )
     ends = tuple(sorted(tokenizer.special_ids))[:1]
     return Engine(

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fakes import FakeExecutor
 from headway.core.plan import StepPlan
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.engine.process import serve_engine
 
@@ -89,6 +90,7 @@ def build(_: object) -> Engine:
         windows=(0,),
         threads=1,
         seed=0,
+        scheduler=SchedulerConfig(policy="fcfs"),
     )
     executor = DeadlyExecutor(
         block_size=4, num_blocks=(300,), vocab_size=VOCAB_SIZE, max_num_seqs=16

@@ -17,6 +17,7 @@ from test_client_fields import TEMPLATE, USER
 
 from headway.admit.admission import Rules
 from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
+from headway.core.scheduler_config import SchedulerConfig
 from headway.edge import event_stream
 from headway.measure.sse import EventReader
 from headway.server import answering
@@ -184,7 +185,7 @@ def test_what_fails_before_the_opening_has_a_status(
     """One that may be refused is opened late as long as the engine has not begun."""
     patience(begun=0.0, waiting=0.0)
     script.client.begins, script.client.fails = False, error
-    script.model.admission.rules = Rules(sheds=True)
+    script.model.admission.rules = Rules(scheduler=SchedulerConfig(late="shed"))
     threading.Timer(0.1, held.set).start()
     try:
         assert post(script, path).status_code == status

@@ -23,6 +23,7 @@ from headway.admit.seen import Seen
 from headway.core.clock import Clock
 from headway.core.errors import OverloadedError, RequestError
 from headway.core.request import SamplingParams
+from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import Limits, ServiceClass
 from headway.core.slo import Slo
 from headway.edge.keys import Caller
@@ -48,13 +49,15 @@ class Rules:
     max_queue: int | None = None
     max_queue_wait_s: float | None = None
     max_long_queue: int = 32
-    long_prefill_s: float = 1.5
-    lane_share: float = 0.1
+    scheduler: SchedulerConfig = SchedulerConfig()
     order: QueueOrder = QueueOrder.DEADLINE
     """Of the engine's policy."""
     prefix_cache: bool = True
-    sheds: bool = False
-    """Whether the engine refuses what can no longer be in time."""
+
+    @property
+    def sheds(self) -> bool:
+        """Whether the engine refuses what can no longer be in time."""
+        return self.scheduler.late == "shed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ class Admission:
     def __init__(self, clock: Clock, rules: Rules | None = None) -> None:
         self.clock = clock
         self.rules = rules or Rules()
-        self.forecast = Forecast(clock, order=self.rules.order, lane_share=self.rules.lane_share)
+        lane_share = self.rules.scheduler.lane_share
+        self.forecast = Forecast(clock, order=self.rules.order, lane_share=lane_share)
         self.seen = Seen() if self.rules.prefix_cache else None
         self.num_admitted = 0
         """Tickets that are open: requests let in that are not over."""
@@ -172,7 +176,7 @@ class Admission:
         """Seconds until the first token; raises when that is beyond what may be waited."""
         forecast, rules = self.forecast, self.rules
         own = forecast.tokens(entry) * forecast.alone_s
-        entry.long = own > rules.long_prefill_s
+        entry.long = own > rules.scheduler.long_prefill_s
         wait_s = forecast.wait_s(entry)
         if not any(forecast.before(entry)):
             return wait_s

@@ -172,16 +172,15 @@ def watch_cores(state: "State") -> None:
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":
     """What the options say of admission."""
     from headway.admit.admission import Rules
+    from headway.core.scheduler_config import SchedulerConfig
     from headway.engine.policy import POLICIES
 
     return Rules(
         max_queue=options.max_queue,
         max_queue_wait_s=options.max_queue_wait,
-        long_prefill_s=engine_options.long_prefill,
-        lane_share=engine_options.lane_share,
+        scheduler=SchedulerConfig.of(engine_options),
         order=POLICIES[engine_options.policy].queue_order,
         prefix_cache=engine_options.prefix_cache,
-        sheds=engine_options.late == "shed",
     )
 
 

@@ -19,6 +19,7 @@ from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import GROUPS, Quantization
 from headway.core.reasons import Reason, Reasons
+from headway.core.scheduler_config import SchedulerConfig
 
 DEFAULT_ATTENTION = "sdpa"
 POLICIES = {
@@ -32,7 +33,7 @@ CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 SMALL_MODEL_BYTES = 32 * 2**20
 TOLD = (
     *("device", "dtype", "kv_dtype", "quantization", "kernels", "attention_backend", "threads"),
-    *("batching", "policy", "prefix_cache"),
+    "prefix_cache",
 )
 
 
@@ -57,13 +58,7 @@ class Settings:
     quantization: Quantization = Quantization()
     pack_weights: bool = False
     weight_cache_bytes: int = 0
-    batching: str = "continuous"
-    batch_window_s: float = 0.05
-    policy: str = "fcfs"
-    late: str = "serve"
-    long_prefill_s: float = 1.5
-    lane_share: float = 0.1
-    aging_tokens: int = 16_384
+    scheduler: SchedulerConfig = SchedulerConfig()
     prefix_cache: str = "lfu"
     """What goes first of the blocks that are kept; "" keeps none."""
     attention_cost: float = 0.0
@@ -74,7 +69,9 @@ class Settings:
 
     def told(self) -> dict[str, str]:
         """Those that change what a step costs and who runs in it, for `/stats`, as text."""
-        return {name: str(getattr(self, name)) for name in TOLD}
+        own = {name: getattr(self, name) for name in TOLD}
+        scheduling = {"batching": self.scheduler.batching, "policy": self.scheduler.policy}
+        return {name: str(value) for name, value in {**own, **scheduling}.items()}
 
 
 def resolve(
@@ -85,7 +82,7 @@ def resolve(
     device = reasons.choose("device", choose_device(options, machine))
     dtype = reasons.choose("dtype", choose_dtype(options, model))
     max_num_seqs, batched = choose_step_size(options, device, reasons)
-    policy = reasons.choose("policy", (options.policy, POLICIES[options.policy]))
+    reasons.choose("policy", (options.policy, POLICIES[options.policy]))
     threads = reasons.choose("threads", choose_threads(options, machine, model, dtype))
     kernels = reasons.choose("kernels", choose_kernels(options, machine, device))
     backend = reasons.choose("attention_backend", choose_attention(options, kernels, device))
@@ -129,13 +126,7 @@ def resolve(
         quantization=quantization,
         pack_weights=pack_weights,
         weight_cache_bytes=weight_cache,
-        batching=options.batching,
-        batch_window_s=options.batch_window,
-        policy=policy,
-        late=options.late,
-        long_prefill_s=options.long_prefill,
-        lane_share=options.lane_share,
-        aging_tokens=options.aging,
+        scheduler=SchedulerConfig.of(options),
         prefix_cache=options.prefix_cache_policy if options.prefix_cache else "",
         attention_cost=attention_cost(model),
         host_blocks=host_blocks,

@@ -70,7 +70,10 @@ class Engine:
         self.scheduler = Scheduler(
             self.kv,
             BatchGate(
-                settings.batching, settings.max_num_seqs, settings.batch_window_s, self.clock
+                settings.scheduler.batching,
+                settings.max_num_seqs,
+                settings.scheduler.batch_window_s,
+                self.clock,
             ),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,

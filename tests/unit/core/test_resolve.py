@@ -78,7 +78,6 @@ def test_worked_example():
         windows=(0,),
         threads=8,
         seed=0,
-        policy="slo",
         prefix_cache="lfu",
         attention_cost=settings.attention_cost,
     )
@@ -153,10 +152,11 @@ def test_routers_stay_plain_and_heads_have_eight_bits():
 def test_every_setting_has_its_reason():
     """All that is not an option as it stands: a new setting needs a reason or a row here."""
     settings, why = decide()
-    own = {"load_format", "block_size", "seed", "batch_window_s"}
-    own |= {"late", "long_prefill_s", "lane_share", "aging_tokens"}
+    own = {"load_format", "block_size", "seed"}
+    own |= {"batch_window_s", "late", "long_prefill_s", "lane_share", "aging_tokens"}
     options = own | {"windows", "block_bytes"}  # the model's
-    names = {field.name for field in dataclasses.fields(settings)} - options
+    fields = [*dataclasses.fields(settings), *dataclasses.fields(settings.scheduler)]
+    names = {field.name for field in fields} - options - {"scheduler"}
     assert names - {"num_blocks"} <= why.keys()
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
     assert all(text.partition(": ")[2] for text in why.values())

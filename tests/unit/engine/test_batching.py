@@ -21,10 +21,16 @@ WINDOW_S = 0.05
 HELD = ["dynamic", "static"]
 
 
+def batched(shape: Settings, batching: str) -> Settings:
+    """`shape` with this rule of batching."""
+    rule = replace(shape.scheduler, batching=batching, batch_window_s=WINDOW_S)
+    return replace(shape, scheduler=rule)
+
+
 def world_of(batching: str, shape: Settings | None = None, **changes) -> World:
     """A world whose engine follows one rule; four sequences make a batch."""
     shape = shape or make_settings(budget=64, **changes)
-    return World(replace(shape, batching=batching, batch_window_s=WINDOW_S))
+    return World(batched(shape, batching))
 
 
 def add(world: World, count: int = 1, **sampling) -> list[int]:
@@ -76,7 +82,7 @@ class Watched(World):
 
     def look(self) -> None:
         now = members(self)
-        if self.settings.batching != "continuous" and now - self.batch:
+        if self.settings.scheduler.batching != "continuous" and now - self.batch:
             assert not now & self.batch, "a batch was joined"
             size = sum(len(self.of(request_id)) for request_id in now)
             assert len(now) == 1 or size <= self.settings.max_num_seqs + self._dropped(now)
@@ -92,7 +98,7 @@ def test_every_request_ends_once_with_its_own_tokens(batching, shape, chosen):
     """Random arrivals, aborts, failures and moments: the rule decides when, never what."""
     logging.disable(logging.CRITICAL)
     try:
-        world = Watched(replace(shape, batching=batching, batch_window_s=WINDOW_S))
+        world = Watched(batched(shape, batching))
         for operation in chosen:
             match operation:
                 case ("time", seconds):
@@ -115,7 +121,7 @@ def test_nobody_waits_without_a_reason(batching, shape, chosen):
     """An engine without work has less than a batch, not flushed, and no window that has ended."""
     logging.disable(logging.CRITICAL)
     try:
-        world = World(replace(shape, batching=batching, batch_window_s=WINDOW_S))
+        world = World(batched(shape, batching))
         for operation in chosen:
             match operation:
                 case ("time", seconds):
@@ -140,7 +146,7 @@ def check_reason(world: World) -> None:
         return
     assert not members(world)
     assert sum(1 + len(s.forks) for s in gate(world)) < world.settings.max_num_seqs
-    if world.settings.batching == "static":
+    if world.settings.scheduler.batching == "static":
         assert engine.wakes_at_s == NOT_YET
     else:
         assert 0 < engine.wakes_at_s - world.clock.now_s() <= WINDOW_S

@@ -15,6 +15,7 @@ from headway.core.clock import VirtualClock
 from headway.core.plan import Description, StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.engine import messages
 from headway.engine.calibration import calibrate, pace_alone
@@ -269,6 +270,7 @@ def timed_engine(**more) -> tuple[Engine, Timed]:
         windows=(0,),
         threads=1,
         seed=0,
+        scheduler=SchedulerConfig(policy="fcfs"),
     )
     executor = Timed(16, (400,), 50, **more)
     engine = Engine(executor, given_settings, vocab_size=50, eos_token_ids=(), clock=executor.clock)

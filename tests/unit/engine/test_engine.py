@@ -58,7 +58,9 @@ def test_every_request_gets_its_own_tokens(shape, chosen):
 
 @settings(max_examples=max(EXAMPLES // 6, 1))
 @given(
-    shapes.filter(lambda s: s.max_num_batched_tokens >= s.max_num_seqs and s.policy != "priority"),
+    shapes.filter(
+        lambda s: s.max_num_batched_tokens >= s.max_num_seqs and s.scheduler.policy != "priority"
+    ),
     st.lists(tokens, min_size=1, max_size=32),
     st.lists(st.tuples(st.integers(1, 24), st.integers(1, 3)), min_size=1, max_size=4),
 )

@@ -21,6 +21,7 @@ from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 from headway.core.request import Principal, Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.grammars import Grammars
@@ -85,6 +86,7 @@ def engine_of(made: Grammars | None, *, num_blocks: int = 400, **more: object) -
             "windows": (0,),
             "threads": 1,
             "seed": 0,
+            "scheduler": SchedulerConfig(policy="fcfs"),
             **more,
         }
     )
@@ -413,12 +415,15 @@ def test_without_a_tokenizer_it_is_refused():
     assert not engine.num_requests
 
 
+STATIC = SchedulerConfig(policy="fcfs", batching="static", batch_window_s=0.05)
+
+
 def test_a_static_batch_that_waits_for_a_grammar_starts_when_it_is_flushed(
     source: VocabularySource,
 ):
     made = Grammars(source)
     try:
-        engine = engine_of(made, batching="static", batch_window_s=0.05)
+        engine = engine_of(made, scheduler=STATIC)
         engine.add(ask(RULES[0]))
         engine.flush()
         reasons = []

@@ -5,7 +5,6 @@ policies pass its random histories in test_engine.py. Here is what each promises
 """
 
 import logging
-from dataclasses import replace
 from itertools import combinations
 from math import inf
 
@@ -215,7 +214,7 @@ def test_a_free_row_goes_to_who_has_had_less():
     comes, however many came before and however long these have waited."""
     world = roomy("slo", max_num_seqs=2, aging_tokens=150, prefix_cache="")
     policy = world.engine.scheduler.policy
-    policy.rules = replace(policy.rules, credit=100.0)
+    policy.credit = 100.0
     policy.users.credit = 100.0
     terms = Terms(ttft_s=0.5, tpot_s=1.0)
     for number in range(60):

@@ -8,9 +8,9 @@ from headway.engine.policy.fair import Fair
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Policy
 from headway.engine.policy.priority import Priority
-from headway.engine.policy.slo import Slo, SloRules
+from headway.engine.policy.slo import Slo
 
-__all__ = ["Fair", "Fcfs", "Policy", "Priority", "Slo", "SloRules", "make_policy"]
+__all__ = ["Fair", "Fcfs", "Policy", "Priority", "Slo", "make_policy"]
 
 
 POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "priority": Priority, "fair": Fair, "slo": Slo}
@@ -18,4 +18,4 @@ POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "priority": Priority, "fair":
 
 def make_policy(settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Policy:
     """The policy named by `--policy`."""
-    return POLICIES[settings.policy].make(settings, cost, clock, kv)
+    return POLICIES[settings.scheduler.policy].make(settings, cost, clock, kv)

@@ -36,6 +36,7 @@ from typing import Self
 from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
@@ -59,19 +60,12 @@ LOOKED_UP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SloRules:
-    """What can be set. Seconds, tokens, shares of the time for prompts."""
-
-    lane_share: float = 0.1
-    long_prefill_s: float = 1.5
-    longest_step_s: float = 0.25
-    max_num_seqs: int = 64
-    aging_tokens: int = 16_384
-    idle_patience: int = 16
-    """How many times longer those of idle classes age."""
-    credit: float = 8192.0
-    shed: bool = False
+LONGEST_STEP_S = 0.25
+"""What a step takes at most, while decodes can bear it."""
+IDLE_PATIENCE = 16
+"""How many times longer those of idle classes age."""
+CREDIT = 8192.0
+"""Tokens that a user may have had more than the least served before it comes behind."""
 
 
 class Slo(Fcfs):
@@ -81,17 +75,25 @@ class Slo(Fcfs):
     queue_order = QueueOrder.DEADLINE
 
     def __init__(
-        self, cost: StepCost, clock: Clock, rules: SloRules, in_memory: Callable[[Sequence], int]
+        self,
+        cost: StepCost,
+        clock: Clock,
+        config: SchedulerConfig,
+        max_num_seqs: int,
+        in_memory: Callable[[Sequence], int],
     ) -> None:
         super().__init__()
         self.cost = cost
         self.in_memory = in_memory
         self.clock = clock
-        self.rules = rules
-        self.users = Users(rules.credit)
+        self.config = config
+        self.max_num_seqs = max_num_seqs
+        self.credit = CREDIT
+        self.sheds = config.late == "shed"
+        self.users = Users(CREDIT)
         self.token_s = self.alone_s = 0.0
         self._shed: list[Sequence] = []
-        self._step_s = self._calm_s = rules.longest_step_s
+        self._step_s = self._calm_s = LONGEST_STEP_S
         self._lane_waits = False
         self._beside = NOTHING
         self._behind: list[Sequence] = []
@@ -100,14 +102,13 @@ class Slo(Fcfs):
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
         """The policy of objectives with what the settings say of it."""
-        rules = SloRules(
-            lane_share=settings.lane_share,
-            long_prefill_s=settings.long_prefill_s,
-            aging_tokens=settings.aging_tokens,
-            max_num_seqs=settings.max_num_seqs,
-            shed=settings.late == "shed",
+        return cls(
+            cost,
+            clock,
+            settings.scheduler,
+            settings.max_num_seqs,
+            lambda sequence: kv.match_prefix(sequence).num_tokens,
         )
-        return cls(cost, clock, rules, lambda sequence: kv.match_prefix(sequence).num_tokens)
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""
@@ -116,7 +117,7 @@ class Slo(Fcfs):
         self.users.arrived(sequence)
 
     def take_shed(self) -> list[Sequence]:
-        """Those that can no longer meet their objectives, where the rules say to shed."""
+        """Those that can no longer meet their objectives, where the options say to shed."""
         shed, self._shed = self._shed, []
         return shed
 
@@ -159,7 +160,7 @@ class Slo(Fcfs):
         if all(s.request.terms.ttft_s is None for s in chain(running, waiting)):
             return UNLIMITED_S
         shortest_s = self.cost.seconds(self.cost.beside(NOTHING, 0, 1))
-        return max(self.rules.longest_step_s, 4 * shortest_s)
+        return max(LONGEST_STEP_S, 4 * shortest_s)
 
     def is_idle(self, sequence: Sequence) -> bool:
         """Whether it takes only what nobody else wants; not so once it has aged."""
@@ -222,9 +223,9 @@ class Slo(Fcfs):
         """The aged, those ahead, the lane, the idle, each with its share of the step's time."""
         self._behind = behind = [*(s for s in running if is_behind(s)), *waiting]
         self.token_s = self.cost.token_s(self._step_s, self._beside, budget)
-        self.alone_s = self.cost.token_s(self.rules.longest_step_s, NOTHING, budget)
-        is_full = len(running) >= self.rules.max_num_seqs and not any(map(self.is_idle, running))
-        if is_full and not self.rules.shed:  # nobody who waits can start: why sort them
+        self.alone_s = self.cost.token_s(LONGEST_STEP_S, NOTHING, budget)
+        is_full = len(running) >= self.max_num_seqs and not any(map(self.is_idle, running))
+        if is_full and not self.sheds:  # nobody who waits can start: why sort them
             behind = [s for s in behind if s.state == RUNNING]
         if not behind:
             return
@@ -234,7 +235,7 @@ class Slo(Fcfs):
         decode_s = self.cost.seconds(self._beside)
         room_s = max(self._step_s - decode_s, 0.0)
         groups = self.sort(behind)
-        reserved_s = room_s * self.rules.lane_share if groups.aged or groups.lane else 0.0
+        reserved_s = room_s * self.config.lane_share if groups.aged or groups.lane else 0.0
         overdue = any(s.overtaken >= self.limit(s) for s in groups.aged)
         others = groups.ahead or groups.late
         aged_s = room_s if overdue or not others else reserved_s
@@ -260,7 +261,7 @@ class Slo(Fcfs):
     def sort(self, behind: list[Sequence]) -> "Groups":
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
-        token_s = self.token_s / (1 - self.rules.lane_share * self._lane_waits)
+        token_s = self.token_s / (1 - self.config.lane_share * self._lane_waits)
         row_s = self.slot_rate.row_s(now_s)
         aged: list[Sequence] = []
         lane: list[tuple[Due, Sequence]] = []
@@ -272,13 +273,13 @@ class Slo(Fcfs):
                 aged.append(sequence)
             elif self.is_idle(sequence):
                 idle.append(sequence)
-            elif self.alone_s * missing(sequence) > self.rules.long_prefill_s:
+            elif self.alone_s * missing(sequence) > self.config.long_prefill_s:
                 lane.append((due, sequence))
             else:
                 short.append((due, sequence))
         soon = self.by_users(short, now_s)
         later = self.by_users(lane, soon.end_s)
-        if self.rules.shed:
+        if self.sheds:
             for late in soon.late + later.late:
                 self.give_up(late, now_s, token_s)
         self._lane_waits = bool(aged or later.in_time or any(later.late))
@@ -310,7 +311,7 @@ class Slo(Fcfs):
 
     def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> "Ranked":
         """Who is in time where users who have had more come behind, by steps of half the credit."""
-        step = max(self.rules.credit / 2, 1.0)
+        step = max(self.credit / 2, 1.0)
         least = self.users.least
         ranks: dict[int, list[tuple[Due, Sequence]]] = {}
         for job in jobs:
@@ -340,12 +341,12 @@ class Slo(Fcfs):
         Where a user has more sequences here than its share they wait longer: what goes before them
         is the share of others.
         """
-        patience = self.rules.idle_patience if sequence.request.terms.idle_only else 1
-        return round(self.rules.aging_tokens * patience * self.users.crowding(sequence))
+        patience = IDLE_PATIENCE if sequence.request.terms.idle_only else 1
+        return round(self.config.aging_tokens * patience * self.users.crowding(sequence))
 
     def limit(self, sequence: Sequence) -> float:
         """The same and what goes beside it while it has its share; then it has everything."""
-        return self.bound(sequence) + len(sequence.tokens) * (1 / self.rules.lane_share - 1)
+        return self.bound(sequence) + len(sequence.tokens) * (1 / self.config.lane_share - 1)
 
     def give_up(self, late: list[Sequence], now_s: float, token_s: float) -> None:
         """Shed those who wait and could not make it even alone; the engine ends them."""
@@ -403,7 +404,7 @@ class Slo(Fcfs):
 
     def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
         """While nobody who came before it has aged: the next slot is kept for those."""
-        most = self.rules.aging_tokens
+        most = self.config.aging_tokens
         aged = (s for s in waiting if s.overtaken >= most and s.overtaken >= self.bound(s))
         return all(arrival(s) >= arrival(taker) for s in aged)
 

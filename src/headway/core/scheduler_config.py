@@ -1,0 +1,37 @@
+"""What the options say of scheduling: handed to the engine, to admission and to a simulation.
+
+The numbers stand in the option table (`core.options.tables`) and nowhere else.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from headway.core.options import EngineOptions
+
+DEFAULTS = EngineOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Fields of `EngineOptions` that policies and admission read; each is described there."""
+
+    batching: str = DEFAULTS.batching
+    batch_window_s: float = DEFAULTS.batch_window
+    policy: str = DEFAULTS.policy
+    late: str = DEFAULTS.late
+    long_prefill_s: float = DEFAULTS.long_prefill
+    lane_share: float = DEFAULTS.lane_share
+    aging_tokens: int = DEFAULTS.aging
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> Self:
+        """What these options say."""
+        return cls(
+            batching=options.batching,
+            batch_window_s=options.batch_window,
+            policy=options.policy,
+            late=options.late,
+            long_prefill_s=options.long_prefill,
+            lane_share=options.lane_share,
+            aging_tokens=options.aging,
+        )
