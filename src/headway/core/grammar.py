@@ -16,6 +16,10 @@ KINDS = ("json", "json_object", "regex", "choice", "lark", "gbnf", "structural")
 MAX_TEXT_BYTES = 256_000
 MAX_DEPTH = 64
 MAX_CHOICES = 1000
+OUTWARD = {"exclusiveMinimum": 1, "exclusiveMaximum": -1}
+BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DATA = ("const", "enum", "default", "examples")
+"""Keywords of a schema: bounds, and which way from them is inside; schemas by name; no schemas."""
 IS_LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 WHITESPACE = r"(\x20|\r?\n(\x20{0,32}|\x09{0,8}))"
 """Where JSON allows whitespace: one space, or a line break and the indentation after it."""
@@ -75,7 +79,35 @@ def json_schema(schema: Any, param: str) -> Grammar:
         raise RequestError(
             f"{param} is nested more than {MAX_DEPTH} deep.", param=param, code="invalid_value"
         )
-    return Grammar(kind="json", text=msgspec.json.encode(schema).decode(), param=param)
+    return Grammar(kind="json", text=msgspec.json.encode(apart(schema)).decode(), param=param)
+
+
+def apart(schema: Any) -> Any:
+    """`schema` with exclusive whole bounds of numbers moved a little, by 1e-9 for most.
+
+    llguidance lets the bound itself pass where both have the same whole part: 2 for
+    {"exclusiveMinimum": 2, "maximum": 2.5}. So that becomes 2.000000001; integers are exact.
+    """
+    if isinstance(schema, list):
+        return [apart(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for name, value in schema.items():
+        if name in BY_NAME and isinstance(value, dict):
+            value = {key: apart(inner) for key, inner in value.items()}
+        elif name in OUTWARD and schema.get("type") != "integer" and is_whole(value):
+            value += OUTWARD[name] * (1e-9 if abs(value) < 2**22 else 1e-3)
+        elif name not in DATA:
+            value = apart(value)
+        found[name] = value
+    return found
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a number without a fraction that has room for one: 2, 2.0, not 1e300."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and value == value // 1 and abs(value) < 10**12
 
 
 def is_deeper(value: Any, limit: int) -> bool:

@@ -190,6 +190,27 @@ def test_depth_counts_objects_and_lists():
     assert grammars.json_schema(nested(64), "x").kind == "json"
 
 
+def test_exclusive_whole_bounds_are_moved_apart():
+    """In schemas alone: not in data, nor in properties of that name, nor for integers."""
+    bound = {"exclusiveMinimum": 2, "maximum": 2.5}
+    moved = {"exclusiveMinimum": 2.000000001, "maximum": 2.5}
+    below = {"type": "number", "exclusiveMaximum": -2.0}
+    for schema, expected in (
+        (bound, moved),
+        (below, {**below, "exclusiveMaximum": -2.000000001}),
+        ({"anyOf": [bound], "items": bound}, {"anyOf": [moved], "items": moved}),
+        ({"properties": {"enum": bound}}, {"properties": {"enum": moved}}),
+        ({"exclusiveMinimum": 10**7}, {"exclusiveMinimum": 10_000_000.001}),
+    ):
+        assert json.loads(grammars.json_schema(schema, "schema").text) == expected
+    for schema in (
+        *({"type": "integer", **bound}, {"const": bound}, {"enum": [bound]}, {"default": bound}),
+        *({"properties": {"exclusiveMinimum": {"type": "string"}}}, {"exclusiveMinimum": 0.5}),
+        *({"exclusiveMinimum": True}, {"exclusiveMaximum": 10**300}, {"minimum": 2}),
+    ):
+        assert json.loads(grammars.json_schema(schema, "schema").text) == schema
+
+
 def test_the_same_grammar_from_two_fields_is_compiled_once():
     one = asked(response_format=NAMED)
     other = asked(structured_outputs={"json": SCHEMA})

@@ -6,6 +6,8 @@ valid ones that do not are listed here with the reason.
 """
 
 import json
+import os
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from headway.engine.engine import Engine
 from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
 from headway.frontend.text import Tokenizer
+from random_schemas import Generator
 from schema_runs import Outcome, generate, real_schemas, walking_engine
 
 MAX_TOKENS = 4000
@@ -171,6 +174,61 @@ def test_the_json_schema_test_suite(shared: Path, folder: Path, draft: str):
     assert told["valid"] >= 313 and told["invalid"] >= 237, told
     assert told["invalid_value"] <= 13, "schemas refused without a keyword"
     assert told.keys() == {"valid", "invalid", "invalid_value", "unsupported_keyword"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"exclusiveMinimum": 2, "maximum": 2.5}, ["2.5", "2.001"], ["2", "2.0", "1.99"]),
+        ({"minimum": -2.5, "exclusiveMaximum": -2}, ["-2.5", "-2.001"], ["-2", "-2.0"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.1}, ["0.05"], ["0", "0.0", "0.1"]),
+        ({"exclusiveMinimum": 2, "exclusiveMaximum": 4}, ["3", "2.1"], ["2", "4", "4.0"]),
+    ],
+)
+def test_exclusive_bounds_exclude(folder: Path, schema: dict[str, Any], good: Any, bad: Any):
+    vocabulary = load_vocabulary(VocabularySource(str(folder / "tokenizer.json"), 320, (EOS,)))
+    rule = grammars.json_schema({"type": "number", **schema}, "schema")
+    matcher, _ = compile_grammar(vocabulary, rule)
+
+    def takes(text: str) -> bool:
+        copy, tokens = matcher.deep_copy(), vocabulary.tokenize_str(text)
+        return bool(copy.try_consume_tokens(tokens) == len(tokens) and copy.is_accepting())
+
+    assert [text for text in [*good, *bad] if takes(text)] == good
+
+
+def check_random(walker: Engine, tokenizer: Tokenizer, count: int, seed: int) -> None:
+    """The documents of `count` schemas of `seed` validate; a refusal says what is at fault."""
+    source = Generator(seed)
+    schemas = [source.whole() for _ in range(count)]
+    told: Counter[str] = Counter()
+    outcomes = generate(walker, tokenizer, schemas, MAX_TOKENS, first=10**6)
+    for schema, outcome in zip(schemas, outcomes, strict=True):
+        if outcome.refused:
+            assert outcome.code in ("unsupported_keyword", "invalid_value"), outcome.refused
+            named = "keyword" in outcome.refused or "satisf" in outcome.refused
+            assert named or "intersection" in outcome.refused, (schema, outcome.refused)
+            told[outcome.code] += 1
+            continue
+        if outcome.finish_reason == "length":  # lists of at least two lists of at least two …
+            told["cut off"] += 1
+            continue
+        assert faults(schema, outcome.text) == [], (schema, outcome.text)
+        told["valid"] += 1
+    print(f"seed {seed}: {dict(told)}")
+    assert told["valid"] > 0.7 * count and told["cut off"] <= count / 100, told
+    walker.check_integrity()
+
+
+def test_documents_of_schemas_nobody_has_seen_validate(walker: Engine, tokenizer: Tokenizer):
+    check_random(walker, tokenizer, 60, 20_261_123)
+
+
+@pytest.mark.hardening
+def test_documents_of_many_schemas_nobody_has_seen_validate(walker: Engine, tokenizer: Tokenizer):
+    """HEADWAY_SCHEMAS=300:7 for 300 schemas of seed 7."""
+    count, _, seed = os.environ.get("HEADWAY_SCHEMAS", "").partition(":")
+    check_random(walker, tokenizer, int(count or 3000), int(seed or random.randrange(2**32)))
 
 
 def test_whitespace_is_bounded(folder: Path):

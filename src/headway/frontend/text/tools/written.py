@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headway.core.grammar import apart
+
 MAX_CALLS = 32
 """Calls that a grammar lets into one answer."""
 MAX_DEPTH = 8
@@ -65,7 +67,7 @@ def json_arguments(lark: Lark, name: str, tool: "Offered") -> str:
 def json_value(schema: dict[str, Any], strict: bool) -> str:
     """JSON that fits `schema`; unless `strict`, keywords that no grammar can keep are let be."""
     style = {**STYLE, "lenient": not strict}
-    return "%json " + json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
+    return "%json " + json.dumps({**apart(schema), "x-guidance": style}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
