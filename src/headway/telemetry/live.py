@@ -29,7 +29,7 @@ from headway.telemetry.counting import (
 )
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
-from headway.telemetry.records import StepRecord
+from headway.telemetry.records import BEFORE_ANY, StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.sharing import RecentPrompts
@@ -383,14 +383,11 @@ class Telemetry:
         """What `/metrics` serves."""
         self.turn()
         self.count_tokens()
-        registry, last = self.registry, self.last
-        registry.set("num_requests_running", last.num_running if last else 0)
-        registry.set("num_requests_waiting", last.num_waiting if last else 0)
-        deferred = last.num_deferred if last else 0
-        registry.set("num_requests_waiting_by_reason", deferred, "deferred")
-        capacity = last.num_waiting - deferred if last else 0
+        registry, last = self.registry, self.last or BEFORE_ANY
+        registry.show_step(last)
+        capacity = last.num_waiting - last.num_deferred
+        registry.set("num_requests_waiting_by_reason", last.num_deferred, "deferred")
         registry.set("num_requests_waiting_by_reason", capacity, "capacity")
-        registry.set("kv_cache_usage_perc", last.kv_usage if last else 0)
         registry.set("cost_usd", self.usd)
         recent = self.window(WINDOWS_S[0])
         for part in PARTS:

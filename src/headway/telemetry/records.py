@@ -86,6 +86,20 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
         return self.schedule_s + self.execute_s + self.update_s
 
 
+BEFORE_ANY = StepRecord(
+    step=0,
+    started_s=0.0,
+    num_running=0,
+    num_waiting=0,
+    num_tokens=0,
+    num_sampled=0,
+    kv_blocks_used=0,
+    kv_usage=0.0,
+    num_preemptions=0,
+)
+"""What is shown as the last step of an engine that has run none."""
+
+
 def count_work(record: StepRecord, rows: list[ScheduledSequence], windows: tuple[int, ...]) -> None:
     """Fill in the tokens and the context of `rows`; `windows` by KV group, 0 for full attention.
 

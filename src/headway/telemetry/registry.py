@@ -19,6 +19,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 
+from headway.telemetry.records import StepRecord
+
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -51,6 +53,7 @@ class Row:
     `known` are values of its one label whose series are there from the start: a rate over a series
     that begins with its first event misses that event. `vllm` is the name that vLLM gives it where
     that is another one; it was ours as well, and `headway:` still serves it beside the new one.
+    `of_step` is the field of the last step's `StepRecord` that a gauge shows; nobody sets that one.
     """
 
     name: str
@@ -60,26 +63,27 @@ class Row:
     buckets: tuple[float, ...] = ()
     known: tuple[str, ...] = ()
     vllm: str = ""
+    of_step: str = ""
 
 
 G, C, H = "gauge", "counter", "histogram"
 LAST_WITH_OLD_NAMES = "0.3"
 ROWS = (
-    Row("num_requests_running", G, "Sequences that advance in steps."),
-    Row("num_requests_waiting", G, "Sequences that wait for a place."),
+    Row("num_requests_running", G, "Sequences that advance in steps.", of_step="num_running"),
+    Row("num_requests_waiting", G, "Sequences that wait.", of_step="num_waiting"),
     Row(
         "num_requests_waiting_by_reason",
         G,
-        "The same by what they wait for: a place (capacity), or their grammar (deferred).",
+        "Sequences that wait, by what for: a place (capacity), or their grammar (deferred).",
         ("reason",),
         known=("capacity", "deferred"),
     ),
     Row("num_requests_admitted", G, "HTTP requests that admission let in and that are not over."),
-    Row("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1."),
+    Row("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1.", of_step="kv_usage"),
     Row("cache_config_info", G, "1; what the KV cache was set up with.", CACHE_CONFIG),
     Row("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
     Row("prefix_cache_hits", C, "Prompt tokens found in the prefix cache."),
-    Row("prefix_cache_saved_seconds", C, "What computing them would have taken at the same rate."),
+    Row("prefix_cache_saved_seconds", C, "What computing the tokens found would have taken."),
     Row("prompt_tokens", C, "Prompt tokens of requests that gave their first token."),
     Row(
         "prompt_tokens_by_source",
@@ -92,7 +96,7 @@ ROWS = (
     Row(
         "prompt_tokens_cached_by_source",
         C,
-        "The same by where they were.",
+        "Prompt tokens that needed no computing, by where they were.",
         ("source",),
         known=("device",),
     ),
@@ -108,14 +112,14 @@ ROWS = (
     Row(
         "preemptions",
         C,
-        "The same by what becomes of their KV: lost, copied.",
+        "Sequences sent back to the queue, by what becomes of their KV.",
         ("kv",),
         known=("lost", "copied"),
     ),
     Row(
         "preempted_tokens",
         C,
-        "Their tokens: computed again, or copied to the host.",
+        "Tokens of sequences sent back: computed again (lost), or copied to the host.",
         ("kv",),
         known=("lost", "copied"),
     ),
@@ -255,6 +259,7 @@ ROWS = (
     Row("cost_usd", C, "Price per hour times the time served."),
     Row("engine_restarts", C, "Times the engine was started again."),
 )
+OF_STEP = tuple((row.name, row.of_step) for row in ROWS if row.of_step)
 
 
 @dataclass(slots=True)
@@ -315,6 +320,11 @@ class Registry:
             self.values[name].pop(labels, None)
         else:
             self.values[name][labels] = value
+
+    def show_step(self, record: StepRecord) -> None:
+        """Set every gauge that shows a field of the last step."""
+        for name, of_step in OF_STEP:
+            self.set(name, getattr(record, of_step))
 
     def observe(self, name: str, value: float | None) -> None:
         """Count a value of a histogram; None is nothing."""

@@ -6,7 +6,7 @@ from headway.core.alternatives import kv_choices, weight_choices
 from headway.core.plan import Description
 from headway.telemetry.history import history
 from headway.telemetry.live import Telemetry
-from headway.telemetry.records import StepRecord
+from headway.telemetry.records import BEFORE_ANY, StepRecord
 from headway.telemetry.snapshot import (
     WINDOWS_S,
     KVGroup,
@@ -20,6 +20,8 @@ from headway.telemetry.snapshot import (
 )
 
 SHOWN_STEPS, SHOWN_REQUESTS = 200, 512
+OF_STEP = [name for name in Now.__struct_fields__ if name in StepRecord.__struct_fields__]
+"""Fields of this moment that are the last step's own."""
 
 
 def take_snapshot(
@@ -100,15 +102,13 @@ def machine(telemetry: Telemetry) -> Machine:
 
 
 def this_moment(telemetry: Telemetry, now_s: float) -> Now:
-    """What runs and waits, and the blocks it holds."""
-    last = telemetry.last
+    """What runs and waits, and the blocks it holds; fields of the last step go by their names."""
+    last = telemetry.last or BEFORE_ANY
     return Now(
-        num_running=last.num_running if last else 0,
-        num_waiting=last.num_waiting if last else 0,
         num_requests=telemetry.num_live,
         requests=[t.live(now_s) for t in islice(telemetry.live, SHOWN_REQUESTS)],
-        kv_usage=last.kv_usage if last else 0.0,
         kv_groups=kv_groups(telemetry),
+        **{name: getattr(last, name) for name in OF_STEP},
     )
 
 

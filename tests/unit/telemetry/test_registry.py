@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
+from headway.telemetry import reference
+from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import ITL_BUCKETS_S, ROWS, Histogram, Registry
 from telemetry_cases import answer, step, telemetry
 
@@ -88,6 +90,28 @@ def test_each_name_of_vllm_is_served_or_the_docs_say_why_not():
     firsts = " ".join(line.split("|")[1] for line in table.splitlines())
     explained = set(re.findall(r"`([a-z0-9_]+)`", firsts))
     assert missing == explained
+
+
+def test_a_gauge_that_names_a_field_of_the_step_shows_it():
+    """Adding one is a field of the record and a row: nothing else sets it."""
+    model = telemetry(VirtualClock())
+    shown = {row.name: row.of_step for row in ROWS if row.of_step}
+    assert {"num_requests_running", "kv_cache_usage_perc"} <= shown.keys()
+    assert set(shown.values()) <= set(StepRecord.__struct_fields__)
+    for record in (None, step(1, num_running=3, num_waiting=2, kv_usage=0.25)):
+        if record is not None:
+            model.on_step(record)
+        families = text_string_to_metric_families(model.render().decode())
+        found = {family.name: family.samples[0].value for family in families if family.samples}
+        for name, field in shown.items():
+            assert found[f"headway:{name}"] == (getattr(record, field) if record else 0)
+
+
+def test_the_page_has_the_table():
+    """docs/telemetry.md is written by `python -m headway.telemetry.reference`."""
+    page = DOCS.read_text(encoding="utf-8")
+    assert page == reference.with_table(page)
+    assert all(f"| `{row.name}` | {row.kind} | {row.help} |" in page for row in ROWS)
 
 
 def faults(text):
