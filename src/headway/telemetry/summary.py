@@ -40,6 +40,11 @@ LATENCIES = {
     "queue": "queue_s",
     "prefill": "prefill_s",
 }
+MEANS = tuple(
+    (name, name if hasattr(StepSums, name) else f"num_{name}")
+    for name in StepMeans.__struct_fields__
+)
+"""Each mean and the sum that it is of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,23 +185,8 @@ def step_stats(
 
 
 def step_means(sums: StepSums) -> StepMeans:
-    """Each sum over the number of steps."""
-    count = sums.count
-    inside_s = sums.prepare_s + sums.forward_s + sums.sample_s
-    return StepMeans(
-        duration_s=sums.duration_s / count,
-        schedule_s=sums.schedule_s / count,
-        prepare_s=sums.prepare_s / count,
-        forward_s=sums.forward_s / count,
-        sample_s=sums.sample_s / count,
-        update_s=sums.update_s / count,
-        other_s=max(sums.execute_s - inside_s, 0.0) / count,
-        tokens=sums.num_tokens / count,
-        prefill_tokens=sums.num_prefill_tokens / count,
-        decode_tokens=sums.num_decode_tokens / count,
-        running=sums.num_running / count,
-        waiting=sums.num_waiting / count,
-    )
+    """Each sum over the number of steps: `forward_s` of forward_s, `tokens` of num_tokens."""
+    return StepMeans(**{name: getattr(sums, of) / sums.count for name, of in MEANS})
 
 
 def place(

@@ -92,6 +92,11 @@ class StepSums:
     def duration_s(self) -> float:
         return self.schedule_s + self.execute_s + self.update_s
 
+    @property
+    def other_s(self) -> float:
+        """What of executing is neither preparing nor the model."""
+        return max(self.execute_s - self.prepare_s - self.forward_s - self.sample_s, 0.0)
+
 
 PLAIN_SUMS = [f.name for f in fields(StepSums) if f.name not in ("kv_tokens_read", "kv_usage_max")]
 
