@@ -185,6 +185,29 @@ def test_no_import_cycles():
         visit(module, [])
 
 
+LENGTHS = {90: 20, 99: 45}
+"""Percentile of all functions → lines that it may have at most."""
+MAX_FILE, MAX_CLASS, MIN_TEST_SHARE = 450, 400, 0.7
+
+
+def test_functions_classes_and_files_stay_small():
+    """A reader holds a function at a glance and a file in the head; the tests keep pace."""
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
+    functions = sorted(
+        node.end_lineno - node.lineno + 1
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    for percent, most in LENGTHS.items():
+        assert functions[len(functions) * percent // 100] <= most, f"p{percent} of functions"
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {where(path, n): n for path, n in lines.items() if n > MAX_FILE} == {}
+    classes = {c.name: c.end_lineno - c.lineno + 1 for c in nodes if isinstance(c, ast.ClassDef)}
+    assert {name: size for name, size in classes.items() if size > MAX_CLASS} == {}
+    tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in TESTS.rglob("*.py"))
+    assert tests >= MIN_TEST_SHARE * sum(lines.values())
+
+
 def test_every_import_of_ours_exists():
     faults = [
         f"{where(path, line)}: {name}"

@@ -19,7 +19,7 @@ from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult
-from headway.core.request import SequenceUpdate, TokenLogprobs
+from headway.core.request import SequenceUpdate
 from headway.engine.batching import BatchGate
 from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import Hit
@@ -345,42 +345,13 @@ class Scheduler:
             if sequence is not None:
                 if sequence.forks:
                     self._start_forks(sequence)
-                update = self._append(sequence, sample.token_ids, sample.logprobs)
-                finished |= update.finish_reason is not None
-                updates.append(update)
+                updates.append(sequence.take(sample, self.clock.now_s()))
+                if updates[-1].finish_reason is not None:
+                    self._finish(sequence)
+                    finished = True
         if finished:
             self.running = [s for s in self.running if s.state != FINISHED]
         return updates
-
-    def _append(
-        self,
-        sequence: Sequence,
-        token_ids: list[int],
-        logprobs: list[TokenLogprobs] | None,
-    ) -> SequenceUpdate:
-        """Append what was sampled up to the first token that ends the sequence."""
-        request = sequence.request
-        update = SequenceUpdate(request.request_id, sequence.index, token_ids, logprobs=logprobs)
-        if sequence.first_token_s is None:
-            sequence.first_token_s = self.clock.now_s()
-        if sequence.num_generated == 0:
-            update.first_scheduled_s = sequence.first_scheduled_s
-            update.num_cached_tokens = sequence.num_cached
-            if sequence.wants_prompt_logprobs:
-                update.prompt_logprobs = sequence.prompt_logprobs
-        for count, token_id in enumerate(token_ids, 1):
-            reason = sequence.append(token_id)
-            if reason is not None:
-                update.token_ids = token_ids[:count]
-                update.logprobs = logprobs[:count] if logprobs else None
-                update.finish_reason = reason
-                hidden = reason == "stop" and sequence.hides(token_id)
-                update.stop_token_id = token_id if hidden else None
-                if sequence.grammar is not None:
-                    update.incomplete = not sequence.grammar.is_satisfied
-                self._finish(sequence)
-                break
-        return update
 
     def _start_forks(self, parent: Sequence) -> None:
         """The prompt of `parent` is computed: its siblings share it, all but the last token.

@@ -7,8 +7,8 @@
 A prompt chunk, a decode step, a fork and a resumed sequence differ only in these two numbers.
 """
 
-from headway.core.plan import NewSequence
-from headway.core.request import Request, TokenLogprobs
+from headway.core.plan import NewSequence, Sample
+from headway.core.request import Request, SequenceUpdate, TokenLogprobs
 from headway.engine.chain import Chain
 from headway.engine.grammar.state import GrammarState
 
@@ -144,6 +144,31 @@ class Sequence:
         if grammar is not None and grammar.is_complete:
             return "stop"
         return "length" if len(self.tokens) >= self.max_len else None
+
+    def take(self, sample: Sample, now_s: float) -> SequenceUpdate:
+        """Append what was sampled up to the first token that ends the sequence."""
+        token_ids, logprobs = sample.token_ids, sample.logprobs
+        request = self.request
+        update = SequenceUpdate(request.request_id, self.index, token_ids, logprobs=logprobs)
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        if self.num_generated == 0:
+            update.first_scheduled_s = self.first_scheduled_s
+            update.num_cached_tokens = self.num_cached
+            if self.wants_prompt_logprobs:
+                update.prompt_logprobs = self.prompt_logprobs
+        for count, token_id in enumerate(token_ids, 1):
+            reason = self.append(token_id)
+            if reason is not None:
+                update.token_ids = token_ids[:count]
+                update.logprobs = logprobs[:count] if logprobs else None
+                update.finish_reason = reason
+                hidden = reason == "stop" and self.hides(token_id)
+                update.stop_token_id = token_id if hidden else None
+                if self.grammar is not None:
+                    update.incomplete = not self.grammar.is_satisfied
+                break
+        return update
 
     def keep_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Append the entries that are new; a preempted prompt is computed twice, told once."""

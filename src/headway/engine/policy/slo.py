@@ -26,7 +26,7 @@ Users who have had more than the least served come behind, by steps of half the 
 `policy.users`; who has more waiting than others waits longer before it is aged.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -58,8 +58,6 @@ AGAIN = 512
 UNLIMITED_S = 3600.0
 LOOKED_UP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
-
-
 LONGEST_STEP_S = 0.25
 """What a step takes at most, while decodes can bear it."""
 IDLE_PATIENCE = 16
@@ -75,16 +73,11 @@ class Slo(Fcfs):
     queue_order = QueueOrder.DEADLINE
 
     def __init__(
-        self,
-        cost: StepCost,
-        clock: Clock,
-        config: SchedulerConfig,
-        max_num_seqs: int,
-        in_memory: Callable[[Sequence], int],
+        self, cost: StepCost, clock: Clock, kv: KVCache, config: SchedulerConfig, max_num_seqs: int
     ) -> None:
         super().__init__()
         self.cost = cost
-        self.in_memory = in_memory
+        self.kv = kv
         self.clock = clock
         self.config = config
         self.max_num_seqs = max_num_seqs
@@ -102,18 +95,12 @@ class Slo(Fcfs):
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
         """The policy of objectives with what the settings say of it."""
-        return cls(
-            cost,
-            clock,
-            settings.scheduler,
-            settings.max_num_seqs,
-            lambda sequence: kv.match_prefix(sequence).num_tokens,
-        )
+        return cls(cost, clock, kv, settings.scheduler, settings.max_num_seqs)
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""
         sequence.arrived_s = sequence.arrived_s or self.clock.now_s()
-        sequence.expected = self.in_memory(sequence)
+        sequence.expected = self.kv.match_prefix(sequence).num_tokens
         self.users.arrived(sequence)
 
     def take_shed(self) -> list[Sequence]:
@@ -307,7 +294,7 @@ class Slo(Fcfs):
         for _ in range(min(LOOKED_UP, len(waiting))):
             self._looked_up = (self._looked_up + 1) % len(waiting)
             sequence = waiting[self._looked_up]
-            sequence.expected = self.in_memory(sequence)
+            sequence.expected = self.kv.match_prefix(sequence).num_tokens
 
     def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> "Ranked":
         """Who is in time where users who have had more come behind, by steps of half the credit."""
