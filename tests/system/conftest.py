@@ -33,8 +33,13 @@ def stories() -> Path:
 
 @pytest.fixture(scope="session")
 def server(tiny_model: Path) -> Iterator[LiveServer]:
-    """The server that most tests share; it has two names and no key."""
-    live = LiveServer(tiny_model, "--served-model-name=tiny,nickname", "--kv-memory=64MiB")
+    """The server that most tests share; it has two names and no key.
+
+    However slow the machine is, nobody who may wait is refused, and no prompt is long.
+    """
+    patient = ("--max-queue-wait=10m", "--long-prefill=10m")
+    names = "--served-model-name=tiny,nickname"
+    live = LiveServer(tiny_model, names, "--kv-memory=64MiB", *patient)
     try:
         yield live.wait_ready()
         assert live.process.poll() is None, live.stderr

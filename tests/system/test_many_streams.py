@@ -77,7 +77,8 @@ async def test_a_full_cache_preempts_and_changes_no_token(
     start_server: StartServer, server: LiveServer
 ) -> None:
     """50 blocks of 8 KiB hold 800 tokens; 24 sequences of up to 285 want more."""
-    small = start_server("--kv-memory=400KiB", "--served-model-name=tiny").wait_ready()
+    flags = ("--kv-memory=400KiB", "--served-model-name=tiny", "--max-queue-wait=10m")
+    small = start_server(*flags).wait_ready()
     body = {"model": "tiny", "max_tokens": 100, "temperature": 0, "return_token_ids": True}
     bodies = [{**body, "prompt": [3 + i] * (1 + 8 * i), "ignore_eos": True} for i in range(24)]
 
