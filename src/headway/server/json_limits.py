@@ -5,6 +5,8 @@ counted in slices, its strings skipped; which field holds them is found by msgsp
 over what it need not keep:
 
     {"a": [1, "x,y"], "b": {}}     5: each opening bracket and each comma is one
+
+Of token ids more are allowed, for numbers are cheap; a list or a text among them is not.
 """
 
 import re
@@ -21,6 +23,10 @@ IDS = ("prompt", "tokens", "allowed_token_ids", "stop_token_ids")
 """Fields of token ids: plain numbers, of which a long prompt has many."""
 SLICE_BYTES = 64 * 1024
 STRING = re.compile(rb'"[^"]*"')
+TEXT = b"T"
+"""What stands for a string in a slice; JSON has no such letter outside of strings."""
+VALUES, NO_NUMBERS = (b",", b"[", b"{"), (TEXT, b"[", b"{")
+"""Marks of values, and of those that are no plain numbers."""
 
 
 def check_counts(data: bytearray, kind: type[msgspec.Struct]) -> None:
@@ -33,23 +39,25 @@ def check_counts(data: bytearray, kind: type[msgspec.Struct]) -> None:
         raise no_object() from None
     except MALFORMED as error:
         raise malformed(error) from error
-    counted: dict[str, int] = {}
+    known, costly = 0, {}  # values, and those among them that are no token ids
     for name in kind.__struct_fields__:
         raw = getattr(fields, name)
         if raw is msgspec.UNSET:
             continue
         most = MAX_IDS if name in IDS else MAX_VALUES
-        counted[name] = num_values(raw, most)
-        if counted[name] > most:
+        count = num_values(raw, most)
+        if count > most:
             raise too_many(name, f"{name} holds", most)
-    ids = sum(counted.get(name, 0) for name in IDS)
-    known = sum(counted.values())
+        known += count
+        costly[name] = num_marks(raw, MAX_VALUES, NO_NUMBERS) if name in IDS else count
     others = num_values(data, known + MAX_VALUES) - known
     if others > MAX_VALUES:
         raise too_many(None, "What is not known of the body's fields holds", MAX_VALUES)
-    if others + known - ids > MAX_VALUES:
-        largest = max(set(counted) - set(IDS), key=lambda name: counted[name])
-        raise too_many(largest, f"The body, most of all {largest}, holds", MAX_VALUES)
+    if others + sum(costly.values()) > MAX_VALUES:
+        largest = max(costly, key=costly.__getitem__)
+        raise too_many(
+            largest, f"Beside token ids the body, most of all {largest}, holds", MAX_VALUES
+        )
 
 
 MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError)
@@ -82,6 +90,11 @@ def num_values(json: bytearray | msgspec.Raw, most: int) -> int:
 
     Some number above `most` when there are more than that.
     """
+    return num_marks(json, most, VALUES)
+
+
+def num_marks(json: bytearray | msgspec.Raw, most: int, marks: tuple[bytes, ...]) -> int:
+    """How often `marks` stand outside of strings; some number above `most` beyond that."""
     data = memoryview(json)
     total = at = 0
     in_string = False
@@ -98,7 +111,7 @@ def num_values(json: bytearray | msgspec.Raw, most: int) -> int:
             _, quote, piece = piece.partition(b'"')
             if not quote:
                 continue
-        piece, quote, _ = STRING.sub(b"", piece).partition(b'"')
+        piece, quote, _ = STRING.sub(TEXT, piece).partition(b'"')
         in_string = bool(quote)
-        total += sum(map(piece.count, (b",", b"[", b"{")))
+        total += sum(map(piece.count, marks))
     return total

@@ -29,6 +29,10 @@ TRIM_BYTES = 2**20
 Result = TypeVar("Result")
 
 
+def nothing() -> None:
+    """What a dropped job has left to do."""
+
+
 class Job:
     """Work that waits for a thread or has one; `dropped` when nobody waits for it any more."""
 
@@ -39,6 +43,10 @@ class Job:
         self.work = work
         self.answer = answer
         self.dropped = False
+
+    def drop(self) -> None:
+        """Nobody waits for it: its body is let go; it keeps its place among those who wait."""
+        self.dropped, self.work = True, nothing
 
 
 class Current(threading.local):
@@ -85,8 +93,8 @@ class Lane:
             result: Result = await job.answer
             return result
         finally:
-            job.dropped = True
-            del job  # with its answer: an error would keep the whole body alive
+            job.drop()
+            del job, work  # with its answer: an error would keep the whole body alive
 
     def _start(self) -> None:
         """Give the free threads to users who wait, to each one before anybody's second."""

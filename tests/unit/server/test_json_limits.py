@@ -57,6 +57,17 @@ BOMBS: dict[str, tuple[type[msgspec.Struct], bytearray, str | None]] = {
     "an unknown field": (ChatBody, of(x=[{}] * MANY), None),
     "ids to detokenize": (DetokenizeBody, of(tokens=[1] * (MAX_IDS + 1)), "tokens"),
     "ids as a prompt": (CompletionBody, of(prompt=[1] * (MAX_IDS + 1)), "prompt"),
+    "lists in place of numbers": (CompletionBody, of(prompt=[[]] * MANY), "prompt"),
+    "texts in place of numbers": (
+        CompletionBody,
+        of(stop_token_ids=["1"] * MANY),
+        "stop_token_ids",
+    ),
+    "lists in two fields": (
+        CompletionBody,
+        of(prompt=[[]] * (MANY // 4), allowed_token_ids=[{}] * (MANY * 3 // 4 + 1)),
+        "allowed_token_ids",
+    ),
     "two large fields": (
         ChatBody,
         of(messages=[{}] * (MAX_VALUES // 4), tools=[{}] * (MAX_VALUES * 3 // 4)),
@@ -71,7 +82,7 @@ def test_too_many_values_are_refused_by_the_field_that_holds_them(name: str) -> 
     with pytest.raises(RequestError) as caught:
         check_counts(data, kind)
     assert (caught.value.param, caught.value.code) == (field, "too_many_values")
-    assert f"{MAX_IDS if 'ids' in name else MAX_VALUES:,}" in caught.value.cause
+    assert f"{MAX_IDS if name.startswith('ids') else MAX_VALUES:,}" in caught.value.cause
 
 
 GOOD: dict[str, tuple[type[msgspec.Struct], bytearray]] = {
@@ -81,6 +92,7 @@ GOOD: dict[str, tuple[type[msgspec.Struct], bytearray]] = {
         CompletionBody,
         of(prompt=[1] * 500_000, logit_bias={str(i): 1 for i in range(MAX_VALUES - 100)}),
     ),
+    "many prompts": (CompletionBody, of(prompt=["a, b"] * 50_000)),
     "a long conversation": (
         ChatBody,
         of(messages=[{"role": "user", "content": "a, b"}] * (MAX_VALUES // 4)),

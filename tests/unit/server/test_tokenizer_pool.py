@@ -1,7 +1,9 @@
 """The tokenizer pool: short before long, users in turn, and nothing for those who have left."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,13 @@ async def until(condition: Callable[[], Any]) -> None:
     """Wait for `condition`; the test's own timeout is the limit."""
     while not condition():
         await asyncio.sleep(0.001)
+
+
+class Body:
+    """Some megabytes that wait for their turn."""
+
+    def parsed(self) -> None:
+        raise AssertionError
 
 
 class Gate:
@@ -114,6 +123,25 @@ async def test_work_for_somebody_who_has_left_stops_between_its_parts() -> None:
         await task
     assert await pool.run("a", 1, stays, lambda: "free") == "free"
     assert "more" not in parts
+
+
+async def test_who_leaves_leaves_no_body_behind() -> None:
+    """Behind a long job of the same user, and one of his that still waits."""
+    lane, gate = Lane("test", 1), Gate()
+    kept = [asyncio.create_task(lane.run("a", gate.work(name))) for name in ("runs", "waits")]
+    await until(lambda: gate.begun)
+    body = Body()
+    left = asyncio.create_task(lane.run("a", body.parsed))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    gone = weakref.ref(body)
+    del body, left
+    gc.collect()
+    gone_early = gone() is None
+    gate.opened.set()
+    assert gone_early
+    assert await asyncio.gather(*kept) == ["runs", "waits"]
 
 
 async def test_what_work_raises_is_raised() -> None:
