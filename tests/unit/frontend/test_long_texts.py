@@ -232,3 +232,13 @@ def test_unknown_text_in_a_unigram_model_has_no_exact_bound(tmp_path: Path) -> N
     rust.decoder = decoders.Metaspace()
     rust.save(str(tmp_path / "tokenizer.json"))
     assert Tokenizer(tmp_path).text_limit(1) == 5 * lengths.LOOSER
+
+
+def test_a_decoder_of_several_parts_leaves_the_longest_entry_as_it_is(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    plain = Tokenizer(tmp_path).text_limit(1)
+    document = json.loads((tmp_path / "tokenizer.json").read_text())
+    parts = [document["decoder"], {"type": "Fuse"}]
+    document["decoder"] = {"type": "Sequence", "decoders": parts}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    assert Tokenizer(tmp_path).text_limit(1) >= plain > 1

@@ -30,14 +30,14 @@ KEEPS_ALL = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts"}
 
 def longest_entry(document: dict[str, Any], pieces: dict[int, bytes] | None) -> int:
     """Bytes of the longest entry, at least 1; `pieces` are the tokens' bytes where known."""
-    entries = [*(pieces or {}).values(), *entries_of(document)]
+    entries = [*(pieces or {}).values()]
+    if not (entries and decodes_bytes(document)):  # else "Ġ" is one byte of text, as in `pieces`
+        entries += entries_of(document)
     return max(1, *map(len, entries)) if entries else 1
 
 
 def entries_of(document: dict[str, Any]) -> Iterator[bytes]:
     """The vocabulary as it is written: "▁friend" has 9 bytes, and so has the text "▁friend"."""
-    if decodes_bytes(document):
-        return  # "Ġ" is one byte of text, as `pieces` have it
     vocabulary = document.get("model", {}).get("vocab") or {}
     for entry in vocabulary:
         yield (entry if isinstance(entry, str) else str(entry[0])).encode()
