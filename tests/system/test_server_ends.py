@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from live_server import NO_TORCH, LiveServer, alive, children, engines, wait_unt
 from streams import open_streams
 
 from conftest import StartServer
+from headway.edge import deadline
 
 NUM_STREAMS = 12
 
@@ -178,6 +182,15 @@ def test_a_thread_that_never_ends_does_not_keep_the_server(
     if deed != "in C, with the lock":  # there nobody can say where: it is killed from outside
         assert "Timeout" in live.stderr and "in stuck" in live.stderr, live.stderr
     wait_until(lambda: not alive(engine), 30)
+
+
+def test_a_watchdog_whose_server_is_gone_before_it_looks_ends() -> None:
+    program = Path(deadline.__file__).with_name("watchdog.py")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-I", "-S", program, ours.fileno(), 10, os.getppid()]
+        ended = subprocess.run([*map(str, command)], pass_fds=[ours.fileno()], timeout=30)
+    assert ended.returncode == 0
 
 
 def test_a_server_that_ends_in_time_leaves_no_watchdog(start_server: StartServer) -> None:

@@ -35,7 +35,8 @@ class Deadline:
         if descriptor < 0:
             return
         program = Path(__file__).with_name("watchdog.py")
-        command = [sys.executable, "-I", "-S", str(program), str(descriptor), str(self._after_s)]
+        given = map(str, (program, descriptor, self._after_s, os.getpid()))
+        command = [sys.executable, "-I", "-S", *given]
         self._watchdog = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[descriptor]
         )

@@ -1,8 +1,8 @@
 """Ends a server that does not hear its signals: a program of its own, started by `deadline.py`.
 
-Arguments: the descriptor that the C handler of a signal writes to, and seconds. What lies unread in
-it for so long was never taken by the event loop: somebody holds the interpreter's lock. It needs
-nothing but the standard library, and ends with its parent.
+Arguments: the descriptor that the C handler of a signal writes to, seconds, the process id of the
+server. What lies unread for so long was never taken by the event loop: somebody holds the
+interpreter's lock. It needs nothing but the standard library, and ends with its parent.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ def main() -> None:
     """Look twice a second until the parent has ended, or is ended here."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the server, which ends this one
-    descriptor, limit_s, parent = int(sys.argv[1]), float(sys.argv[2]), os.getppid()
+    descriptor, limit_s, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     num_looks = 0
     while os.getppid() == parent:
         num_looks = num_looks + 1 if unread(descriptor) else 0

@@ -20,6 +20,7 @@ from headway.server.json_limits import MALFORMED, check_counts, malformed, no_ob
 from headway.server.tokenizer_pool import LONG_BYTES, TokenizerPool
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+SMALL_BYTES = 4096
 PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -56,7 +57,7 @@ async def read_object(
     return await pool.parse(user, receive, parse), num_bytes
 
 
-def joined(pieces: list[bytes], num_bytes: int) -> bytearray:
+def joined(pieces: list[bytes | bytearray], num_bytes: int) -> bytearray:
     """The pieces as one, `pieces` emptied; others have their turn in between."""
     data, at = bytearray(num_bytes), 0
     for number, piece in enumerate(pieces):
@@ -66,21 +67,31 @@ def joined(pieces: list[bytes], num_bytes: int) -> bytearray:
     return data
 
 
-async def read_pieces(receive: Receive, limit_bytes: int) -> list[bytes]:
-    """The body as it came in; RequestError 413 as soon as it is longer than `limit_bytes`."""
-    pieces, num_bytes = [], 0
+async def read_pieces(receive: Receive, limit_bytes: int) -> list[bytes | bytearray]:
+    """The body as it came in; RequestError 413 as soon as it is longer than `limit_bytes`.
+
+    Neighbours of less than `SMALL_BYTES` are one piece: as objects they would take 50 bytes each.
+    """
+    pieces: list[bytes | bytearray] = []
+    num_bytes = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise RequestError("The client left before the body was complete.", code="client_left")
-        pieces.append(message.get("body", b""))
-        num_bytes += len(pieces[-1])
+        data = message.get("body", b"")
+        num_bytes += len(data)
         if num_bytes > limit_bytes:
             raise RequestError(
                 f"The body is larger than {limit_bytes} bytes.",
                 code="request_too_large",
                 status=413,
             )
+        if len(data) >= SMALL_BYTES:
+            pieces.append(data)
+        elif pieces and isinstance(pieces[-1], bytearray):
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
         if not message.get("more_body", False):
             return pieces
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
 from headway.server import json_limits
+from headway.server.body import SMALL_BYTES, joined, read_pieces
 from headway.server.json_limits import MAX_IDS, MAX_VALUES, check_counts, num_values
 from headway.server.openai.schema import ChatBody, CompletionBody
 from headway.server.tokens import DetokenizeBody
@@ -126,3 +127,16 @@ def test_a_count_stops_where_it_is_decided() -> None:
     source = random.Random(3)
     data = bytearray(json.dumps([source.random() for _ in range(300_000)]).encode())
     assert 100 < num_values(data, 100) < 10_000
+
+
+async def test_a_body_in_tiny_pieces_takes_no_more_than_its_bytes() -> None:
+    rest = [b"[", *[b"1,"] * 50_000, b"1]", b"", bytes(SMALL_BYTES), b"\n"]
+    whole = b"".join(rest)
+
+    async def receive() -> dict[str, Any]:
+        data = rest.pop(0)
+        return {"type": "http.request", "body": data, "more_body": bool(rest)}
+
+    pieces = await read_pieces(receive, len(whole))
+    assert len(pieces) == 3
+    assert joined(pieces, len(whole)) == whole
