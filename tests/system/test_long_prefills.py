@@ -16,7 +16,7 @@ from scripted import ScriptedServer, scripted
 from test_client_fields import TEMPLATE, USER
 
 from headway.admit.admission import Rules
-from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
+from headway.core.errors import RequestError, ShedError
 from headway.core.scheduler_config import SchedulerConfig
 from headway.edge import event_stream
 from headway.measure.sse import EventReader
@@ -165,7 +165,7 @@ def test_every_choice_is_opened_once(
 
 
 def shed() -> RequestError:
-    return OverloadedError("Too busy.", reason=GIVEN_UP, retry_after_s=1.0)
+    return ShedError("Too busy.")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -199,7 +199,7 @@ def test_what_is_shed_later_ends_with_the_dialects_error_event(
 ) -> None:
     patience(begun=0.01)
     script.client.fails = shed()
-    before = script.counted("admission_rejections", GIVEN_UP)
+    before = script.counted("admission_rejections", "given_up")
     _, pieces = read_until(post(script, path), PINGS[path], 1)
     held.set()
     rest = b"".join(pieces)
@@ -209,7 +209,7 @@ def test_what_is_shed_later_ends_with_the_dialects_error_event(
     }
     assert wanted.get(path, b'data: {"error":{"message":"Too busy."') in rest
     assert b"[DONE]" not in rest and b"message_stop" not in rest
-    assert script.counted("admission_rejections", GIVEN_UP) == before + 1
+    assert script.counted("admission_rejections", "given_up") == before + 1
 
 
 def test_a_grammar_may_be_refused_so_its_stream_is_opened_late(

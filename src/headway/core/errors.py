@@ -10,6 +10,7 @@
     ├── PortInUseError           another process listens there                               exit 4
     └── RequestError             one request is refused; the server answers it as HTTP
         ├── OverloadedError      the server has more to do than it can promise          503
+        │   └── ShedError        the engine gives up a request that was let in           503
         ├── EngineDownError      the engine died or is not ready                             503
         ├── StorageError         the disk is full, or the data folder cannot be used         507
         └── ServerFaultError     our own fault; the body says nothing internal               500
@@ -99,10 +100,6 @@ class RequestError(HeadwayError):
         return ERROR_TYPES.get(self.status, "invalid_request_error")
 
 
-GIVEN_UP = "given_up"
-"""The reason of one that was let in and then refused: it can no longer be in time."""
-
-
 class OverloadedError(RequestError):
     """The client sees it when the server is full: of what, and for how long."""
 
@@ -110,6 +107,16 @@ class OverloadedError(RequestError):
         super().__init__(
             message, code="overloaded", status=503, retry_after_s=retry_after_s, reason=reason
         )
+
+
+class ShedError(OverloadedError):
+    """The client sees it when its request was admitted and can no longer meet its objectives."""
+
+    def __init__(
+        self,
+        message: str = "The server is too busy to answer within the objectives of this request.",
+    ) -> None:
+        super().__init__(message, reason="given_up", retry_after_s=1.0)
 
 
 class EngineDownError(RequestError):

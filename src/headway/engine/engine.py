@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
+from headway.core.errors import RequestError, ShedError
 from headway.core.grammar import Grammar
 from headway.core.plan import Executor, StepPlan, StepResult, run
 from headway.core.request import Request, SamplingParams, SequenceUpdate
@@ -262,7 +262,7 @@ class Engine:
         self._admit_compiled()
         plan = self.scheduler.schedule()
         for sequence in self.scheduler.policy.take_shed():
-            self._refuse(sequence.request.request_id, too_late())
+            self._refuse(sequence.request.request_id, ShedError())
         planned_s = self.clock.now_s()
         queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
         masks = None
@@ -419,15 +419,6 @@ class Engine:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
             assert self.scheduler.preemption.host.num_used == 0, "host blocks leaked"
             assert not self.scheduler.running and not self.scheduler.num_waiting
-
-
-def too_late() -> RequestError:
-    """The 503 for a request that waited until it could no longer meet its objectives."""
-    return OverloadedError(
-        "The server is too busy to answer within the objectives of this request.",
-        reason=GIVEN_UP,
-        retry_after_s=1.0,
-    )
 
 
 def broken_grammar(sequence: Sequence) -> RequestError:

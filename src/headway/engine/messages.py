@@ -9,6 +9,7 @@ may not have read what was sent to it.
 
 import msgspec
 
+from headway.core.errors import RequestError, ServerFaultError, ShedError
 from headway.core.plan import Ceilings, Description
 from headway.core.request import Request, SequenceUpdate
 from headway.core.service import Alone
@@ -116,7 +117,28 @@ class Refused(msgspec.Struct, array_like=True, tag=4):
     code: str | None
     status: int = 400
     retry_after_s: float | None = None
-    reason: str | None = None
+
+    def error(self) -> RequestError:
+        """The error again, as the client is to see it."""
+        if self.code == FAULT:
+            return ServerFaultError()
+        return RequestError(
+            self.message,
+            param=self.param,
+            code=self.code,
+            status=self.status,
+            retry_after_s=self.retry_after_s,
+        )
+
+
+class Shed(msgspec.Struct, array_like=True, tag=7):
+    """The engine gives up this request, which it had taken: it can no longer be in time."""
+
+    request_id: int
+
+    def error(self) -> ShedError:
+        """The error again, as the client is to see it."""
+        return ShedError()
 
 
 class Failed(msgspec.Struct, array_like=True):
@@ -128,7 +150,7 @@ class Failed(msgspec.Struct, array_like=True):
 
 
 ToEngine = Submit | Abort | Stop | Flush
-FromEngine = Loading | Ready | Steps | Refused | Probed
+FromEngine = Loading | Ready | Steps | Refused | Shed | Probed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

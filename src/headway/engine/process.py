@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from headway.core.clock import SystemClock
-from headway.core.errors import HeadwayError, RequestError
+from headway.core.errors import HeadwayError, RequestError, ShedError
 from headway.core.request import Request
 from headway.engine import messages
 from headway.engine.calibration import pace_alone
@@ -200,15 +200,17 @@ def idle_ms(engine: Engine) -> int:
     return math.ceil(1000 * min(max(wakes_in_s, 0.0), IDLE_POLL_MS / 1000))
 
 
-def refused(request_id: int, error: RequestError) -> messages.Refused:
+def refused(request_id: int, error: RequestError) -> messages.Refused | messages.Shed:
     """`error` as a message."""
+    if isinstance(error, ShedError):
+        return messages.Shed(request_id)
     return messages.Refused(
         *(request_id, error.cause, error.param, error.code, error.status),
-        *(error.retry_after_s, error.reason),
+        retry_after_s=error.retry_after_s,
     )
 
 
-def fault(request_id: int, error: Exception) -> messages.Refused:
+def fault(request_id: int, error: Exception) -> messages.Refused | messages.Shed:
     """Why a request was not taken: what is wrong with it, or that the fault is ours."""
     if isinstance(error, RequestError):
         return refused(request_id, error)
@@ -245,7 +247,7 @@ def take(engine: Engine, pair: zmq.Socket) -> bool:
 
 def submit(
     engine: Engine, request: Request, resumed_tokens: ResumedTokens
-) -> messages.Refused | None:
+) -> messages.Refused | messages.Shed | None:
     """Hand a request to the engine; what it says, or raises, refuses this request alone."""
     try:
         engine.add(request, resumed_tokens)

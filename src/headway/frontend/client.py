@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
+from headway.core.errors import EngineDownError, HeadwayError, RequestError
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import PROMISES_NOTHING, Terms
@@ -369,14 +369,11 @@ class EngineClient:
                 self._quarantine.begin(self._streams, self._send)
             case messages.Probed():
                 self.on_probe(message)
-            case messages.Refused(request_id, text, param, code, status, retry_after_s, reason):
+            case messages.Refused(request_id) | messages.Shed(request_id):
                 stream = self._streams.pop(request_id, None)
                 self._quarantine.left(request_id)
                 if stream is not None:
-                    fault = code == messages.FAULT
-                    refusal = RequestError(text, param=param, code=code, status=status)
-                    refusal.retry_after_s, refusal.reason = retry_after_s, reason
-                    stream.fail(ServerFaultError() if fault else refusal)
+                    stream.fail(message.error())
 
     def submit(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from headway.core.errors import GIVEN_UP, RequestError, ServerFaultError
+from headway.core.errors import RequestError, ServerFaultError, ShedError
 from headway.edge.errors import json_response
 from headway.edge.event_stream import (
     GRACE_S,
@@ -40,7 +40,7 @@ async def respond(
 ) -> None:
     """Run `generation` and answer, streamed or whole; its timeline ends with it.
 
-    Raises RequestError with the reason GIVEN_UP, and nothing was sent, when the engine sheds it.
+    Raises ShedError, and nothing was sent, when the engine sheds it.
     """
     telemetry = generation.model.telemetry
     timeline = generation.begin()
@@ -57,7 +57,7 @@ async def respond(
         telemetry.sequence_finished("abort")
         timeline.left()
     except Exception as error:
-        if isinstance(error, RequestError) and error.reason == GIVEN_UP:
+        if isinstance(error, ShedError):
             timeline.moved()
         timeline.failed()
         raise
@@ -77,7 +77,7 @@ async def run_alone(generation: Generation, dialect: Dialect) -> dict[str, Any]:
         submit(generation, timeline, streams)
         return await collect(generation, dialect, streams, timeline)
     except Exception as error:
-        if isinstance(error, RequestError) and error.reason == GIVEN_UP:
+        if isinstance(error, ShedError):
             generation.model.telemetry.failed(timeline, error)
         timeline.failed()
         raise
@@ -104,11 +104,9 @@ async def send_whole(
     """Collect everything, then answer once."""
     try:
         response = json_response(await collect(generation, dialect, streams, timeline))
-    except ClientGoneError:
+    except (ClientGoneError, ShedError):
         raise
     except RequestError as error:
-        if error.reason == GIVEN_UP:
-            raise
         response = dialect.refusal(error)
     await send_response(response, send, generation.headers)
 
@@ -147,7 +145,7 @@ async def send_chunks(
         raise
     except RequestError as error:
         events.stop_pinging()
-        if error.reason == GIVEN_UP:
+        if isinstance(error, ShedError):
             if not events.started:
                 raise
             generation.model.telemetry.failed(timeline, error)

@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from headway.admit.admission import AdmissionRequest, Ticket
-from headway.core.errors import GIVEN_UP, OverloadedError, RequestError
+from headway.core.errors import OverloadedError, RequestError, ShedError
 from headway.core.service import ServiceClass, choose_class
 from headway.core.slo import DEFAULT_CLASS
 from headway.edge.auth import header
@@ -158,10 +158,8 @@ class Generate:
             if late and await self._fall_back(call, "late", scope, receive, send, ticket.close):
                 return
             await self._row.respond(self._state, generation, dialect, receive, send)
-        except RequestError as error:
+        except ShedError as error:
             ticket.close()
-            if error.reason != GIVEN_UP:
-                raise
             if not await self._fall_back(call, "late", scope, receive, send):
                 generation.model.telemetry.refused(error, service_class=call.service_class.name)
                 await send_response(dialect.refusal(error), send, generation.headers)

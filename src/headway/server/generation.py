@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from headway.admit.admission import Ticket
-from headway.core.errors import GIVEN_UP, RequestError
+from headway.core.errors import RequestError, ShedError
 from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass
 from headway.core.slo import DEFAULT_CLASS, Slo
@@ -245,11 +245,10 @@ async def arriving(
                     if delta.incomplete and grammar is not None and not called:
                         telemetry.answer_invalid(grammar.kind)
             yield pairs
-    except ClientGoneError:
+    except (ClientGoneError, ShedError):
         raise
     except RequestError as error:
-        if error.reason != GIVEN_UP:
-            telemetry.failed(timeline, error)
+        telemetry.failed(timeline, error)
         raise
     timeline.complete()
 

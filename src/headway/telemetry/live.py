@@ -14,7 +14,7 @@ import numpy as np
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.contention import CoreWatch
-from headway.core.errors import GIVEN_UP, RequestError
+from headway.core.errors import RequestError, ShedError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
 from headway.core.service import Alone, ServiceClass, service_classes, within_reach
@@ -332,8 +332,8 @@ class Telemetry:
         self._count_slo(ended)
 
     def failed(self, timeline: Timeline, error: RequestError) -> None:
-        """A request that was let in ended with `error`; 4xx and given up are refusals of it."""
-        if error.status < 500 or error.reason == GIVEN_UP:
+        """A request that was let in ended with `error`; 4xx and shed are refusals of it."""
+        if error.status < 500 or isinstance(error, ShedError):
             self.refused(error, timeline)
             return
         code = error.code or "unknown"
