@@ -20,7 +20,7 @@ from headway.core.errors import RequestError, ShedError
 from headway.core.scheduler_config import SchedulerConfig
 from headway.edge import event_stream
 from headway.measure.sse import EventReader
-from headway.server import answering
+from headway.server import session
 
 CHAT, TEXT, RESPONSES, MESSAGES = PATHS = (
     *("/v1/chat/completions", "/v1/completions"),
@@ -55,9 +55,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def patience(*, begun: float = 3600, waiting: float = 3600, refusable: float = 3600) -> None:
         monkeypatch.setattr(event_stream, "TICK_S", 0.005)
         monkeypatch.setattr(event_stream, "PING_INTERVAL_S", 0.02)
-        monkeypatch.setattr(answering, "GRACE_S", begun)
-        monkeypatch.setattr(answering, "WAIT_S", waiting)
-        monkeypatch.setattr(answering, "PING_INTERVAL_S", refusable)
+        monkeypatch.setattr(session, "GRACE_S", begun)
+        monkeypatch.setattr(session, "WAIT_S", waiting)
+        monkeypatch.setattr(session, "PING_INTERVAL_S", refusable)
 
     return patience
 

@@ -5,7 +5,7 @@ promises an end: the last delta, or the error that was put in instead.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import SequenceUpdate
@@ -116,3 +116,25 @@ class Stream:
     def close(self) -> None:
         """Give up: what still runs of this request is aborted in the engine."""
         self._abort(None)
+
+
+async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]:
+    """(stream's number, its next deltas) until all are complete."""
+    if len(streams) == 1:
+        while deltas := await streams[0].next():
+            yield 0, deltas
+        return
+    waiting = {asyncio.ensure_future(s.next()): i for i, s in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = waiting.pop(task)
+                deltas = task.result()
+                if deltas:
+                    waiting[asyncio.ensure_future(streams[number].next())] = number
+                    yield number, deltas
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

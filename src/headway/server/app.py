@@ -27,11 +27,12 @@ from headway.server.access import access
 from headway.server.anthropic import messages
 from headway.server.batches.routes import BATCH_ROUTES
 from headway.server.batches.runner import Runner
-from headway.server.endpoints import GENERATIONS, Generate
+from headway.server.endpoints import GENERATIONS
 from headway.server.files.routes import FILE_ROUTES
 from headway.server.models import ServedModel, State
 from headway.server.openapi import document
 from headway.server.responses import stored
+from headway.server.session import Generate
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 

@@ -1,44 +1,104 @@
-"""One generation over HTTP: what was asked, how far it is, and the engine's streams behind it.
+"""What a request that generates asks for, how far its answer is, and what writes the answer.
 
-Given prepared prompts it submits them and hands out what arrives, counted; a `Dialect` says what a
-chunk and a whole answer look like. `answering` sends them.
+`prepare` of an endpoint makes of an `Incoming` body a frozen `GenerationRequest`, and the `Dialect`
+that writes its answer from its `Progress`. `session` moves it from one to the other.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
-from headway.admit.admission import Ticket
-from headway.core.errors import RequestError, ShedError
+from headway.admit.admission import AdmissionRequest
+from headway.core.errors import RequestError
 from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass
-from headway.core.slo import DEFAULT_CLASS, Slo
+from headway.core.slo import Slo
 from headway.core.terms import Terms
 from headway.edge.event_stream import DONE
-from headway.edge.keys import Caller, anybody
+from headway.edge.keys import Caller
 from headway.frontend.answer import Delta
-from headway.frontend.stream import Stream
 from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.parts import CallEnds, Said
+from headway.server.body import Accepts
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
 from headway.telemetry.timeline import Timeline
 
-
-class ClientGoneError(RequestError):
-    """The client closed the connection; nobody reads this."""
+# ── what comes in ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(slots=True, kw_only=True)
-class Generation:
-    """What one HTTP request asks for; choice i belongs to prompt i // n."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One request as it came in, who asks, and the way to answer.
+
+    `raw` is the body's object and `body` the same with types; `request_id` has the prefix of the
+    endpoint. `owner` is the name of the key that may ask for what is stored.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    raw: dict[str, Any]
+    body: Any
+    num_bytes: int
+    ignored: list[str]
+    request_id: str
+    arrived_s: float
+    caller: Caller
+    service_class: ServiceClass
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRow:
+    """An endpoint that generates: what it takes, how that is prepared and answered."""
+
+    path: str
+    accepts: Accepts
+    prepare: Callable[..., "Dialect"]
+    """Called in a thread with the state and an `Incoming`; raises RequestError."""
+    prefix: str
+    """Of the ids of its answers."""
+    respond: Callable[..., Awaitable[None]] | None = None
+    """Answers a session in a way of its own, where there is one."""
+    chats: bool = True
+    """Whether a template is rendered."""
+    prompt: str = "messages"
+    """The field of the prompt."""
+    lengths: tuple[str, ...] = ()
+    """Fields that say how long the answer may be, and are to be kept to the letter."""
+    elsewhere: bool = True
+    """Whether another server can answer: nothing in the body is known here alone."""
+
+    def asked(self, body: Any, request: "GenerationRequest") -> AdmissionRequest:
+        """What admission looks at."""
+        given = [name for name in self.lengths if getattr(body, name) is not None]
+        return AdmissionRequest(
+            lengths=[len(prompt) for prompt in request.prompts],
+            sampling=request.sampling,
+            max_model_len=request.model.info().max_model_len,
+            prompts=request.prompts,
+            salt=request.caller.principal.salted(request.cache_salt).cache_salt,
+            slo=request.slo,
+            prompt_param=self.prompt,
+            answer_param=given[0] if given else None,
+        )
+
+
+# ── what is asked ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What one HTTP request asks for; choice i belongs to prompt i // n.
+
+    `ignored_tools` are the types of tools that are left out of the prompt.
+    """
 
     model: ServedModel
     model_name: str
@@ -46,31 +106,18 @@ class Generation:
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    wants_timings: bool
     request_id: str
     created: int
     arrived_s: float
+    caller: Caller
+    service_class: ServiceClass
     slo: Slo | None = None
     priority: int | None = None
-    wants_timings: bool = False
     cache_salt: str | None = None
-    parent: str | None = None
-    timeline: Timeline | None = None
-    num_generated: int = 0
-    num_cached: int = 0
-    num_reasoned: int = 0
     use: ToolUse | None = None
     parser_spec: OutputParserSpec | None = None
-    said: dict[int, Said] = field(default_factory=dict)
-    """Choice → what its parts add up to, where the answers are read for them."""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    may_be_refused: bool = False
-    """Whether the engine may yet refuse it: its stream is opened later, while it waits."""
-    caller: Caller = field(default_factory=anybody)
-    ticket: Ticket | None = None
-    service_class: ServiceClass = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.service_class = self.model.telemetry.classes[DEFAULT_CLASS]
+    ignored_tools: Sequence[str] = ()
 
     @property
     def terms(self) -> Terms:
@@ -82,6 +129,10 @@ class Generation:
         return sum(map(len, self.prompts))
 
     @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+    @property
     def longest_answer(self) -> int:
         """Its max_tokens, or what the context leaves of the longest prompt."""
         info = self.model.client.info
@@ -89,30 +140,8 @@ class Generation:
         left = context - max(map(len, self.prompts), default=0)
         return self.sampling.max_tokens or max(left, 0)
 
-    def usage(self) -> dict[str, Any]:
-        """The `usage` object so far."""
-        reasoned = self.num_reasoned if self.parser_spec and self.parser_spec.reasoning else None
-        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
-
-    def has_calls(self, choice: int) -> bool:
-        """Whether a choice has called a tool."""
-        said = self.said.get(choice)
-        return said is not None and bool(said.calls)
-
-    def hear(self, choice: int, delta: Delta) -> None:
-        """Add the parts of `delta` to what was said; calls that are over are judged."""
-        said = self.said.setdefault(choice, Said())
-        said.take(delta.parts or ())
-        if said.thoughts and not (said.contents or said.calls):
-            self.num_reasoned += len(delta.token_ids)
-        for part in delta.parts or ():
-            if isinstance(part, CallEnds) and self.use is not None:
-                call = said.calls[part.index]
-                fault = self.use.fault(call.name, call.arguments)
-                self.model.telemetry.called(fits=fault is None)
-
     def envelope(self, kind: str, fingerprint: str) -> dict[str, Any]:
-        """What every answer and chunk of this generation begins with; `kind` is its `object`."""
+        """What every answer and chunk begins with; `kind` is its `object`."""
         return {
             "id": self.request_id,
             "object": kind,
@@ -121,43 +150,78 @@ class Generation:
             "system_fingerprint": fingerprint,
         }
 
+
+# ── how far it is ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the answer to a request is; a dialect writes from it."""
+
+    request: GenerationRequest
+    num_generated: int = 0
+    num_cached: int = 0
+    num_reasoned: int = 0
+    said: dict[int, Said] = field(default_factory=dict)
+    """Choice → what its parts add up to, where the answers are read for them."""
+    timeline: Timeline | None = None
+    """From when it is sent to the engine."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompts and answers."""
+        return self.request.num_prompt_tokens + self.num_generated
+
+    def usage(self) -> dict[str, Any]:
+        """The `usage` object so far."""
+        spec = self.request.parser_spec
+        reasoned = self.num_reasoned if spec and spec.reasoning else None
+        return usage(self.request.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
+
+    def has_calls(self, choice: int) -> bool:
+        """Whether a choice has called a tool."""
+        said = self.said.get(choice)
+        return said is not None and bool(said.calls)
+
+    def accumulate(self, choice: int, delta: Delta) -> None:
+        """Add the parts of `delta` to what was said; calls that are over are judged."""
+        said = self.said.setdefault(choice, Said())
+        said.take(delta.parts or ())
+        if said.thoughts and not (said.contents or said.calls):
+            self.num_reasoned += len(delta.token_ids)
+        use, telemetry = self.request.use, self.request.model.telemetry
+        for part in delta.parts or ():
+            if isinstance(part, CallEnds) and use is not None:
+                call = said.calls[part.index]
+                telemetry.called(fits=use.fault(call.name, call.arguments) is None)
+
     def timings(self) -> dict[str, Any]:
         """{"timings": …} when they were asked for."""
-        if not self.wants_timings or self.timeline is None:
+        if not self.request.wants_timings or self.timeline is None:
             return {}
         return {"timings": self.timeline.timings()}
 
     def ending(self, usage_chunk: Callable[[], bytes]) -> bytes:
         """How OpenAI's streams of chunks end: usage and timings where asked for, then `[DONE]`."""
-        return (usage_chunk() if self.include_usage or self.wants_timings else b"") + DONE
+        wanted = self.request.include_usage or self.request.wants_timings
+        return (usage_chunk() if wanted else b"") + DONE
 
     def last_chunk(self, envelope: dict[str, Any], usage: dict[str, Any]) -> bytes:
         """The event that follows the last choice's: usage and timings, as asked for."""
         content = {**envelope, "choices": [], **self.timings()}
-        if self.include_usage:
+        if self.request.include_usage:
             content["usage"] = usage
         return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
-    def begin(self) -> Timeline:
-        """The request's timeline, from now on among the live ones."""
-        for prompt in self.prompts:
-            self.model.telemetry.prompts.remember(prompt)
-        self.timeline = self.model.telemetry.begin(
-            self.request_id,
-            arrived_s=self.arrived_s,
-            num_prompt=self.num_prompt_tokens,
-            num_choices=len(self.prompts) * self.sampling.n,
-            service_class=self.service_class,
-            slo=self.slo,
-            parent=self.parent,
-            n=self.sampling.n,
-            max_tokens=self.longest_answer,
-        )
-        return self.timeline
+
+# ── who writes the answer ───────────────────────────────────────────────────────────────────
 
 
 class Dialect(Protocol):
-    """How one endpoint writes answers."""
+    """How one endpoint writes the answer to one request."""
+
+    progress: Progress
+    """What is asked, and how far it is."""
 
     def opening(self, choice: int) -> bytes:
         """The chunk that opens a choice, or b""."""
@@ -188,88 +252,20 @@ class Dialect(Protocol):
         ...
 
 
-def submit(generation: Generation, timeline: Timeline, streams: list[Stream]) -> None:
-    """Send every prompt to the engine; raises EngineDownError when it takes none now."""
-    client, telemetry = generation.model.client, generation.model.telemetry
-    try:
-        for prompt in generation.prompts:
-            stream = client.submit(
-                prompt,
-                generation.sampling,
-                principal=generation.caller.principal.salted(generation.cache_salt),
-                terms=generation.terms,
-                arrived_s=generation.arrived_s,
-                parser_spec=generation.parser_spec,
-            )
-            if generation.ticket is not None:
-                number = len(streams)
-                generation.ticket.sent(number, stream.answer.request.request_id)
-                stream.on_begin = partial(generation.ticket.began, number)
-            streams.append(stream)
-            telemetry.submitted(timeline, stream.answer.request.request_id)
-    except RequestError as error:
-        telemetry.refused(error, timeline)
-        raise
+class Openings:
+    """The chunks that open the choices, each handed out once: with its first text, or before."""
 
+    def __init__(self, dialect: Dialect, num_choices: int) -> None:
+        self._dialect = dialect
+        self._left = dict.fromkeys(range(num_choices))
 
-async def watch_for_departure(receive: Receive, streams: list[Stream]) -> None:
-    """End the streams when the client closes the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    for stream in streams:
-        stream.fail(ClientGoneError("The client left."))
+    def take(self, choice: int) -> bytes:
+        """The opening of a choice, b"" when it is open."""
+        if choice not in self._left:
+            return b""
+        del self._left[choice]
+        return self._dialect.opening(choice)
 
-
-async def arriving(
-    generation: Generation, streams: list[Stream], timeline: Timeline
-) -> AsyncIterator[list[tuple[int, Delta]]]:
-    """(choice, delta) pairs as they come, with tokens and finishes counted."""
-    n, telemetry = generation.sampling.n, generation.model.telemetry
-    grammar = generation.sampling.grammar
-    try:
-        async for offset, deltas in merge(streams):
-            pairs = []
-            for delta in deltas:
-                pairs.append((offset * n + delta.index, delta))
-                generation.num_generated += len(delta.token_ids)
-                if delta.parts is not None:
-                    generation.hear(offset * n + delta.index, delta)
-                if delta.visible:
-                    timeline.published()
-                if delta.first_scheduled_s is not None:
-                    generation.num_cached += delta.num_cached_tokens
-                    timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
-                if delta.finish_reason is not None:
-                    telemetry.sequence_finished(delta.finish_reason)
-                    called = generation.has_calls(offset * n + delta.index)  # judged by themselves
-                    if delta.incomplete and grammar is not None and not called:
-                        telemetry.answer_invalid(grammar.kind)
-            yield pairs
-    except (ClientGoneError, ShedError):
-        raise
-    except RequestError as error:
-        telemetry.failed(timeline, error)
-        raise
-    timeline.complete()
-
-
-async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]:
-    """(stream's number, its next deltas) until all are complete."""
-    if len(streams) == 1:
-        while deltas := await streams[0].next():
-            yield 0, deltas
-        return
-    waiting = {asyncio.ensure_future(s.next()): i for i, s in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                number = waiting.pop(task)
-                deltas = task.result()
-                if deltas:
-                    waiting[asyncio.ensure_future(streams[number].next())] = number
-                    yield number, deltas
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    def rest(self) -> bytes:
+        """The openings of all that are not open."""
+        return b"".join([self.take(choice) for choice in tuple(self._left)])

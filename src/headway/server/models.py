@@ -11,7 +11,8 @@ from headway.admit.admission import Admission, Rules
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.options import ServerOptions
-from headway.edge.keys import Keyring
+from headway.core.service import ServiceClass, choose_class
+from headway.edge.keys import Caller, Keyring
 from headway.edge.upstream import Upstream
 from headway.engine.messages import Ready
 from headway.frontend.client import EngineClient
@@ -64,6 +65,27 @@ class ServedModel:
                 f"The model is not ready ({self.client.status}).", code="not_ready"
             )
         return self.client.info
+
+    def service_class(self, body: Any, caller: Caller) -> ServiceClass:
+        """The class that `body` names, else its key's, else the default; raises RequestError."""
+        chosen = choose_class(
+            self.telemetry.classes,
+            body.service_class,
+            body.service_tier,
+            default=caller.service_class,
+        )
+        if caller.may_use(chosen.name):
+            return chosen
+        by_tier = body.service_class is None and body.service_tier
+        named = "service_tier" if by_tier else "service_class"
+        whose = "Batches of this key" if caller.in_batch else "This key"
+        raise RequestError(
+            f"{whose} may not use the class {chosen.name!r}. Leave {named} out, or let the "
+            "operator name the class under `classes` in the key's row.",
+            param=named,
+            code="permission_denied",
+            status=403,
+        )
 
     @property
     def accepts(self) -> list[str]:

@@ -6,7 +6,8 @@ from headway.core.clock import VirtualClock
 from headway.core.request import SequenceUpdate
 from headway.edge.event_stream import DONE, PING
 from headway.frontend.answer import Delta
-from headway.server.answering import send_chunks
+from headway.server.generation import Progress
+from headway.server.session import Session
 from telemetry_cases import begin, telemetry
 
 STEPS = [("Once", 1), ("", 1), ("", 1), (" upon é", 1), ("", 2), (" end", 1)]
@@ -32,6 +33,9 @@ class Scripted:
 class Plain:
     """A dialect that shows nothing where there is no text, after an opening."""
 
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
     def opening(self, choice: int) -> bytes:
         return b"open "
 
@@ -49,19 +53,25 @@ async def test_text_that_is_held_back_counts_when_it_leaves():
     clock = VirtualClock()
     model = telemetry(clock)
     timeline = begin(model, "a")
-    generation = SimpleNamespace(
-        sampling=SimpleNamespace(n=1, grammar=None),
-        model=SimpleNamespace(telemetry=model), headers=[],
-        num_generated=0, num_cached=0, has_calls=lambda choice: False,
+    request = SimpleNamespace(
+        sampling=SimpleNamespace(n=1, grammar=None), num_choices=1,
+        model=SimpleNamespace(
+            telemetry=model, admission=SimpleNamespace(rules=SimpleNamespace(sheds=True))
+        ),
     )  # fmt: skip
     sent = []
 
     async def send(message):
         sent.append(message.get("body", b""))
 
-    await send_chunks(generation, Plain(), [Scripted(clock)], timeline, send)
+    incoming = SimpleNamespace(send=send, scope={"fallback": b"", "meters": []})
+    session = Session(None, None, incoming, None)
+    progress = Progress(request)
+    session.dialect, session.request = Plain(progress), request
+    session.streams, session.timeline = [Scripted(clock)], timeline
+    await session.send_chunks()
     assert sent == [b"", b"open Once", " upon é".encode(), b" end", b"usage " + DONE]
     assert list(timeline.times[0]) == [1, 4, 4, 4, 6, 6, 6], "each with the chunk that shows it"
     assert timeline.gaps().tolist() == [3, 0, 0, 2, 0, 0]
-    assert timeline.ended.outcome == "ok" and generation.num_generated == 7
+    assert timeline.ended.outcome == "ok" and progress.num_generated == 7
     assert model.registry.counts("request_success") == {"length": 1}

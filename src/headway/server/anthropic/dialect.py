@@ -26,7 +26,7 @@ from headway.frontend.text.parts import (
     Part,
     Reasoning,
 )
-from headway.server.generation import Generation
+from headway.server.generation import Progress
 
 PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -46,8 +46,9 @@ def event(kind: str, **fields: Any) -> bytes:
 class MessagesDialect:
     """One message. `cut`: the context ends before the `max_tokens` that were asked for."""
 
-    def __init__(self, generation: Generation, *, cut: bool) -> None:
-        self._generation = generation
+    def __init__(self, progress: Progress, *, cut: bool) -> None:
+        self.progress = progress
+        self._request = progress.request
         self._cut = cut
         self._blocks: list[dict[str, Any]] = []
         self._pieces: list[str] = []
@@ -74,16 +75,16 @@ class MessagesDialect:
     def ending(self) -> bytes:
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        timings = self._generation.timings()
+        timings = self.progress.timings()
         told = event("message_delta", delta=delta, usage=self._usage(), **timings)
         return told + event("message_stop")
 
     def failure(self, error: RequestError) -> bytes:
-        body = anthropic_body(error, self._generation.request_id)
+        body = anthropic_body(error, self._request.request_id)
         return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
 
     def refusal(self, error: RequestError) -> Response:
-        return error_response(error, PATH, self._generation.request_id)
+        return error_response(error, PATH, self._request.request_id)
 
     # ── growing ─────────────────────────────────────────────────────────────────────────────
 
@@ -159,25 +160,25 @@ class MessagesDialect:
         stop_sequence: str | None = None,
     ) -> dict[str, Any]:
         return {
-            "id": self._generation.request_id,
+            "id": self._request.request_id,
             "type": "message",
             "role": "assistant",
-            "model": self._generation.model_name,
+            "model": self._request.model_name,
             "content": content,
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
             "usage": self._usage(),
-            **(self._generation.timings() if stop_reason else {}),
+            **(self.progress.timings() if stop_reason else {}),
         }
 
     def _usage(self) -> dict[str, Any]:
         """Tokens so far; Anthropic counts what came from a cache apart."""
-        generation = self._generation
+        progress = self.progress
         return {
-            "input_tokens": generation.num_prompt_tokens - generation.num_cached,
+            "input_tokens": self._request.num_prompt_tokens - progress.num_cached,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": generation.num_cached,
-            "output_tokens": generation.num_generated,
+            "cache_read_input_tokens": progress.num_cached,
+            "output_tokens": progress.num_generated,
         }
 
 

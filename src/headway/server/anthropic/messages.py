@@ -24,7 +24,7 @@ from headway.server.anthropic.schema import (
     check,
     one_of,
 )
-from headway.server.generation import Generation
+from headway.server.generation import Incoming, Progress
 from headway.server.models import State
 from headway.server.openai import chat
 from headway.server.openai.schema import ChatBody
@@ -35,10 +35,9 @@ COUNT = bodies.Accepts(CountBody, NO_OPS, REFUSED)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def prepare(
-    state: State, body: MessagesBody, request_id: str, arrived_s: float
-) -> tuple[Generation, MessagesDialect]:
-    """Check `body`, render and encode its messages; raises RequestError."""
+def prepare(state: State, incoming: Incoming) -> MessagesDialect:
+    """Check the body, render and encode its messages; raises RequestError."""
+    body: MessagesBody = incoming.body
     model = state.model(body.model)
     asked, skipped = conversation(body)
     asked.share(body)
@@ -58,12 +57,9 @@ def prepare(
         )
     chat_body.max_completion_tokens = min(body.max_tokens, left)
     with asked.told():
-        generation = chat.generation_of(state, chat_body, prompt, request_id, arrived_s)
-        generation.sampling.grammar = asked.own(generation.sampling.grammar)
-    if skipped:
-        names = bodies.printable(skipped)
-        generation.headers.append((b"x-headway-ignored-tools", names.encode()))
-    return generation, MessagesDialect(generation, cut=body.max_tokens > left)
+        request = chat.request_of(state, incoming, chat_body, prompt, skipped)
+        request.sampling.grammar = asked.own(request.sampling.grammar)
+    return MessagesDialect(Progress(request), cut=body.max_tokens > left)
 
 
 def encoded(state: State, asked: Chat, chat_body: ChatBody) -> list[int]:

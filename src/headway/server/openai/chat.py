@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: messages in, a message out."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
 from headway.server import prompt_text
-from headway.server.generation import Generation
+from headway.server.generation import GenerationRequest, Incoming, Progress
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.calls import short_ids
@@ -40,16 +41,14 @@ from headway.server.openai.usage import Usage
 encode = msgspec.json.encode
 
 
-def prepare(
-    state: State, body: ChatBody, request_id: str, arrived_s: float
-) -> tuple[Generation, "ChatDialect"]:
-    """Check `body`, render and encode the messages; raises RequestError."""
+def prepare(state: State, incoming: Incoming) -> "ChatDialect":
+    """Check the body, render and encode its messages; raises RequestError."""
+    body: ChatBody = incoming.body
     model = state.model(body.model)
     prompt = prompt_ids(model, body)
     room = max(1, model.info().max_model_len - (answer_length(body) or 1))
-    prompt = truncated(body, prompt, room)
-    generation = generation_of(state, body, prompt, request_id, arrived_s)
-    return generation, ChatDialect(generation, body, state.fingerprint)
+    request = request_of(state, incoming, body, truncated(body, prompt, room))
+    return ChatDialect(Progress(request), body, state.fingerprint)
 
 
 def prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
@@ -86,9 +85,13 @@ def checked_messages(model: ServedModel, body: ChatBody) -> tuple[Tokenizer, lis
     return model.needs_tokenizer("messages"), messages
 
 
-def generation_of(
-    state: State, body: ChatBody, prompt: list[int], request_id: str, arrived_s: float
-) -> Generation:
+def request_of(
+    state: State,
+    incoming: Incoming,
+    body: ChatBody,
+    prompt: list[int],
+    ignored_tools: Sequence[str] = (),
+) -> GenerationRequest:
     """What `body` asks for after its prompt; every dialect that chats comes through here."""
     model = state.model(body.model)
     info = model.info()
@@ -111,18 +114,21 @@ def generation_of(
     elif parser_spec is not None and parser_spec.thinking and sampling.grammar is not None:
         sampling.grammar = after_reasoning(model, parser_spec, sampling.grammar)
     sampling.check_grammar()
-    return Generation(
+    return GenerationRequest(
         use=use,
         parser_spec=parser_spec,
+        ignored_tools=ignored_tools,
         model=model,
         model_name=state.name(body.model),
         prompts=[prompt],
         sampling=sampling,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        request_id=request_id,
+        request_id=incoming.request_id,
         created=int(state.clock.wall_s()),
-        arrived_s=arrived_s,
+        arrived_s=incoming.arrived_s,
+        caller=incoming.caller,
+        service_class=incoming.service_class,
         slo=request_slo(body.slo),
         priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
@@ -209,20 +215,21 @@ def part_delta(part: Part) -> bytes:
 class ChatDialect:
     """Chunks and whole answers of chat; what does not change in a chunk is encoded once."""
 
-    def __init__(self, generation: Generation, body: ChatBody, fingerprint: str) -> None:
-        self._generation = generation
-        self._tokenizer = generation.model.tokenizer
+    def __init__(self, progress: Progress, body: ChatBody, fingerprint: str) -> None:
+        self.progress = progress
+        request = self._request = progress.request
+        self._tokenizer = request.model.tokenizer
         self._return_ids = bool(body.return_token_ids)
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._hides_reasoning = body.include_reasoning is False
         self._echoed = echoed_text(body)
         self._logprobs = bool(body.logprobs)
-        self._common = generation.envelope("chat.completion.chunk", fingerprint)
-        self._usage = Usage(generation, body.stream_options)
+        self._common = request.envelope("chat.completion.chunk", fingerprint)
+        self._usage = Usage(progress, body.stream_options)
         self._head = self._usage.head(self._common)
         self._begun = False
         self._plain = not (self._logprobs or self._return_ids)
-        self._opening = OPENING_WITH_TOOLS if generation.use else OPENING
+        self._opening = OPENING_WITH_TOOLS if request.use else OPENING
 
     def opening(self, choice: int) -> bytes:
         opening = self._chunk(choice, self._opening)
@@ -284,7 +291,7 @@ class ChatDialect:
         """What stands behind the choices: usage so far, and in the first chunk the prompt's ids."""
         prompt = b""
         if self._return_ids and not self._begun:
-            prompt = b',"prompt_token_ids":' + encode(self._generation.prompts[0])
+            prompt = b',"prompt_token_ids":' + encode(self._request.prompts[0])
         self._begun = True
         return self._usage.tail() + prompt
 
@@ -295,32 +302,32 @@ class ChatDialect:
         return PING
 
     def ending(self) -> bytes:
-        return self._generation.ending(self.usage_chunk)
+        return self.progress.ending(self.usage_chunk)
 
     def usage_chunk(self) -> bytes:
-        usage = self._generation.usage()
-        return self._generation.last_chunk(self._common, usage)
+        usage = self.progress.usage()
+        return self.progress.last_chunk(self._common, usage)
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         answer = {
             **self._common,
             "object": "chat.completion",
             "choices": [self._choice(i, deltas) for i, deltas in enumerate(choices)],
-            "usage": self._generation.usage(),
-            **self._generation.timings(),
+            "usage": self.progress.usage(),
+            **self.progress.timings(),
         }
-        if self._generation.sampling.prompt_logprobs is not None:
+        if self._request.sampling.prompt_logprobs is not None:
             entries = choices[0][0].prompt_logprobs if choices[0] else None
             answer["prompt_logprobs"] = render.prompt_logprobs(self._tokenizer, entries)
         if self._return_ids:
-            answer["prompt_token_ids"] = self._generation.prompts[0]
+            answer["prompt_token_ids"] = self._request.prompts[0]
         return answer
 
     def _message(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
-        if self._generation.parser_spec is None:
+        if self._request.parser_spec is None:
             content = self._echoed + "".join(delta.text for delta in deltas)
             return {"role": "assistant", "content": content, "refusal": None}
-        said = self._generation.said.get(index, Said())
+        said = self.progress.said.get(index, Said())
         message: dict[str, Any] = {
             "role": "assistant",
             "content": (self._echoed + said.content) or (None if said.calls else ""),

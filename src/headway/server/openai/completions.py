@@ -11,7 +11,7 @@ from headway.edge.errors import error_event, error_response
 from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
 from headway.server import prompt_text
-from headway.server.generation import Generation
+from headway.server.generation import GenerationRequest, Incoming, Progress
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
 from headway.server.openai.chat import fits
@@ -32,10 +32,9 @@ MAX_PROMPTS = 256
 encode = msgspec.json.encode
 
 
-def prepare(
-    state: State, body: CompletionBody, request_id: str, arrived_s: float
-) -> tuple[Generation, "CompletionDialect"]:
-    """Check `body` and encode its prompts; raises RequestError."""
+def prepare(state: State, incoming: Incoming) -> "CompletionDialect":
+    """Check the body and encode its prompts; raises RequestError."""
+    body: CompletionBody = incoming.body
     model = state.model(body.model)
     check(body)
     info = model.info()
@@ -65,22 +64,24 @@ def prepare(
         model.needs_tokenizer("stop")
     if sampling.grammar is not None:
         model.needs_tokenizer(sampling.grammar.param)
-    generation = Generation(
+    request = GenerationRequest(
         model=model,
         model_name=state.name(body.model),
         prompts=prompts,
         sampling=sampling,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        request_id=request_id,
+        request_id=incoming.request_id,
         created=int(state.clock.wall_s()),
-        arrived_s=arrived_s,
+        arrived_s=incoming.arrived_s,
+        caller=incoming.caller,
+        service_class=incoming.service_class,
         slo=request_slo(body.slo),
         priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
         cache_salt=body.cache_salt,
     )
-    return generation, CompletionDialect(generation, body, state.fingerprint, only_prompt)
+    return CompletionDialect(Progress(request), body, state.fingerprint, only_prompt)
 
 
 def check(body: CompletionBody) -> None:
@@ -150,27 +151,28 @@ class CompletionDialect:
     """Chunks and whole answers of completions."""
 
     def __init__(
-        self, generation: Generation, body: CompletionBody, fingerprint: str, only_prompt: bool
+        self, progress: Progress, body: CompletionBody, fingerprint: str, only_prompt: bool
     ) -> None:
-        self._generation = generation
-        self._tokenizer = generation.model.tokenizer
+        self.progress = progress
+        request = self._request = progress.request
+        self._tokenizer = request.model.tokenizer
         self._body = body
         self._only_prompt = only_prompt
         self._as_ids = bool(body.return_tokens_as_token_ids)
-        self._hides = generation.sampling.skip_special_tokens
-        self._common = generation.envelope("text_completion", fingerprint)
-        self._usage = Usage(generation, body.stream_options)
+        self._hides = request.sampling.skip_special_tokens
+        self._common = request.envelope("text_completion", fingerprint)
+        self._usage = Usage(progress, body.stream_options)
         self._head = self._usage.head(self._common)
         self._offsets: dict[int, Offsets] = {}
         self._begun: set[int] = set()
 
     def prompt_of(self, choice: int) -> tuple[str | None, list[int]]:
         """(its text as it was sent, where it was text and is whole, and its ids)."""
-        number = choice // self._generation.sampling.n
+        number = choice // self._request.sampling.n
         sent = self._body.prompt
         item = sent if isinstance(sent, str) or isinstance(sent[0], int) else sent[number]
         whole = self._body.truncate_prompt_tokens is None
-        return (item if isinstance(item, str) and whole else None), self._generation.prompts[number]
+        return (item if isinstance(item, str) and whole else None), self._request.prompts[number]
 
     def echoed(self, choice: int) -> str:
         """The text of the prompt that a choice belongs to, or "" without `echo`."""
@@ -237,30 +239,30 @@ class CompletionDialect:
         return PING
 
     def ending(self) -> bytes:
-        return self._generation.ending(self.usage_chunk)
+        return self.progress.ending(self.usage_chunk)
 
     def usage_chunk(self) -> bytes:
-        return self._generation.last_chunk(self._common, self._used())
+        return self.progress.last_chunk(self._common, self._used())
 
     def _used(self) -> dict[str, Any]:
         if self._only_prompt:
-            return render.usage(self._generation.num_prompt_tokens, 0)
-        return self._generation.usage()
+            return render.usage(self._request.num_prompt_tokens, 0)
+        return self.progress.usage()
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
-        n = self._generation.sampling.n
+        n = self._request.sampling.n
         found = []
         for index, deltas in enumerate(choices):
             first = choices[index - index % n]  # a prompt's log-probabilities come with its first
             told = next((d.prompt_logprobs for d in first if d.prompt_logprobs), None)
             found.append(self._choice(index, deltas, told))
         answer = {**self._common, "choices": found, "usage": self._used()}
-        return answer | self._generation.timings()
+        return answer | self.progress.timings()
 
     def _choice(
         self, index: int, deltas: list[Delta], told: list[TokenLogprobs | None] | None
     ) -> dict[str, Any]:
-        prompt = self._generation.prompts[index // self._generation.sampling.n]
+        prompt = self._request.prompts[index // self._request.sampling.n]
         generated = [] if self._only_prompt else deltas
         echoed = self.echoed(index)
         choice: dict[str, Any] = {
@@ -291,7 +293,7 @@ class CompletionDialect:
         shown = [entry.token_id for entry in entries]
         offsets = Offsets(self._tokenizer, hides=self._hides, at=len(echoed)).place(shown)
         if self._body.echo:
-            prompt = self._generation.prompts[index // self._generation.sampling.n]
+            prompt = self._request.prompts[index // self._request.sampling.n]
             entries = [*(told or [None] * len(prompt)), *entries]
             shown, offsets = prompt + shown, self._prompt_offsets(index, echoed) + offsets
         return render.completion_logprobs(self._tokenizer, entries, shown, offsets, self._as_ids)

@@ -5,22 +5,22 @@ from typing import Any
 import msgspec
 
 from headway.frontend.answer import Delta
-from headway.server.generation import Generation
+from headway.server.generation import Progress
 from headway.server.openai.render import usage
 from headway.server.openai.schema import StreamOptions
 
 
 class Usage:
-    """What the chunks of one generation say of usage; `stream_options` asks for it."""
+    """What the chunks of one answer say of usage; `stream_options` asks for it."""
 
-    def __init__(self, generation: Generation, options: StreamOptions | None) -> None:
-        self._generation = generation
+    def __init__(self, progress: Progress, options: StreamOptions | None) -> None:
+        self._progress = progress
         self._continuous = bool(options and options.continuous_usage_stats)
         self._num_shown = 0
 
     def head(self, envelope: dict[str, Any]) -> bytes:
         """The bytes of an event up to the number of its choice, encoded once for all chunks."""
-        later = self._generation.include_usage and not self._continuous
+        later = self._progress.request.include_usage and not self._continuous
         head = b"data: " + msgspec.json.encode(envelope)[:-1]
         return head + (b',"usage":null' if later else b"") + b',"choices":[{"index":'
 
@@ -32,6 +32,6 @@ class Usage:
         """What stands behind the choices of a chunk."""
         if not self._continuous:
             return b""
-        generation = self._generation
-        so_far = usage(generation.num_prompt_tokens, self._num_shown, generation.num_cached)
+        progress = self._progress
+        so_far = usage(progress.request.num_prompt_tokens, self._num_shown, progress.num_cached)
         return b',"usage":' + msgspec.json.encode(so_far)

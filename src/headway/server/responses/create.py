@@ -9,14 +9,11 @@ import logging
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Send
 
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.edge.errors import json_response
 from headway.edge.event_stream import send_response
-from headway.server import answering
-from headway.server import body as bodies
-from headway.server.generation import Generation
+from headway.server.generation import Incoming, Progress
 from headway.server.models import State
 from headway.server.openai import chat
 from headway.server.prompt_text import RENDERED_BYTES
@@ -31,6 +28,7 @@ from headway.server.responses.schema import (
     wants_logprobs,
 )
 from headway.server.responses.store import Entry
+from headway.server.session import Session
 from headway.server.translate import Chat, unsupported
 
 PREFIX = "resp_"
@@ -39,10 +37,10 @@ MAX_BACKGROUND = 256
 log = logging.getLogger(__name__)
 
 
-def prepare(
-    state: State, body: ResponsesBody, request_id: str, arrived_s: float, owner: str = ""
-) -> tuple[Generation, ResponsesDialect]:
-    """Check `body`, find what it goes on from, render and encode; raises RequestError."""
+def prepare(state: State, incoming: Incoming) -> ResponsesDialect:
+    """Check the body, find what it goes on from, render and encode; raises RequestError."""
+    body: ResponsesBody = incoming.body
+    request_id, owner = incoming.request_id, incoming.owner
     check(body)
     stored = wants_store(state, body)
     items, asked, skipped = conversation(state, body, request_id.removeprefix(PREFIX), owner)
@@ -56,18 +54,15 @@ def prepare(
     chat_body = asked.body()
     with asked.told():
         prompt = chat.prompt_ids(state.model(body.model), chat_body)
-        generation = chat.generation_of(state, chat_body, prompt, request_id, arrived_s)
-        generation.sampling.grammar = asked.own(generation.sampling.grammar)
-    if skipped:
-        names = bodies.printable(skipped)
-        generation.headers.append((b"x-headway-ignored-tools", names.encode()))
+        request = chat.request_of(state, incoming, chat_body, prompt, skipped)
+        request.sampling.grammar = asked.own(request.sampling.grammar)
     entry = Entry(
         response_id=request_id,
         owner=owner,
         previous_id=body.previous_response_id,
         items=msgspec.json.encode(items),
     )
-    return generation, ResponsesDialect(state, generation, body, entry if stored else None)
+    return ResponsesDialect(state, Progress(request), body, entry if stored else None)
 
 
 def wants_store(state: State, body: ResponsesBody) -> bool:
@@ -191,39 +186,40 @@ def count_tokens(state: State, body: InputBody, owner: str) -> dict[str, Any]:
 # ── answering ───────────────────────────────────────────────────────────────────────────────
 
 
-async def respond(
-    state: State,
-    generation: Generation,
-    dialect: ResponsesDialect,
-    receive: Receive,
-    send: Send,
-) -> None:
+async def respond(session: Session) -> None:
     """Answer now, or say that it is queued and go on in the background."""
+    dialect = session.dialect
+    assert isinstance(dialect, ResponsesDialect)
     if not dialect.background:
-        await answering.respond(state, generation, dialect, receive, send)
+        await session.answer()
         return
-    tasks = state.responses.tasks
+    tasks = session.state.responses.tasks
     if len(tasks) >= MAX_BACKGROUND:
         raise EngineDownError(f"{MAX_BACKGROUND} responses run in the background already.")
-    task = asyncio.create_task(in_background(generation, dialect))
+    background = session.hand_over()
+    task = asyncio.create_task(in_background(background, dialect))
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+    task.add_done_callback(lambda _: background.close())  # where it was cancelled before it began
     response = json_response(dialect.queued(task))
-    await send_response(response, send, generation.headers)
+    await send_response(response, session.incoming.send, session.headers)
 
 
-async def in_background(generation: Generation, dialect: ResponsesDialect) -> None:
+async def in_background(session: Session, dialect: ResponsesDialect) -> None:
     """Generate with nobody waiting; however it ends, the stored response says how."""
-    generation.caller.meter.num_running += 1
+    meter = session.request.caller.meter
+    meter.num_running += 1
     try:
-        await answering.run_alone(generation, dialect)
+        async with session:
+            session.submit()
+            await session.collect()
     except asyncio.CancelledError:
         dialect.cancelled()
         raise
     except RequestError as error:
         dialect.failure(error)
     except Exception:
-        log.exception("response %s failed", generation.request_id)
+        log.exception("response %s failed", session.request.request_id)
         dialect.failure(ServerFaultError())
     finally:
-        generation.caller.meter.leave()
+        meter.leave()

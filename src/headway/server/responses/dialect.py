@@ -24,7 +24,7 @@ from headway.core.errors import RequestError
 from headway.edge.errors import error_body, error_response
 from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
-from headway.server.generation import Generation
+from headway.server.generation import Progress
 from headway.server.models import State
 from headway.server.responses.output import Output
 from headway.server.responses.schema import ResponsesBody, wants_logprobs
@@ -39,16 +39,17 @@ class ResponsesDialect:
     refusal = staticmethod(error_response)
 
     def __init__(
-        self, state: State, generation: Generation, body: ResponsesBody, entry: Entry | None
+        self, state: State, progress: Progress, body: ResponsesBody, entry: Entry | None
     ) -> None:
         self.background = bool(body.background)
         self._state = state
-        self._generation = generation
+        self.progress = progress
+        request = self._request = progress.request
         self._body = body
         self._entry = entry
         self._finish: str | None = None
-        stem = generation.request_id.partition("_")[2]
-        tokenizer = generation.model.tokenizer
+        stem = request.request_id.partition("_")[2]
+        tokenizer = request.model.tokenizer
         self._output = Output(stem, tokenizer if wants_logprobs(body) else None)
 
     # ── the stream ──────────────────────────────────────────────────────────────────────────
@@ -113,13 +114,13 @@ class ResponsesDialect:
 
     def snapshot(self, status: str, error: RequestError | None = None) -> dict[str, Any]:
         """The response object as it stands."""
-        generation, body = self._generation, self._body
-        sampling = generation.sampling
+        request, body = self._request, self._body
+        sampling = request.sampling
         over = status not in ("queued", "in_progress")
         return {
-            "id": generation.request_id,
+            "id": request.request_id,
             "object": "response",
-            "created_at": generation.created,
+            "created_at": request.created,
             "completed_at": int(self._state.clock.wall_s()) if status == "completed" else None,
             "status": status,
             "background": self.background,
@@ -131,7 +132,7 @@ class ResponsesDialect:
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
             "metadata": body.metadata or {},
-            "model": generation.model_name,
+            "model": request.model_name,
             "output": self._output.items if over else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
@@ -152,9 +153,9 @@ class ResponsesDialect:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "truncation": "disabled",
-            "usage": usage(generation) if over else None,
+            "usage": usage(self.progress) if over else None,
             "user": None,
-            **generation.timings(),
+            **self.progress.timings(),
         }
 
 
@@ -167,13 +168,13 @@ def text_config(body: ResponsesBody) -> dict[str, Any]:
     return {"format": given or {"type": "text"}, "verbosity": "medium"}
 
 
-def usage(generation: Generation) -> dict[str, Any]:
+def usage(progress: Progress) -> dict[str, Any]:
     """Tokens so far, as Responses counts them."""
-    prompt, answer = generation.num_prompt_tokens, generation.num_generated
+    prompt, answer = progress.request.num_prompt_tokens, progress.num_generated
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": generation.num_cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": progress.num_cached, "cache_write_tokens": 0},
         "output_tokens": answer,
-        "output_tokens_details": {"reasoning_tokens": generation.num_reasoned},
+        "output_tokens_details": {"reasoning_tokens": progress.num_reasoned},
         "total_tokens": prompt + answer,
     }

@@ -1,0 +1,427 @@
+"""A request that generates, from its body to its last byte, and the one place where it ends.
+
+    Generate    the endpoint: a body in, a session opened; who answers where that is refused
+    Session     the request once it is let in: its prompts made, sent to the engine, answered
+
+A `Session` owns the ticket, the streams and the timeline of its request and closes all of them,
+however it ends: answered, refused, shed, cancelled, its client or its engine gone. The headers of
+a stream go with its first text, or before that, once it has been silent for a second and the
+engine has begun: from then on an error is an event. No stream ends without `[DONE]` or an error.
+"""
+
+import asyncio
+import contextlib
+import copy
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from headway.admit.admission import Ticket
+from headway.core.errors import OverloadedError, RequestError, ServerFaultError, ShedError
+from headway.core.slo import DEFAULT_CLASS
+from headway.edge.auth import header
+from headway.edge.errors import json_response
+from headway.edge.event_stream import (
+    GRACE_S,
+    PING_INTERVAL_S,
+    WAIT_S,
+    EventStream,
+    send_response,
+)
+from headway.edge.principal import owner_of, turn_of
+from headway.frontend.answer import Delta
+from headway.frontend.stream import Stream, merge
+from headway.server import body as bodies
+from headway.server.fallback import FALLBACK_HEADER, Fallback
+from headway.server.generation import (
+    Dialect,
+    GenerationRequest,
+    GenerationRow,
+    Incoming,
+    Openings,
+)
+from headway.server.models import State
+from headway.telemetry.timeline import Timeline
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 4096
+"""The prompt of so small a body is tokenized in a millisecond or two, sooner than in a thread."""
+
+
+class ClientGoneError(RequestError):
+    """The client closed the connection; nobody reads this."""
+
+
+class Generate:
+    """POST endpoint that generates, on raw ASGI, for it is the hot path."""
+
+    def __init__(self, state: State, row: GenerationRow) -> None:
+        self._state = state
+        self._row = row
+        self._fallback = Fallback(state, row, self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        incoming = session = None
+        try:
+            incoming = await self._read(scope, receive, send)
+            async with self._let_in(incoming) as session:
+                await session.prepare()
+                if not await self._answered_late(session):
+                    await (self._row.respond or Session.answer)(session)
+        except ClientGoneError:
+            return
+        except RequestError as error:
+            if not await self._answer_instead(error, incoming, session):
+                raise
+        except Exception:
+            if session is not None and session.events is not None:
+                await session.fail(ServerFaultError())
+            raise
+
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> Incoming:
+        """The request, checked as far as types go; raises RequestError."""
+        state, accepts = self._state, self._row.accepts
+        raw, num_bytes = await bodies.read_object(
+            receive, state.options.max_body, accepts.body, pool=state.pool, user=turn_of(scope)
+        )
+        arrived_s = state.clock.now_s()
+        body, ignored = accepts.read(raw, state.options.strict_api)
+        body.model = raw["model"] = state.name(body.model)
+        caller = scope.get("caller") or state.keyring.nobody
+        return Incoming(
+            scope=scope,
+            receive=receive,
+            send=send,
+            raw=raw,
+            body=body,
+            num_bytes=num_bytes,
+            ignored=ignored,
+            request_id=self._row.prefix + scope["request_id"],
+            arrived_s=arrived_s,
+            caller=caller,
+            service_class=state.model(body.model).service_class(body, caller),
+            owner=owner_of(scope),
+        )
+
+    def _let_in(self, incoming: Incoming) -> "Session":
+        """Its session, to be entered at once; raises RequestError."""
+        model = self._state.model(incoming.body.model)
+        ticket = model.admission.arrive(
+            incoming.caller, incoming.service_class, model.info().max_num_seqs
+        )
+        incoming.scope.get("meters", []).append(ticket.meter)
+        return Session(self._state, self._row, incoming, ticket)
+
+    async def _answered_late(self, session: "Session") -> bool:
+        """Whether the fallback has answered a request whose first token would come too late."""
+        if not (session.ticket.late and self._state.options.fallback_late):
+            return False
+        return await self._fallback.answer(session.incoming, "late", session.ticket.close)
+
+    async def _answer_instead(
+        self, error: RequestError, incoming: Incoming | None, session: "Session | None"
+    ) -> bool:
+        """Answer, with `error` or by the fallback; False, and nothing was sent, before the engine
+        had the request and where there is no fallback."""
+        if session is not None and session.was_sent:
+            if isinstance(error, ShedError) and not session.is_open:
+                if await self._fallback.answer(session.incoming, "late"):
+                    return True
+                name = session.request.service_class.name
+                session.request.model.telemetry.refused(error, service_class=name)
+            await session.fail(error)
+            return True
+        if session is not None and session.is_admitted:
+            return False
+        full = isinstance(error, OverloadedError) and incoming is not None
+        if full and incoming is not None and await self._fallback.answer(incoming, "queue"):
+            return True
+        name = incoming.service_class.name if incoming is not None else DEFAULT_CLASS
+        comes_again = incoming is not None and incoming.caller.in_batch and error.retry_after_s
+        if not comes_again:
+            self._state.rows[0].telemetry.refused(error, service_class=name)
+        return False
+
+
+class Session:
+    """One request from its ticket to its end.
+
+    `async with` closes what it owns and says on the timeline how it ended; what was raised goes on.
+    """
+
+    __slots__ = (
+        *("_in_background", "_owns", "_row", "_watcher", "dialect", "events", "headers"),
+        *("incoming", "is_admitted", "request", "state", "streams", "ticket", "timeline"),
+        "was_sent",
+    )
+    dialect: Dialect
+    request: GenerationRequest
+
+    def __init__(
+        self, state: State, row: GenerationRow, incoming: Incoming, ticket: Ticket
+    ) -> None:
+        self.state = state
+        self.incoming = incoming
+        self.ticket = ticket
+        self.streams: list[Stream] = []
+        self.timeline: Timeline | None = None
+        self.events: EventStream | None = None
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_admitted = self.was_sent = False
+        """Whether admission has nothing more to say; whether the engine has all of its prompts."""
+        self._row = row
+        self._watcher: asyncio.Task[None] | None = None
+        self._owns, self._in_background = True, False
+
+    # ── its end ─────────────────────────────────────────────────────────────────────────────
+
+    async def __aenter__(self) -> "Session":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(error)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close all that it owns, once `error` has ended it; safe to call twice."""
+        if not self._owns:
+            return
+        num_tokens = 0
+        if self.timeline is not None:
+            self._end(self.timeline, error)
+            num_tokens = self.dialect.progress.num_tokens
+        self.ticket.close(num_tokens)
+        for stream in self.streams:
+            stream.close()
+        if self.events is not None:
+            self.events.stop_pinging()
+
+    def _end(self, timeline: Timeline, error: BaseException | None) -> None:
+        """How it ended, for the timeline, unless that is known."""
+        telemetry = self.request.model.telemetry
+        if timeline.ended is not None:
+            return
+        match error:
+            case ClientGoneError():
+                telemetry.sequence_finished("abort")
+                timeline.left()
+            case ShedError() if not (self.is_open or self._in_background):
+                timeline.moved()
+            case RequestError():
+                telemetry.failed(timeline, error)
+            case Exception():
+                timeline.failed()
+            case _:  # cancelled: nobody is there any more
+                timeline.left()
+
+    def hand_over(self) -> "Session":
+        """A session for the background, which owns what this one has owned so far."""
+        other = copy.copy(self)
+        self._owns, other._in_background = False, True
+        return other
+
+    # ── its way to the engine ───────────────────────────────────────────────────────────────
+
+    async def prepare(self) -> None:
+        """Make its prompts, and let admission decide by their lengths; raises RequestError."""
+        incoming, row = self.incoming, self._row
+        work = partial(row.prepare, self.state, incoming)
+        if row.chats or incoming.num_bytes > INLINE_BYTES:
+            user = turn_of(incoming.scope)
+            pool = self.state.pool
+            self.dialect = await pool.run(user, incoming.num_bytes, incoming.receive, work)
+        else:
+            self.dialect = work()
+        self.request = self.dialect.progress.request
+        self.headers = response_headers(incoming, self.request)
+        if (header(incoming.scope, b"x-stainless-retry-count") or "0") != "0":
+            self.request.model.telemetry.registry.add("client_retries")
+        self.ticket.measure(row.asked(incoming.body, self.request))
+        self.is_admitted = True
+
+    def submit(self) -> None:
+        """Send every prompt to the engine; raises RequestError when it takes none of them now."""
+        request = self.request
+        client, telemetry = request.model.client, request.model.telemetry
+        timeline = self.timeline = self.dialect.progress.timeline = self._begin()
+        try:
+            for number, prompt in enumerate(request.prompts):
+                stream = client.submit(
+                    prompt,
+                    request.sampling,
+                    principal=request.caller.principal.salted(request.cache_salt),
+                    terms=request.terms,
+                    arrived_s=request.arrived_s,
+                    parser_spec=request.parser_spec,
+                )
+                self.streams.append(stream)
+                engine_id = stream.answer.request.request_id
+                self.ticket.sent(number, engine_id)
+                stream.on_begin = partial(self.ticket.began, number)
+                telemetry.submitted(timeline, engine_id)
+        except RequestError as error:
+            telemetry.refused(error, timeline)
+            raise
+        self.was_sent = True
+
+    def _begin(self) -> Timeline:
+        """Its timeline, from now on among the live ones."""
+        request = self.request
+        telemetry = request.model.telemetry
+        for prompt in request.prompts:
+            telemetry.prompts.remember(prompt)
+        return telemetry.begin(
+            request.request_id,
+            arrived_s=request.arrived_s,
+            num_prompt=request.num_prompt_tokens,
+            num_choices=request.num_choices,
+            service_class=request.service_class,
+            slo=request.slo,
+            parent=header(self.incoming.scope, b"traceparent"),
+            n=request.sampling.n,
+            max_tokens=request.longest_answer,
+        )
+
+    # ── its answer ──────────────────────────────────────────────────────────────────────────
+
+    async def answer(self) -> None:
+        """Send it to the engine and write what comes back, whole or as it comes."""
+        self.submit()
+        departure = watch_for_departure(self.incoming.receive, self.streams)
+        self._watcher = asyncio.create_task(departure)
+        if self.request.stream:
+            await self.send_chunks()
+            return
+        response = json_response(await self.collect())
+        await send_response(response, self.incoming.send, self.headers)
+
+    async def collect(self) -> dict[str, Any]:
+        """The whole answer, once it is complete."""
+        assert self.timeline is not None
+        choices: list[list[Delta]] = [[] for _ in range(self.request.num_choices)]
+        async for pairs in self._arriving():
+            for choice, delta in pairs:
+                choices[choice].append(delta)
+                self.timeline.tokens_left(choice, len(delta.token_ids))
+        return self.dialect.whole(choices)
+
+    async def send_chunks(self) -> None:
+        """Write what arrives; a token has left when its text has, an opening is no token."""
+        dialect, timeline = self.dialect, self.timeline
+        assert timeline is not None
+        openings = Openings(dialect, self.request.num_choices)
+        events = self.events = EventStream(
+            self.incoming.send,
+            self.headers,
+            dialect.ping(),
+            opening=openings.rest,
+            due=partial(is_due, timeline, self._may_be_refused()),
+        )
+        held: dict[int, int] = {}
+        async for pairs in self._arriving():
+            for choice, delta in pairs:
+                opening = openings.take(choice)
+                content = dialect.chunk(choice, delta)
+                if opening or content:
+                    await events.write(opening + content)
+                if not content:  # half a character, or what may become a stop string
+                    held[choice] = held.get(choice, 0) + len(delta.token_ids)
+                    continue
+                count = len(delta.token_ids) + (held.pop(choice, 0) if held else 0)
+                timeline.tokens_left(choice, count)
+        ending = dialect.ending()
+        events.stop_pinging()
+        await events.end(ending)
+
+    async def _arriving(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """(choice, delta) pairs as they come, with tokens and finishes counted."""
+        progress, timeline = self.dialect.progress, self.timeline
+        assert timeline is not None
+        n, telemetry = self.request.sampling.n, self.request.model.telemetry
+        grammar = self.request.sampling.grammar
+        async for offset, deltas in merge(self.streams):
+            pairs = []
+            for delta in deltas:
+                choice = offset * n + delta.index
+                pairs.append((choice, delta))
+                progress.num_generated += len(delta.token_ids)
+                if delta.parts is not None:
+                    progress.accumulate(choice, delta)
+                if delta.visible:
+                    timeline.published()
+                if delta.first_scheduled_s is not None:
+                    progress.num_cached += delta.num_cached_tokens
+                    timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
+                if delta.finish_reason is not None:
+                    telemetry.sequence_finished(delta.finish_reason)
+                    called = progress.has_calls(choice)  # judged by themselves
+                    if delta.incomplete and grammar is not None and not called:
+                        telemetry.answer_invalid(grammar.kind)
+            yield pairs
+        timeline.complete()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a stream has its headers: what follows is an event."""
+        return self.events is not None and self.events.started
+
+    async def fail(self, error: RequestError) -> None:
+        """Answer with `error`: an HTTP status when nothing was sent yet, else an event."""
+        if self.events is not None and self.events.started:
+            await self.events.end(self.dialect.failure(error))
+            return
+        await send_response(self.dialect.refusal(error), self.incoming.send, self.headers)
+
+    def _may_be_refused(self) -> bool:
+        """Whether it may yet be refused, or answered elsewhere.
+
+        Its grammar may not compile; the engine may shed it, and then the fallback may take over.
+        """
+        sheds = self.request.model.admission.rules.sheds
+        falls_back = "fallback" not in self.incoming.scope and self.state.falls_back(
+            self.incoming.body.model
+        )
+        return sheds or falls_back or self.request.sampling.grammar is not None
+
+
+def response_headers(incoming: Incoming, request: GenerationRequest) -> list[tuple[bytes, bytes]]:
+    """What an answer says in its headers of what was left out, and of who gives it."""
+    headers = []
+    if request.ignored_tools:
+        names = bodies.printable(list(request.ignored_tools))
+        headers.append((b"x-headway-ignored-tools", names.encode()))
+    if incoming.ignored:
+        names = bodies.printable(incoming.ignored)
+        log.warning("ignored fields: %s", names)
+        headers.append((b"x-headway-ignored-fields", names.encode()))
+    if "fallback" in incoming.scope:
+        headers.append((FALLBACK_HEADER, incoming.scope["fallback"]))
+    return headers
+
+
+async def watch_for_departure(receive: Receive, streams: list[Stream]) -> None:
+    """End the streams when the client closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    for stream in streams:
+        stream.fail(ClientGoneError("The client left."))
+
+
+def is_due(timeline: Timeline, may_be_refused: bool, silent_s: float) -> bool:
+    """Whether a stream goes without headers for too long: until then errors have a status."""
+    if timeline.computed:
+        return silent_s >= GRACE_S
+    return silent_s >= (PING_INTERVAL_S if may_be_refused else WAIT_S)
