@@ -1,7 +1,7 @@
 """The engine: requests in, steps, updates out. The step is a sentence.
 
     plan = scheduler.schedule()     # who advances by how much
-    result = run(executor, plan)    # submit, sample, collect; grammar masks are made meanwhile
+    result = run(plan)              # submit, sample, collect; grammar masks are made meanwhile
     scheduler.update(plan, result)  # append, stop, release
 
 Given an executor and settings it runs in whatever process calls `step`: the engine's own, a
@@ -15,7 +15,7 @@ from collections.abc import Sequence as TypingSequence
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError, ShedError
 from headway.core.grammar import Grammar
-from headway.core.plan import Executor, StepPlan, StepResult, run
+from headway.core.plan import Executor, GrammarMasks, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.admission import check
@@ -309,14 +309,13 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, StepMasks | None]:
         """Submit, sample, collect; the masks are computed while the model runs."""
-        masks = self._begin_masks(plan)
-        if masks is None:
-            return run(self.executor, plan), None
+        masks, made = self._begin_masks(plan), GrammarMasks()
         try:
             self.executor.submit(plan)
         finally:
-            late = masks.finish()
-        self.executor.sample(plan.step, late)
+            if masks is not None:
+                made = masks.finish()
+        self.executor.sample(plan.step, made)
         return self.executor.collect(), masks
 
     def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
