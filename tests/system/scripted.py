@@ -26,8 +26,7 @@ from headway.core.options import ServerOptions
 from headway.core.plan import Description
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.messages import Ready
-from headway.frontend.answer import Answer
-from headway.frontend.stream import Stream
+from headway.frontend.answer import Answer, Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks

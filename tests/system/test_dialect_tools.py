@@ -13,7 +13,7 @@ from test_tools import CITY, HERMES, NOON, ROME
 
 from headway.core.errors import EngineDownError
 from headway.core.request import Request, SequenceUpdate
-from headway.frontend.stream import Stream
+from headway.frontend.answer import Stream
 
 FUNCTIONS: Any = [
     {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False},

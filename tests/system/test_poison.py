@@ -21,8 +21,8 @@ from fakes import answer
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.core.request import SamplingParams
 from headway.engine import messages
+from headway.frontend.answer import Stream
 from headway.frontend.client import EngineClient
-from headway.frontend.stream import Stream
 
 PROGRAM = Path(__file__).with_name("deadly_engine.py")
 NUM_TOKENS = 30

@@ -26,9 +26,8 @@ from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import PROMISES_NOTHING, Terms
 from headway.engine import messages
-from headway.frontend.answer import Answer
+from headway.frontend.answer import Answer, Stream
 from headway.frontend.quarantine import CrashQuarantine, poisonous
-from headway.frontend.stream import Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
 

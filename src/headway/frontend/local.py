@@ -17,8 +17,7 @@ from headway.core.request import Request, SamplingParams
 from headway.core.terms import PROMISES_NOTHING, Terms
 from headway.engine.engine import Engine
 from headway.engine.process import introduction
-from headway.frontend.answer import Answer
-from headway.frontend.stream import Stream
+from headway.frontend.answer import Answer, Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
 

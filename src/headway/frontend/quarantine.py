@@ -20,7 +20,7 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request import Request
 from headway.engine import messages
-from headway.frontend.stream import Stream
+from headway.frontend.answer import Stream
 
 MAX_DEATHS = 2
 TRIAL_S = 10.0

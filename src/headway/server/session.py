@@ -33,8 +33,7 @@ from headway.edge.event_stream import (
     send_response,
 )
 from headway.edge.principal import owner_of, turn_of
-from headway.frontend.answer import Delta
-from headway.frontend.stream import Stream, merge
+from headway.frontend.answer import Delta, Stream, merge
 from headway.server import body as bodies
 from headway.server.fallback import FALLBACK_HEADER, Fallback
 from headway.server.generation import (

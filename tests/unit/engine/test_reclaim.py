@@ -18,8 +18,7 @@ from headway.core.terms import Terms
 from headway.engine import reclaim
 from headway.engine.policy import POLICIES as ENGINE_POLICIES
 from headway.engine.sequence import Sequence
-from headway.frontend.answer import Answer
-from headway.frontend.stream import Stream
+from headway.frontend.answer import Answer, Stream
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
 STEP_S = 1e-3  # of the world's clock
