@@ -2,8 +2,9 @@
 
 The executor does nothing, so all that is left is ours. Part 1 runs the engine in this process and
 times scheduling and book-keeping a step. Part 2 starts the real server with 32 streams on it and
-divides the CPU time of both its processes by the tokens streamed; a bare ASGI application that
-sends as many chunks of the same size through the same HTTP server is measured beside it.
+divides the CPU time of both its processes by the tokens streamed, and that of the server's process
+by the requests where each is a chat of one token; a bare ASGI application that sends as many chunks
+of the same size through the same HTTP server is measured beside it.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,8 +124,9 @@ async def load(port: int, path: str, body: bytes, streams: int) -> int:
     return sum(await asyncio.gather(*(read_stream(port, path, body) for _ in range(streams))))
 
 
-def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:
-    """Microseconds of CPU a streamed token costs, server and engine process."""
+@contextlib.contextmanager
+def served(folder: Path, streams: int) -> Iterator[tuple[int, list[int]]]:
+    """A server whose executor does nothing: its port, and the ids of its processes, ours first."""
     port = free_port()
     server = subprocess.Popen(
         [
@@ -134,23 +137,28 @@ def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:
     )
     try:
         wait_for(port, "/ready")
-        pids = [server.pid, *children(server.pid)]
-        body = json.dumps(
-            {
-                "model": folder.resolve().name,
-                "prompt": PROMPT[:32],
-                "max_tokens": tokens,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        ).encode()
+        yield port, [server.pid, *children(server.pid)]
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:
+    """Microseconds of CPU a streamed token costs, server and engine process."""
+    body = json.dumps(
+        {
+            "model": folder.resolve().name,
+            "prompt": PROMPT[:32],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    ).encode()
+    with served(folder, streams) as (port, pids):
         asyncio.run(load(port, "/v1/completions", body, streams))
         before = [cpu_s(pid) for pid in pids]
         received = asyncio.run(load(port, "/v1/completions", body, streams))
         spent = [cpu_s(pid) - b for pid, b in zip(pids, before, strict=True)]
-    finally:
-        server.terminate()
-        server.wait(20)
     made = streams * tokens
     return {
         "server_us": spent[0] / made * 1e6,
@@ -158,6 +166,32 @@ def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:
         "total_us": sum(spent) / made * 1e6,
         "chunks_per_token": received / made,
     }
+
+
+def request_cost(folder: Path, streams: int, rounds: int) -> float:
+    """Microseconds of CPU a chat of one streamed token costs the server's process."""
+    body = json.dumps(
+        {
+            "model": folder.resolve().name,
+            "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+            "max_tokens": 1,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    ).encode()
+
+    async def chat(port: int) -> None:
+        for _ in range(rounds):
+            await read_stream(port, "/v1/chat/completions", body)
+
+    async def chats(port: int) -> None:
+        await asyncio.gather(*(chat(port) for _ in range(streams)))
+
+    with served(folder, streams) as (port, pids):
+        asyncio.run(chats(port))
+        before = cpu_s(pids[0])
+        asyncio.run(chats(port))
+        return (cpu_s(pids[0]) - before) / (streams * rounds) * 1e6
 
 
 def bare_cost(streams: int, chunks: int) -> float:
