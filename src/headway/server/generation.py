@@ -75,7 +75,7 @@ class GenerationRow:
     elsewhere: bool = True
     """Whether another server can answer: nothing in the body is known here alone."""
 
-    def asked(self, body: Any, request: "GenerationRequest") -> AdmissionRequest:
+    def admission_request(self, body: Any, request: "GenerationRequest") -> AdmissionRequest:
         """What admission looks at."""
         given = [name for name in self.lengths if getattr(body, name) is not None]
         return AdmissionRequest(
@@ -182,6 +182,30 @@ class Progress:
         """Whether a choice has called a tool."""
         said = self.said.get(choice)
         return said is not None and bool(said.calls)
+
+    def count(self, number: int, deltas: list[Delta]) -> list[tuple[int, Delta]]:
+        """(choice, delta) of what prompt `number` gained, its tokens and its ends counted."""
+        request, timeline = self.request, self.timeline
+        assert timeline is not None
+        telemetry, grammar = request.model.telemetry, request.sampling.grammar
+        pairs = []
+        for delta in deltas:
+            choice = number * request.sampling.n + delta.index
+            pairs.append((choice, delta))
+            self.num_generated += len(delta.token_ids)
+            if delta.parts is not None:
+                self.accumulate(choice, delta)
+            if delta.visible:
+                timeline.published()
+            if delta.first_scheduled_s is not None:
+                self.num_cached += delta.num_cached_tokens
+                timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
+            if delta.finish_reason is not None:
+                telemetry.sequence_finished(delta.finish_reason)
+                called = self.has_calls(choice)  # judged by themselves
+                if delta.incomplete and grammar is not None and not called:
+                    telemetry.answer_invalid(grammar.kind)
+        return pairs
 
     def accumulate(self, choice: int, delta: Delta) -> None:
         """Add the parts of `delta` to what was said; calls that are over are judged."""

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import copy
 import logging
-from collections.abc import AsyncIterator
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -44,12 +43,10 @@ from headway.server.generation import (
     Openings,
 )
 from headway.server.models import State
+from headway.server.turn import prepared
 from headway.telemetry.timeline import Timeline
 
 log = logging.getLogger(__name__)
-
-INLINE_BYTES = 4096
-"""The prompt of so small a body is tokenized in a millisecond or two, sooner than in a thread."""
 
 
 class ClientGoneError(RequestError):
@@ -68,8 +65,14 @@ class Generate:
         incoming = session = None
         try:
             incoming = await self._read(scope, receive, send)
-            async with self._let_in(incoming) as session:
-                await session.prepare()
+            model = self._state.model(incoming.body.model)
+            ticket = model.admission.arrive(
+                incoming.caller, incoming.service_class, model.info().max_num_seqs
+            )
+            async with Session(self._state, incoming, ticket) as session:
+                session.prepared(await prepared(self._state, self._row, incoming))
+                ticket.measure(self._row.admission_request(incoming.body, session.request))
+                session.is_admitted = True
                 if not await self._answered_late(session):
                     await (self._row.respond or Session.answer)(session)
         except ClientGoneError:
@@ -107,15 +110,6 @@ class Generate:
             owner=owner_of(scope),
         )
 
-    def _let_in(self, incoming: Incoming) -> "Session":
-        """Its session, to be entered at once; raises RequestError."""
-        model = self._state.model(incoming.body.model)
-        ticket = model.admission.arrive(
-            incoming.caller, incoming.service_class, model.info().max_num_seqs
-        )
-        incoming.scope.get("meters", []).append(ticket.meter)
-        return Session(self._state, self._row, incoming, ticket)
-
     async def _answered_late(self, session: "Session") -> bool:
         """Whether the fallback has answered a request whose first token would come too late."""
         if not (session.ticket.late and self._state.options.fallback_late):
@@ -137,11 +131,14 @@ class Generate:
             return True
         if session is not None and session.is_admitted:
             return False
-        full = isinstance(error, OverloadedError) and incoming is not None
-        if full and incoming is not None and await self._fallback.answer(incoming, "queue"):
-            return True
-        name = incoming.service_class.name if incoming is not None else DEFAULT_CLASS
-        comes_again = incoming is not None and incoming.caller.in_batch and error.retry_after_s
+        name, comes_again = DEFAULT_CLASS, False
+        if incoming is not None:
+            if isinstance(error, OverloadedError) and await self._fallback.answer(
+                incoming, "queue"
+            ):
+                return True
+            name = incoming.service_class.name
+            comes_again = incoming.caller.in_batch and error.retry_after_s is not None
         if not comes_again:
             self._state.rows[0].telemetry.refused(error, service_class=name)
         return False
@@ -154,26 +151,24 @@ class Session:
     """
 
     __slots__ = (
-        *("_in_background", "_owns", "_row", "_watcher", "dialect", "events", "headers"),
+        *("_in_background", "_owns", "_watcher", "dialect", "events", "headers"),
         *("incoming", "is_admitted", "request", "state", "streams", "ticket", "timeline"),
         "was_sent",
     )
     dialect: Dialect
     request: GenerationRequest
 
-    def __init__(
-        self, state: State, row: GenerationRow, incoming: Incoming, ticket: Ticket
-    ) -> None:
+    def __init__(self, state: State, incoming: Incoming, ticket: Ticket) -> None:
         self.state = state
         self.incoming = incoming
         self.ticket = ticket
+        incoming.scope.get("meters", []).append(ticket.meter)
         self.streams: list[Stream] = []
         self.timeline: Timeline | None = None
         self.events: EventStream | None = None
         self.headers: list[tuple[bytes, bytes]] = []
         self.is_admitted = self.was_sent = False
         """Whether admission has nothing more to say; whether the engine has all of its prompts."""
-        self._row = row
         self._watcher: asyncio.Task[None] | None = None
         self._owns, self._in_background = True, False
 
@@ -234,24 +229,14 @@ class Session:
 
     # ── its way to the engine ───────────────────────────────────────────────────────────────
 
-    async def prepare(self) -> None:
-        """Make its prompts, and let admission decide by their lengths; raises RequestError."""
-        incoming, row = self.incoming, self._row
-        work = partial(row.prepare, self.state, incoming)
-        if row.chats or incoming.num_bytes > INLINE_BYTES:
-            user = turn_of(incoming.scope)
-            pool = self.state.pool
-            self.dialect = await pool.run(user, incoming.num_bytes, incoming.receive, work)
-        else:
-            self.dialect = work()
-        self.request = self.dialect.progress.request
-        self.headers = response_headers(incoming, self.request)
-        if (header(incoming.scope, b"x-stainless-retry-count") or "0") != "0":
+    def prepared(self, dialect: Dialect) -> None:
+        """Take what its body asks for, and who writes the answer."""
+        self.dialect, self.request = dialect, dialect.progress.request
+        self.headers = response_headers(self.incoming, self.request)
+        if (header(self.incoming.scope, b"x-stainless-retry-count") or "0") != "0":
             self.request.model.telemetry.registry.add("client_retries")
-        self.ticket.measure(row.asked(incoming.body, self.request))
-        self.is_admitted = True
 
-    def submit(self) -> None:
+    def submit(self) -> Timeline:
         """Send every prompt to the engine; raises RequestError when it takes none of them now."""
         request = self.request
         client, telemetry = request.model.client, request.model.telemetry
@@ -275,6 +260,10 @@ class Session:
             telemetry.refused(error, timeline)
             raise
         self.was_sent = True
+        if not self._in_background:
+            departure = watch_for_departure(self.incoming.receive, self.streams)
+            self._watcher = asyncio.create_task(departure)
+        return timeline
 
     def _begin(self) -> Timeline:
         """Its timeline, from now on among the live ones."""
@@ -297,30 +286,17 @@ class Session:
     # ── its answer ──────────────────────────────────────────────────────────────────────────
 
     async def answer(self) -> None:
-        """Send it to the engine and write what comes back, whole or as it comes."""
-        self.submit()
-        departure = watch_for_departure(self.incoming.receive, self.streams)
-        self._watcher = asyncio.create_task(departure)
+        """Send it to the engine and write what comes back, as it comes or whole."""
         if self.request.stream:
             await self.send_chunks()
             return
         response = json_response(await self.collect())
         await send_response(response, self.incoming.send, self.headers)
 
-    async def collect(self) -> dict[str, Any]:
-        """The whole answer, once it is complete."""
-        assert self.timeline is not None
-        choices: list[list[Delta]] = [[] for _ in range(self.request.num_choices)]
-        async for pairs in self._arriving():
-            for choice, delta in pairs:
-                choices[choice].append(delta)
-                self.timeline.tokens_left(choice, len(delta.token_ids))
-        return self.dialect.whole(choices)
-
     async def send_chunks(self) -> None:
         """Write what arrives; a token has left when its text has, an opening is no token."""
-        dialect, timeline = self.dialect, self.timeline
-        assert timeline is not None
+        dialect, progress = self.dialect, self.dialect.progress
+        timeline = self.submit()
         openings = Openings(dialect, self.request.num_choices)
         events = self.events = EventStream(
             self.incoming.send,
@@ -330,8 +306,8 @@ class Session:
             due=partial(is_due, timeline, self._may_be_refused()),
         )
         held: dict[int, int] = {}
-        async for pairs in self._arriving():
-            for choice, delta in pairs:
+        async for number, deltas in merge(self.streams):
+            for choice, delta in progress.count(number, deltas):
                 opening = openings.take(choice)
                 content = dialect.chunk(choice, delta)
                 if opening or content:
@@ -341,36 +317,21 @@ class Session:
                     continue
                 count = len(delta.token_ids) + (held.pop(choice, 0) if held else 0)
                 timeline.tokens_left(choice, count)
+        timeline.complete()
         ending = dialect.ending()
         events.stop_pinging()
         await events.end(ending)
 
-    async def _arriving(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """(choice, delta) pairs as they come, with tokens and finishes counted."""
-        progress, timeline = self.dialect.progress, self.timeline
-        assert timeline is not None
-        n, telemetry = self.request.sampling.n, self.request.model.telemetry
-        grammar = self.request.sampling.grammar
-        async for offset, deltas in merge(self.streams):
-            pairs = []
-            for delta in deltas:
-                choice = offset * n + delta.index
-                pairs.append((choice, delta))
-                progress.num_generated += len(delta.token_ids)
-                if delta.parts is not None:
-                    progress.accumulate(choice, delta)
-                if delta.visible:
-                    timeline.published()
-                if delta.first_scheduled_s is not None:
-                    progress.num_cached += delta.num_cached_tokens
-                    timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
-                if delta.finish_reason is not None:
-                    telemetry.sequence_finished(delta.finish_reason)
-                    called = progress.has_calls(choice)  # judged by themselves
-                    if delta.incomplete and grammar is not None and not called:
-                        telemetry.answer_invalid(grammar.kind)
-            yield pairs
+    async def collect(self) -> dict[str, Any]:
+        """The whole answer, once it is complete."""
+        timeline, progress = self.submit(), self.dialect.progress
+        choices: list[list[Delta]] = [[] for _ in range(self.request.num_choices)]
+        async for number, deltas in merge(self.streams):
+            for choice, delta in progress.count(number, deltas):
+                choices[choice].append(delta)
+                timeline.tokens_left(choice, len(delta.token_ids))
         timeline.complete()
+        return self.dialect.whole(choices)
 
     @property
     def is_open(self) -> bool:

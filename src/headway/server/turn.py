@@ -1,4 +1,4 @@
-"""Small endpoints that read a body: their work waits for its turn in the tokenizer pool."""
+"""Work on a body waits for its turn in the tokenizer pool: small endpoints, and prompts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,20 @@ from starlette.responses import Response
 from headway.edge.errors import json_response
 from headway.edge.principal import turn_of
 from headway.server import body as bodies
+from headway.server.generation import Dialect, GenerationRow, Incoming
 from headway.server.models import State
+
+INLINE_BYTES = 4096
+"""The prompt of so small a body is tokenized in a millisecond or two, sooner than in a thread."""
+
+
+async def prepared(state: State, row: GenerationRow, incoming: Incoming) -> Dialect:
+    """What a row's `prepare` makes of a request, in its sender's turn; raises RequestError."""
+    work = partial(row.prepare, state, incoming)
+    if not row.chats and incoming.num_bytes <= INLINE_BYTES:
+        return work()
+    user = turn_of(incoming.scope)
+    return await state.pool.run(user, incoming.num_bytes, incoming.receive, work)
 
 
 async def in_turn(

@@ -8,6 +8,7 @@ from headway.edge.event_stream import DONE, PING
 from headway.frontend.answer import Delta
 from headway.server.generation import Progress
 from headway.server.session import Session
+from headway.telemetry.timeline import Timeline
 from telemetry_cases import begin, telemetry
 
 STEPS = [("Once", 1), ("", 1), ("", 1), (" upon é", 1), ("", 2), (" end", 1)]
@@ -49,6 +50,14 @@ class Plain:
         return PING
 
 
+class Submitted(Session):
+    """One that the engine has already."""
+
+    def submit(self) -> Timeline:
+        self.dialect.progress.timeline = self.timeline
+        return self.timeline
+
+
 async def test_text_that_is_held_back_counts_when_it_leaves():
     clock = VirtualClock()
     model = telemetry(clock)
@@ -65,7 +74,7 @@ async def test_text_that_is_held_back_counts_when_it_leaves():
         sent.append(message.get("body", b""))
 
     incoming = SimpleNamespace(send=send, scope={"fallback": b"", "meters": []})
-    session = Session(None, None, incoming, None)
+    session = Submitted(None, incoming, SimpleNamespace(meter=None))
     progress = Progress(request)
     session.dialect, session.request = Plain(progress), request
     session.streams, session.timeline = [Scripted(clock)], timeline

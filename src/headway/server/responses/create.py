@@ -211,7 +211,6 @@ async def in_background(session: Session, dialect: ResponsesDialect) -> None:
     meter.num_running += 1
     try:
         async with session:
-            session.submit()
             await session.collect()
     except asyncio.CancelledError:
         dialect.cancelled()
