@@ -32,8 +32,7 @@ from headway.telemetry.timeline import Timeline
 # ── what comes in ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """One request as it came in, who asks, and the way to answer.
 
     `raw` is the body's object and `body` the same with types; `request_id` has the prefix of the
@@ -93,8 +92,7 @@ class GenerationRow:
 # ── what is asked ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What one HTTP request asks for; choice i belongs to prompt i // n.
 
     `ignored_tools` are the types of tools that are left out of the prompt.
