@@ -11,8 +11,7 @@ import pytest
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.request import Request, SamplingParams
-from headway.frontend.answer import Answer
-from headway.frontend.stream import Stream
+from headway.frontend.answer import Answer, Stream
 from headway.server.models import ServedModel
 from headway.server.responses.store import Entry, ResponseStore
 from headway.telemetry.live import Telemetry
