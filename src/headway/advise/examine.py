@@ -17,7 +17,7 @@ from headway.core.clock import SystemClock
 from headway.core.contention import CoreUse, CoreWatch
 from headway.core.machine import MULTIPLY_FLAGS
 from headway.core.memory_plan import gib
-from headway.core.model_spec import DTYPE_BYTES
+from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import bytes_per_weight, planned_bytes
 
@@ -89,8 +89,9 @@ def examine(
     found = examine_machine(folder, options, budget_s)
     cores = watch.sample()
     spec, machine, ceilings = found.spec, found.machine, found.ceilings
-    gpu, dtype = machine.accelerator, found.settings.dtype
-    share = bytes_per_weight(found.settings.quantization, spec, dtype) / DTYPE_BYTES[dtype] or 1.0
+    settings, gpu = found.settings, machine.accelerator
+    dtype = settings.dtype
+    share = bytes_per_weight(settings.quantization, spec, dtype) / DTYPE_BYTES[dtype] or 1.0
     weights = round(spec.step_weight_bytes(dtype) * share)
     bandwidth = ceilings.bandwidth_bytes_per_s or None
     flops = ceilings.flops_per_s or None
@@ -98,7 +99,7 @@ def examine(
     return Examination(
         processor=found.processor,
         num_cores=machine.num_cores,
-        num_threads=found.settings.threads,
+        num_threads=settings.threads,
         total_bytes=machine.total_bytes,
         free_bytes=machine.free_bytes,
         cache_bytes=ceilings.cache_bytes,
@@ -117,21 +118,23 @@ def examine(
         model=folder.name,
         architecture=spec.architecture,
         plan=[Why(name=r.name, value=r.value, why=r.why) for r in found.reasons],
-        kv_groups=[
-            Group(
-                kind=group.kind,
-                window=group.window,
-                num_layers=len(group.layers),
-                bytes_per_token=group.bytes_per_token(found.settings.kv_dtype),
-            )
-            for group in spec.kv_groups
-        ],
-        weight_bytes=planned_bytes(found.settings.quantization, spec, dtype)
-        if found.settings.quantization.format != "none"
+        kv_groups=[group_of(group, settings.kv_dtype) for group in spec.kv_groups],
+        weight_bytes=planned_bytes(settings.quantization, spec, dtype)
+        if settings.quantization.format != "none"
         else spec.weight_bytes(dtype),
         step_weight_bytes=weights,
         decode_floor_s=weights / bandwidth if bandwidth else None,
         prefill_floor_s_per_1000=spec.flops(1000, 500, 1) / flops if flops else None,
+    )
+
+
+def group_of(group: KVGroupSpec, kv_dtype: str) -> Group:
+    """A KV group as it is told."""
+    return Group(
+        kind=group.kind,
+        window=group.window,
+        num_layers=len(group.layers),
+        bytes_per_token=group.bytes_per_token(kv_dtype),
     )
 
 
