@@ -105,6 +105,8 @@ def test_a_gauge_that_names_a_field_of_the_step_shows_it():
         found = {family.name: family.samples[0].value for family in families if family.samples}
         for name, field in shown.items():
             assert found[f"headway:{name}"] == (getattr(record, field) if record else 0)
+    assert found["headway:num_requests_running"] == 3 and found["headway:num_requests_waiting"] == 2
+    assert found["headway:kv_cache_usage_perc"] == 0.25
 
 
 def test_the_page_has_the_table():
