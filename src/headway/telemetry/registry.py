@@ -83,7 +83,11 @@ ROWS = (
     Row("cache_config_info", G, "1; what the KV cache was set up with.", CACHE_CONFIG),
     Row("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
     Row("prefix_cache_hits", C, "Prompt tokens found in the prefix cache."),
-    Row("prefix_cache_saved_seconds", C, "What computing the tokens found would have taken."),
+    Row(
+        "prefix_cache_saved_seconds",
+        C,
+        "What computing the tokens found would have taken at the same rate.",
+    ),
     Row("prompt_tokens", C, "Prompt tokens of requests that gave their first token."),
     Row(
         "prompt_tokens_by_source",
