@@ -15,7 +15,7 @@ from headway.core.errors import UsageError
 
 Lengths = NDArray[np.int64]
 EXAMPLES = "Write 512, uniform:64-256, normal:256,64 or lognormal:256,0.8."
-Draw = Callable[[np.random.Generator, int, float, float], NDArray]
+Draw = Callable[[np.random.Generator, int, float, float], NDArray[np.generic]]
 DISTRIBUTIONS: dict[str, tuple[str, Draw]] = {
     "fixed": ("", lambda rng, n, a, b: np.full(n, a)),
     "uniform": ("-", lambda rng, n, a, b: rng.integers(int(a), int(b), n, endpoint=True)),

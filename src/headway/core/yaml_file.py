@@ -44,14 +44,14 @@ def parse_yaml(text: str, where: str, how: str = "") -> Any:
             if node not in compared:
                 compared.add(node)
                 self.compare_keys(node)
-            super().flatten_mapping(node)  # type: ignore[no-untyped-call]
+            super().flatten_mapping(node)
 
         def compare_keys(self, node: Any) -> None:
             seen: dict[Any, int] = {}
             for key_node, _ in node.value:
                 if key_node.tag == MERGE:
                     continue  # what `<<` brings may be said again
-                key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+                key = self.construct_object(key_node, deep=True)
                 line = key_node.start_mark.line + 1
                 if not isinstance(key, Hashable):
                     continue  # which PyYAML refuses

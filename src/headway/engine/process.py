@@ -81,9 +81,9 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
     return 0
 
 
-def connect(context: zmq.Context, kind: int, path: Path) -> zmq.Socket:
+def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, path: Path) -> zmq.Socket[bytes]:
     """A socket connected to `path`, unbounded, with a cap on the size of one message."""
-    socket: zmq.Socket = context.socket(kind)
+    socket: zmq.Socket[bytes] = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
@@ -91,7 +91,7 @@ def connect(context: zmq.Context, kind: int, path: Path) -> zmq.Socket:
     return socket
 
 
-def beat(context: zmq.Context, sockets: Path, parent: int, pulse: Pulse) -> None:
+def beat(context: zmq.Context[zmq.Socket[bytes]], sockets: Path, parent: int, pulse: Pulse) -> None:
     """Say twice a second that the process lives; end it when the server, its parent, is gone."""
     socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
     while os.getppid() == parent:
@@ -110,7 +110,7 @@ def remove_sockets(sockets: Path) -> None:
         sockets.parent.rmdir()
 
 
-def tell_progress(pair: zmq.Socket) -> Progress:
+def tell_progress(pair: zmq.Socket[bytes]) -> Progress:
     """A progress function that tells the server, at most ten times a second."""
     clock, last_s = SystemClock(), 0.0
 
@@ -143,7 +143,7 @@ def introduction(engine: Engine) -> messages.Ready:
     )
 
 
-def run(engine: Engine, pair: zmq.Socket, pulse: Pulse) -> None:
+def run(engine: Engine, pair: zmq.Socket[bytes], pulse: Pulse) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
@@ -217,7 +217,7 @@ def fault(request_id: int, error: Exception) -> messages.Refused | messages.Shed
     return messages.Refused(request_id, "", None, messages.FAULT)
 
 
-def take(engine: Engine, pair: zmq.Socket) -> bool:
+def take(engine: Engine, pair: zmq.Socket[bytes]) -> bool:
     """Act on one message; False when it says to stop. A frame that is no message is dropped.
 
     A request in it is refused, so that nobody waits for its answer.

@@ -43,7 +43,7 @@ HANGS = 10
 """A step hangs when it takes this many times longer than any before, and --step-timeout."""
 
 
-def readable(socket: zmq.Socket) -> bool:
+def readable(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message waits. ZeroMQ's own poll costs ten times as much."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
@@ -90,8 +90,8 @@ class EngineClient:
         self._request_ids = itertools.count(FIRST_REQUEST_ID)
         self._generation = 0
         self._process: asyncio.subprocess.Process | None = None
-        self._pair: zmq.Socket | None = None
-        self._beat: zmq.Socket | None = None
+        self._pair: zmq.Socket[bytes] | None = None
+        self._beat: zmq.Socket[bytes] | None = None
         self._last_beat_s = 0.0
         self._pulse = messages.Beat(0.0, 0.0)
         self._died_s: float | None = None
@@ -146,7 +146,7 @@ class EngineClient:
             env={**os.environ, messages.PARENT_VARIABLE: str(os.getpid())},
         )
 
-    def _bind(self, kind: int, path: Path, reader: Callable[[], None]) -> zmq.Socket:
+    def _bind(self, kind: int, path: Path, reader: Callable[[], None]) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)

@@ -50,7 +50,7 @@ class Linear(nn.Module):
 
     def __init__(self, build: Build, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
-        self.weight = build.weight(outputs, inputs)
+        self.weight: Tensor | None = build.weight(outputs, inputs)
         self.bias = build.weight(outputs) if bias else None
         self.kernel = build.kernels.linear
         self.prepared: Any = None
@@ -86,7 +86,7 @@ class Linear(nn.Module):
         return 0 if self.prepared is self.weight else num_bytes(self.prepared)
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        if x_TH.shape[0] <= self.kernel.few_rows:
+        if self.weight is not None and x_TH.shape[0] <= self.kernel.few_rows:
             return reference.linear(x_TH, self.weight, self.bias)
         assert self.prepared is not None
         return self.kernel(x_TH, self.prepared, self.bias)

@@ -106,4 +106,4 @@ def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(tensor.detach().view(torch.uint8).numpy())
+    return tensor.detach().view(torch.uint8).numpy().data

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headway.core.plan import GrammarMasks
-from headway.core.request import TokenLogprobs
+from headway.core.request import SamplingParams, TokenLogprobs
 from headway.runtime.batch import WorkerSequence
 from headway.runtime.native.library import TYPES
 from headway.runtime.native.sampling import DRAW, NativeSampling
@@ -83,15 +83,15 @@ def native_draws(sequences: list[WorkerSequence]) -> np.ndarray:
     return draws_R
 
 
-def edits_logits(params: object) -> bool:
+def edits_logits(params: SamplingParams) -> bool:
     """Whether these parameters change logits before temperature and filters."""
     return bool(
-        params.logit_bias  # type: ignore[attr-defined]
-        or params.allowed_token_ids  # type: ignore[attr-defined]
-        or params.min_tokens  # type: ignore[attr-defined]
-        or params.presence_penalty  # type: ignore[attr-defined]
-        or params.frequency_penalty  # type: ignore[attr-defined]
-        or params.repetition_penalty != 1.0  # type: ignore[attr-defined]
+        params.logit_bias
+        or params.allowed_token_ids
+        or params.min_tokens
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
     )
 
 

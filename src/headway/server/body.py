@@ -168,7 +168,9 @@ def plain_types(names: str) -> str:
     return " or ".join(TYPE_NAMES.get(name, name) for name in names.split(" | "))
 
 
-def unknown_fields(raw: dict[str, Any], kind: type[msgspec.Struct], also: frozenset[str]) -> list:
+def unknown_fields(
+    raw: dict[str, Any], kind: type[msgspec.Struct], also: frozenset[str]
+) -> list[str]:
     """Names in `raw` that mean nothing to us; what is sent as null was not asked for."""
     known = set(kind.__struct_fields__) | also
     return [name for name, value in raw.items() if name not in known and value is not None]

@@ -281,7 +281,7 @@ def common(first: Pieces, second: Pieces, i: int, j: int) -> int:
 def resume(first: Pieces, second: Pieces, i: int, j: int) -> tuple[int, int] | None:
     """The nearest offsets behind a difference from which MIN_SHARED pieces are alike, or None."""
     n = MIN_SHARED
-    runs: dict[tuple, int] = {}
+    runs: dict[tuple[object, ...], int] = {}
     for a in range(min(REACH, len(first) - i - n + 1)):
         runs.setdefault(tuple(first[i + a : i + a + n]), a)
     found = [

@@ -120,7 +120,7 @@ class Slot:
         self.cached_tokens = 0
         self.saved_s = 0.0
         self.num_preemptions = 0
-        self.gaps: dict[str, array] = {}
+        self.gaps: dict[str, array[float]] = {}
         self.closed: dict[str, GapCounts] | None = None
         self.ended: list[Ended] = []
         self.cores: list[CoreUse] = []
@@ -194,7 +194,7 @@ def gaps_of(slots: list[Slot]) -> dict[str, GapCounts]:
     return found
 
 
-def joined(arrays: Iterable[array]) -> np.ndarray:
+def joined(arrays: "Iterable[array[float]]") -> np.ndarray:
     """One array of the doubles in `arrays`."""
     parts = [np.frombuffer(part) for part in arrays if part]
     return np.concatenate(parts) if parts else np.empty(0)

@@ -42,7 +42,7 @@ def fields_of(tables: Sequence[type]) -> dict[str, tuple[type, dataclasses.Field
     """name → (its table, its field); the first table that has a name owns it."""
     rows: dict[str, tuple[type, dataclasses.Field[Any]]] = {}
     for table in tables:
-        for field in dataclasses.fields(table):  # type: ignore[arg-type]
+        for field in dataclasses.fields(table):
             rows.setdefault(field.name, (table, field))
     return rows
 
@@ -83,7 +83,7 @@ def read_options(
 
 def names(table: type) -> set[str]:
     """The option names of one table."""
-    return {field.name for field in dataclasses.fields(table)}  # type: ignore[arg-type]
+    return {field.name for field in dataclasses.fields(table)}
 
 
 def read_flags(

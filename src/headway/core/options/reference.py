@@ -99,7 +99,7 @@ TITLES: dict[type, str] = {
 }
 
 
-def row(table: type, field: "dataclasses.Field") -> str:
+def row(table: type, field: "dataclasses.Field[object]") -> str:
     """One line of the table."""
     kind, many = value_type(table, field.name)
     rules = field.metadata

@@ -235,7 +235,7 @@ VALUES = {"dtype": {"half": "float16", "float": "float32"}}
 
 BY_NAME: dict[str, Word | Given | Refused] = {
     **{word.name: word for word in WORDS},
-    **{name: row for rows in (GIVEN, REFUSED) for row in rows for name in row.names.split()},  # type: ignore[attr-defined]
+    **{name: row for rows in (GIVEN, REFUSED) for row in rows for name in row.names.split()},
 }
 SWITCHES = frozenset(name for name, row in BY_NAME.items() if getattr(row, "switch", False))
 

@@ -51,7 +51,7 @@ class Trial:
         self._limit_s = limit_s
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize | None = None
+        self._end: weakref.finalize[..., object] | None = None
 
     def check(self, grammar: Grammar) -> Grammar:
         """`grammar` as it is to be compiled; RequestError when that goes beyond the limits."""
