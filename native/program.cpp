@@ -32,10 +32,10 @@ void multiply_rounded(const Table& table, Pool& pool, const Operation& it, const
 
 void attend(const Table& table, Pool& pool, const Operation& it, const Step& step, const void* q,
             void* out) {
-    const KVGroup& group = step.groups[it.group];
+    const KVGroup& group = step.groups[it.kv_group];
     table.attention(pool, {q, out, it.x.step, group.tables, step.query_lens, step.context_lens,
-                           step.sequences, group.width, it.count, it.kind, it.factor, it.shift,
-                           it.type, it.kv});
+                           step.sequences, group.width, it.count, it.window, it.factor,
+                           it.shift, it.type, it.kv});
 }
 
 void run_one(const Table& table, Pool& pool, const Operation& it, const Step& step) {
@@ -55,13 +55,13 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
     case Code::linear:
         return table.linear(pool, {x, it.weight, it.bias, y,
                                    reinterpret_cast<float*>(step.buffers[it.scratch]), tokens,
-                                   it.width, it.count, it.type, static_cast<Type>(it.kind), gate});
+                                   it.width, it.count, it.type, it.weight_type, gate});
     case Code::quantized:
         return multiply_rounded(table, pool, it, step, x, y, gate);
     case Code::rope:
         return table.rope(pool, {x, y, static_cast<const float*>(it.weight),
                                  static_cast<const float*>(it.bias), step.positions, tokens,
-                                 it.count, it.width, it.kind, it.x.step, it.width, it.y.step,
+                                 it.count, it.width, it.pairs, it.x.step, it.width, it.y.step,
                                  it.width, it.type});
     case Code::gated:
         return table.gated(pool, {x, y, tokens, it.width, it.type, it.activation});
@@ -69,7 +69,7 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
         return table.add(pool, {x, second, y, tokens, it.width, it.factor, it.type});
     case Code::write_kv:
         return table.write_kv(pool, {x, second, it.x.step, it.second.step,
-                                     step.groups[it.group].slots, tokens, it.type, it.kv});
+                                     step.groups[it.kv_group].slots, tokens, it.type, it.kv});
     case Code::attention:
         return attend(table, pool, it, step, x, y);
     }

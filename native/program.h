@@ -30,31 +30,32 @@ struct Place {
     int32_t buffer, first, step;
 };
 
-// `scratch` names a buffer too. The outputs of a product with a `second` place are gated into it, by
-// `activation`; y is then for its use alone. What a field is for each code:
+// `scratch` is the index of a buffer too. The outputs of a linear operation that has a `second` place
+// are gated into it by `activation`; `y` is then its working memory. What a field is for each code:
 //
-//              weight    bias    scales    width    count    kind           group     factor  shift
-//     embed    table                       channels rows
-//     norm     weight                      channels heads                             eps     offset
-//     linear   panels    bias              inputs   outputs  weight's Type
-//     quant…   panels    bias    weight's  inputs   outputs  starts of row  of inputs
-//     rope     cosines   sines             channels heads    pairs
+//              weight   bias     scales    width     count    its own           factor   shift
+//     embed    table                       channels  rows
+//     norm     weight                      channels  heads                      eps      offset
+//     linear   panels   bias               inputs    outputs  weight_type
+//     quant…   panels   bias     weight's  inputs    outputs  group (of inputs)
+//     rope     cosines  sines              channels  heads    pairs
 //     gated                                inner
-//     add                                  channels                                   of x
-//     write_kv                                                              KV group
-//     attent…                                       heads    window         KV group  scale   softcap
+//     add                                  channels                             of x
+//     write_kv                                                kv_group
+//     attent…                                        heads    kv_group, window  scale    softcap
 struct Operation {
     Code code;
     Type type;
     Place x, y, second;
     int32_t scratch;
     Activation activation;
+    Type weight_type;
     const void *weight, *bias, *scales;
-    int64_t width, count, kind, group;
+    int64_t width, count, group, pairs, kv_group, window;
     float factor, shift;
     KVMemory kv;
 };
-static_assert(sizeof(Operation) == 184, "as OPERATION of runtime/native/program.py");
+static_assert(sizeof(Operation) == 200, "as OPERATION of runtime/native/program.py");
 
 // What the sequences of one KV group bring to a step: slots[T], tables[S][width].
 struct KVGroup {

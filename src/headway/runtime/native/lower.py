@@ -138,10 +138,11 @@ class Recorder:
 
     def linear(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
         scratch_bytes = 4 * weight.padded
-        return self._product("linear", x, weight, bias_O, scratch_bytes, kind=TYPES[weight.dtype])
+        weight_type = TYPES[weight.dtype]
+        return self._product("linear", x, weight, bias_O, scratch_bytes, weight_type=weight_type)
 
     def quantized(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
-        numbers = {"scales": address(weight.scales), "kind": weight.blocks, "group": weight.group}
+        numbers = {"scales": address(weight.scales), "group": weight.group}
         scratch_bytes = weight.padded + 4 * (weight.blocks + 1)
         return self._product("quantized", x, weight, bias_O, scratch_bytes, **numbers)
 
@@ -163,7 +164,7 @@ class Recorder:
 
     def rope(self, x: Value, cos_PR: Tensor, sin_PR: Tensor) -> Value:
         """In place: nobody reads queries and keys as they were before."""
-        angles = {"weight": address(cos_PR), "bias": address(sin_PR), "kind": cos_PR.shape[-1]}
+        angles = {"weight": address(cos_PR), "bias": address(sin_PR), "pairs": cos_PR.shape[-1]}
         self._write("rope", x=x, y=x, width=x.width // x.heads, count=x.heads, **angles)
         return x
 
@@ -181,9 +182,9 @@ class Recorder:
         return y
 
     def attend(self, q: Value, k: Value, v: Value, layer: Any, batch: None, rule: Any) -> Value:
-        y, memory = self._new(q.width, q.heads), {"group": layer.group, "kv": layer.numbers}
+        y, memory = self._new(q.width, q.heads), {"kv_group": layer.group, "kv": layer.numbers}
         self._write("write_kv", x=k, second=v, **memory)
-        numbers = {"kind": rule.window, "factor": rule.scale, "shift": rule.softcap}
+        numbers = {"window": rule.window, "factor": rule.scale, "shift": rule.softcap}
         self._write("attention", x=q, y=y, count=q.heads, **numbers, **memory)
         return y
 

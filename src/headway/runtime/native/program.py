@@ -27,9 +27,9 @@ OPERATION = np.dtype(
     [
         *(("code", "i4"), ("type", "i4")),
         *((name, PLACE) for name in ("x", "y", "second")),
-        *(("scratch", "i4"), ("activation", "i4")),
+        *((name, "i4") for name in ("scratch", "activation", "weight_type")),
         *((name, "u8") for name in ("weight", "bias", "scales")),
-        *((name, "i8") for name in ("width", "count", "kind", "group")),
+        *((name, "i8") for name in ("width", "count", "group", "pairs", "kv_group", "window")),
         *(("factor", "f4"), ("shift", "f4")),
         ("kv", KV_MEMORY),
     ],
