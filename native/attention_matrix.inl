@@ -79,13 +79,13 @@ private:
     int rows_ = 0;
 };
 
-// The memory of one head's next strip, fetched while one is computed, a line of each of its pieces in
-// turn: a core has places for 16 lines on their way, and only while another piece is fetched does its
-// own fetching, which follows each page by itself, get ahead. Tiles that read the second cache take
-// such places too, so a strip goes to the first, which has room for two (of 64 channels 16 KB each).
+// Prefetches one head's next strip while the current one is computed. A core has 16 line-fill buffers,
+// and its hardware prefetcher follows each page by itself; so prefetches are interleaved across pages,
+// one line of each piece in turn. Tiles that read the L2 cache take line-fill buffers too; so a strip
+// goes to the L1 cache, which has room for two (16 KB each with 64 channels).
 class Ahead {
 public:
-    // Beside many rows, whose first tile has time enough, to the second cache by four lines at once.
+    // With many rows the first tile has time enough: four lines at once, into the L2 cache.
     explicit Ahead(bool many) : many_(many), bytes_at_once_(many ? 4 * tile_bytes : tile_bytes) {}
 
     void clear() {

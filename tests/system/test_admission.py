@@ -222,7 +222,7 @@ async def test_a_predicted_wait(house: LiveServer, plain: openai.AsyncOpenAI) ->
         with pytest.raises(openai.InternalServerError) as refused:
             await ask(plain, "hasty", prompt=SLOW, timeout=60)
         overloaded(refused)
-        assert "at most 0.0 s are waited" in refused.value.message
+        assert "the maximum queue wait of 0.0 s" in refused.value.message
     assert rejections(house, "class_queue_seconds") == 1
 
 

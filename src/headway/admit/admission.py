@@ -32,12 +32,12 @@ from headway.edge.rates import MAX_RETRY_S, Meter, too_many
 QUEUE_OF_ENGINE = 4
 """Requests that may wait, for each that the engine runs at once."""
 PUNCTUAL = 0.5
-"""How much of the time that an objective leaves beside the prompt's own may be waited under
-pressure: predictions err, one more late takes time from all in time when it ages, and half of it is
-queue enough to keep every row busy."""
+"""Under pressure, a request may wait this share of (objective − its own prefill). Predictions err,
+and a late request that ages takes time from those in time; half is queue enough to keep every slot
+busy (lab log, 2026-11-22)."""
 LENIENT, LATENESS = 1.25, 2.0
-"""How many times its objective may be waited without pressure, and where it could not be met even
-alone: one that comes a little late is worth having."""
+"""Maximum wait as a multiple of the objective: normally; when it cannot be met even alone. A first
+token that comes a little late is worth having (lab log, 2026-11-22)."""
 UNKNOWN_ANSWER = 256
 """Tokens that an answer of no given length is held as, of a minute's worth."""
 
@@ -197,14 +197,15 @@ class Admission:
             if reason == "queue_seconds":
                 self._refused = self.clock.now_s(), wait_s
             raise self._full(
-                f"The first token would take {wait_s:.1f} s; at most {bound_s:.1f} s are waited.",
+                f"The first token would take {wait_s:.1f} s; this exceeds the maximum queue wait "
+                f"of {bound_s:.1f} s.",
                 reason,
                 wait_s - bound_s,
             )
         return wait_s
 
     def _bound_s(self, service_class: ServiceClass, slo: Slo, own_s: float) -> tuple[float, str]:
-        """(how long a first token may be waited for, the limit's name); alone it takes `own_s`.
+        """(maximum wait for the first token, the limit's name); its own prefill takes `own_s`.
 
         An objective of 1.5 s under pressure: 1 s where the prompt takes 0.5 s, 3 s where that
         takes 2 s.
@@ -222,10 +223,10 @@ class Admission:
         return own_s + PUNCTUAL * (slo.ttft_s - own_s), "queue_seconds"
 
     def _is_pressed(self, given_s: float) -> bool:
-        """Whether one that waits is late, or one was refused less than `given_s` ago.
+        """Whether a waiting request is late, or one was refused less than `given_s` ago.
 
-        That one would have waited for as long as may be waited here: a class or a request that
-        bears little says nothing of the others.
+        Refusals caused by a stricter class limit are ignored: the refused request must have
+        faced a wait that would be refused here too.
         """
         at_s, wait_s = self._refused
         recent = self.clock.now_s() - at_s < given_s and wait_s > PUNCTUAL * given_s

@@ -116,6 +116,7 @@ def cache_share_bytes() -> int:
 
 
 MOST_CACHE_OF_A_CORE = 16 * 2**20
+"""A core has less than this of an L3 cache; what is told beyond it is the whole socket's."""
 CACHE_UNITS = {"K": 2**10, "M": 2**20}
 
 

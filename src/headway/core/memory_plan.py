@@ -14,10 +14,13 @@ from headway.core.quantization import Quantization, planned_bytes
 from headway.core.reasons import Reasons
 
 GPU_MEMORY_UTILIZATION = 0.9
-"""Share of a GPU's memory that is ours where nobody says one."""
+"""Share of a GPU's memory that we use unless `--gpu-memory-utilization` says another; as vLLM."""
 DEFAULT_KV_SHARE = 0.4
+"""Share of the free RAM for KV: chosen, for other programs need RAM too and may grow."""
 PACKED_SHARE = 0.5
+"""Packed fp32 weights may take this share of the free RAM; KV and activations need the rest."""
 CUDA_ACTIVATION_BYTES = 2 * 2**30
+"""Kept free on a GPU for activations and logits: an estimate, not measured."""
 
 
 def plan_weights(

@@ -29,8 +29,13 @@ POLICIES = {
     "fcfs": "who came first goes first",
 }
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
+"""Sequences in a step. 256 is vLLM's default; a CPU is near its ceiling from 16 on (lab log), and
+64 serve more users at once."""
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
+"""Tokens in a step. On a CPU a longer step gains little and every decode waits for it; the figure
+for CUDA is an estimate."""
 SMALL_MODEL_BYTES = 32 * 2**20
+"""Below it a second thread mostly waits (lab log, two threads on a small model)."""
 TOLD = (
     *("device", "dtype", "kv_dtype", "quantization", "kernels", "attention_backend", "threads"),
     "prefix_cache",

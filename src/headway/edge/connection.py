@@ -105,7 +105,7 @@ class ConnectionLimiter:
 
 
 class Connection(H11Protocol):
-    """A connection with deadlines; `phase` is what it is waited for."""
+    """A connection with deadlines; `phase` is what the connection must send next."""
 
     def __init__(self, limiter: ConnectionLimiter, *given: Any) -> None:
         super().__init__(*given)

@@ -85,7 +85,7 @@ class Preemption:
         self.chunk = chunk
         self.rate = CopyRate(self.cost.prior.copied_byte_s)
         self.preempted: list[tuple[int, int]] = []
-        """(request id, tokens it had made) of who was preempted since the engine last took note."""
+        """(request id, tokens generated) of sequences preempted since the last record."""
         self._num_swapped = self._num_swapped_tokens = self._num_lost_tokens = 0
         self._flights: dict[int, InFlightTransfer] = {}
         self._next_id = 0

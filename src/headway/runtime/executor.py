@@ -46,6 +46,7 @@ from headway.runtime.transfers import make_transfers
 from headway.runtime.weight_cache import Lookup
 
 PROMPT_LOGPROB_ROWS = 64
+"""Prompt rows whose logits are in memory at once: 39 MB in fp32 for a vocabulary of 152,000."""
 
 
 class TorchExecutor:

@@ -19,6 +19,7 @@ from headway.runtime.native.quantized import NativeQuantizedLinear
 CPU_SIZES, CUDA_SIZES = (256, 1024), (2048, 8192)
 """A small product first: where a type is slow the large one would not end within the budget."""
 RUNS = 3
+"""Timed runs of each product; the best counts, since a neighbour may slow one or two."""
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Product = Callable[[], object]

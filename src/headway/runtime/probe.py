@@ -23,8 +23,11 @@ from headway.runtime.kernels import Kernels
 QUICK_SIZE, CPU_SIZE, CUDA_SIZE = 512, 1024, 8192
 """Of one square product: a busy machine leaves 3 ms of native kernels alone at times, 30 rarely."""
 CACHES_READ = 2.5
+"""Bytes read, as a multiple of the last-level cache: hardly any are still there from last time."""
 MIN_READ_BYTES, CUDA_READ_BYTES, MAX_READ_BYTES = 64 * 2**20, 2**30, 512 * 2**20
+"""Bounds of one reading; a GPU reads 1 GiB within a millisecond, so less would be noise."""
 ENOUGH_RUNS, IMPROVEMENT = 5, 0.99
+"""Measuring ends after so many runs in a row that are less than 1% faster than the best."""
 KERNEL_TYPES = dict.fromkeys(("onednn-packed", "onednn", "upcast", "native"), "float32")
 """The type a linear kernel multiplies in, where it is not that of the weights."""
 

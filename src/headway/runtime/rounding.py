@@ -13,6 +13,7 @@ LEVELS = {"int8": 127, "int4": 7}
 SMALLEST_ROW = 1e-30
 """A row whose largest number is not above it counts as zeros."""
 ROUNDED_AT_ONCE = 1 << 22
+"""Weights that are copied to fp32 at a time: 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

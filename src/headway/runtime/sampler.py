@@ -27,6 +27,7 @@ NEVER = float("-inf")
 NO_TOKEN = -1
 """What a row gets whose parameters and masks forbid every token."""
 LIKELY_TOKENS = 512
+"""Tokens that nearly always hold the mass of top_p; only otherwise is everything sorted."""
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ SUFFIX, UNFINISHED = ".weights", ".part"
 ABANDONED_S = 3600.0
 """A file that a dead writer left unfinished."""
 READERS = 4
+"""Threads that hash blobs, for SHA-256 releases the GIL; chosen for few cores, not measured."""
 
 Blobs = dict[str, list[memoryview]]
 """Name → its bytes, in parts."""

@@ -25,7 +25,9 @@ LAYOUT = 1
 SETTLED_S = 2.0
 """A file changed later than so long ago may change again without a new time."""
 MOST_REMEMBERED = 256
+"""Files whose digest is remembered, a line each; chosen generously, not measured."""
 HASHERS = 4
+"""Threads that hash files, as `weight_cache.READERS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

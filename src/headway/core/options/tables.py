@@ -77,7 +77,8 @@ class EngineOptions:
     )
     aging: int = option(
         16_384,
-        "Policy slo: tokens that came later and may go before a request; then its turn is fixed.",
+        "Policy slo: prompt tokens that arrived later and may overtake a request before its "
+        "order is fixed.",
         low=1,
         unit="tokens",
     )

@@ -46,15 +46,15 @@ from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 TARGET = 0.8
-"""Time per token that is aimed at, as a share of the objective: predictions err."""
+"""Share of the TPOT objective that a step aims at: predictions err by a tenth (lab log)."""
 CATCH_UP = 0.65
-"""The same beside a decode that has fallen behind."""
+"""The same when a decode of the step is behind its objective: it must catch up."""
 UNHURRIED = 0.6
-"""The same for the sake of prompts that are late anyway: nobody is slowed to the limit for them."""
+"""Tighter TPOT share when the prompt is already late: it must not slow decodes to their limit."""
 SPARED = 0.5
-"""The share of the time that all in time have to spare which is given to those late."""
+"""Of the time that requests in time can spare, this share is given to late requests."""
 AGAIN = 512
-"""Tokens of a step in which a preempted sequence is computed again, for a guess of how long."""
+"""Assumed tokens a step when we estimate how long a preempted sequence takes to recompute."""
 UNLIMITED_S = 3600.0
 LOOKED_UP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
@@ -323,16 +323,16 @@ class Slo(Fcfs):
         return sequence.first_token_s + sequence.num_generated * terms.tpot_s
 
     def bound(self, sequence: Sequence) -> int:
-        """Tokens that came later and may go before it; then it is aged.
+        """Soft aging bound: tokens that arrived later and may overtake it; then its order is fixed.
 
-        Where a user has more sequences here than its share they wait longer: what goes before them
-        is the share of others.
+        A user with more sequences here than its share has a larger bound: the others' share goes
+        first.
         """
         patience = IDLE_PATIENCE if sequence.request.terms.idle_only else 1
         return round(self.config.aging_tokens * patience * self.users.crowding(sequence))
 
     def limit(self, sequence: Sequence) -> float:
-        """The same and what goes beside it while it has its share; then it has everything."""
+        """Hard aging bound, in tokens; after it the sequence gets the whole step."""
         return self.bound(sequence) + len(sequence.tokens) * (1 / self.config.lane_share - 1)
 
     def give_up(self, late: list[Sequence], now_s: float, token_s: float) -> None:

@@ -16,6 +16,7 @@ from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 
 SAME_BUCKET = 2.0
+"""Contexts of one bucket differ by this factor at most, so padding at most doubles its work."""
 
 
 @dataclass(slots=True)

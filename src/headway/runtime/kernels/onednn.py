@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 MANY_ROWS = 256
+"""Beyond it MKL is as fast on a plain weight (lab log, torch's products on a CPU without bf16)."""
 PACKED_FOR_ROWS = ROWS_STEP = 16
+"""Rows that oneDNN packs a weight for, and the multiple that larger counts are rounded up to."""
 
 
 def available() -> bool:

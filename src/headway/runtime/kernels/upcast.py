@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 PANEL_ELEMENTS = 1 << 20
+"""Widened weights at a time: 4 MiB in fp32, which stays in the cache."""
 FEW_ROWS = 2
+"""Up to so many rows torch's own row-by-row product is faster: it reads half the bytes."""
 
 
 class UpcastLinear:
