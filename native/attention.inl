@@ -23,7 +23,7 @@
 namespace headway {
 namespace {
 
-constexpr int64_t most_partial = 1 << 18;
+constexpr int64_t most_partial = 1 << 18;  // floats, 1 MB: a unit with more is not split
 constexpr int64_t line_floats = 16;  // of a cache line
 
 inline float* at_a_line(float* memory) {
@@ -96,7 +96,7 @@ void write_rows(const Attention& job, const Unit& unit, const Shape& shape, cons
     }
 }
 
-// Merges the parts of all splits, which `part_of` computes or finds, and writes the rows.
+// Merges the partial sums of all splits and writes the rows; `part_of` computes them or finds them.
 template <class PartOf>
 void finish(const Attention& job, const Unit& unit, const Shape& shape, float* sums,
             const PartOf& part_of) {
@@ -111,7 +111,7 @@ void finish(const Attention& job, const Unit& unit, const Shape& shape, float* s
     write_rows(job, unit, shape, sums);
 }
 
-// How many splits of all contexts there are.
+// The number of splits of all contexts together.
 int64_t count_splits(const Attention& job) {
     int64_t count = 0;
     for (int64_t s = 0; s < job.sequences; ++s)
@@ -119,8 +119,8 @@ int64_t count_splits(const Attention& job) {
     return count;
 }
 
-// The units, those of long contexts first where tokens of one sequence fill several. Heads stay
-// together as far as rows go, unless there are too few contexts to keep the threads busy.
+// All units. Where one sequence fills several, those of the longest contexts come first. A unit takes
+// as many KV heads `together` as its rows allow; otherwise one, so that no thread is without work.
 std::vector<Unit> find_units(const Attention& job, const Shape& shape, bool together) {
     const int64_t most = std::max<int64_t>(1, unit_rows / shape.group);
     std::vector<Unit> units;
@@ -165,9 +165,9 @@ struct Task {
     int64_t begin, end;
 };
 
-// A task for each unit or, where there are fewer than `busy`, for some splits of it in a row: then
-// those that are not long chunks are given room in `memory` for the parts. `busy` tasks in all will
-// do, as each waits for the first tokens it reads.
+// One task for each unit. Where there are fewer units than `busy`, a unit becomes several tasks, each a
+// run of its splits, and gets room in `memory` for their partial sums, unless it is a long chunk. More
+// than `busy` tasks gain nothing: each begins by waiting for the first tokens that it reads.
 std::vector<Task> find_tasks(std::vector<Unit>& units, const Shape& shape, int64_t busy,
                              std::vector<float>& memory) {
     std::vector<Task> tasks;

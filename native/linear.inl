@@ -21,7 +21,12 @@
 namespace headway {
 namespace {
 
-constexpr int64_t ahead_bytes = 4096, input_step = 32;
+// Prefetch distance: 4, 8 and 16 KB are equally fast, 1 and 2 KB are slower (lab log, 2026-11-22, a
+// line that nobody fetched).
+constexpr int64_t ahead_bytes = 4096;
+constexpr int64_t input_step = 32;
+// At most so many sums of two vectors: AVX-512 has 32 registers, other sets 16, and x and the weights
+// need some.
 #if defined(__AVX512F__)
 constexpr int most_sums = 12, most_rows = 12, most_panels = 6;
 #else
@@ -95,13 +100,13 @@ inline void put_tile(const Linear& job, int64_t row, int64_t panel,
                         outputs_of(job));
 }
 
-// Beside step s of a panel, what lies at offset + s · stride behind its begin is fetched.
+// Step s of a panel prefetches the address offset + s · stride behind the panel's begin.
 struct PanelsAhead {
     int64_t offset, stride;
 };
 
-// Which of the tiles of rows that a panel is multiplied by. One alone fetches the panel itself, some
-// bytes ahead; of several each fetches its part of the next panel, so that memory is read all the time:
+// Which tile of rows a panel is multiplied by. A single tile prefetches the panel itself, `ahead_bytes`
+// ahead. Of several, each prefetches its part of the next panel, so that memory is always read:
 //
 //     panel 0: tile 0     tile 1     tile 2        panel 1: tile 0
 //     fetched: 0 … ⅓      ⅓ … ⅔      ⅔ … 1 of 1             0 … ⅓ of 2

@@ -20,24 +20,26 @@ namespace headway {
 namespace {
 
 constexpr int64_t dots_bytes = 4 * lanes, line_bytes = 64;
-constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the second cache for all rows
+constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the L2 cache for all rows
 
-// Panels that `rows` rows take at once: sums stay in registers, and memory is fastest when it is
-// asked for several pages in turn.
+// Panels that `rows` rows take at once: sums stay in registers, and memory is fastest when several
+// pages are read in turn (lab log, 2026-11-22, panels that nobody had beside them).
 constexpr int together_at_once(int rows) {
     if (lanes == 16) return rows == 1 ? 6 : rows <= 4 ? 3 : rows <= 6 ? 2 : 1;
     return std::max(1, 4 / rows);
 }
 
-// How far ahead of its reading a panel is fetched, beside others that are.
+// Prefetch distance of a panel that is read beside others: with several, 2 KB is faster than 4 (the
+// same entry).
 constexpr int64_t ahead_beside(int panels) {
     return lanes == 16 && panels > 1 ? ahead_bytes / 2 : ahead_bytes;
 }
 
-// Whether what follows is fetched from several places, see `PlacesAhead`.
+// Whether prefetches are interleaved across pages of the same panel, see `PlacesAhead`.
 constexpr bool fetches_places(int panels) { return lanes == 16 && panels == 1; }
 
-// AVX-512 is quick enough with int4 that 16 lines on their way to the first cache hold it up.
+// With int4, AVX-512 is so fast that the 16 line-fill buffers of the L1 cache limit it: its weights
+// are prefetched into L2.
 inline void fetch_int4(const char* at) {
     if constexpr (lanes == 16) fetch_later(at);
     else prefetch(at);
@@ -290,8 +292,8 @@ struct Int8 {
     }
 };
 
-// What follows in memory, fetched while a panel is multiplied alone: some 16 KB ahead, line by line
-// from four places in turn. A core's own fetching goes on in each page, and one is too few for it.
+// Prefetches some 16 KB ahead while one panel is multiplied alone, line by line from four pages in
+// turn: the hardware prefetcher follows each page by itself, and one page is too few for it.
 class PlacesAhead {
 public:
     PlacesAhead(const char* panel, int64_t bytes) {

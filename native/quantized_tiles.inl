@@ -2,7 +2,7 @@
 // vectors.
 //
 // int8 lies in its panels as tiles want it. The levels of int4 are unpacked once for all rows, 512
-// inputs of a panel at a time, to where the first cache holds them, behind the scales of these groups:
+// inputs of a panel at a time, to where the L1 cache holds them, behind the scales of these groups:
 //
 //     [groups][32 scales in fp32]  [inputs / 4][2][16][4]
 //
@@ -16,7 +16,8 @@ namespace {
 
 #if defined(__AMX_INT8__)
 
-// Rows that vectors multiply as fast as memory gives the weights.
+// Up to so many rows vectors multiply as fast as memory gives the weights, so tiles gain nothing
+// (measured on a Sapphire Rapids: docs/kernels.md).
 constexpr int64_t few_rows_int8 = 4, few_rows_int4 = 12;
 
 struct Int4Tiles {

@@ -1,7 +1,7 @@
 // Weights in the type of a checkpoint, rounded to int8 or int4 and packed, in one pass over them.
 //
 // The numbers are those of runtime/rounding.py, bit for bit. A panel's outputs are rounded into
-// memory that stays in the second cache, 16 · 4,864 levels are 76 KiB, and are packed from there.
+// memory that stays in the L2 cache, 16 · 4,864 levels are 76 KiB, and are packed from there.
 #include <vector>
 
 #include "pool.h"

@@ -1,5 +1,5 @@
-// From logits to tokens: one pass finds the largest logit of each block of 128, and what follows
-// looks into the few blocks that matter.
+// From logits to tokens: one pass finds the largest logit of each block of 128; every later step reads
+// only the blocks whose largest logit can matter.
 //
 //     top_k 2, blocks of 4    3 1 0 2 │ 9 4 8 1 │ 2 2 7 5 │ 1 0 1 1
 //     largest of each         3         9         7         1
@@ -162,8 +162,8 @@ int64_t part(float* values, int64_t count, const First& goes_first) {
     return first;
 }
 
-// The largest of `values` for which those at least as large weigh `need`; else the smallest.
-// Parts them by a pivot and goes on in the part where the sum passes `need`.
+// The largest value v such that all values ≥ v together weigh at least `need`; the smallest value if
+// there is none. Quickselect: partition by a pivot, continue in the part where the sum passes `need`.
 template <class Weight>
 float floor_of(float* values, int64_t count, double need, const Weight& weigh) {
     double above = 0;
@@ -193,7 +193,7 @@ struct Number {
     double operator()(const float*, int64_t count) const { return static_cast<double>(count); }
 };
 
-// At most the nth largest logit of the row, and close to it: the nth largest of the blocks.
+// A lower bound of the nth largest logit of the row: the nth largest of the blocks' largest.
 float floor_of_blocks(Row& row, int64_t n) {
     if (n > row.blocks) return never;
     std::memcpy(row.order, row.largest, row.blocks * sizeof(float));

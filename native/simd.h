@@ -55,7 +55,7 @@ inline To bits_of(From from) {
 
 inline Floats all(float value) { return value - Floats{}; }
 
-// Into the first cache; or into the second, which fetches more at once.
+// Into the L1 cache; or into the second, which fetches more at once.
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
 inline void fetch_later(const void* at) { __builtin_prefetch(at, 0, 2); }
 

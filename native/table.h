@@ -14,8 +14,8 @@ enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 
 enum class Activation : int { silu = 0, gelu_tanh = 1 };
 
-// gated[T][O / 2] = activation(y[T][0 … O / 2]) · y[T][O / 2 … O] of a product's y, which is then not
-// always written; `to` is null where the product is all.
+// gated[T][O / 2] = activation(y[T][0 … O / 2]) · y[T][O / 2 … O] of a GEMM's y, which need not be
+// written then. `to` is null where nothing is gated.
 struct Gate {
     void* to = nullptr;
     Activation activation = Activation::silu;

@@ -10,7 +10,7 @@
 // first step to last. Of bf16 that is (even inputs) + (odd inputs) of a step, rounded as the
 // processor does; of int8 it is exact.
 //
-// Rows are taken by 512 and inputs by as many as keep those rows in the second cache. Between such
+// Rows are taken by 512 and inputs by as many as keep those rows in the L2 cache. Between such
 // blocks of inputs sums lie in memory, in fp32 or as integers, so that they go on as they were.
 //
 // Before the tiles stands what vectors share with them: how panels are handed to threads, and where
@@ -29,18 +29,18 @@ namespace headway {
 namespace {
 
 constexpr int panel_width = 2 * lanes;
-constexpr int64_t chunk_bytes = 256 * 1024;
+constexpr int64_t chunk_bytes = 256 * 1024;  // of 86 to 512 KB none is faster (lab log, 2026-11-22)
 
-// Panels that a thread claims at a time: some 256 KB of them and four times a thread at least, and
-// of those that are multiplied `together` as many as that leaves.
+// Panels that a thread claims at a time: about 256 KB, but so few that each thread can claim four
+// times. It is a multiple of the panels that are multiplied `together`, where there are enough.
 inline int64_t panels_of_chunk(int64_t panels, int64_t bytes, int together, int threads) {
     const int64_t chunks = 4 * threads;
     int64_t unit = together;
     while (unit > 1 && panels < chunks * unit) unit = (unit + 1) / 2;
     const int64_t share = (panels + chunks - 1) / chunks;
     const int64_t most = std::max<int64_t>(unit, std::min(share, chunk_bytes / bytes) / unit * unit);
-    // Fewer where that spares the busiest thread a twentieth: 36 panels for 2 threads are 12 chunks
-    // of 3, not 9 of 4, of which one thread has 5.
+    // Smaller chunks where they shorten the busiest thread's work by 5%: 36 panels for 2 threads are
+    // 12 chunks of 3, not 9 of 4, of which one thread would have 5.
     const auto of_busiest = [&](int64_t each) {
         return ((panels + each - 1) / each + threads - 1) / threads * each;
     };
@@ -50,14 +50,14 @@ inline int64_t panels_of_chunk(int64_t panels, int64_t bytes, int together, int 
     return best;
 }
 
-// Rows of y that a tile writes: number 0 of `y` is output `output` of row `row`, rows are `step` apart.
+// Where a tile writes: number 0 of `y` is output `output` of row `row`; rows are `step` numbers apart.
 struct Target {
     void* y;
     int64_t step, row = 0, output = 0;
     bool past = false;  // the caches, see `put_pair`
 };
 
-// Logits of some rows are more than a cache keeps until they are sampled from.
+// Whether outputs bypass the caches: the logits of several rows do not stay there until sampling.
 template <class Job>
 bool goes_past(const Job& job) {
     constexpr int64_t long_row = 1 << 16, many = 1 << 22;
@@ -73,9 +73,9 @@ Target outputs_of(const Job& job) { return {job.y, job.outputs, 0, 0, goes_past(
 
 constexpr int tile_height = 16, tile_pair = 32;
 constexpr int64_t tile_bytes = 64, step_of_panel = 2048, lines_of_step = step_of_panel / tile_bytes;
-constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20;
+constexpr int64_t rows_at_once = 512, near_rows_bytes = 1 << 20;  // half of a 2 MB L2 cache
 constexpr int64_t far_steps = 4, far_bytes = far_steps * step_of_panel;
-constexpr int64_t most_kept_panels = 16;  // whose sums, 64 KB each, lie in memory between blocks
+constexpr int64_t most_kept_panels = 16;  // their sums, 64 KB each, are in memory between blocks
 
 // One thread's tiles, given back at the end.
 class Tiles {
@@ -197,9 +197,8 @@ inline char* thread_memory(int64_t bytes) {
     return memory.get();
 }
 
-// One tile of a product: up to 32 rows, of which it is number `tile` of `tiles`, and the steps of a
-// panel that it adds. What comes next, a step of this panel or of another, and what lies behind it
-// are fetched beside all of the tiles, a part by each.
+// One tile of a GEMM: up to 32 rows (it is number `tile` of `tiles`) times `steps` steps of a panel.
+// Each tile prefetches its part of the steps that come next, of this panel or of another.
 struct TilePlace {
     int64_t row, panel, step, steps, next_panel, next_step, tile, tiles;
     int rows;
@@ -214,7 +213,7 @@ struct PlainTiles {
     static constexpr int64_t step_bytes = tile_bytes, near_steps = 10;
     static int64_t scratch_bytes(int64_t) { return 0; }
 
-    // A panel that several tiles of rows read stays in the first cache meanwhile.
+    // A panel's steps that several tiles read stay in the L1 cache: 10 are 20 KB.
     static int64_t most_steps(int64_t num_rows) { return num_rows > tile_pair ? near_steps : 1 << 20; }
 
     const char* packed(int64_t panel, int64_t step) const {
@@ -240,8 +239,8 @@ struct PlainTiles {
     }
 };
 
-// How a product is cut: `block` steps of all rows stay in the second cache, `strip` steps of a
-// panel in the first.
+// How a GEMM is cut: `block` steps of all rows stay in the L2 cache, `strip` steps of a panel in the
+// L1 cache.
 struct TileBlocks {
     int64_t rows, tiles, steps, block, strip;
 
@@ -256,14 +255,15 @@ struct TileBlocks {
     int64_t sums_of_panel() const { return strip == steps ? 1 : tiles; }
 };
 
-// Panels `begin` … `end` - 1 in the order they are multiplied in. Where `half` of all gate the others,
-// a chunk is of gates from begin / 2 on and of what they gate, `run` panels of each in turn:
+// Panels `begin` … `end` - 1 in the order in which they are multiplied. Where the first `half` of all
+// panels gate the others, a chunk holds gates from begin / 2 on and the panels that they gate, `run`
+// of each in turn:
 //
 //     half 10, begin 4, end 10    run 1    2 12 3 13 4 14        run 3    2 3 4 12 13 14
 struct PanelTurns {
     int64_t begin, end, half, run;
 
-    // Of `end` too: where the next chunk begins.
+    // `end` may be asked for too: it is where the next chunk begins.
     int64_t operator[](int64_t turn) const {
         if (!half) return turn;
         const int64_t first = begin / 2 + (turn - begin) / (2 * run) * run;
@@ -274,8 +274,8 @@ struct PanelTurns {
     int64_t place(int64_t turn) const { return (turn - begin) % run; }
 };
 
-// What becomes of the sums of a product's tiles; `put` writes what those of one amount to. Where
-// outputs are gated the gates of each row wait near, until the panels that they gate have their turn.
+// Turns the sums of a GEMM's tiles into outputs; `put` writes those of one tile. Where outputs are
+// gated, the gates of each row stay in a thread's memory until the panel that they gate is done.
 template <class Job>
 struct TileOutputs {
     const Job& job;
@@ -283,7 +283,8 @@ struct TileOutputs {
     int64_t panels = parts_of(job.outputs, panel_width);
     bool gated = job.gate.to && panels % 2 == 0 && panels * panel_width == job.outputs;
 
-    // Few rows take panels as they lie in memory, of many the gates of one panel are 32 KB.
+    // With few rows all gates come first, so panels are read in the order of memory. With many rows
+    // gates and gated panels alternate, for the gates of one panel are 32 KB already.
     PanelTurns turns(int64_t begin, int64_t end, bool few) const {
         return {begin, end, gated ? panels / 2 : 0, few ? (end - begin) / 2 : 1};
     }
@@ -292,8 +293,8 @@ struct TileOutputs {
         return gated ? (turns.run * rows + tile_pair) * panel_width * size_of(job.type) : 0;
     }
 
-    // Of the rows from `row` on, of `height` from `first` on, and the panel of this turn. `near` holds
-    // the gates of all these rows, behind what they gate of this tile.
+    // Writes `rows` rows from `row` on of the panel of this turn. The block of rows begins at `first`
+    // and has `height`. `near` holds this tile's gated outputs, then the gates of the block's rows.
     void finish(const PanelTurns& turns, int64_t turn, int64_t first, int64_t height, int64_t row,
                 int rows, const char* sums, char* near) const {
         const int64_t panel = turns[turn];
@@ -323,7 +324,7 @@ struct TileOutputs {
     }
 };
 
-// Adds up each tile of `num_rows` rows and all panels, and hands its sums[32][32] to `outputs`.
+// Multiplies `num_rows` rows by all panels, and hands the sums[32][32] of each tile to `outputs`.
 template <class Format, class Outputs>
 void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Outputs& outputs) {
     if (num_rows == 0) return;
