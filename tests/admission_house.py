@@ -1,10 +1,11 @@
 """An admission of an engine of four rows on a virtual clock, and what asks it."""
 
+from dataclasses import replace
 from typing import Any
 
 from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
 from headway.core.clock import VirtualClock
-from headway.core.errors import RequestError
+from headway.core.errors import OverloadedError, RequestError
 from headway.core.principal import Principal
 from headway.core.request import SamplingParams
 from headway.core.service import Limits, ServiceClass, service_classes
@@ -75,3 +76,14 @@ def asked_for(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> Adm
         prompt_param="messages",
         answer_param="max_tokens" if given else None,
     )
+
+
+def with_limits(**limits: Any) -> ServiceClass:
+    return replace(PLAIN, limits=Limits(**limits))
+
+
+def full(caught: Any, reason: str) -> OverloadedError:
+    error = caught.value
+    assert (error.status, error.code, error.reason) == (503, "overloaded", reason)
+    assert 1 <= error.retry_after_s <= 120
+    return error

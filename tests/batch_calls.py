@@ -7,6 +7,9 @@ from typing import Any
 
 import openai
 
+KEYS = ("key-one", "key-two")
+"""Of the server that `keyed` starts."""
+
 
 def line(name: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
     asked = {"model": "tiny", "max_tokens": 4, "temperature": 0, "seed": 1, **body}

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 # Modules whose assertions tell their values as a test's do.
-SHARED = "engine_world cached_world admission_house batch_runs batch_calls telemetry_cases drive"
+SHARED = (
+    "engine_world cached_world admission_house batch_runs batch_calls grammar_engine resolve_cases "
+    "telemetry_cases drive"
+)
 pytest.register_assert_rewrite(*SHARED.split())
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,10 @@ TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted((SOURCE / "headway").rglob("*.py"))
 SHARED_BY_UNIT = [
     TESTS / f"{name}.py"
-    for name in "fakes engine_world cached_world admission_house batch_runs batch_calls".split()
+    for name in (
+        *("fakes", "engine_world", "cached_world", "admission_house", "grammar_engine"),
+        *("batch_runs", "batch_calls", "resolve_cases", "small_tokenizers", "telemetry_cases"),
+    )
 ]
 
 MAY_IMPORT = {

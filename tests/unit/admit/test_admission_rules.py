@@ -1,29 +1,18 @@
 """Admission on a virtual clock: who is let in, who is refused, why, and for how long."""
 
 from dataclasses import replace
-from math import inf
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from admission_house import CLASSES, PLAIN, TOKEN_S, House, asked_for, step
-from headway.admit.admission import AdmissionRequest, Ticket
-from headway.admit.forecast import Forecast, QueueEntry
-from headway.admit.queue import QueueOrder
-from headway.admit.seen import Seen
+from admission_house import CLASSES, PLAIN, TOKEN_S, House, asked_for, full, step, with_limits
+from headway.admit.admission import Ticket
+from headway.admit.forecast import QueueEntry
 from headway.core.errors import OverloadedError, RequestError
-from headway.core.request import SamplingParams
-from headway.core.service import Limits, ServiceClass
 from headway.core.slo import Slo
 from headway.engine.policy import POLICIES
-
-
-def with_limits(**limits: Any) -> ServiceClass:
-    return replace(PLAIN, limits=Limits(**limits))
-
 
 # ── lengths ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,13 +94,6 @@ def test_tokens_are_held_and_settled():
 
 
 # ── the queue ───────────────────────────────────────────────────────────────────────────────────
-
-
-def full(caught: Any, reason: str) -> OverloadedError:
-    error = caught.value
-    assert (error.status, error.code, error.reason) == (503, "overloaded", reason)
-    assert 1 <= error.retry_after_s <= 120
-    return error
 
 
 def test_the_queue_is_bounded_before_anything_is_rendered():
@@ -359,99 +341,6 @@ def test_long_jobs_have_a_lane_and_a_bound():
     assert house.forecast.wait_s(chat.entry) == pytest.approx(wait_s)
 
 
-# ── what is learned ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_progress_counts():
-    house = House()
-    ticket = house.ask(1000)
-    (engine_id,) = ticket.entry.engine_ids
-    house.forecast.on_record(step(600, 0.6, prefilling=[(engine_id, 0, 600), (99, 0, 5)]))
-    assert house.forecast.tokens(ticket.entry) == 400
-    ticket.began(0)
-    assert house.forecast.backlog_s() == 0
-    house.forecast.check_integrity()
-
-
-def test_what_is_cached_is_not_waited_for():
-    house = House()
-    record = step(100, 0.1, num_queried_tokens=1000, num_cached_tokens=900)
-    house.forecast.on_record(record)
-    assert house.forecast.uncached == pytest.approx(0.1)
-    assert house.forecast.tokens(house.ask(1000).entry) == pytest.approx(100)
-
-
-def test_the_rate_follows_the_load():
-    """Steps in which prompts wait and none is computed count: rows or blocks were all taken."""
-    house = House()
-    house.ask(100)
-    before_s = house.forecast.token_s
-    for _ in range(20):
-        house.forecast.on_record(step(0, 0.1))
-    assert house.forecast.token_s > 2 * before_s
-    for _ in range(100):
-        house.forecast.on_record(step(200, 0.1))
-    assert house.forecast.token_s == pytest.approx(0.0005, rel=0.05)
-
-
-def test_the_engines_own_prediction_goes_first():
-    house = House()
-    house.ask(1000)
-    house.forecast.on_record(step(0, 0.1, started_s=1.0, prefill_s_per_token=0.004))
-    assert house.forecast.token_s == 0.004
-
-
-def test_before_any_step_nobody_is_refused_for_load():
-    house = House()
-    house.admission.forecast = house.forecast = Forecast(
-        house.clock, order=QueueOrder.DEADLINE, lane_share=0.1
-    )
-    for _ in range(10):
-        house.ask(5000)
-
-
-def test_while_rows_are_short_the_queue_is_so_many_rows_long():
-    """Ten short prompts of one user take 1 s to compute and, a row every 0.4 s, 4 s to begin; the
-    next would have its row after 4.4 s, and another user, who has it after one of theirs, 0.8 s."""
-    house, full = House(max_queue_wait_s=4.0), step(10, 0.01, row_s=0.4)
-    relaxed = Slo(ttft_s=100.0)
-    heavy = house.caller("heavy")
-    for _ in range(10):
-        house.ask(100, caller=heavy, slo=relaxed)
-    newcomer = QueueEntry(user="heavy", due_s=inf)
-    house.forecast.measured(newcomer, [100])
-    other = QueueEntry(user="other", due_s=inf)
-    house.forecast.measured(other, [100])
-    assert house.forecast.wait_s(newcomer) == pytest.approx(1.1 + 0.1)
-    house.forecast.on_record(full)
-    assert house.forecast.wait_s(newcomer) == pytest.approx(4.4 + 0.01)
-    assert house.forecast.wait_s(other) == pytest.approx(0.8 + 0.01)
-    with pytest.raises(OverloadedError) as error:
-        house.ask(100, caller=heavy, slo=relaxed)
-    assert error.value.reason == "queue_seconds"
-    house.ask(100, caller=house.caller("other"), slo=relaxed).close()
-    house.forecast.on_record(step(10, 0.01))
-    assert house.forecast.wait_s(newcomer) < 2, "there are rows again"
-
-
-def test_rows_that_others_had_of_late_are_not_counted_on():
-    """Of the last forty rows each second went to one who does not wait now: a backlog of two takes
-    twice as long, but not the first request of one who asks seldom."""
-    house = House()
-    house.forecast.on_record(step(10, 0.01, row_s=0.4))
-    relaxed = Slo(ttft_s=100.0)
-    for number in range(40):
-        caller = house.caller("heavy" if number % 2 else f"light {number % 3}")
-        ticket = house.ask(10, caller=caller, slo=relaxed)
-        ticket.began(0)
-        ticket.close()
-    house.ask(10, caller=house.caller("heavy"), slo=relaxed)
-    for user, wait_s in (("heavy", 2 * 0.4 * 2), ("seldom", 2 * 0.4)):
-        newcomer = QueueEntry(user=user, due_s=inf)
-        house.forecast.measured(newcomer, [10])
-        assert house.forecast.wait_s(newcomer) == pytest.approx(wait_s, rel=0.05)
-
-
 # ── any order of events ─────────────────────────────────────────────────────────────────────────
 
 
@@ -526,37 +415,3 @@ class Door(RuleBasedStateMachine):
 
 TestDoor = Door.TestCase
 TestDoor.settings = settings(max_examples=30, stateful_step_count=20)
-
-
-def test_what_was_computed_before_is_not_waited_for_again():
-    """A system prompt of 1,500 tokens counts once, by owner, and never the last token."""
-    house = House()
-    system, question = list(range(1500)), [7] * 150
-    first = AdmissionRequest(
-        lengths=[1650],
-        sampling=SamplingParams(),
-        max_model_len=8192,
-        prompts=[system + question],
-        salt="alice",
-    )
-    ticket = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
-    ticket.measure(first)
-    assert ticket.entry.left == {0: 1650}
-    ticket.began(0)
-    seen = house.admission.seen
-    assert seen.found("alice", system + [9] * 150) == 1472
-    assert seen.found("bob", system + question) == 0
-    assert seen.found("alice", system[:64]) == 63
-    again = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
-    again.measure(replace(first, prompts=[system + [9] * 150]))
-    assert again.entry.left == {0: 178}
-
-
-def test_what_was_seen_is_bounded():
-    """The least recently used pages go first."""
-    seen = Seen(most_pages=4)
-    seen.add("", [1] * 128)
-    seen.add("", [2] * 192)
-    assert len(seen) == 4
-    assert seen.found("", [2] * 300) == 192
-    assert seen.found("", [1] * 300) == 0  # its first page is gone

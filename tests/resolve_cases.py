@@ -1,0 +1,56 @@
+"""Machines and models to resolve options on."""
+
+from headway.core.machine import Accelerator, Machine
+from headway.core.model_spec import spec_from_config
+from headway.core.options import EngineOptions
+from headway.core.resolve import Settings, resolve
+
+GIB = 2**30
+
+
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+}
+
+
+WEIGHTS = 2 * 494_032_768
+
+
+TOKEN = 12_288  # 2 · 24 layers · 2 heads · 64 dims · 2 bytes
+
+
+BLOCK = 16 * TOKEN
+
+
+def machine(free=10 * GIB, *, cores=8, gpu_free=None, gpu_total=80 * GIB) -> Machine:
+    accelerator = None
+    if gpu_free is not None:
+        accelerator = Accelerator(name="H200", total_bytes=gpu_total, free_bytes=gpu_free)
+    return Machine(
+        num_cores=cores,
+        total_bytes=64 * GIB,
+        free_bytes=free,
+        cpu_flags=frozenset({"avx512_bf16"}),
+        accelerator=accelerator,
+    )
+
+
+def model(**changes):
+    return spec_from_config({**QWEN, **changes}, {})
+
+
+def decide(on=None, spec=None, **options) -> tuple[Settings, dict[str, str]]:
+    """The settings and name → "value: why"."""
+    settings, reasons = resolve(EngineOptions(**options), on or machine(), spec or model())
+    told = {reason.name: f"{reason.value}: {reason.why}" for reason in reasons}
+    assert len(told) == len(reasons), "a setting has two reasons"
+    return settings, told

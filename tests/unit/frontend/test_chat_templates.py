@@ -1,0 +1,231 @@
+"""Chat templates: as transformers renders them, found in a folder, refused in their own words."""
+
+import json
+import warnings
+
+import pytest
+from tokenizers import decoders
+
+from headway.core.errors import ModelError, RequestError, TokenizerError
+from headway.frontend.text import Tokenizer
+from headway.frontend.text.template import ChatTemplate
+from small_tokenizers import bytelevel
+
+USER = {"role": "user", "content": 'Wie geht\'s? <b>&"日本" 😀'}
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "wetter",
+        "description": "Das Wetter, für <heute> & morgen",
+        "parameters": {"type": "object", "properties": {"ort": {"type": "string"}}},
+    },
+}
+
+
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"type": "function", "function": {"name": "wetter", "arguments": {"ort": "Köln"}}}
+    ],
+}
+
+
+CONVERSATIONS = [
+    [USER],
+    [{"role": "system", "content": "Be brief."}, USER],
+    [USER, {"role": "assistant", "content": "Good."}, {"role": "user", "content": "And you?"}],
+    [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nGood."}, USER],
+    [USER, CALL, {"role": "tool", "content": '{"t": 20}'}],
+]
+
+
+@pytest.fixture(scope="module", params=["minimind", "smollm2-grafted"])
+def both(request, shared):
+    """Our tokenizer and transformers', of one folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+        folder = shared / "tokenizers" / request.param
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    return Tokenizer(folder), theirs
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
+@pytest.mark.parametrize("generate", [True, False])
+@pytest.mark.parametrize("options", [{}, {"tools": [TOOL]}, {"open_thinking": True}], ids=str)
+def test_template_as_transformers_renders_it(both, messages, generate, options):
+    ours, theirs = both
+    expected = theirs.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=generate, **options
+    )
+    assert ours.render(messages, add_generation_prompt=generate, **options) == expected
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=generate, **options)
+    ids = ids if isinstance(ids, list) else ids["input_ids"]
+    assert ours.chat_ids(messages, add_generation_prompt=generate, **options) == ids
+
+
+@pytest.mark.parametrize("start", ["The answer", "e", "m", "Good. ", "two\nlines", "im_end", " x"])
+def test_continued_message_as_transformers_renders_it(both, start):
+    """Also where the text is found again behind the message: "e" is in <|im_end|>."""
+    ours, theirs = both
+    messages = [USER, {"role": "assistant", "content": start}]
+    expected = theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert ours.render(messages, continue_final_message=True) == expected
+
+
+def template(source: str, **special) -> ChatTemplate:
+    return ChatTemplate(source, special)
+
+
+def test_continued_message():
+    chat = template("{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]\n{% endfor %}")
+    messages = [USER, {"role": "assistant", "content": ""}]
+    assert chat.render(messages, continue_final_message=True).endswith("[end]\n[assistant]")
+    messages[-1]["content"] = "nd"
+    assert chat.render(messages, continue_final_message=True).endswith("[assistant]nd")
+    assert messages[-1]["content"] == "nd", "the caller's messages were changed"
+    trimming = template("{{ messages[-1].content | trim }}</s>")
+    last = [{"role": "assistant", "content": "one two  "}]
+    assert trimming.render(last, continue_final_message=True) == "one two"
+
+
+@pytest.mark.parametrize(
+    ("source", "messages"),
+    [
+        ("{{ messages | length }}", [{"role": "assistant", "content": "x"}]),
+        ("{{ messages[-1].content }}", [{"role": "assistant", "content": None}]),
+        ("{{ messages[-1].content }}", [{"role": "assistant"}]),
+        ("{{ messages[-1].content }}", []),
+    ],
+)
+def test_what_cannot_be_continued(source, messages):
+    with pytest.raises(RequestError) as caught:
+        template(source).render(messages, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].nothing.there }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 // 0 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ {1: messages} | tojson(sort_keys=5, indent=messages) }}",
+        "{{ '%d' % 'x' }}",
+        "{{ 'x'.encode('no such codec') }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ dict(a=1).popitem() }}",
+    ],
+)
+def test_what_a_template_raises_refuses_the_request(source):
+    with pytest.raises(RequestError, match="template refuses") as caught:
+        template(source).render([USER])
+    assert (caught.value.param, caught.value.status) == ("messages", 400)
+
+
+def test_refusal_says_the_template_s_words():
+    with pytest.raises(RequestError, match="roles must alternate"):
+        template("{{ raise_exception('roles must alternate') }}").render([USER])
+
+
+def test_json_in_templates():
+    """Jinja's own filter would write \\u003cb\\u003e."""
+    value = {"b": "<b> & 日本", "a": 1}
+    chat = template("{{ messages | tojson }}|{{ messages | tojson(indent=1, sort_keys=true) }}")
+    plain, pretty = chat.render([value]).split("|")
+    assert plain == json.dumps([value], ensure_ascii=False)
+    assert pretty == json.dumps([value], ensure_ascii=False, indent=1, sort_keys=True)
+    spaced = template("{{ messages | tojson(separators=(',', ':')) }}")
+    assert spaced.render([value]) == '[{"b":"<b> & 日本","a":1}]'
+
+
+def test_special_tokens_and_blocks():
+    chat = template("{{ bos_token }}\n  {% if tools %}\ntools\n  {% endif %}\nend", bos_token="<s>")
+    assert chat.render([USER]) == "<s>\nend"
+    assert chat.render([USER], tools=[TOOL]) == "<s>\ntools\nend"
+    assert len(template("{{ strftime_now('%Y') }}").render([])) == 4
+    loop = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}x{% endfor %}"
+    assert template(loop).render([USER, USER]) == "x"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder with a small tokenizer and no template."""
+    bytelevel(decoders.ByteLevel()).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def config(folder, **content) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+
+
+def test_where_the_template_comes_from(folder, tmp_path):
+    """The operator's file, chat_template.jinja, the config, chat_template.json: the first."""
+    (folder / "chat_template.json").write_text('{"chat_template": "json"}')
+    assert Tokenizer(folder).render([]) == "json"
+    config(folder, chat_template=[{"name": "default", "template": "named"}])
+    assert Tokenizer(folder).render([]) == "named"
+    config(folder, chat_template="config {{ bos_token }}", bos_token={"content": "<s>"})
+    assert Tokenizer(folder).render([]) == "config <s>"
+    (folder / "chat_template.jinja").write_text("beside")
+    assert Tokenizer(folder).render([]) == "beside"
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("mine")
+    assert Tokenizer(folder, mine).render([]) == "mine"
+
+
+def test_model_without_a_template(folder):
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.template is None
+    with pytest.raises(RequestError, match="/v1/completions") as caught:
+        tokenizer.chat_ids([USER])
+    assert (caught.value.param, caught.value.code) == ("messages", "no_chat_template")
+
+
+def test_template_writes_its_own_special_tokens(folder):
+    config(folder, chat_template="<|start|>{{ messages[0].content }}<|end|>")
+    tokenizer = Tokenizer(folder)
+    ids = tokenizer.chat_ids([{"role": "user", "content": "the"}])
+    assert [tokenizer.token(i) for i in (ids[0], ids[-1])] == ["<|start|>", "<|end|>"]
+
+
+def test_broken_templates(folder, tmp_path):
+    config(folder, chat_template="{% for %}")
+    with pytest.raises(TokenizerError, match="does not compile"):
+        Tokenizer(folder)
+    with pytest.raises(TokenizerError, match="cannot be read") as caught:
+        Tokenizer(folder, tmp_path / "nowhere.jinja")
+    assert "--chat-template" in caught.value.fix
+    latin = tmp_path / "latin.jinja"
+    latin.write_bytes(b"\xe9\xff")
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        Tokenizer(folder, latin)
+
+
+def test_missing_tokenizer(tmp_path):
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json") as caught:
+        Tokenizer(tmp_path)
+    assert "--skip-tokenizer-init" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
+def test_sentencepiece_alone(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(TokenizerError, match="only a sentencepiece tokenizer") as caught:
+        Tokenizer(tmp_path)
+    assert name in caught.value.cause
+    assert "save_pretrained" in caught.value.fix
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model": {"type": "New"}}', "null"])
+def test_broken_tokenizers(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path)
