@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from error_cases import CHAT, TEXT
 from test_fuzz import ATOMS, FIELDS, GOOD, MESSAGES, RESPONSES, anything, mutate
-from test_request_errors import CHAT, TEXT
 
 from headway.server.fields import DEFAULTS, ELSEWHERE
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from live_server import LiveServer, headway
+from sent_requests import sent_as
 
 from conftest import StartServer
 from fake_openai import FakeServer
 from headway.bench import trial
 from headway.bench.latency import latency
 from headway.bench.report import Report
-from headway.bench.traces import Row, read_trace, unquantized
+from headway.bench.traces import read_trace, unquantized
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 
@@ -147,16 +148,6 @@ def test_a_conversation_grows_by_what_was_answered(endpoint: str) -> None:
         if turn:
             ended_s = turns[talk, turn - 1].ended_s
             assert ended_s is not None and x.scheduled_s >= ended_s
-
-
-def sent_as(rows: list[Row], report: Report, truth: list[dict[str, Any]]) -> None:
-    """What the server got is the trace: lengths in their order, gaps in their distribution."""
-    exchanges = sorted(report.run.exchanges, key=lambda x: x.id)
-    expected = [(row.prompt_tokens, row.output_tokens) for row in rows[: len(exchanges)]]
-    assert [(x.asked_prompt_tokens, x.asked_output_tokens) for x in exchanges] == expected
-    assert sorted((t["prompt_tokens"], t["max_tokens"]) for t in truth) == sorted(
-        pair for pair in expected if pair[1] > 2
-    ), "the fake takes answers of up to two tokens for probes"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from live_server import headway
-from test_bench import sent_as
+from sent_requests import sent_as
 
 from fake_openai import FakeServer
 from headway.bench.export import read_json

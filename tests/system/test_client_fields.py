@@ -9,25 +9,16 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from client_fields import TEMPLATE, USER
 from live_server import LiveServer
 from scripted import ScriptedServer, scripted
 from surface_clients import ADAPTERS, ENDPOINTS
 
-USER: Any = [{"role": "user", "content": "How is Rome?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 HEAD = '<tool_call>\n{"name": "get_weather", "arguments": '
 CALL = HEAD + '{"city": "Rome"}}\n</tool_call>'
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}"
-    '{{ \'<tool_call>{"name": …, "arguments": …}</tool_call>\' }}{% endif %}'
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{% if m.reasoning %}[{{ m.reasoning }}]{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")

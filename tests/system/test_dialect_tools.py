@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 from scripted import ScriptedServer, scripted
-from test_tools import CITY, HERMES, NOON, ROME
+from tool_scripts import CITY, HERMES, NOON, ROME
 
 from headway.core.errors import EngineDownError
 from headway.core.request import Request, SequenceUpdate

@@ -1,31 +1,17 @@
 """Keys, CORS and strictness: what the server does when it is told to be careful."""
 
-import http.client
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from door_cases import ROUTES, ask, error_of
 from live_server import LiveServer, headway
 
 from headway.server import page
-from headway.server.app import SMALL_ROUTES
-from headway.server.batches.routes import BATCH_ROUTES
-from headway.server.files.routes import FILE_ROUTES
 
 KEY, OTHER_KEY, ORIGIN = "key-one", "key-two", "http://localhost:3000"
 PUBLIC = ("/health", "/ready", *page.PATHS)
-ROUTES = [
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    *((method, path.replace("{name:path}", "careful")) for method, path, _ in SMALL_ROUTES),
-    *((method, path.replace("{id}", "x")) for method, path, _ in [*FILE_ROUTES, *BATCH_ROUTES]),
-    *(("GET", path) for path in sorted(page.PATHS)),
-    ("GET", "/nowhere"),
-    ("POST", "/v1/responses"),
-    ("POST", "/v1/messages"),
-]
 TRICKS = [
     "//v1/models",
     "/v1//models",
@@ -76,40 +62,6 @@ def careful(tiny_model: Path) -> Iterator[LiveServer]:
         yield live.wait_ready()
     finally:
         live.close()
-
-
-def ask(
-    live: LiveServer,
-    method: str,
-    path: str,
-    headers: dict[str, str] | None = None,
-    body: bytes | None = None,
-) -> tuple[int, dict[str, str], bytes]:
-    """One request with the path exactly as given."""
-    connection = http.client.HTTPConnection(live.url.removeprefix("http://"), timeout=30)
-    try:
-        headers = headers or {}
-        connection.putrequest(method, path, skip_host="Host" in headers)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        if body is not None:
-            connection.putheader("content-length", str(len(body)))
-        connection.endheaders(body)
-        answer = connection.getresponse()
-        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-    finally:
-        connection.close()
-
-
-def error_of(content: bytes) -> dict[str, Any]:
-    body = msgspec.json.decode(content)
-    error: dict[str, Any] = body["error"]
-    if "request_id" in body:  # below /v1/messages
-        assert set(body) == {"type", "error", "request_id"}
-        assert set(error) == {"message", "type"} and error["type"] == "authentication_error"
-        return {**error, "code": "invalid_api_key"}
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 WRONG = {

@@ -12,8 +12,8 @@ import jsonschema
 import openai
 import pytest
 from live_server import LiveServer
-from test_tools import HERMES, MISTRAL, calls_of, gathered
 from tiny_model import tiny_config, tiny_weights, write_json, write_tokenizer
+from tool_scripts import HERMES, MISTRAL, calls_of, gathered
 
 pytest.importorskip("headway.engine.grammar", reason="this engine has no grammars")
 

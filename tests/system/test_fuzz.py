@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from error_cases import BODIES, CHAT, STRUCTS, TEXT, check_error
 from live_server import LiveServer
-from test_request_errors import BODIES, CHAT, STRUCTS, TEXT, check_error
 
 from headway.server.anthropic.schema import MessagesBody
 from headway.server.responses.schema import ResponsesBody

@@ -20,10 +20,10 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from error_cases import CHAT, check_error
 from hostile import STARTS, Attack, make_attacks
 from live_server import LiveServer, wait_until
 from test_fuzz import check_anthropic
-from test_request_errors import CHAT, check_error
 
 import headway
 from conftest import StartServer

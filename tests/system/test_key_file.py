@@ -10,8 +10,8 @@ import aiohttp
 import msgspec
 import openai
 import pytest
+from door_cases import ROUTES, ask, error_of
 from live_server import NO_TORCH, LiveServer, headway, wait_until
-from test_doors import ROUTES, ask, error_of
 
 from headway.edge.auth import KEY, OPERATOR, PUBLIC
 from headway.edge.key_file import row_text

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
+from door_cases import ask
 from live_server import LiveServer, wait_until
-from test_doors import ask
 
 KEY, WRONG_KEY = "canary-key-4b1d", "canary-wrong-9e2f"
 PROMPT = "canaryprompt"

@@ -12,8 +12,8 @@ import anthropic
 import openai
 import pytest
 import requests
+from client_fields import TEMPLATE, USER
 from scripted import ScriptedServer, scripted
-from test_client_fields import TEMPLATE, USER
 
 from headway.admit.admission import Rules
 from headway.core.errors import RequestError, ShedError

@@ -17,7 +17,7 @@ import pytest_asyncio
 from browser import PATIENCE_MS, OpenPage, Visit, chromium, visits
 from live_server import NO_TORCH, LiveServer
 from scripted import ScriptedServer, scripted
-from test_tools import HERMES
+from tool_scripts import HERMES
 
 import headway
 from headway.evals.skills.suite import SKILLS

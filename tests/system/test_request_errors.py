@@ -10,21 +10,15 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from error_cases import BODIES, CHAT, STRUCTS, TEXT, check_error
 from live_server import LiveServer
 from tiny_model import CONTEXT
 
 from headway.server.endpoints import GENERATIONS
 from headway.server.fields import DEFAULTS
-from headway.server.openai.schema import NO_OPS, ChatBody, CompletionBody
+from headway.server.openai.schema import NO_OPS
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
-    TEXT: {"model": "tiny", "prompt": "hi", "max_tokens": 2},
-}
 REFUSED = {row.path: sorted(row.accepts.refused) for row in GENERATIONS}
-STRUCTS = {CHAT: ChatBody, TEXT: CompletionBody}
-
 Answer = tuple[int, Any, typing.Mapping[str, str]]
 
 
@@ -39,17 +33,6 @@ async def send(http: aiohttp.ClientSession, path: str, body: Any) -> Answer:
         if answer.status != 200:
             check_error(answer.status, content)
         return answer.status, content, dict(answer.headers)
-
-
-def check_error(status: int, content: Any) -> None:
-    """The one shape errors have."""
-    assert status in (400, 401, 403, 404, 405, 413, 429, 503), (status, content)
-    assert set(content) == {"error"}
-    error = content["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert isinstance(error["message"], str) and len(error["message"]) < 2000
-    assert isinstance(error["type"], str) and isinstance(error["code"], str)
-    assert error["param"] is None or isinstance(error["param"], str)
 
 
 def changed(path: str, **fields: Any) -> dict[str, Any]:
