@@ -24,7 +24,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[InProcess]:
-    opened = InProcess(tmp_path, max_queue=100_000, max_queue_wait=600.0)
+    opened = InProcess(tmp_path, max_queue=100_000, max_queue_wait=36_000.0)
     admission = opened.state.rows[0].admission  # on a slow machine each of these prompts is long
     admission.rules = replace(admission.rules, max_long_queue=100_000)
     yield opened
