@@ -22,7 +22,7 @@ from headway.edge.event_stream import DONE
 from headway.edge.keys import Caller
 from headway.frontend.answer import Delta
 from headway.frontend.text import OutputParserSpec
-from headway.frontend.text.parts import CallEnds, Said
+from headway.frontend.text.parts import CallEnds, Output
 from headway.server.body import Accepts
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
@@ -160,7 +160,7 @@ class Progress:
     num_generated: int = 0
     num_cached: int = 0
     num_reasoned: int = 0
-    said: dict[int, Said] = field(default_factory=dict)
+    outputs: dict[int, Output] = field(default_factory=dict)
     """Choice → what its parts add up to, where the answers are read for them."""
     timeline: Timeline | None = None
     """From when it is sent to the engine."""
@@ -178,8 +178,8 @@ class Progress:
 
     def has_calls(self, choice: int) -> bool:
         """Whether a choice has called a tool."""
-        said = self.said.get(choice)
-        return said is not None and bool(said.calls)
+        output = self.outputs.get(choice)
+        return output is not None and bool(output.calls)
 
     def count(self, number: int, deltas: list[Delta]) -> list[tuple[int, Delta]]:
         """(choice, delta) of what prompt `number` gained, its tokens and its ends counted."""
@@ -206,15 +206,15 @@ class Progress:
         return pairs
 
     def accumulate(self, choice: int, delta: Delta) -> None:
-        """Add the parts of `delta` to what was said; calls that are over are judged."""
-        said = self.said.setdefault(choice, Said())
-        said.take(delta.parts or ())
-        if said.thoughts and not (said.contents or said.calls):
+        """Add the parts of `delta` to its output; calls that are over are judged."""
+        output = self.outputs.setdefault(choice, Output())
+        output.accumulate(delta.parts or ())
+        if output.thoughts and not (output.contents or output.calls):
             self.num_reasoned += len(delta.token_ids)
         use, telemetry = self.request.use, self.request.model.telemetry
         for part in delta.parts or ():
             if isinstance(part, CallEnds) and use is not None:
-                call = said.calls[part.index]
+                call = output.calls[part.index]
                 telemetry.called(fits=use.fault(call.name, call.arguments) is None)
 
     def timings(self) -> dict[str, Any]:

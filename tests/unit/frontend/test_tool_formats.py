@@ -14,7 +14,7 @@ from headway.frontend.text.output_parser import (
     OutputParserSpec,
     choose_reasoning_markers,
 )
-from headway.frontend.text.parts import CallBegins, CallEnds, Content, Part, Said
+from headway.frontend.text.parts import CallBegins, CallEnds, Content, Output, Part
 from headway.frontend.text.tools import BY_NAME, FORMATS, choose_format
 
 OFFERED = frozenset({"f", "g", "get_weather"})
@@ -31,10 +31,10 @@ def parts_of(spec: OutputParserSpec, pieces: Iterable[str]) -> list[Part]:
 
 def told(spec: OutputParserSpec, *pieces: str) -> Result:
     """Content, reasoning, and each call's name, arguments and completeness."""
-    said = Said()
-    said.take(parts_of(spec, pieces))
-    calls = [(call.name, call.arguments, call.complete) for call in said.calls]
-    return said.content, said.reasoning, calls
+    output = Output()
+    output.accumulate(parts_of(spec, pieces))
+    calls = [(call.name, call.arguments, call.complete) for call in output.calls]
+    return output.content, output.reasoning, calls
 
 
 def spec(name: str, **fields: object) -> OutputParserSpec:
@@ -140,9 +140,9 @@ def test_a_single_call_ends_the_answer() -> None:
     parser = OutputParser(one)
     parts = parser.push(f"Well. {HERMES % ROME}\n{HERMES % '{}'} and more")
     assert parser.done and parser.num_calls >= 1
-    said = Said()
-    said.take(parts)
-    assert (said.content, [c.arguments for c in said.calls]) == ("Well.", [ROME])
+    output = Output()
+    output.accumulate(parts)
+    assert (output.content, [c.arguments for c in output.calls]) == ("Well.", [ROME])
     assert parser.push("x", last=True) == []
 
 

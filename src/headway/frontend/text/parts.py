@@ -1,6 +1,6 @@
 """What an answer is made of: content, reasoning and tool calls, as parts that arrive in order.
 
-A model writes one text; an `OutputParser` tells its parts apart while they arrive. `Said` is what
+A model writes one text; an `OutputParser` tells its parts apart while they arrive. `Output` is what
 they add up to. Worked example, a call of get_weather after a word of explanation:
 
     Content("Let me see.")
@@ -72,7 +72,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Said:
+class Output:
     """All parts of an answer so far, put together."""
 
     contents: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Said:
         """What the model wrote to itself."""
         return "".join(self.thoughts)
 
-    def take(self, parts: Iterable[Part]) -> None:
+    def accumulate(self, parts: Iterable[Part]) -> None:
         """Add what came next."""
         for part in parts:
             match part:

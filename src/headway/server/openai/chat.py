@@ -11,7 +11,7 @@ from headway.edge.errors import error_event, error_response
 from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
-from headway.frontend.text.parts import CallArguments, CallBegins, Content, Part, Reasoning, Said
+from headway.frontend.text.parts import CallArguments, CallBegins, Content, Output, Part, Reasoning
 from headway.server import prompt_text
 from headway.server.generation import GenerationRequest, Incoming, Progress
 from headway.server.models import ServedModel, State
@@ -327,22 +327,22 @@ class ChatDialect:
         if self._request.parser_spec is None:
             content = self._echoed + "".join(delta.text for delta in deltas)
             return {"role": "assistant", "content": content, "refusal": None}
-        said = self.progress.said.get(index, Said())
+        output = self.progress.outputs.get(index, Output())
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": (self._echoed + said.content) or (None if said.calls else ""),
+            "content": (self._echoed + output.content) or (None if output.calls else ""),
             "refusal": None,
         }
-        if said.reasoning and not self._hides_reasoning:
-            message |= dict.fromkeys(REASONING, said.reasoning)
-        if said.calls:
+        if output.reasoning and not self._hides_reasoning:
+            message |= dict.fromkeys(REASONING, output.reasoning)
+        if output.calls:
             message["tool_calls"] = [
                 {
                     "id": call.call_id,
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
-                for call in said.calls
+                for call in output.calls
             ]
         return message
 
