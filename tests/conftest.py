@@ -8,7 +8,7 @@ import pytest
 # Modules whose assertions tell their values as a test's do.
 SHARED = (
     "engine_world cached_world admission_house batch_runs batch_calls grammar_engine resolve_cases "
-    "telemetry_cases drive"
+    "telemetry_cases drive parity.cobatch"
 )
 pytest.register_assert_rewrite(*SHARED.split())
 

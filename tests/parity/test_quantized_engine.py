@@ -19,7 +19,7 @@ from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.native.available import best_instruction_set
 from headway.runtime.native.quantized import NativeQuantizedLinear
-from parity import test_cobatch as cobatch
+from parity import cobatch
 from parity.tiny import prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from drive import engine_for
 from headway.core.model_spec import RopeSpec
 from headway.runtime.rope import RopeTable, dynamic_theta
-from parity.test_transformers import our_logits, their_logits
+from parity.logits import our_logits, their_logits
 from parity.tiny import prompts, save, spell_as_transformers_4, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

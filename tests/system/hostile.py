@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from error_cases import CHAT, TEXT
-from test_fuzz import ATOMS, FIELDS, GOOD, MESSAGES, RESPONSES, anything, mutate
+from fuzz_cases import ATOMS, FIELDS, GOOD, MESSAGES, RESPONSES, anything, mutate
 
 from headway.server.fields import DEFAULTS, ELSEWHERE
 

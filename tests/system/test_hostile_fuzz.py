@@ -21,9 +21,9 @@ import aiohttp
 import msgspec
 import pytest
 from error_cases import CHAT, check_error
+from fuzz_cases import check_anthropic
 from hostile import STARTS, Attack, make_attacks
 from live_server import LiveServer, wait_until
-from test_fuzz import check_anthropic
 
 import headway
 from conftest import StartServer

@@ -264,6 +264,19 @@ def test_unit_tests_stand_in_the_rooms_that_they_test():
     assert folders <= MAY_IMPORT.keys()
 
 
+def test_no_test_imports_another():
+    """What two need is in a module of its own; a table written from tests reads them late."""
+    faults = [
+        (path.name, node.lineno)
+        for path in TESTS.rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        if name.rpartition(".")[2].startswith("test_")
+    ]
+    assert faults == []
+
+
 def test_unit_tests_never_import_torch():
     files = [*sorted((TESTS / "unit").rglob("*.py")), *SHARED_BY_UNIT]
     assert len(files) > 70
