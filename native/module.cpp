@@ -285,7 +285,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native",
 PyMODINIT_FUNC PyInit__native() {
     PyObject* module = PyModule_Create(&definition);
     PyObject* type = PyType_FromSpec(&spec);
-    if (module != nullptr && type != nullptr && PyModule_AddObjectRef(module, "Kernels", type) == 0)
+    if (module != nullptr && type != nullptr &&
+        PyModule_AddObjectRef(module, "Kernels", type) == 0 &&
+        PyModule_AddIntConstant(module, "operation_bytes", sizeof(headway::Operation)) == 0)
         return module;
     Py_XDECREF(type);
     Py_XDECREF(module);

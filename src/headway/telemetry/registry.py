@@ -110,7 +110,7 @@ ROWS = (
         C,
         "Sequences finished, by reason.",
         ("finished_reason",),
-        known=("stop", "length", "abort", "error"),
+        known=("stop", "tool_calls", "length", "abort", "error"),
     ),
     Row("num_preemptions", C, "Sequences sent back to the queue."),
     Row(

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+OPERATION_BYTES = 200
+"""Size of `Operation` in native/program.h; a module of another version has another."""
+
 
 def compiled_module() -> Path:
     """The file of the compiled kernels; only where `best_instruction_set` names one."""
@@ -21,5 +24,7 @@ def best_instruction_set() -> tuple[str, str]:
         compiled = any(Path(__file__).parent.glob("_native*.so"))
         why = str(error)[:200] if compiled else "not compiled at install; is there a C++ compiler?"
         return "", f"the native kernels are not there ({why})"
+    if getattr(_native, "operation_bytes", 0) != OPERATION_BYTES:
+        return "", "the native kernels are of another version; install Headway again"
     name = _native.instruction_sets()[0]
     return name, f"compiled for {name}, the best that this CPU runs"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.batch import Batch
+from headway.runtime.native.available import OPERATION_BYTES
 from headway.runtime.native.library import NativeLibrary, address
 
 CODES = ("embed", "norm", "linear", "quantized", "rope", "gated", "add", "write_kv", "attention")
@@ -36,6 +37,7 @@ OPERATION = np.dtype(
     align=True,
 )
 """`Operation` of native/program.h, which says what a field is for each code."""
+assert OPERATION.itemsize == OPERATION_BYTES
 NOWHERE = (-1, 0, 0)
 CACHE_LINE = 64
 
