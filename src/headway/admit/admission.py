@@ -155,11 +155,11 @@ class Admission:
             name: None for name in Limits.__struct_fields__ if getattr(own, name) is not None
         }
         limits = msgspec.structs.replace(wanted, **shadowed)
-        of = caller.principal.name, service_class.name
-        meter = self._meters.get(of)
+        whose = caller.principal.name, service_class.name
+        meter = self._meters.get(whose)
         if meter is None or meter.limits != limits:
             who = f"Each user of the class {service_class.name}"
-            meter = self._meters[of] = Meter(limits, self.clock, who)
+            meter = self._meters[whose] = Meter(limits, self.clock, who)
         return meter
 
     def _next_s(self) -> float:
