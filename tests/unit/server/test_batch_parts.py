@@ -20,6 +20,7 @@ from headway.server.batches.call import batch_body
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import check_file, read_body
 from headway.server.batches.runner import Runner
+from headway.server.batches.store import Batch
 from in_process import fake_state
 
 # ── lines ───────────────────────────────────────────────────────────────────────────────────
@@ -138,6 +139,52 @@ async def test_lines_run_at_once_as_many_as_told(tmp_path: Path):
         runner.lane.others = 1
         await over(runner, await begin(runner, names_of(20)))
         assert endpoint.most == 1
+
+
+async def test_a_batch_cancelled_as_its_line_begins_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The task of the line is cancelled before its first step: no `finally` of it ever runs."""
+    create_task = asyncio.create_task
+    async with running(tmp_path, Endpoint(), batch_concurrency=2) as runner:
+
+        async def cancel_first(but: int) -> None:
+            await runner.batches.cancel(batch_id, "me")
+
+        def cancelled_at_once(work: Any) -> Any:
+            task = create_task(work)
+            if work.__name__ == "_answer":
+                task.cancel()
+                runner.cancel(batch_id)
+            return task
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "create_task", cancelled_at_once)
+            patch.setattr(runner.lane, "empty", cancel_first)
+            batch_id = await begin(runner, names_of(4))
+            batch = await over(runner, batch_id)
+        assert batch.status == "cancelled" and not written(runner, batch.output_file_id)
+        assert runner.lane.busy == 0
+        next_id = await begin(runner, names_of(4))
+        assert len(written(runner, (await over(runner, next_id)).output_file_id)) == 4
+
+
+async def test_a_batch_cancelled_between_its_check_and_its_lines_runs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    endpoint = Endpoint(stuck_after=0)
+    async with running(tmp_path, endpoint) as runner:
+        begun = runner.batches.begin
+
+        async def cancelled_after(batch_id: str, checked: Any) -> Batch:
+            batch = await begun(batch_id, checked)
+            await runner.batches.cancel(batch_id, "me")
+            runner.cancel(batch_id)
+            return batch
+
+        monkeypatch.setattr(runner.batches, "begin", cancelled_after)
+        batch = await over(runner, await begin(runner, names_of(4)))
+        assert batch.status == "cancelled" and not written(runner, batch.output_file_id)
 
 
 async def test_owners_take_turns(tmp_path: Path):

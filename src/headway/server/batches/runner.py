@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -53,7 +54,7 @@ class Job:
     batch: Batch
     waiting: deque[Line] = field(default_factory=deque)
     alone: deque[Line] = field(default_factory=deque)
-    running: set[asyncio.Task[None]] = field(default_factory=set)
+    running: set[asyncio.Task[bool]] = field(default_factory=set)
     fetched: int = 0
     exhausted: bool = False
     stopped: bool = False
@@ -180,9 +181,12 @@ class Runner:
 
     async def _run_lines(self, batch: Batch) -> Batch:
         job = self._jobs[batch.id] = Job(batch)
-        self._woken.set()
         expired = False
         try:
+            now = await self._patiently(lambda: self.batches.get(batch.id))
+            if now.status == "cancelling":  # since it was checked, when there was no job to stop
+                job.stop()
+            self._woken.set()
             left_s = max(0.0, batch.expires_at - self.files.clock.wall_s())
             await asyncio.wait_for(job.over.wait(), left_s)
         except TimeoutError:
@@ -235,8 +239,10 @@ class Runner:
             line = await self._next_line(job) if caller is not None else None
             if caller is not None and line is not None:
                 await self.lane.empty(but=1 if line.tries else self.lane.busy)
+            if caller is not None and line is not None and not job.stopped:
                 task = asyncio.create_task(self._answer(job, line, caller))
                 job.running.add(task)
+                task.add_done_callback(partial(self._line_ended, job, caller))
         finally:
             if task is None:
                 if caller is not None:
@@ -314,38 +320,40 @@ class Runner:
             return job.waiting.popleft()
         return job.alone.popleft() if job.alone else None
 
-    async def _answer(self, job: Job, line: Line, caller: Caller) -> None:
+    async def _answer(self, job: Job, line: Line, caller: Caller) -> bool:
         """Ask until there is an answer to keep, and keep it; or leave the line for later.
 
         One that met a limit of its key goes back and counts for nothing; one during which the
-        engine died runs again alone.
+        engine died runs again alone. Returns whether the line counts for its key.
         """
         batch_id, owner = job.batch.id, caller.principal.name
-        counted = True
-        try:
-            answer = await self._ask_patiently(job.batch, line, caller)
-            if answer.status == LIMITED:
-                counted = False
-                (job.alone if line.tries else job.waiting).appendleft(line)
-                self._rest(owner, answer.retry_after_s or WAIT_S)
-                return
-            self._end_rest(owner)
-            if answer.code == ENGINE_DIED:
-                await self._patiently(lambda: self.batches.tried(batch_id, line.number))
-                if line.tries + 1 < MOST_TRIES:
-                    job.alone.append(replace(line, tries=line.tries + 1))
-                    return
-                answer = refused(ServerFaultError("The engine died of this line, twice."))
-            result = answered(line.custom_id, answer.status, answer.request_id, answer.body)
-            await self._patiently(lambda: self.batches.finish_line(batch_id, line.number, result))
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            job.running.discard(task)
-            caller.meter.leave(counted=counted)
-            self.lane.leave()
-            job.check_over()
-            self._woken.set()
+        answer = await self._ask_patiently(job.batch, line, caller)
+        if answer.status == LIMITED:
+            (job.alone if line.tries else job.waiting).appendleft(line)
+            self._rest(owner, answer.retry_after_s or WAIT_S)
+            return False
+        self._end_rest(owner)
+        if answer.code == ENGINE_DIED:
+            await self._patiently(lambda: self.batches.tried(batch_id, line.number))
+            if line.tries + 1 < MOST_TRIES:
+                job.alone.append(replace(line, tries=line.tries + 1))
+                return True
+            answer = refused(ServerFaultError("The engine died of this line, twice."))
+        result = answered(line.custom_id, answer.status, answer.request_id, answer.body)
+        await self._patiently(lambda: self.batches.finish_line(batch_id, line.number, result))
+        return True
+
+    def _line_ended(self, job: Job, caller: Caller, task: asyncio.Task[bool]) -> None:
+        """Give back what a line held, however its task ended.
+
+        A task that is cancelled before its first step never enters its own `finally`.
+        """
+        counted = task.cancelled() or task.exception() is not None or task.result()
+        job.running.discard(task)
+        caller.meter.leave(counted=counted)
+        self.lane.leave()
+        job.check_over()
+        self._woken.set()
 
     async def _ask_patiently(self, batch: Batch, line: Line, caller: Caller) -> Answer:
         """The line's answer, however often the server is full."""
