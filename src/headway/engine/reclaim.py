@@ -104,9 +104,10 @@ class Reclaim:
             return False
         if sequence.num_generated:
             return True
-        given_s = sequence.request.terms.first_token_s(sequence.num_prompt - sequence.expected)
+        matched = self.policy.matched_tokens(sequence)
+        given_s = sequence.request.terms.first_token_s(sequence.num_prompt - matched)
         given_s = min(given_s, UNPROMISED_S)
-        own_s = token_s * (len(sequence.tokens) - sequence.expected)
+        own_s = token_s * (len(sequence.tokens) - matched)
         waited_s = self.clock.now_s() - sequence.arrived_s
         return waited_s >= PATIENCE * max(given_s - own_s, 0.0)
 

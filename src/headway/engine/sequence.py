@@ -7,6 +7,8 @@
 A prompt chunk, a decode step, a fork and a resumed sequence differ only in these two numbers.
 """
 
+from typing import Any
+
 from headway.core.plan import NewSequence, Sample
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
 from headway.engine.chain import Chain
@@ -25,7 +27,6 @@ class Sequence:
         "block_tables",
         "chain",
         "computed",
-        "expected",
         "first_live",
         "first_scheduled_s",
         "first_token_s",
@@ -35,13 +36,12 @@ class Sequence:
         "index",
         "known_to_runtime",
         "max_len",
-        "missed",
         "num_cached",
         "num_given",
         "num_lost",
         "num_prompt",
         "num_remembered",
-        "overtaken",
+        "policy_state",
         "prompt_logprobs",
         "request",
         "seed",
@@ -103,12 +103,8 @@ class Sequence:
         """How often it gave its slot to a user below its share."""
         self.arrived_s = request.arrived_s
         self.first_token_s: float | None = None
-        self.missed: bool | None = None
-        """Whether its first token came too late; None before that was asked."""
-        self.expected = 0
-        """Tokens of it that were in memory when a policy last looked, while it waits."""
-        self.overtaken = 0
-        """Tokens of prompts that came later and were computed while this one was behind."""
+        self.policy_state: Any = None
+        """What the scheduling policy keeps of it; only the policy reads and writes it."""
 
     def resume(self, generated: list[int]) -> None:
         """Go on behind tokens that another engine has generated and told."""

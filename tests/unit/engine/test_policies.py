@@ -314,7 +314,7 @@ def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_bl
         for sequence in [*world.engine.scheduler.running, *world.engine.scheduler.waiting]:
             most = policy.limit(sequence) + capacity + world.settings.max_num_batched_tokens
             longest[sequence] = max(longest.get(sequence, 0), most)
-            assert sequence.overtaken <= longest[sequence]
+            assert sequence.policy_state.overtaken <= longest[sequence]
     for request_id in list(world.requests):
         world.abort(request_id)
     world.drain()
@@ -334,3 +334,20 @@ def test_the_victim_is_who_can_bear_it():
     running = world.engine.scheduler.running
     victims = world.engine.scheduler.policy.victims(running)
     assert [v.request.terms for v in victims] == [lost, patient, hurried]
+
+
+@pytest.mark.parametrize(("policy", "matched"), [("fcfs", 0), ("fair", 0), ("slo", 8)])
+def test_what_a_policy_keeps_of_a_sequence_is_its_own(policy, matched):
+    """Only the one that looks prefixes up tells of tokens in memory, and keeps what it saw."""
+    world = roomy(policy, max_num_seqs=1, prefix_cache="lfu")
+    prompt = list(range(10))
+    world.add(prompt, max_tokens=2, ignore_eos=True)
+    world.drain()
+    world.add([30] * 9, max_tokens=4, ignore_eos=True)
+    world.step()
+    world.add(prompt, max_tokens=2)
+    scheduler = world.engine.scheduler
+    waiting = scheduler.waiting[0]
+    assert scheduler.policy.matched_tokens(waiting) == matched
+    assert (waiting.policy_state is None) == (policy != "slo")
+    assert not {"expected", "missed", "overtaken"} & set(Sequence.__slots__)

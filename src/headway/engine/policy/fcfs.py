@@ -44,6 +44,10 @@ class Fcfs:
         """Its user may be gone."""
         self.users.left(sequence)
 
+    def matched_tokens(self, sequence: Sequence) -> int:
+        """0: it does not look them up."""
+        return 0
+
     def take_shed(self) -> list[Sequence]:
         """Nobody: all are served."""
         return []

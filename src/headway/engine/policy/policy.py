@@ -64,6 +64,13 @@ class Policy(Protocol):
         """A sequence that had arrived is over."""
         ...
 
+    def matched_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a waiting `sequence` that the prefix cache holds, as far as it looks them up.
+
+        What else a policy keeps of a sequence it attaches in `arrived` as `policy_state`.
+        """
+        ...
+
     def take_shed(self) -> list[Sequence]:
         """Those it has given up since it was last asked; the engine ends them with an error."""
         ...

@@ -42,6 +42,7 @@ from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
+from headway.engine.policy.slo_state import SloState, arrival, missing, state, takes_s
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
@@ -100,8 +101,12 @@ class Slo(Fcfs):
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""
         sequence.arrived_s = sequence.arrived_s or self.clock.now_s()
-        sequence.expected = self.kv.match_prefix(sequence).num_tokens
+        sequence.policy_state = SloState(self.kv.match_prefix(sequence).num_tokens)
         self.users.arrived(sequence)
+
+    def matched_tokens(self, sequence: Sequence) -> int:
+        """As they were when it came, or when it was last looked up."""
+        return state(sequence).matched
 
     def take_shed(self) -> list[Sequence]:
         """Those that can no longer meet their objectives, where the options say to shed."""
@@ -151,7 +156,7 @@ class Slo(Fcfs):
 
     def is_idle(self, sequence: Sequence) -> bool:
         """Whether it takes only what nobody else wants; not so once it has aged."""
-        return sequence.request.terms.idle_only and sequence.overtaken < self.bound(sequence)
+        return sequence.request.terms.idle_only and not self.has_aged(sequence)
 
     def bears_s(self, sequence: Sequence, now_s: float, decode_s: float) -> tuple[float, float]:
         """How long a step may last for a decode to meet its TPOT, and how long for less reason.
@@ -172,11 +177,12 @@ class Slo(Fcfs):
         """Whether it has missed its first token's objective for good."""
         if sequence.first_token_s is None:
             return False
-        if sequence.missed is None:
+        kept: SloState = sequence.policy_state
+        if kept.missed is None:
             uncached = sequence.num_prompt - sequence.num_cached
             given_s = sequence.request.terms.first_token_s(uncached)
-            sequence.missed = sequence.first_token_s - sequence.arrived_s > given_s
-        return sequence.missed
+            kept.missed = sequence.first_token_s - sequence.arrived_s > given_s
+        return kept.missed
 
     def misses(self, sequence: Sequence, from_s: float, decode_s: float) -> bool:
         """Whether it misses an objective for good where it goes on at `from_s`, undisturbed."""
@@ -223,7 +229,7 @@ class Slo(Fcfs):
         room_s = max(self._step_s - decode_s, 0.0)
         groups = self.sort(behind)
         reserved_s = room_s * self.config.lane_share if groups.aged or groups.lane else 0.0
-        overdue = any(s.overtaken >= self.limit(s) for s in groups.aged)
+        overdue = any(state(s).overtaken >= self.limit(s) for s in groups.aged)
         others = groups.ahead or groups.late
         aged_s = room_s if overdue or not others else reserved_s
         ahead_s = room_s if groups.aged else room_s - reserved_s
@@ -256,7 +262,7 @@ class Slo(Fcfs):
         short: list[tuple[Due, Sequence]] = []
         for sequence in behind:
             due = Due(self.deadline_s(sequence), takes_s(sequence, token_s, row_s))
-            if sequence.overtaken >= self.bound(sequence):
+            if self.has_aged(sequence):
                 aged.append(sequence)
             elif self.is_idle(sequence):
                 idle.append(sequence)
@@ -294,7 +300,7 @@ class Slo(Fcfs):
         for _ in range(min(LOOKED_UP, len(waiting))):
             self._looked_up = (self._looked_up + 1) % len(waiting)
             sequence = waiting[self._looked_up]
-            sequence.expected = self.kv.match_prefix(sequence).num_tokens
+            state(sequence).matched = self.kv.match_prefix(sequence).num_tokens
 
     def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> "Ranked":
         """Who is in time where users who have had more come behind, by steps of half the credit."""
@@ -316,11 +322,15 @@ class Slo(Fcfs):
         """When its next token is due: the first, or after a preemption the one that follows."""
         terms = sequence.request.terms
         if sequence.first_token_s is None:
-            uncached = sequence.num_prompt - max(sequence.num_cached, sequence.expected)
+            uncached = sequence.num_prompt - max(sequence.num_cached, state(sequence).matched)
             return sequence.arrived_s + terms.first_token_s(uncached)
         if terms.tpot_s is None or self.is_lost(sequence):
             return inf if terms.tpot_s is None else -inf
         return sequence.first_token_s + sequence.num_generated * terms.tpot_s
+
+    def has_aged(self, sequence: Sequence) -> bool:
+        """Whether it was overtaken beyond its bound."""
+        return state(sequence).overtaken >= self.bound(sequence)
 
     def bound(self, sequence: Sequence) -> int:
         """Soft aging bound: tokens that arrived later and may overtake it; then its order is fixed.
@@ -346,7 +356,7 @@ class Slo(Fcfs):
 
     def fits(self, sequence: Sequence, until_s: float) -> int:
         """Tokens of `sequence` that the step takes before it has lasted `until_s`."""
-        start = sequence.computed or sequence.expected
+        start = sequence.computed or state(sequence).matched
         return self.cost.chunk(until_s, self._beside, start, missing(sequence))
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
@@ -357,7 +367,8 @@ class Slo(Fcfs):
             self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
             for other in self._behind:
                 if other.sequence_id < sequence.sequence_id:
-                    other.overtaken += num_tokens
+                    kept: SloState = other.policy_state
+                    kept.overtaken += num_tokens
 
     # ── who makes way ───────────────────────────────────────────────────────────────────────
 
@@ -369,7 +380,7 @@ class Slo(Fcfs):
     def loss(self, sequence: Sequence) -> tuple[bool, bool, int, int]:
         """What a preemption of `sequence` would lose; small is little."""
         return (
-            sequence.overtaken >= self.bound(sequence),
+            self.has_aged(sequence),
             not self.is_idle(sequence),
             self.at_stake(sequence),
             sequence.computed,
@@ -392,12 +403,12 @@ class Slo(Fcfs):
     def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
         """While nobody who came before it has aged: the next slot is kept for those."""
         most = self.config.aging_tokens
-        aged = (s for s in waiting if s.overtaken >= most and s.overtaken >= self.bound(s))
+        aged = (s for s in waiting if state(s).overtaken >= most and self.has_aged(s))
         return all(arrival(s) >= arrival(taker) for s in aged)
 
     def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
         """Whoever has not been overtaken beyond its bound."""
-        return sequence.overtaken < self.bound(sequence)
+        return not self.has_aged(sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,19 +433,3 @@ class Ranked:
     late: list[list[Sequence]] = field(default_factory=list)
     end_s: float
     spare_s: float = inf
-
-
-def takes_s(sequence: Sequence, token_s: float, row_s: float) -> float:
-    """Seconds until it is computed; one that waits first needs a row, and one comes in `row_s`."""
-    seconds = token_s * missing(sequence)
-    return max(seconds, row_s) if sequence.state == WAITING else seconds
-
-
-def missing(sequence: Sequence) -> int:
-    """Tokens that are known and neither computed nor in memory."""
-    return len(sequence.tokens) - (sequence.computed or sequence.expected)
-
-
-def arrival(sequence: Sequence) -> int:
-    """Ids are given in the order of arrival."""
-    return sequence.sequence_id
