@@ -352,7 +352,7 @@ class EngineClient:
                     if stream is not None:
                         stream.put(update)
                 if self._quarantine.trying:
-                    self._quarantine.moved({update.request_id for update in updates})
+                    self._quarantine.moved(streams, {update.request_id for update in updates})
                 self.on_record(record)
             case messages.Loading(done, total):
                 self._become(f"loading {done / max(total, 1):.0%}")

@@ -49,13 +49,14 @@ class CrashQuarantine:
     def charge(self, streams: dict[int, Stream]) -> list[Stream]:
         """An engine died with `streams` in it; returns those that are refused from now on.
 
-        The death is the one's on trial, else anybody's who has not proved otherwise.
+        The death is the one's on trial, else anybody's who has not proved otherwise. Whoever was
+        never sent, or has all of its tokens, did not run.
         """
         self.stop()
-        on_trial = None if self._trial is None else streams.get(self._trial)
         guilty = []
-        running = [s for s in streams.values() if s.was_sent and not s.is_complete]
-        for stream in [on_trial] if on_trial is not None else running:
+        running = {n: s for n, s in streams.items() if s.was_sent and not s.is_complete}
+        suspects = [running[self._trial]] if self._trial in running else running.values()
+        for stream in suspects:
             stream.num_deaths += 1
             if stream.num_deaths >= MAX_DEATHS:
                 guilty.append(stream)
@@ -82,19 +83,23 @@ class CrashQuarantine:
                 self._trial = request_id
                 self._over.clear()
                 self._num_steps = 0
-                stream.was_sent = True
-                send(messages.Submit(stream.answer.request, stream.resumed_tokens))
+                submit = messages.Submit(stream.answer.request, stream.resumed_tokens)
+                stream.was_sent = send(submit)
                 send(messages.Flush())  # a batch that waits to be full would wait for ever
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), TRIAL_S)
+                # `asyncio.wait_for` of Python 3.11 may lose a cancellation: one that comes when
+                # the trial is just over would leave this task to try the next engine's requests.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TRIAL_S):
+                        await self._over.wait()
                 self._trial = None
             self.queue.popleft()
 
-    def moved(self, request_ids: Iterable[int]) -> None:
-        """These have had a token: whoever was on trial has stood one step of it."""
+    def moved(self, streams: dict[int, Stream], request_ids: Iterable[int]) -> None:
+        """These have had a token: whoever was on trial has stood one step of it, or all of them."""
         if self._trial is not None and self._trial in request_ids:
             self._num_steps += 1
-            if self._num_steps >= TRIAL_STEPS:
+            stream = streams.get(self._trial)
+            if self._num_steps >= TRIAL_STEPS or stream is None or stream.is_complete:
                 self._over.set()
 
     def left(self, request_id: int) -> None:

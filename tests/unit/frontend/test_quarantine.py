@@ -1,0 +1,103 @@
+"""Who is charged with an engine's death, and who goes on, where moments lie close together."""
+
+import asyncio
+
+import pytest
+
+from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.engine import messages
+from headway.frontend import quarantine
+from headway.frontend.answer import Answer, Stream
+from headway.frontend.quarantine import TRIAL_STEPS, CrashQuarantine
+
+
+class Engines:
+    """A quarantine over the streams of requests that were running; it notes what is sent."""
+
+    def __init__(self, count: int) -> None:
+        self.quarantine, self.sent = CrashQuarantine(), list[int]()
+        self.is_there = True
+        self.streams = {n: self._stream(n) for n in range(1, count + 1)}
+        self.quarantine.charge(self.streams)
+
+    def _stream(self, request_id: int) -> Stream:
+        request = Request(request_id, [request_id], SamplingParams(max_tokens=50))
+        stream = Stream(Answer(request, None), lambda index: None)
+        stream.was_sent = True
+        return stream
+
+    def send(self, message: messages.ToEngine) -> bool:
+        if self.is_there and isinstance(message, messages.Submit):
+            self.sent.append(message.request.request_id)
+        return self.is_there
+
+    async def start(self) -> None:
+        """An engine is ready; returns when the first trial has begun."""
+        self.sent.clear()
+        self.quarantine.begin(self.streams, self.send)
+        await turns()
+
+    def step(self, request_id: int, finish_reason: str | None = None) -> None:
+        """The engine tells of a step of one request."""
+        self.streams[request_id].put(SequenceUpdate(request_id, 0, [5], finish_reason))
+        self.quarantine.moved(self.streams, {request_id})
+
+    def deaths(self) -> dict[int, int]:
+        return {number: stream.num_deaths for number, stream in self.streams.items()}
+
+
+async def turns() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "TRIAL_S", 600.0)
+
+
+async def test_an_engine_that_dies_as_a_trial_is_over_takes_nobody_with_it():
+    """Its last messages and its death are read in one turn of the loop."""
+    engines = Engines(3)
+    await engines.start()
+    for _ in range(TRIAL_STEPS):
+        engines.step(1)
+    engines.quarantine.charge(engines.streams)
+    await turns()
+    assert list(engines.quarantine.queue) == [2, 3], "1 has died twice; the others still wait"
+    assert engines.sent == [1]
+    await engines.start()
+    assert engines.sent == [2]
+    for _ in range(TRIAL_STEPS):
+        engines.step(2)
+    await turns()
+    assert engines.sent == [2, 3]
+    engines.quarantine.clear()
+
+
+async def test_who_has_all_tokens_is_not_on_trial_any_more():
+    """However slowly its client takes them, the next one begins; a death is not its own."""
+    engines = Engines(2)
+    await engines.start()
+    engines.step(1, "length")
+    engines.quarantine.charge(engines.streams)
+    assert engines.deaths() == {1: 1, 2: 1}
+    await engines.start()
+    assert engines.sent == [2], "1 is complete"
+    engines.step(2, "length")
+    await turns()
+    assert not engines.quarantine.trying
+
+
+async def test_who_could_not_be_sent_is_not_charged():
+    """Nobody took the message: the engine died of the one before."""
+    engines = Engines(2)
+    await engines.start()
+    engines.is_there = False
+    for _ in range(TRIAL_STEPS):
+        engines.step(1)
+    await turns()
+    guilty = engines.quarantine.charge(engines.streams)
+    assert [stream.answer.request.request_id for stream in guilty] == [1]
+    assert engines.deaths() == {2: 1}
