@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headway.core.errors import RequestError
 from headway.core.principal import Principal
 from headway.server.batches import open_runner
 from headway.server.batches.runner import Runner
@@ -66,8 +67,13 @@ class Endpoint:
         await send({"type": "http.response.body", "body": msgspec.json.encode(answer)})
 
 
+def died(name: str) -> None:
+    """As a rule of an endpoint: the engine dies of this line."""
+    raise RequestError("The engine stopped.", code="engine_died", status=503)
+
+
 @contextlib.asynccontextmanager
-async def running(folder: Path, endpoint: Endpoint, **options: Any) -> AsyncIterator[Runner]:
+async def running(folder: Path, endpoint: ASGIApp, **options: Any) -> AsyncIterator[Runner]:
     """A runner on the folder; what is unfinished there goes on."""
     runner = open_runner(fake_state(data_dir=str(folder), **options))
     runner.endpoints = {PATH: endpoint}

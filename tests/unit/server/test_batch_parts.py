@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from batch_runs import PATH, Endpoint, begin, entry, jsonl, names_of, over, running, written
+from batch_runs import PATH, Endpoint, begin, died, entry, jsonl, names_of, over, running, written
 from headway.core.errors import RequestError, StorageError
 from headway.server.batches import open_runner
 from headway.server.batches.call import batch_body
 from headway.server.batches.lane import Lane
 from headway.server.batches.lines import check_file, read_body
 from headway.server.batches.runner import Runner
-from headway.server.batches.store import Batch
 from in_process import fake_state
 
 # ── lines ───────────────────────────────────────────────────────────────────────────────────
@@ -141,52 +140,6 @@ async def test_lines_run_at_once_as_many_as_told(tmp_path: Path):
         assert endpoint.most == 1
 
 
-async def test_a_batch_cancelled_as_its_line_begins_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The task of the line is cancelled before its first step: no `finally` of it ever runs."""
-    create_task = asyncio.create_task
-    async with running(tmp_path, Endpoint(), batch_concurrency=2) as runner:
-
-        async def cancel_first(but: int) -> None:
-            await runner.batches.cancel(batch_id, "me")
-
-        def cancelled_at_once(work: Any) -> Any:
-            task = create_task(work)
-            if work.__name__ == "_answer":
-                task.cancel()
-                runner.cancel(batch_id)
-            return task
-
-        with monkeypatch.context() as patch:
-            patch.setattr(asyncio, "create_task", cancelled_at_once)
-            patch.setattr(runner.lane, "empty", cancel_first)
-            batch_id = await begin(runner, names_of(4))
-            batch = await over(runner, batch_id)
-        assert batch.status == "cancelled" and not written(runner, batch.output_file_id)
-        assert runner.lane.busy == 0
-        next_id = await begin(runner, names_of(4))
-        assert len(written(runner, (await over(runner, next_id)).output_file_id)) == 4
-
-
-async def test_a_batch_cancelled_between_its_check_and_its_lines_runs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    endpoint = Endpoint(stuck_after=0)
-    async with running(tmp_path, endpoint) as runner:
-        begun = runner.batches.begin
-
-        async def cancelled_after(batch_id: str, checked: Any) -> Batch:
-            batch = await begun(batch_id, checked)
-            await runner.batches.cancel(batch_id, "me")
-            runner.cancel(batch_id)
-            return batch
-
-        monkeypatch.setattr(runner.batches, "begin", cancelled_after)
-        batch = await over(runner, await begin(runner, names_of(4)))
-        assert batch.status == "cancelled" and not written(runner, batch.output_file_id)
-
-
 async def test_owners_take_turns(tmp_path: Path):
     order: list[str] = []
     endpoint = Endpoint(order.append)
@@ -198,10 +151,6 @@ async def test_owners_take_turns(tmp_path: Path):
         await over(runner, long)
     last = max(i for i, name in enumerate(order) if name.startswith("short"))
     assert last < 200, "the short batch did not wait for the long one"
-
-
-def died(name: str) -> None:
-    raise RequestError("The engine stopped.", code="engine_died", status=503)
 
 
 async def test_a_line_that_kills_the_engine_fails_alone(tmp_path: Path):

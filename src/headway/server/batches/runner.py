@@ -49,11 +49,16 @@ ENGINE_DIED = "engine_died"
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A batch in progress: the lines that wait, and the tasks of those that run."""
+    """A batch in progress: the lines that wait, and the tasks of those that run.
+
+    `held` is the line that waits for its place, `failure` what nobody expected of one.
+    """
 
     batch: Batch
     waiting: deque[Line] = field(default_factory=deque)
     alone: deque[Line] = field(default_factory=deque)
+    held: Line | None = None
+    failure: BaseException | None = None
     running: set[asyncio.Task[bool]] = field(default_factory=set)
     fetched: int = 0
     exhausted: bool = False
@@ -62,7 +67,8 @@ class Job:
 
     @property
     def has_lines(self) -> bool:
-        return not self.stopped and bool(self.waiting or self.alone or not self.exhausted)
+        waits = self.waiting or self.alone or self.held or not self.exhausted
+        return not self.stopped and bool(waits)
 
     def check_over(self) -> None:
         """Tell when nothing runs and nothing will."""
@@ -188,13 +194,16 @@ class Runner:
                 job.stop()
             self._woken.set()
             left_s = max(0.0, batch.expires_at - self.files.clock.wall_s())
-            await asyncio.wait_for(job.over.wait(), left_s)
+            async with asyncio.timeout(left_s):
+                await job.over.wait()
         except TimeoutError:
             expired = True
             job.stop()
             await job.over.wait()
         finally:
             self._jobs.pop(batch.id, None)
+        if job.failure is not None:
+            raise job.failure
         return await self._patiently(lambda: self.batches.close_lines(batch.id, expired=expired))
 
     async def _patiently(self, work: Callable[[], Awaitable[Result]]) -> Result:
@@ -236,7 +245,7 @@ class Runner:
         task = caller = line = None
         try:
             caller = self._enter(job)
-            line = await self._next_line(job) if caller is not None else None
+            line = job.held = await self._next_line(job) if caller is not None else None
             if caller is not None and line is not None:
                 await self.lane.empty(but=1 if line.tries else self.lane.busy)
             if caller is not None and line is not None and not job.stopped:
@@ -244,6 +253,7 @@ class Runner:
                 job.running.add(task)
                 task.add_done_callback(partial(self._line_ended, job, caller))
         finally:
+            job.held = None
             if task is None:
                 if caller is not None:
                     caller.meter.leave(counted=False)
@@ -346,10 +356,15 @@ class Runner:
     def _line_ended(self, job: Job, caller: Caller, task: asyncio.Task[bool]) -> None:
         """Give back what a line held, however its task ended.
 
-        A task that is cancelled before its first step never enters its own `finally`.
+        A task that is cancelled before its first step never enters its own `finally`. One that
+        failed in a way nobody expected ends the batch here; the next start goes on with it.
         """
-        counted = task.cancelled() or task.exception() is not None or task.result()
+        failure = None if task.cancelled() else task.exception()
+        counted = task.cancelled() or failure is not None or task.result()
         job.running.discard(task)
+        if failure is not None:
+            job.failure = failure
+            job.stop()
         caller.meter.leave(counted=counted)
         self.lane.leave()
         job.check_over()

@@ -145,9 +145,16 @@ class Batches:
         return self.files.now_s
 
     async def add(self, batch: Batch, most_unfinished: int) -> None:
-        """Keep a new batch; RequestError 429 when its owner has too many unfinished."""
+        """Keep a new batch; RequestError 429 when its owner has too many unfinished.
+
+        404 when its file was deleted since somebody looked: no other batch protects it.
+        """
 
         def work(connection: sqlite3.Connection) -> None:
+            query = "SELECT 1 FROM files WHERE id = ? AND owner = ?"
+            reads = batch.input_file_id, batch.principal.name
+            if connection.execute(query, reads).fetchone() is None:
+                raise no_such("file", batch.input_file_id)
             marks = ", ".join("?" * len(UNFINISHED))
             query = f"SELECT count(*) FROM batches WHERE owner = ? AND status IN ({marks})"
             (count,) = connection.execute(query, (batch.principal.name, *UNFINISHED)).fetchone()

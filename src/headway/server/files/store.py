@@ -19,6 +19,11 @@ from headway.core.errors import RequestError
 from headway.edge.database import Database
 
 NEVER = 2**62
+IN_USE = (
+    "SELECT input_file FROM batches "
+    "WHERE status IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
+)
+"""Ids of the files that batches read."""
 
 
 class File(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -127,12 +132,7 @@ class Files:
         await self.get(file_id, owner)
 
         def work(connection: sqlite3.Connection) -> None:
-            query = (
-                "SELECT count(*) FROM batches WHERE owner = ? AND "
-                "status IN ('validating', 'in_progress', 'cancelling', 'finalizing') "
-                "AND input_file = ?"
-            )
-            if connection.execute(query, (owner, file_id)).fetchone()[0]:
+            if connection.execute(f"SELECT ? IN ({IN_USE})", (file_id,)).fetchone()[0]:
                 raise RequestError(
                     "A batch reads this file; cancel the batch or wait for its end.",
                     param="file_id",
@@ -144,13 +144,11 @@ class Files:
         self.path(file_id).unlink(missing_ok=True)
 
     async def remove_expired(self) -> None:
-        """Delete what is past its `expires_at`."""
+        """Delete what is past its `expires_at`, once no batch reads it any more."""
 
         def work(connection: sqlite3.Connection) -> list[str]:
-            rows = connection.execute(
-                "DELETE FROM files WHERE expires_at <= ? RETURNING id", (self.now_s,)
-            ).fetchall()
-            return [name for (name,) in rows]
+            query = f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({IN_USE}) RETURNING id"
+            return [name for (name,) in connection.execute(query, (self.now_s,)).fetchall()]
 
         for file_id in await self.database.run(work):
             self.path(file_id).unlink(missing_ok=True)
