@@ -1,6 +1,7 @@
 """Other dialects become chats and come back: items and blocks, their events, stored responses."""
 
 import copy
+import threading
 from typing import Any
 
 import msgspec
@@ -408,6 +409,24 @@ def test_a_store_keeps_its_bound_and_forgets_the_oldest(
             store.delete(f"resp_{number}", "o")
         store.check_integrity()
         assert not kept or store.find(f"resp_{number}", "o") is not None
+
+
+def test_a_store_is_asked_by_a_thread_while_another_makes_room() -> None:
+    """Prompts are prepared in the threads of the tokenizer pool."""
+    store = ResponseStore(2000)
+    makes_room = threading.Thread(target=lambda: store.put(entry(2, 1500)))
+
+    class Owner(str):
+        def __ne__(self, other: object) -> bool:
+            makes_room.start()
+            makes_room.join(0.05)  # it has no way in before we are out
+            return str.__ne__(self, other)
+
+    store.put(entry(1, owner=Owner("o")))
+    assert store.find("resp_1", "o") is not None
+    makes_room.join()
+    assert len(store) == 1 and store.find("resp_2", "o") is not None
+    store.check_integrity()
 
 
 def test_a_response_larger_than_the_bound_is_not_kept() -> None:

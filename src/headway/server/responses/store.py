@@ -2,10 +2,12 @@
 
 In memory, the least recently used first to go; a restart forgets all of them. An entry keeps its
 own input and output; a conversation is the chain of `previous_response_id`. Each belongs to the
-name of the key that made it, and is not there for others.
+name of the key that made it, and is not there for others. The event loop keeps and drops entries
+while the threads that prepare prompts look for them.
 """
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,6 +55,7 @@ class ResponseStore:
         self.num_bytes = 0
         self.tasks: set[asyncio.Task[None]] = set()
         """What is generated in the background, stored or already forgotten."""
+        self._lock = threading.Lock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
 
     def __len__(self) -> int:
@@ -60,24 +63,27 @@ class ResponseStore:
 
     def put(self, entry: Entry) -> None:
         """Keep `entry`, in the place of one with its id; the oldest make room."""
-        self._drop(entry.response_id)
-        self._entries[entry.response_id] = entry
-        self.num_bytes += entry.size
-        while self.num_bytes > self.limit_bytes and self._entries:
-            self._drop(next(iter(self._entries)))
+        with self._lock:
+            self._drop(entry.response_id)
+            self._entries[entry.response_id] = entry
+            self.num_bytes += entry.size
+            while self.num_bytes > self.limit_bytes and self._entries:
+                self._drop(next(iter(self._entries)))
 
     def _drop(self, response_id: str) -> None:
+        """Forget an entry, if it is there; the caller holds the lock."""
         entry = self._entries.pop(response_id, None)
         if entry is not None:
             self.num_bytes -= entry.size
 
     def find(self, response_id: str, owner: str) -> Entry | None:
         """The entry, if it is there and `owner`'s."""
-        entry = self._entries.get(response_id)
-        if entry is None or entry.owner != owner:
-            return None
-        self._entries.move_to_end(response_id)
-        return entry
+        with self._lock:
+            entry = self._entries.get(response_id)
+            if entry is None or entry.owner != owner:
+                return None
+            self._entries.move_to_end(response_id)
+            return entry
 
     def get(self, response_id: str, owner: str) -> Entry:
         """The entry; RequestError 404 without one."""
@@ -94,7 +100,8 @@ class ResponseStore:
     def delete(self, response_id: str, owner: str) -> None:
         """Forget a response and end what still generates it; RequestError 404 without one."""
         entry = self.get(response_id, owner)
-        self._drop(response_id)
+        with self._lock:
+            self._drop(response_id)
         if entry.task is not None:
             entry.task.cancel()
 
