@@ -83,10 +83,10 @@ def fake_state(**options: Any) -> State:
 
 
 class InProcess:
-    """A server in a thread; `url` is where it listens."""
+    """A server in a thread; `url` is where it listens. Of a `state`, or of one with `options`."""
 
-    def __init__(self, data: Path, **options: Any) -> None:
-        self.state = fake_state(data_dir=str(data), **options)
+    def __init__(self, data: Path, state: State | None = None, **options: Any) -> None:
+        self.state = state or fake_state(data_dir=str(data), **options)
         self.data = data
         self.runner: Runner = open_runner(self.state)
         self._socket = bind("127.0.0.1", 0)

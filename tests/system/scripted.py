@@ -8,14 +8,12 @@ server's.
 
 import asyncio
 import contextlib
-import itertools
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from tiny_model import EOS, tiny_config, write_tokenizer
@@ -24,7 +22,7 @@ from headway.core.errors import RequestError
 from headway.core.model_spec import read_model_spec
 from headway.core.options import ServerOptions
 from headway.core.plan import Description
-from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.core.request import Request, SequenceUpdate
 from headway.engine.messages import Ready
 from headway.frontend.answer import Answer, Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
@@ -39,7 +37,7 @@ CONTEXT_TOKENS = 4096
 class ScriptedClient:
     """What the server wants of an engine's client, answered from a list."""
 
-    ready, status, num_restarts, failure = True, "ready", 0, None
+    ready, status, num_restarts = True, "ready", 0
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -55,7 +53,6 @@ class ScriptedClient:
         self.fails: RequestError | None = None
         """What comes instead of an answer."""
         self.on_record: Callable[[StepRecord], None] = lambda record: None
-        self._ids = itertools.count(1)
         self.info = Ready(
             max_model_len=CONTEXT_TOKENS,
             max_num_seqs=8,
@@ -66,21 +63,21 @@ class ScriptedClient:
             description=Description(device="script"),
         )
 
+    async def start(self) -> None: ...
+
+    async def settled(self) -> None: ...
+
+    async def drain(self, timeout_s: float) -> None: ...
+
+    async def stop(self) -> None: ...
+
     @property
     def prompt(self) -> str:
         """What the last request asked, as the template wrote it."""
         return self.tokenizer.decode(self.asked[-1].prompt_token_ids, skip_special_tokens=False)
 
-    def submit(
-        self,
-        prompt_token_ids: list[int],
-        sampling: SamplingParams,
-        *,
-        arrived_s: float | None = None,
-        parser_spec: OutputParserSpec | None = None,
-        **_: Any,
-    ) -> Stream:
-        request = Request(next(self._ids), prompt_token_ids, sampling, arrived_s=arrived_s or 0.0)
+    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
+        sampling = request.sampling
         self.asked.append(request)
         running = set(range(sampling.n))
 
@@ -153,7 +150,7 @@ class ScriptedServer:
         self.client.on_record = self.telemetry.on_step
         model = ServedModel(
             names=["script"],
-            client=self.client,  # type: ignore[arg-type]
+            client=self.client,
             tokenizer=tokenizer,
             telemetry=self.telemetry,
             format=format,

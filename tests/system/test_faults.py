@@ -24,7 +24,7 @@ from live_server import (
 
 from conftest import StartServer
 from headway.core.errors import HeadwayError
-from headway.frontend.client import EngineClient
+from headway.frontend.process import ProcessClient
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "headway"
 WALL_CLOCK = {"core/clock.py", "cli/serve.py"}
@@ -69,7 +69,7 @@ def test_no_room_for_sockets_is_told_with_a_fix(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     with pytest.raises(HeadwayError, match="No space left") as refused:
-        EngineClient(lambda sockets: [], tokenizer=None)
+        ProcessClient(lambda sockets: [], tokenizer=None)
     assert "TMPDIR" in refused.value.fix
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.frontend.client import EngineClient
+from headway.frontend.process import ProcessClient
 
 PROGRAM = """
 import sys
@@ -48,7 +48,7 @@ def starve_readers() -> None:
 
 async def why_not() -> str:
     """Start an engine that cannot start; the reason it gives."""
-    client = EngineClient(
+    client = ProcessClient(
         lambda sockets: [sys.executable, "-c", PROGRAM, str(sockets)], tokenizer=None
     )
     await client.start()

@@ -5,6 +5,7 @@ the tokens it gets alone, whatever happens to the engine meanwhile.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -19,19 +20,20 @@ from deadly_engine import DIES, DIES_ONCE, HANGS, MAX_LEN, RAISES, VOCAB_SIZE
 
 from fakes import answer
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
-from headway.core.request import SamplingParams
+from headway.core.request import Request, SamplingParams
 from headway.engine import messages
 from headway.frontend.answer import Stream
-from headway.frontend.client import EngineClient
+from headway.frontend.process import ProcessClient
 
 PROGRAM = Path(__file__).with_name("deadly_engine.py")
 NUM_TOKENS = 30
+IDS = itertools.count(1)
 SAMPLING = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, seed=7)
 
 
 @pytest_asyncio.fixture
-async def client(tmp_path: Path) -> AsyncIterator[EngineClient]:
-    opened = EngineClient(
+async def client(tmp_path: Path) -> AsyncIterator[ProcessClient]:
+    opened = ProcessClient(
         lambda sockets: [sys.executable, str(PROGRAM), str(tmp_path), str(sockets)],
         tokenizer=None,
         timeout_s=30.0,
@@ -41,6 +43,11 @@ async def client(tmp_path: Path) -> AsyncIterator[EngineClient]:
     await opened.settled()
     yield opened
     await opened.stop()
+
+
+def ask(client: ProcessClient, prompt: list[int], sampling: SamplingParams) -> Stream:
+    """A request with an id of its own."""
+    return client.submit(Request(next(IDS), prompt, sampling))
 
 
 async def tokens_of(stream: Stream) -> dict[int, list[int]]:
@@ -72,13 +79,13 @@ def alone(prompt: list[int], sampling: SamplingParams = SAMPLING) -> dict[int, l
 
 
 async def outcomes(
-    client: EngineClient, prompts: list[list[int]], sampling: SamplingParams = SAMPLING
+    client: ProcessClient, prompts: list[list[int]], sampling: SamplingParams = SAMPLING
 ) -> list[dict[int, list[int]] | BaseException]:
-    streams = [client.submit(prompt, sampling) for prompt in prompts]
+    streams = [ask(client, prompt, sampling) for prompt in prompts]
     return await asyncio.gather(*map(tokens_of, streams), return_exceptions=True)
 
 
-async def test_one_that_raises_fails_alone(client: EngineClient) -> None:
+async def test_one_that_raises_fails_alone(client: ProcessClient) -> None:
     pid = client.pid
     prompts = [[1, 2, number] for number in range(9)] + [[RAISES, 3]]
     *others, culprit = await outcomes(client, prompts)
@@ -89,7 +96,7 @@ async def test_one_that_raises_fails_alone(client: EngineClient) -> None:
 
 @pytest.mark.parametrize("deed", [DIES, HANGS], ids=["kills", "hangs"])
 async def test_one_that_kills_is_tried_once_more_and_refused(
-    client: EngineClient, deed: int
+    client: ProcessClient, deed: int
 ) -> None:
     """Two engines at most, and nobody else loses or gains a token."""
     sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, seed=7, n=2)
@@ -103,21 +110,21 @@ async def test_one_that_kills_is_tried_once_more_and_refused(
     while not client.ready:
         await asyncio.sleep(0.01)
     with pytest.raises(RequestError, match="not tried again"):  # as clients do, by themselves
-        client.submit([deed, 3], sampling)
+        ask(client, [deed, 3], sampling)
     assert await outcomes(client, [[6, 7]]) == [alone([6, 7])]
     assert client.num_restarts == 2
 
 
-async def test_one_that_kills_once_ends_well(client: EngineClient) -> None:
+async def test_one_that_kills_once_ends_well(client: ProcessClient) -> None:
     prompts = [[1, 2], [DIES_ONCE, 3], [4, 5]]
     assert await outcomes(client, prompts) == [alone(prompt) for prompt in prompts]
     assert client.num_restarts == 1
 
 
-async def test_an_engine_that_is_killed_costs_no_request_a_token(client: EngineClient) -> None:
+async def test_an_engine_that_is_killed_costs_no_request_a_token(client: ProcessClient) -> None:
     """Also those that come while the others are tried, and those whose clients leave."""
     prompts = [[number] for number in range(12)]
-    streams = [client.submit(prompt, SAMPLING) for prompt in prompts]
+    streams = [ask(client, prompt, SAMPLING) for prompt in prompts]
     tasks = [asyncio.create_task(tokens_of(stream)) for stream in streams]
     while not all(stream.resumed_tokens[0] for stream in streams):
         await asyncio.sleep(0.001)
@@ -129,7 +136,7 @@ async def test_an_engine_that_is_killed_costs_no_request_a_token(client: EngineC
     tasks[3].cancel()
     while not client.ready:
         await asyncio.sleep(0.001)
-    late = asyncio.create_task(tokens_of(client.submit([50, 51], SAMPLING)))
+    late = asyncio.create_task(tokens_of(ask(client, [50, 51], SAMPLING)))
     others = [task for number, task in enumerate(tasks) if number != 3]
     assert await asyncio.gather(*others) == [alone([n]) for n in range(12) if n != 3]
     assert await late == alone([50, 51])
@@ -137,7 +144,7 @@ async def test_an_engine_that_is_killed_costs_no_request_a_token(client: EngineC
 
 
 async def test_a_request_that_comes_as_the_engine_dies_goes_to_the_next(
-    client: EngineClient,
+    client: ProcessClient,
 ) -> None:
     """The engine is gone and nobody has noticed; then it is noticed and the next one starts: what
     is submitted in either moment has its tokens, and is not charged with the death."""
@@ -147,11 +154,11 @@ async def test_a_request_that_comes_as_the_engine_dies_goes_to_the_next(
     while client._send(messages.Flush()):
         await asyncio.sleep(0.005)
     assert client.ready, "nobody has noticed"
-    first = [client.submit([number], SAMPLING) for number in range(4)]
+    first = [ask(client, [number], SAMPLING) for number in range(4)]
     client._watcher = asyncio.create_task(client._watch())
     while client.ready:
         await asyncio.sleep(0.001)
-    second = [client.submit([number], SAMPLING) for number in range(4, 8)]
+    second = [ask(client, [number], SAMPLING) for number in range(4, 8)]
     found = await asyncio.gather(*map(tokens_of, first + second))
     assert found == [alone([number]) for number in range(8)]
     assert {stream.num_deaths for stream in first + second} == {0}
@@ -159,7 +166,7 @@ async def test_a_request_that_comes_as_the_engine_dies_goes_to_the_next(
 
 
 @pytest.mark.hardening
-async def test_killed_at_random_moments_of_a_burst(client: EngineClient) -> None:
+async def test_killed_at_random_moments_of_a_burst(client: ProcessClient) -> None:
     """Forty engines die at any moment of twenty-four submissions: every request has its tokens."""
     source = random.Random(11)
     for _ in range(40):
@@ -170,15 +177,15 @@ async def test_killed_at_random_moments_of_a_burst(client: EngineClient) -> None
             if number == moment:
                 assert client.pid is not None
                 os.kill(client.pid, signal.SIGKILL)
-            tasks.append(asyncio.create_task(tokens_of(client.submit([number], SAMPLING))))
+            tasks.append(asyncio.create_task(tokens_of(ask(client, [number], SAMPLING))))
             await asyncio.sleep(source.choice((0, 0, 0.002, 0.02)))
         assert await asyncio.gather(*tasks) == [alone([number]) for number in range(24)]
     assert client.num_restarts == 40
 
 
-async def test_a_client_that_drains_waits_for_those_that_go_on(client: EngineClient) -> None:
+async def test_a_client_that_drains_waits_for_those_that_go_on(client: ProcessClient) -> None:
     """The engine dies, the server is told to end before the next one is up."""
-    stream = client.submit([1, 2], SAMPLING)
+    stream = ask(client, [1, 2], SAMPLING)
     assert await stream.next()
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
@@ -187,14 +194,14 @@ async def test_a_client_that_drains_waits_for_those_that_go_on(client: EngineCli
     ending = asyncio.create_task(client.drain(60))
     await asyncio.sleep(0)
     with pytest.raises(EngineDownError):
-        client.submit([1], SAMPLING)
+        ask(client, [1], SAMPLING)
     found = await tokens_of(stream)
     assert found[0] == alone([1, 2])[0][-len(found[0]) :]
     await ending
     assert client.status == "draining"
 
 
-async def test_random_frames_on_each_socket_end_nothing(client: EngineClient) -> None:
+async def test_random_frames_on_each_socket_end_nothing(client: ProcessClient) -> None:
     """Whoever gets into the private folder: frames that are no messages are dropped."""
     source = random.Random(3)
     pid = client.pid

@@ -199,7 +199,7 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.frontend.client import EngineClient
+    from headway.frontend.process import ProcessClient
     from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
@@ -232,7 +232,7 @@ def make_model(
         arguments = [*to_arguments(engine_options), *to_arguments(logs)]
         return [sys.executable, "-m", "headway.assemble", str(sockets), str(folder), *arguments]
 
-    client = EngineClient(
+    client = ProcessClient(
         command,
         tokenizer=tokenizer,
         timeout_s=options.engine_timeout,

@@ -2,14 +2,16 @@
 
 `Answer` is shared by the server's client and by the offline `LLM`, so that both show the same text.
 Given an update it returns what a user may see of it; when a stop string ends a sequence the caller
-must abort that sequence in the engine. In the server the engine's client puts updates into a
-`Stream` and whoever serves the request takes deltas out. It promises an end: the last delta, or the
-error that was put in instead.
+must abort that sequence in the engine. In the server the engine's client keeps `Streams`: it puts
+updates into a `Stream`, and whoever serves the request takes deltas out. It promises an end: the
+last delta, or the error that was put in instead.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
+from headway.core.clock import Clock
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
 from headway.frontend.text import OutputParser, OutputParserSpec, TextStream, Tokenizer
@@ -244,6 +246,68 @@ class Stream:
     def close(self) -> None:
         """Give up: what still runs of this request is aborted in the engine."""
         self._abort(None)
+
+
+class Streams(dict[int, Stream]):
+    """What one engine answers at present, by request id: opened, fed and ended by its client.
+
+    `abort` drops a request in the engine, or one of its sequences; `on_left` hears of each request
+    that the engine refused, or that is wanted no more.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        abort: Callable[[int, int | None], None],
+        on_left: Callable[[int], None] = lambda request_id: None,
+    ) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._abort = abort
+        self._on_left = on_left
+
+    def open(self, request: Request, parser_spec: OutputParserSpec | None) -> Stream:
+        """A stream for the answer of a request that the engine gets."""
+        request_id = request.request_id
+        answer = Answer(request, self._tokenizer, parser_spec)
+        stream = self[request_id] = Stream(answer, partial(self._drop, request_id))
+        return stream
+
+    def feed(self, updates: list[SequenceUpdate]) -> None:
+        """Hand each update to its stream; those of requests that have left are dropped."""
+        for update in updates:
+            stream = self.get(update.request_id)
+            if stream is not None:
+                stream.put(update)
+
+    def fail(self, request_id: int, error: RequestError) -> None:
+        """The engine has refused this one."""
+        stream = self.pop(request_id, None)
+        self._on_left(request_id)
+        if stream is not None:
+            stream.fail(error)
+
+    def fail_all(self, error: RequestError) -> None:
+        """No engine answers those that are here."""
+        streams = list(self.values())
+        self.clear()
+        for stream in streams:
+            stream.fail(error)
+
+    async def run_out(self, timeout_s: float, clock: Clock) -> None:
+        """Wait until none is left, at most `timeout_s`."""
+        deadline_s = clock.now_s() + timeout_s
+        while self and clock.now_s() < deadline_s:
+            await asyncio.sleep(0.05)
+
+    def _drop(self, request_id: int, index: int | None) -> None:
+        """Called by a stream: a sequence of its request is wanted no more, or None: no one is."""
+        if index is None:
+            stream = self.pop(request_id, None)
+            self._on_left(request_id)
+            if stream is None or stream.answer.num_unfinished == 0:
+                return
+        self._abort(request_id, index)
 
 
 async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]:

@@ -1,446 +1,69 @@
-"""The engine's async face in the server process: start it, watch it, talk to it, restart it.
+"""What the server and its batches need of an engine, wherever it runs and however many there are.
 
-Given the command that starts an engine process, `EngineClient` keeps one running. After a death, a
-silence or a step that hangs it starts another, in which the requests go on behind the tokens they
-had (`frontend.quarantine`). It promises that every stream ends: with its last update, or with an
-error.
+`ProcessClient` keeps one in a process of its own, `LocalClient` steps one in this process. Several
+behind one address have the same face: whoever asks does not know which of them answers.
 """
 
-import asyncio
-import contextlib
-import itertools
-import logging
-import os
-import shutil
-import signal
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from typing import Protocol
 
-import msgspec
-import zmq
-
-from headway.core.clock import Clock, SystemClock
-from headway.core.errors import EngineDownError, HeadwayError, RequestError
-from headway.core.principal import Principal
-from headway.core.request import Request, SamplingParams
-from headway.core.terms import PROMISES_NOTHING, Terms
-from headway.engine import messages
-from headway.frontend.answer import Answer, Stream
-from headway.frontend.quarantine import CrashQuarantine, poisonous
-from headway.frontend.text import OutputParserSpec, Tokenizer
-from headway.telemetry.records import StepRecord
-
-log = logging.getLogger(__name__)
-
-LOADING_TIMEOUT_S = 120.0
-WATCH_INTERVAL_S = 0.25
-MAX_FAILED_STARTS = 5
-FIRST_REQUEST_ID = 1
-RESUME_WITHIN_S = 120.0
-"""How long the requests of a dead engine wait for the next one."""
-HANGS = 10
-"""A step hangs when it takes this many times longer than any before, and --step-timeout."""
+from headway.core.errors import EngineDownError
+from headway.core.request import Request
+from headway.engine.messages import Ready
+from headway.frontend.answer import Stream
+from headway.frontend.text import OutputParserSpec
 
 
-def readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message waits. ZeroMQ's own poll costs ten times as much."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+class EngineClient(Protocol):
+    """A model's engine. Every stream that it gives ends: with a last update, or with an error."""
 
-
-class EngineClient:
-    """One engine process, kept alive."""
-
-    def __init__(
-        self,
-        command: Callable[[Path], list[str]],
-        *,
-        tokenizer: Tokenizer | None,
-        timeout_s: float = 3.0,
-        step_timeout_s: float = 120.0,
-        clock: Clock | None = None,
-        stamp: Callable[[], str] = lambda: "",
-        on_record: Callable[[StepRecord], None] = lambda record: None,
-        on_ready: Callable[[messages.Ready], None] = lambda ready: None,
-        on_probe: Callable[[messages.Probed], None] = lambda probed: None,
-        on_death: Callable[[], None] = lambda: None,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        """`stamp` tells the model's files apart: an engine that read others is not let in."""
-        self.command = command
-        self._stamp, self._first_stamp = stamp, ""
-        self._has_changed = False
-        self.tokenizer = tokenizer
-        self.timeout_s = timeout_s
-        self.step_timeout_s = step_timeout_s
-        self.clock = clock or SystemClock()
-        self.on_record = on_record
-        self.on_ready = on_ready
-        self.on_probe = on_probe
-        self.on_death = on_death
-        self.on_progress = on_progress
-        self.info: messages.Ready | None = None
-        self.status = "starting"
+    @property
+    def status(self) -> str:
         """starting, loading N%, ready, restarting, draining, failed or stopped."""
-        self.failure: HeadwayError | None = None
-        self.num_restarts = 0
-        self._folder = private_folder()
-        self._context = zmq.Context()
-        self._streams: dict[int, Stream] = {}
-        self._request_ids = itertools.count(FIRST_REQUEST_ID)
-        self._generation = 0
-        self._process: asyncio.subprocess.Process | None = None
-        self._pair: zmq.Socket[bytes] | None = None
-        self._beat: zmq.Socket[bytes] | None = None
-        self._last_beat_s = 0.0
-        self._pulse = messages.Beat(0.0, 0.0)
-        self._died_s: float | None = None
-        self._quarantine = CrashQuarantine()
-        self._failed_starts = 0
-        self._settled = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
-
-    # ── life ────────────────────────────────────────────────────────────────────────────────
+        ...
 
     @property
     def ready(self) -> bool:
-        return self.status == "ready"
+        """Whether its status is ready."""
+        ...
 
     @property
-    def _resumes(self) -> bool:
-        """Whether an engine that was ready has died and another one is to take its requests."""
-        ends = self.status in ("draining", "failed", "stopped")
-        return self._died_s is not None and self.info is not None and not ends
+    def info(self) -> Ready | None:
+        """What it serves; None before it was ready for the first time."""
+        ...
 
     @property
-    def num_requests(self) -> int:
-        return len(self._streams)
-
-    @property
-    def pid(self) -> int | None:
-        """The engine process's id, while there is one."""
-        return self._process.pid if self._process else None
+    def num_restarts(self) -> int:
+        """How often an engine was started in the place of one that had died."""
+        ...
 
     async def start(self) -> None:
-        """Start the engine and its watcher; returns at once, `settled` waits."""
-        await self._spawn()
-        self._watcher = asyncio.create_task(self._watch())
+        """Begin; returns at once, `settled` waits."""
+        ...
 
     async def settled(self) -> None:
-        """Wait until the engine is ready; raises the HeadwayError that keeps it from starting."""
-        await self._settled.wait()
-        if self.failure is not None:
-            raise self.failure
+        """Wait until it is ready; raises the HeadwayError that keeps it from starting."""
+        ...
 
-    async def _spawn(self) -> None:
-        self._generation += 1
-        sockets = self._folder / str(self._generation)
-        sockets.mkdir(mode=0o700)
-        self._pair = self._bind(zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
-        self._beat = self._bind(zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
-        self._last_beat_s = self.clock.now_s()
-        self._pulse = messages.Beat(0.0, 0.0)
-        self._process = await asyncio.create_subprocess_exec(
-            *self.command(sockets),
-            stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ, messages.PARENT_VARIABLE: str(os.getpid())},
-        )
+    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
+        """Give a request to the engine; its id is the caller's to choose, each once.
 
-    def _bind(self, kind: int, path: Path, reader: Callable[[], None]) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
-        socket.bind(f"ipc://{path}")
-        asyncio.get_running_loop().add_reader(socket.FD, reader)
-        return socket
-
-    def _unbind(self) -> None:
-        for socket in (self._pair, self._beat):
-            if socket is not None:
-                asyncio.get_running_loop().remove_reader(socket.FD)
-                socket.close()
-        self._pair = self._beat = None
-        shutil.rmtree(self._folder / str(self._generation), ignore_errors=True)
-
-    async def _watch(self) -> None:
-        """Keep an engine alive; when that itself fails, say so instead of waiting for ever."""
-        try:
-            await self._keep_alive()
-        except Exception as error:
-            log.exception("watching the engine failed")
-            self._give_up(HeadwayError(f"The engine cannot be watched: {error}."))
-
-    async def _keep_alive(self) -> None:
-        """Notice an engine that is dead, silent or stuck, and start another."""
-        while True:
-            await asyncio.sleep(WATCH_INTERVAL_S)
-            self._hear()
-            self._drain()
-            if self._has_changed:
-                await self._kill()
-                self._give_up(changed())
-                return
-            why = self._trouble()
-            if self._died_s is not None and self.clock.now_s() - self._died_s > RESUME_WITHIN_S:
-                self._died_s = None
-                self._fail_all(died())
-            if why is None:
-                continue
-            failure = self._failure()
-            if failure is not None:
-                self._give_up(failure)
-                return
-            if not await self._restart(why):
-                return
-
-    def _trouble(self) -> str | None:
-        """What is wrong with the engine process, or None."""
-        process = self._process
-        assert process is not None
-        if process.returncode is not None:
-            return f"ended with status {process.returncode}"
-        silent_s = self.clock.now_s() - self._last_beat_s
-        limit_s = self.timeout_s if self.ready else max(LOADING_TIMEOUT_S, self.timeout_s)
-        if silent_s >= limit_s:
-            return f"was silent for {silent_s:.1f} s"
-        pulse = self._pulse
-        if self.ready and pulse.busy_s > max(self.step_timeout_s, HANGS * pulse.longest_s):
-            return f"was in one step for {pulse.busy_s:.1f} s"
-        return None
-
-    def _failure(self) -> HeadwayError | None:
-        """Why the process that has ended could not start, where it knew."""
-        file = self._folder / str(self._generation) / messages.FAILURE_FILE
-        try:
-            failed = messages.decode_failed(file.read_bytes())
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return None
-        failure = HeadwayError(failed.cause, failed.fix)
-        failure.exit_code = failed.exit_code
-        return failure
-
-    async def _restart(self, why: str) -> bool:
-        """Make sure the old process is gone, start a new one, and keep the streams for it.
-
-        While the server drains there is nothing to start it for. False when there is no new one.
+        With a `parser_spec` the deltas come with the parts that their text consists of. Raises
+        EngineDownError where it takes no requests now, RequestError where this one can never run.
         """
-        draining = self.status == "draining"
-        log.error("the engine process %s%s", why, "" if draining else "; starting it again")
-        self._failed_starts = 0 if self.ready else self._failed_starts + 1
-        self._become("restarting")
-        if not draining:
-            self._died_s = self._died_s or self.clock.now_s()
-        await self._kill()
-        self._unbind()
-        self.on_death()
-        if draining:
-            self._fail_all(died())
-            return False
-        for stream in self._quarantine.charge(self._streams):
-            log.error("request %d is refused for good", stream.answer.request.request_id)
-            stream.fail(poisonous())
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            self._give_up(HeadwayError(f"The engine process {why}, {MAX_FAILED_STARTS} times."))
-            return False
-        await asyncio.sleep(min(0.1 * 2**self._failed_starts - 0.1, 5.0))
-        self.num_restarts += 1
-        await self._spawn()
-        return True
-
-    def _is_like_the_first(self) -> bool:
-        """Whether the model's files are still those of the first engine.
-
-        The requests of a dead engine go on in the next, which must be of the same weights.
-        """
-        now = self._stamp()
-        self._first_stamp = self._first_stamp or now
-        return now == self._first_stamp
-
-    def _become(self, status: str) -> None:
-        """Take a new status; a server that drains or has stopped does not come back."""
-        if self.status not in ("draining", "stopped"):
-            self.status = status
-
-    async def _kill(self) -> None:
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-            await process.wait()
-
-    def _give_up(self, failure: HeadwayError) -> None:
-        if self._settled.is_set():  # a first start's failure is shown by who waits for it
-            log.error("the engine cannot be started again: %s", failure)
-        self.failure, self.status = failure, "failed"
-        self._settled.set()
-        self._fail_all(EngineDownError("The engine cannot be started.", code="engine_failed"))
-
-    def _fail_all(self, error: RequestError) -> None:
-        self._quarantine.clear()
-        streams = list(self._streams.values())
-        self._streams.clear()
-        for stream in streams:
-            stream.fail(error)
+        ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new requests and wait for the running ones, at most `timeout_s`."""
-        self.status = "draining"
-        self._send(messages.Flush())
-        deadline_s = self.clock.now_s() + timeout_s
-        while self._streams and self.clock.now_s() < deadline_s:
-            await asyncio.sleep(0.05)
-        self._fail_all(EngineDownError("The server is shutting down.", code="shutting_down"))
+        """Take no new requests and wait for the running ones, at most `timeout_s`; then they fail.
+
+        It does not take requests again.
+        """
+        ...
 
     async def stop(self) -> None:
-        """End the engine and remove the sockets; safe to call twice and at any moment."""
-        self.status = "stopped"
-        if self._watcher is not None:
-            self._watcher.cancel()
-        self._fail_all(EngineDownError("The server is shutting down.", code="shutting_down"))
-        self._send(messages.Stop())
-        if self._process is not None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._process.wait(), 1.0)
-        await self._kill()
-        self._unbind()
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    # ── talk ────────────────────────────────────────────────────────────────────────────────
-
-    def _send(self, message: messages.ToEngine) -> bool:
-        """Send a message; False when nobody is there to take it: not yet, or no more."""
-        if self._pair is None:
-            return False
-        try:
-            self._pair.send(messages.encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message.
-        asyncio.get_running_loop().call_soon(self._drain)
-        return True
-
-    def _hear(self) -> None:
-        """Take the heartbeats that have come in."""
-        while self._beat is not None and readable(self._beat):
-            frame = self._beat.recv(zmq.NOBLOCK)
-            try:
-                self._pulse = messages.decode_beat(frame)
-            except msgspec.MsgspecError:
-                continue
-            self._last_beat_s = self.clock.now_s()
-
-    def _drain(self) -> None:
-        """Take the messages that have come in."""
-        while self._pair is not None and readable(self._pair):
-            frame = self._pair.recv(zmq.NOBLOCK)
-            try:
-                message = messages.decode_from_engine(frame)
-            except msgspec.MsgspecError:
-                log.error("dropped a frame of %d bytes that is no message", len(frame))
-                continue
-            self._take(message)
-
-    def _take(self, message: messages.FromEngine) -> None:
-        match message:
-            case messages.Steps(updates, record):
-                streams = self._streams
-                for update in updates:
-                    stream = streams.get(update.request_id)
-                    if stream is not None:
-                        stream.put(update)
-                if self._quarantine.trying:
-                    self._quarantine.moved(streams, {update.request_id for update in updates})
-                self.on_record(record)
-            case messages.Loading(done, total):
-                self._become(f"loading {done / max(total, 1):.0%}")
-                self.on_progress(done, total)
-            case messages.Ready() if not self._is_like_the_first():
-                self._has_changed = True
-            case messages.Ready():
-                self.info, self._died_s = message, None
-                self._become("ready")
-                self._failed_starts = 0
-                self.on_ready(message)
-                self._settled.set()
-                self._quarantine.begin(self._streams, self._send)
-            case messages.Probed():
-                self.on_probe(message)
-            case messages.Refused(request_id) | messages.Shed(request_id):
-                stream = self._streams.pop(request_id, None)
-                self._quarantine.left(request_id)
-                if stream is not None:
-                    stream.fail(message.error())
-
-    def submit(
-        self,
-        prompt_token_ids: list[int],
-        sampling: SamplingParams,
-        *,
-        principal: Principal | None = None,
-        terms: Terms = PROMISES_NOTHING,
-        arrived_s: float | None = None,
-        parser_spec: OutputParserSpec | None = None,
-    ) -> Stream:
-        """Send a request to the engine; raises EngineDownError when it takes none now.
-
-        One that was let in while an engine died goes to the next. With a `parser_spec` the deltas
-        come with the parts that their text consists of.
-        """
-        if not (self.ready or self._resumes):
-            raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
-        request = Request(
-            next(self._request_ids),
-            prompt_token_ids,
-            sampling,
-            principal or Principal(),
-            self.clock.now_s() if arrived_s is None else arrived_s,
-            terms=terms,
-        )
-        self._quarantine.check(request)
-        stream = Stream(
-            Answer(request, self.tokenizer, parser_spec), self._aborter(request.request_id)
-        )
-        if self._resumes or self._quarantine.trying:
-            self._quarantine.queue.append(request.request_id)
-        else:  # where the engine has just died this fails, and the next one gets the request
-            stream.was_sent = self._send(messages.Submit(request))
-        self._streams[request.request_id] = stream
-        return stream
-
-    def _aborter(self, request_id: int) -> Callable[[int | None], None]:
-        """What a stream calls to drop the request (None) or one of its sequences."""
-
-        def abort(index: int | None) -> None:
-            if index is None:
-                stream = self._streams.pop(request_id, None)
-                self._quarantine.left(request_id)
-                if stream is None or stream.answer.num_unfinished == 0:
-                    return
-            self._send(messages.Abort(request_id, index))
-
-        return abort
+        """End the engine and what still runs; safe to call twice and at any moment."""
+        ...
 
 
-def private_folder() -> Path:
-    """A new folder for sockets that only this user may enter (0700)."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="headway-"))
-    except OSError as error:
-        raise HeadwayError(
-            f"No folder for the engine's sockets can be made: {error.strerror}.",
-            "Make room, or set TMPDIR to a folder that can be written.",
-        ) from error
-
-
-def changed() -> HeadwayError:
-    return HeadwayError(
-        "The files of the model are not those that the server started with.",
-        "Start the server again to serve them.",
-    )
-
-
-def died() -> EngineDownError:
-    return EngineDownError("The engine stopped while it ran this request.", code="engine_died")
+def not_ready(status: str) -> EngineDownError:
+    """The error of a request that comes while no engine takes it."""
+    return EngineDownError(f"The model is not ready ({status}).", code="not_ready")

@@ -1,4 +1,4 @@
-"""An engine in this process behind the face of `EngineClient`: no second process, no socket.
+"""The client of an engine in this process: no second process, no socket.
 
 Given an assembled engine it steps it in the event loop, between the tasks that wait for answers.
 What a server would refuse is refused with the same errors; nothing here dies apart from the
@@ -7,17 +7,15 @@ process, so nothing is restarted.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable
 
-from headway.core.errors import EngineDownError, HeadwayError, RequestError, ServerFaultError
-from headway.core.principal import Principal
-from headway.core.request import Request, SamplingParams
-from headway.core.terms import PROMISES_NOTHING, Terms
+from headway.core.errors import EngineDownError, RequestError, ServerFaultError
+from headway.core.request import Request
 from headway.engine.engine import Engine
 from headway.engine.process import introduction
-from headway.frontend.answer import Answer, Stream
+from headway.frontend.answer import Stream, Streams
+from headway.frontend.client import not_ready
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
 
@@ -35,14 +33,11 @@ class LocalClient:
         on_record: Callable[[StepRecord], None] = lambda record: None,
     ) -> None:
         self.engine = engine
-        self.tokenizer = tokenizer
         self.on_record = on_record
         self.info = introduction(engine)
         self.status = "ready"
-        self.failure: HeadwayError | None = None
         self.num_restarts = 0
-        self._streams: dict[int, Stream] = {}
-        self._request_ids = itertools.count(1)
+        self._streams = Streams(tokenizer, self._abort)
         self._arrived = asyncio.Event()
         self._stepper: asyncio.Task[None] | None = None
 
@@ -86,23 +81,17 @@ class LocalClient:
                 self._arrived.clear()
                 await self._arrived.wait()
             updates, record = engine.step()
-            for update in updates:
-                stream = self._streams.get(update.request_id)
-                if stream is not None:
-                    stream.put(update)
+            self._streams.feed(updates)
             for request_id, error in engine.take_refusals():
-                stream = self._streams.pop(request_id, None)
-                if stream is not None:
-                    stream.fail(error)
+                self._streams.fail(request_id, error)
             self.on_record(record)
             await asyncio.sleep(0)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s`."""
         self.status = "draining"
-        deadline_s = self.engine.clock.now_s() + timeout_s
-        while self.engine.num_requests and self.engine.clock.now_s() < deadline_s:
-            await asyncio.sleep(0.01)
+        await self._streams.run_out(timeout_s, self.engine.clock)
+        self._streams.fail_all(stopped())
 
     async def stop(self) -> None:
         """Step no more; safe to call twice."""
@@ -110,50 +99,24 @@ class LocalClient:
             self._stepper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._stepper
-        self._end("stopped", EngineDownError("The engine was stopped.", code="shutting_down"))
+        self._end("stopped", stopped())
 
     def _end(self, status: str, error: RequestError) -> None:
         self.status = status
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(error)
+        self._streams.fail_all(error)
 
-    def submit(
-        self,
-        prompt_token_ids: list[int],
-        sampling: SamplingParams,
-        *,
-        principal: Principal | None = None,
-        terms: Terms = PROMISES_NOTHING,
-        arrived_s: float | None = None,
-        parser_spec: OutputParserSpec | None = None,
-    ) -> Stream:
+    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
         """Give a request to the engine; raises RequestError when it can never run."""
         if not self.ready:
-            raise EngineDownError(f"The model is not ready ({self.status}).", code="not_ready")
-        request = Request(
-            next(self._request_ids),
-            prompt_token_ids,
-            sampling,
-            principal or Principal(),
-            self.engine.clock.now_s() if arrived_s is None else arrived_s,
-            terms=terms,
-        )
+            raise not_ready(self.status)
         self.engine.add(request)
-        stream = Stream(
-            Answer(request, self.tokenizer, parser_spec), self._aborter(request.request_id)
-        )
-        self._streams[request.request_id] = stream
         self._arrived.set()
-        return stream
+        return self._streams.open(request, parser_spec)
 
-    def _aborter(self, request_id: int) -> Callable[[int | None], None]:
-        """What a stream calls to drop the request (None) or one of its sequences."""
+    def _abort(self, request_id: int, index: int | None) -> None:
+        self.engine.abort(request_id, index)
+        self._arrived.set()
 
-        def abort(index: int | None) -> None:
-            if index is None:
-                self._streams.pop(request_id, None)
-            self.engine.abort(request_id, index)
-            self._arrived.set()
 
-        return abort
+def stopped() -> EngineDownError:
+    return EngineDownError("The engine was stopped.", code="shutting_down")

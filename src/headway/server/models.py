@@ -1,22 +1,24 @@
 """The table of served models: a name, the client that answers for it, and its defaults.
 
-A client is an engine process, or an engine in this one; names that mean the same model are several
-keys of one row. The server asks this table for everything that depends on the model.
+A client is an engine, wherever it runs; names that mean the same model are several keys of one row.
+The server asks this table for everything that depends on the model.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headway.admit.admission import Admission, Rules
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import EngineDownError, RequestError
+from headway.core.errors import RequestError
 from headway.core.options import ServerOptions
 from headway.core.service import ServiceClass, choose_class
 from headway.edge.keys import Caller, Keyring
 from headway.edge.upstream import Upstream
 from headway.engine.messages import Ready
-from headway.frontend.client import EngineClient
-from headway.frontend.local import LocalClient
+from headway.frontend.client import EngineClient, not_ready
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.output_parser import ReasoningMarkers, choose_reasoning_markers
 from headway.frontend.text.tools import BY_NAME, Format, choose_format
@@ -35,7 +37,7 @@ class ServedModel:
     """
 
     names: list[str]
-    client: EngineClient | LocalClient
+    client: EngineClient
     tokenizer: Tokenizer | None
     telemetry: Telemetry
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class ServedModel:
     format: Format | None = None
     reasoning: ReasoningMarkers | None = None
     rules: Rules = Rules()
+    request_ids: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    """What its engine calls the next prompts."""
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,9 +65,7 @@ class ServedModel:
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""
         if not self.client.ready or self.client.info is None:
-            raise EngineDownError(
-                f"The model is not ready ({self.client.status}).", code="not_ready"
-            )
+            raise not_ready(self.client.status)
         return self.client.info
 
     def service_class(self, body: Any, caller: Caller) -> ServiceClass:

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.admit.admission import Ticket
 from headway.core.errors import OverloadedError, RequestError, ServerFaultError, ShedError
+from headway.core.request import Request
 from headway.core.slo import DEFAULT_CLASS
 from headway.edge.auth import header
 from headway.edge.errors import json_response
@@ -239,20 +240,21 @@ class Session:
     def submit(self) -> Timeline:
         """Send every prompt to the engine; raises RequestError when it takes none of them now."""
         request = self.request
-        client, telemetry = request.model.client, request.model.telemetry
+        model, telemetry = request.model, request.model.telemetry
         timeline = self.timeline = self.dialect.progress.timeline = self._begin()
         try:
             for number, prompt in enumerate(request.prompts):
-                stream = client.submit(
+                engine_id = next(model.request_ids)
+                asked = Request(
+                    engine_id,
                     prompt,
                     request.sampling,
-                    principal=request.caller.principal.salted(request.cache_salt),
+                    request.caller.principal.salted(request.cache_salt),
+                    request.arrived_s,
                     terms=request.terms,
-                    arrived_s=request.arrived_s,
-                    parser_spec=request.parser_spec,
                 )
+                stream = model.client.submit(asked, request.parser_spec)
                 self.streams.append(stream)
-                engine_id = stream.answer.request.request_id
                 self.ticket.sent(number, engine_id)
                 stream.on_begin = partial(self.ticket.began, number)
                 telemetry.submitted(timeline, engine_id)
