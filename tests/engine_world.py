@@ -173,7 +173,7 @@ class World:
         late = [row for row in behind if len(row.token_ids) == 1 and row.sample and row.start > 0]
         assert not late, "a decode row behind a chunk"
         assert record.num_tokens == plan.num_tokens
-        assert record.num_sampled == sum(row.sample for row in plan.scheduled)
+        assert record.num_sampled == sum(row.sample + row.num_drafts for row in plan.scheduled)
         assert record.num_running == len(self.engine.scheduler.running)
         assert 0 <= record.kv_usage <= 1
 

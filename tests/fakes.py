@@ -69,6 +69,8 @@ class Mirrored:
     tables: list[list[int]]
     root: object = None
     cells: list[tuple[int, int]] = field(default_factory=list)
+    longest: int = 0
+    """Tokens it had at most, those of wrong guesses included."""
 
     def cell(self, position: int) -> tuple[int, int]:
         """(token, hash of all that a position's KV depends on)."""
@@ -108,6 +110,7 @@ class FakeExecutor:
     is_broken: bool = False
     root: Callable[[NewSequence], object] = lambda new: new.adapter
     host_blocks: tuple[int, ...] = ()
+    propose: Callable[[int], list[int]] = lambda count: []
     delay: Callable[[], int] = lambda: 0
     num_submits: int = 0
     sequences: dict[int, Mirrored] = field(default_factory=dict)
@@ -213,12 +216,16 @@ class FakeExecutor:
     def _write(self, row: ScheduledSequence) -> None:
         sequence = self.sequences[row.sequence_id]
         end = row.start + len(row.token_ids)
+        if row.num_drafts:
+            assert row.sample and end - row.num_drafts == len(sequence.tokens), "drafts of a chunk"
+            sequence.tokens += row.drafts
         assert sequence.tokens[row.start : end] == row.token_ids, "not what the sequence knows"
         assert row.token_ids, "an empty row"
         assert row.sample == (end == len(sequence.tokens)), "sampled where it should not, or not"
+        sequence.longest = max(sequence.longest, end)
         for group in range(len(self.num_blocks)):
-            needed = -(-end // self.block_size)
-            assert len(sequence.tables[group]) == needed, "too few blocks, or too many"
+            needed, most = -(-end // self.block_size), -(-sequence.longest // self.block_size)
+            assert needed <= len(sequence.tables[group]) <= most, "too few blocks, or too many"
             for position in range(row.start, end):
                 self.memory[self._slot(sequence, group, position)] = sequence.cell(position)
 
@@ -253,7 +260,7 @@ class FakeExecutor:
                 continue
             self._tell_prompt_logprobs(sequence, row)
             if row.sample:
-                self._sample(sequence, len(row.token_ids) + row.start)
+                self._sample(sequence, row)
         self.fail_rows = frozenset()
 
     def _wipe(self, sequence: Mirrored, row: ScheduledSequence) -> None:
@@ -262,22 +269,41 @@ class FakeExecutor:
             for position in range(row.start, row.start + len(row.token_ids)):
                 self.memory.pop(self._slot(sequence, group, position), None)
 
-    def _sample(self, sequence: Mirrored, end: int) -> None:
+    def _sample(self, sequence: Mirrored, row: ScheduledSequence) -> None:
+        """What follows the last known token, and behind each draft as long as they are right."""
+        known = row.start + len(row.token_ids) - row.num_drafts
+        mask = self.masks.by_sequence.get(row.sequence_id)
+        grammar = sequence.new.sampling.grammar
+        assert (mask is not None) == (grammar is not None), "a mask for another"
+        kept: list[int] = []
+        for ahead in range(row.num_drafts + 1):
+            if kept != row.drafts[:ahead] or (mask is not None and ahead >= len(mask)):
+                break
+            token = self._next(sequence, known + ahead, mask[ahead] if mask else None)
+            if token is None and ahead:
+                break
+            kept.append(token)
+        del sequence.tokens[known:], sequence.cells[known:]
+        sequence.tokens += kept
+        count = sequence.new.sampling.logprobs
+        logprobs = None
+        if count is not None:
+            logprobs = [TokenLogprobs(t, -float(known + i), 1) for i, t in enumerate(kept)]
+        proposed = self.propose(row.propose) if row.propose else []
+        self.result.samples.append(Sample(row.sequence_id, kept, logprobs, proposed))
+
+    def _next(self, sequence: Mirrored, end: int, mask: bytes | None) -> int | None:
         new = sequence.new
         group = min(range(len(self.num_blocks)), key=lambda g: self._first_seen(g, end - 1))
         begin = self._first_seen(group, end - 1)
         read = [cell[0] for cell in self._read(sequence, group, begin, end) if cell]
         generated = end - new.num_prompt_tokens
         banned = new.stop_ids if generated < new.sampling.min_tokens else []
-        mask = self.masks.by_sequence.get(new.sequence_id)
-        assert (mask is not None) == (new.sampling.grammar is not None), "a mask for another"
         if mask is not None:
             banned = [t for t in range(self.vocab_size) if not mask[t // 8] >> t % 8 & 1]
-        token = next_token(read, new.seed, new.index, banned, self.vocab_size)
-        sequence.tokens.append(token)
-        count = new.sampling.logprobs
-        logprobs = None if count is None else [TokenLogprobs(token, -float(end), 1)]
-        self.result.samples.append(Sample(new.sequence_id, [token], logprobs))
+            if len(banned) == self.vocab_size:
+                return None
+        return next_token(read, new.seed, new.index, banned, self.vocab_size)
 
     def _tell_prompt_logprobs(self, sequence: Mirrored, row: ScheduledSequence) -> None:
         new = sequence.new

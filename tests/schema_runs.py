@@ -58,7 +58,7 @@ class Walker:
         at = self._lengths[sequence_id]
         self._lengths[sequence_id] = at + 1
         rng = random.Random(self._seeds[sequence_id] * 65536 + at)
-        packed = np.frombuffer(self._masks.by_sequence[sequence_id], np.uint8)
+        packed = np.frombuffer(self._masks.by_sequence[sequence_id][0], np.uint8)
         allowed = np.unpackbits(packed, bitorder="little").view(np.bool_)
         closing = np.nonzero(allowed[: len(self._closers)] & self._closers)[0]
         likes = len(closing) and rng.random() < LIKING

@@ -97,7 +97,7 @@ def masks_of(rng: random.Random, rows: int, vocabulary: int) -> GrammarMasks:
                 bits[:] = 0
                 token = rng.randrange(vocabulary)
                 bits[token // 32] = 1 << token % 32
-            masks[10 + i] = bits.tobytes()
+            masks[10 + i] = [bits.tobytes()]
     return GrammarMasks(masks)
 
 
@@ -154,7 +154,7 @@ def test_what_is_not_finite_is_left_to_the_definition(library, bad, temperature)
     logits_RV[2, :] = bad
     found, _ = Sampler(NativeSampling(library)).sample(logits_RV, sequences, GrammarMasks())
     assert found == Sampler().sample(logits_RV, sequences, GrammarMasks())[0]
-    nothing = GrammarMasks({10: bytes(40), 11: bytes(40), 12: bytes(40)})
+    nothing = GrammarMasks({i: [bytes(40)] for i in (10, 11, 12)})
     found, _ = Sampler(NativeSampling(library)).sample(logits_RV, sequences, nothing)
     assert found == [NO_TOKEN] * 3
 

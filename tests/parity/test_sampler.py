@@ -330,7 +330,7 @@ def test_late_masks_forbid_what_they_do_not_allow(vocabulary: int):
         params = [SamplingParams(temperature=t, seed=1) for t in (0, 1, 0, 1)]
         rows = [row(10 + i, p, seed=rng.randrange(2**20)) for i, p in enumerate(params)]
         allowed = {i: set(rng.sample(range(vocabulary), rng.randint(1, 5))) for i in (0, 1)}
-        masks = {10 + i: packed(tokens, vocabulary) for i, tokens in allowed.items()}
+        masks = {10 + i: [packed(tokens, vocabulary)] for i, tokens in allowed.items()}
         token_ids, _ = sample(logits_RV, rows, GrammarMasks(masks))
         assert token_ids[0] == max(allowed[0], key=lambda token: logits_RV[0, token].item())
         assert token_ids[1] in allowed[1]

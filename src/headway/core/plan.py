@@ -48,10 +48,17 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     """One sequence moves on by `len(token_ids)` tokens.
 
     `start` is the position of the first, the number of tokens whose KV is in place. `new_blocks`
-    holds, per KV group, the ids appended to its block table. The tokens are a chain: token i has
-    position start + i, its slot follows from the block table, its parent is token i - 1; a tree
-    of drafts gives `positions`, `slots` (per group) and `parents` instead. `sample` says
-    whether the last token (with drafts, every token from `-num_drafts - 1` on) is sampled from.
+    holds, per KV group, the ids appended to its block table. Token i has position start + i; its
+    slot follows from the block table. `sample` says whether the last token is sampled from.
+
+    The last `num_drafts` tokens are drafts: guesses that are verified. Behind the last known token
+    and behind each draft the runtime samples what it would sample without drafts, and drafts count
+    as long as they equal that. Tokens known up to t9, drafts a b c, 4 sampled rows:
+
+        token_ids      t9 a b c
+        sampled        a  b x y        the result holds a b x; c was wrong, so y means nothing
+
+    `propose` asks the drafter for so many guesses of what follows (`Sample.drafts`).
     """
 
     sequence_id: int
@@ -60,9 +67,17 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     new_blocks: list[list[int]]
     sample: bool
     num_drafts: int = 0
-    positions: list[int] = []
-    slots: list[list[int]] = []
-    parents: list[int] = []
+    propose: int = 0
+
+    @property
+    def drafts(self) -> list[int]:
+        """The tokens at the end that are guesses."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    def without_drafts(self) -> "ScheduledSequence":
+        """The same row, for a step that must be as plain as possible."""
+        known = self.token_ids[: len(self.token_ids) - self.num_drafts]
+        return msgspec.structs.replace(self, token_ids=known, num_drafts=0, propose=0)
 
 
 class BlockCopy(msgspec.Struct, array_like=True, gc=False):
@@ -96,7 +111,10 @@ class Transfer(msgspec.Struct, array_like=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, array_like=True):
-    """What one step does. Rows of `scheduled` that decode (one token, sampled) come first."""
+    """What one step does. Rows of `scheduled` that decode (one token, sampled) come first.
+
+    Those that decode with drafts follow, then chunks.
+    """
 
     step: int
     new: list[NewSequence]
@@ -114,16 +132,17 @@ class StepPlan(msgspec.Struct, array_like=True):
 class GrammarMasks(msgspec.Struct, array_like=True):
     """Known only while the model runs: per sequence id, one bit per vocabulary entry.
 
-    `by_sequence[sequence_id]` is little-endian int32 words, bit t set when token t is allowed.
+    `by_sequence[sequence_id]` has a mask for each sampled row, which is one without drafts: little-
+    endian int32 words, bit t set when token t is allowed. A row beyond the last mask is not kept.
     """
 
-    by_sequence: dict[int, bytes] = {}
+    by_sequence: dict[int, list[bytes]] = {}
 
 
 class Sample(msgspec.Struct, array_like=True, gc=False):
-    """What one sequence sampled: one token, or with drafts the accepted ones and one more.
+    """What one sequence sampled: one token, or with drafts those kept and one more.
 
-    `drafts` are the drafter's proposals for the next step; `logprobs` one entry per token.
+    `logprobs` has one entry per token. `drafts` are the drafter's guesses of what follows.
     """
 
     sequence_id: int
@@ -141,11 +160,12 @@ class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
 
 
 class StepTimings(msgspec.Struct, array_like=True, frozen=True):
-    """Seconds the runtime spent: batch → tensors, forward, sampling."""
+    """Seconds the runtime spent: batch → tensors, forward, sampling, drafting for the next step."""
 
     prepare_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
+    draft_s: float = 0.0
 
 
 class StepResult(msgspec.Struct, array_like=True):

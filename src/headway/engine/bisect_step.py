@@ -59,7 +59,7 @@ class Bisection:
             assert sequence is not None
             tables = [list(table) for table in sequence.block_tables]
             plan.new.append(sequence.introduction())
-            plan.scheduled.append(msgspec.structs.replace(row, new_blocks=tables))
+            plan.scheduled.append(msgspec.structs.replace(row.without_drafts(), new_blocks=tables))
         self.stale = [row.sequence_id for row in rows]
         self.num_attempts += 1
         try:
@@ -87,6 +87,7 @@ def bisect_step(
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
+    scheduler.forget_drafts()
     scheduler.preemption.tell_again(plan.transfers)
     rows = [row for row in plan.scheduled if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]

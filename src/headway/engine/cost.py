@@ -64,6 +64,18 @@ class Work(NamedTuple):
 
 
 NOTHING = Work(0, 0, 0, 0)
+
+
+def work_of(starts: list[int], windows: tuple[int, ...]) -> Work:
+    """What decodes do whose contexts have these lengths; `windows` by KV group."""
+    count = len(starts)
+    reads = [
+        sum([min(start, window - 1) for start in starts]) if window else sum(starts)
+        for window in windows
+    ]
+    return Work(count, count, sum(starts) + count, sum(reads) + count * len(reads))
+
+
 LEAST_CHUNK = 16
 """Tokens of a prompt that a step takes however little time is left."""
 
@@ -151,6 +163,18 @@ class StepCost:
             work.num_sampled + 1,
             work.attended_tokens + count * start + count * (count + 1) // 2,
             work.kv_tokens_read + reach + count * len(self.windows),
+        )
+
+    def with_drafts(self, work: Work, start: int, count: int) -> Work:
+        """`work` and `count` drafts from position `start`, each of them sampled.
+
+        They read the KV that the decode before them reads: its row has the whole context.
+        """
+        return Work(
+            work.num_tokens + count,
+            work.num_sampled + count,
+            work.attended_tokens + count * start + count * (count + 1) // 2,
+            work.kv_tokens_read + count * len(self.windows),
         )
 
     def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:

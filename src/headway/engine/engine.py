@@ -303,8 +303,11 @@ class Engine:
         """Start on the masks of the rows whose sample a grammar rules."""
         if self.grammars is None:
             return None
-        sampled = [self.scheduler.by_id(row.sequence_id) for row in plan.scheduled if row.sample]
-        ruled = [s for s in sampled if s is not None and s.grammar is not None]
+        ruled = []
+        for row in plan.scheduled:
+            sequence = self.scheduler.by_id(row.sequence_id) if row.sample else None
+            if sequence is not None and sequence.grammar is not None:
+                ruled.append((sequence, row.drafts))
         return self.grammars.begin(ruled) if ruled else None
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, StepMasks | None]:
@@ -366,7 +369,7 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
             num_tokens=0,
-            num_sampled=sum([row.sample for row in plan.scheduled]),
+            num_sampled=sum([row.sample + row.num_drafts for row in plan.scheduled]),
             kv_blocks_used=sum(used),
             kv_usage=self.kv.usage,
             num_preemptions=scheduler.num_preemptions,

@@ -9,6 +9,7 @@ sequence 8 computes the first 3 of its prompt:
     query_lens [1, 3]              context_lens [10, 3]       num_decodes 1
 """
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ INT = np.int64
 class WorkerSequence:
     """What the runtime remembers of one sequence."""
 
-    __slots__ = ("generated", "last_step", "new", "num_blocks", "row")
+    __slots__ = ("generated", "last_step", "new", "num_ahead", "num_blocks", "row")
 
     def __init__(self, new: NewSequence, row: int, num_groups: int) -> None:
         self.new = new
@@ -32,6 +33,15 @@ class WorkerSequence:
         self.num_blocks = [0] * num_groups
         self.generated = list(new.token_ids[new.num_prompt_tokens :])
         self.last_step = -1
+        self.num_ahead = 0
+        """How many drafts `generated` ends with."""
+
+    def ahead(self, drafts: list[int]) -> "WorkerSequence":
+        """The sequence as it will be where these drafts are kept, to be sampled from."""
+        other = copy(self)
+        other.generated = self.generated + drafts
+        other.num_ahead = len(drafts)
+        return other
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +56,7 @@ class Batch:
     context_lens: list[int]
     num_decodes: int
     sampled_rows: list[int]
+    """Of the T tokens those that are sampled from; with k drafts a sequence has k + 1, in order."""
     sampled_sequences: list[WorkerSequence]
     views: dict[int, Any] = field(default_factory=dict)
     """What an attention backend derives from the batch once a step, by KV group."""
@@ -72,9 +83,9 @@ class WorkerState:
         for new in plan.new:
             row = self._free_rows.pop()
             self.sequences[new.sequence_id] = WorkerSequence(new, row, len(self._tables))
-        for copy in plan.copies:
-            row = self.sequences[copy.sequence_id].row
-            self._tables[copy.group][row, copy.index] = copy.target
+        for block in plan.copies:
+            row = self.sequences[block.sequence_id].row
+            self._tables[block.group][row, block.index] = block.target
         for scheduled in plan.scheduled:
             sequence = self.sequences[scheduled.sequence_id]
             for group, blocks in enumerate(scheduled.new_blocks):
@@ -102,8 +113,12 @@ class WorkerState:
             if len(ids) == 1 and num_decodes == index:
                 num_decodes += 1
             if scheduled.sample:
-                sampled_rows.append(len(tokens) - 1)
+                num_drafts = scheduled.num_drafts
+                sampled_rows.append(len(tokens) - num_drafts - 1)
                 sampled.append(sequence)
+                for count in range(1, num_drafts + 1):
+                    sampled_rows.append(len(tokens) - num_drafts - 1 + count)
+                    sampled.append(sequence.ahead(scheduled.drafts[:count]))
         return self._tensors(tokens, query_lens, starts, rows, num_decodes, sampled_rows, sampled)
 
     def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:

@@ -116,6 +116,7 @@ class TorchExecutor:
         self._result: StepResult | None = None
         self._prepare_s = self._forward_s = 0.0
         self._experts_read = 0
+        self._usable: dict[int, int] = {}
         self._is_idle = False
         """Whether the last step advances nobody, and may as well wait for a transfer."""
 
@@ -184,48 +185,75 @@ class TorchExecutor:
             return
         started = self._clock.now_s()
         result.experts_read = self._experts_read
-        result.failed = self._quarantine(plan, batch, hidden)
+        result.failed, self._usable = self._quarantine(plan, batch, hidden)
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if batch.sampled_rows:
-            self._sample_rows(batch, hidden, masks, result)
+            self._sample_rows(plan, batch, hidden, masks, result)
         result.timings = StepTimings(
             self._prepare_s, self._forward_s, self._clock.now_s() - started
         )
 
     def _sample_rows(
-        self, batch: Batch, hidden_TH: Tensor, masks: GrammarMasks, result: StepResult
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        hidden_TH: Tensor,
+        masks: GrammarMasks,
+        result: StepResult,
     ) -> None:
-        """Choose a token for each row that is due, and tell the state."""
+        """Choose a token for each row that is due, keep what drafts agree with, tell the state."""
         if len(batch.sampled_rows) != hidden_TH.shape[0]:
             hidden_TH = hidden_TH[batch.sampled_rows]
         logits = self.logits(hidden_TH)
         sequences = batch.sampled_sequences
         token_ids, logprobs = self.sampler.sample(logits, sequences, masks)
-        for sequence, token_id, entry in zip(sequences, token_ids, logprobs, strict=True):
-            sequence_id = sequence.new.sequence_id
-            if token_id == NO_TOKEN:
+        end = 0
+        for scheduled in plan.scheduled:
+            if not scheduled.sample:
+                continue
+            begin, end = end, end + 1 + scheduled.num_drafts
+            sequence, sequence_id = sequences[begin], scheduled.sequence_id
+            if token_ids[begin] == NO_TOKEN:
                 result.failed[sequence_id] = "its parameters and masks forbid every token"
             elif sequence_id not in result.failed:
-                sequence.generated.append(token_id)
+                count, entries = 1, logprobs[begin]
+                if scheduled.num_drafts:
+                    usable = self._usable.get(sequence_id, end - begin)
+                    count = num_kept(token_ids[begin : begin + usable], scheduled.drafts)
+                    if entries is not None:
+                        entries = [
+                            one for row in logprobs[begin : begin + count] for one in row or []
+                        ]
+                kept = token_ids[begin : begin + count]
+                sequence.generated += kept
                 sequence.last_step = result.step
-                result.samples.append(Sample(sequence_id, [token_id], entry))
+                result.samples.append(Sample(sequence_id, kept, entries))
 
-    def _quarantine(self, plan: StepPlan, batch: Batch, hidden_TH: Tensor) -> dict[int, str]:
+    def _quarantine(
+        self, plan: StepPlan, batch: Batch, hidden_TH: Tensor
+    ) -> tuple[dict[int, str], dict[int, int]]:
         """Fail sequences whose numbers are not finite, and wipe what they wrote in this step.
 
         A token attends to itself, so a key or value that is not finite shows in its own hidden
-        state. Left in a block, it would reach the next owner's sums as 0 · inf.
+        state. Left in a block, it would reach the next owner's sums as 0 · inf. Where only drafts
+        are bad, nobody fails: the second result says how many sampled rows are of use.
         """
         if self.kernels.are_finite(hidden_TH):
-            return {}
+            return {}, {}
         bad_T = ~torch.isfinite(hidden_TH).all(-1)
         for layer in self.kv:
             layer.wipe(batch.slots_GT[layer.group][bad_T])
-        failed = {}
+        failed: dict[int, str] = {}
+        usable: dict[int, int] = {}
         for row, part in zip(plan.scheduled, bad_T.split(batch.query_lens), strict=True):
-            if bool(part.any()):
+            if not bool(part.any()):
+                continue
+            num_drafts_before = int(part.nonzero()[0]) - (len(row.token_ids) - row.num_drafts)
+            if num_drafts_before < 0:
                 failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
-        return failed
+            else:
+                usable[row.sequence_id] = num_drafts_before + 1
+        return failed, usable
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
         """For sequences that ask: the log-probability of each next prompt token of this chunk."""
@@ -291,6 +319,18 @@ class TorchExecutor:
     def probe(self, budget_s: float) -> None:
         """Read memory and multiply for about `budget_s`; `describe` has the best of all times."""
         self._probe.run(budget_s)
+
+
+def num_kept(sampled: list[int], drafts: list[int]) -> int:
+    """How many of `sampled` count: each behind a draft that equals the one sampled before it.
+
+    >>> num_kept([5, 6, 9, 4], drafts=[5, 6, 7])
+    3
+    """
+    count = 1
+    while count < len(sampled) and sampled[count - 1] == drafts[count - 1]:
+        count += 1
+    return count if sampled[count - 1] != NO_TOKEN else count - 1
 
 
 def probe_accelerator(device: str) -> Accelerator | None:

@@ -32,8 +32,12 @@ class NullExecutor:
         if self._step_s:
             time.sleep(self._step_s)
         token = self._cycle[plan.step % len(self._cycle)]
+        none = [None]
         samples = [
-            Sample(row.sequence_id, [allowed(token, self._masks.by_sequence.get(row.sequence_id))])
+            Sample(
+                row.sequence_id,
+                [allowed(token, self._masks.by_sequence.get(row.sequence_id, none)[0])],
+            )
             for row in plan.scheduled
             if row.sample
         ]

@@ -146,7 +146,7 @@ def choose(
     changed = bool(rows.edited or masks.by_sequence)
     logits_RV = logits_RV.to(torch.float32, copy=changed)
     if changed:
-        apply_masks(logits_RV, rows.sequence_ids, masks)
+        apply_masks(logits_RV, row_masks(masks, sequences))
         for row in rows.edited:
             edit_row(logits_RV[row], sequences[row])
     chosen_R = logits_RV.argmax(-1)
@@ -185,27 +185,38 @@ def choose_natively(
         edit_row(logits_V, sequences[row])
         draws_R["logits"][row], draws_R["type"][row] = logits_V.data_ptr(), TYPES[torch.float32]
     draws_R["allowed"], mask_bytes = 0, 0
-    masked = [row for row, each in enumerate(rows.sequence_ids) if each in masks.by_sequence]
-    if masked:
-        packed = np.frombuffer(
-            b"".join([masks.by_sequence[rows.sequence_ids[r]] for r in masked]), np.uint8
-        )
-        mask_bytes = packed.nbytes // len(masked)
-        for place, row in enumerate(masked):
+    by_row = row_masks(masks, sequences)
+    if by_row:
+        packed = np.frombuffer(b"".join(by_row.values()), np.uint8)
+        mask_bytes = packed.nbytes // len(by_row)
+        for place, row in enumerate(by_row):
             draws_R["allowed"][row] = packed.ctypes.data + place * mask_bytes
     return native.sample(draws_R, vocabulary, mask_bytes)
 
 
-def apply_masks(logits_RV: Tensor, ids: tuple[int, ...], masks: GrammarMasks) -> None:
+def row_masks(masks: GrammarMasks, sequences: list[WorkerSequence]) -> dict[int, bytes]:
+    """The mask of each row that has one; a draft's row beyond the last mask may have no token."""
+    if not masks.by_sequence:
+        return {}
+    found: dict[int, bytes] = {}
+    for row, sequence in enumerate(sequences):
+        own = masks.by_sequence.get(sequence.new.sequence_id)
+        if own is not None:
+            at = sequence.num_ahead
+            found[row] = own[at] if at < len(own) else bytes(len(own[0]))
+    return found
+
+
+def apply_masks(logits_RV: Tensor, by_row: dict[int, bytes]) -> None:
     """Forbid what a mask does not allow: bit t of little-endian words is token t."""
-    rows = [row for row, sequence_id in enumerate(ids) if sequence_id in masks.by_sequence]
+    rows = list(by_row)
     if not rows:
         return
-    packed = np.frombuffer(b"".join([masks.by_sequence[ids[row]] for row in rows]), np.uint8)
+    packed = np.frombuffer(b"".join(by_row.values()), np.uint8)
     bits = np.unpackbits(~packed.reshape(len(rows), -1), axis=1, bitorder="little")
     width = min(bits.shape[1], logits_RV.shape[1])
     forbidden_RV = torch.from_numpy(bits.view(np.bool_)).to(logits_RV.device)[:, :width]
-    if len(rows) == len(ids):
+    if len(rows) == len(logits_RV):
         logits_RV[:, :width].masked_fill_(forbidden_RV, NEVER)
         logits_RV[:, width:] = NEVER
         return

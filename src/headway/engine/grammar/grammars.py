@@ -13,10 +13,9 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 from headway.engine.grammar.builder import Builder, Ticket
-from headway.engine.grammar.masks import MaskMaker, StepMasks
+from headway.engine.grammar.masks import MaskMaker, Ruled, StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.grammar.vocabulary import VocabularySource
-from headway.engine.sequence import Sequence
 
 
 class Grammars:
@@ -89,11 +88,11 @@ class Grammars:
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, sequences: Listing[Sequence]) -> StepMasks:
-        """Start on the masks of `sequences`."""
+    def begin(self, ruled: Listing[Ruled]) -> StepMasks:
+        """Start on the masks of `ruled`, sequences with their drafts."""
         if self._masks is None:
             self._masks = MaskMaker(self.builder.mask_width, self._threads, self.clock)
-        return self._masks.begin(sequences)
+        return self._masks.begin(ruled)
 
     def close(self) -> None:
         """End threads and processes."""

@@ -1,8 +1,10 @@
 """Masks of one step, computed while the model runs.
 
-Given the sequences whose next token a grammar rules, `begin` starts computing on a thread of its
-own and `finish` waits for the result: one bit per vocabulary entry and sequence. A mask that cannot
-be computed within llguidance's limits is left out, and its sequence's state says why.
+Given the sequences whose next token a grammar rules, each with its drafts, `begin` starts computing
+on a thread of its own and `finish` waits for the result: one bit per vocabulary entry, for the next
+token and behind each draft. A mask that cannot be computed within llguidance's limits is left out,
+and its sequence's state says why; one behind a draft is left out without more, for the draft may be
+wrong.
 """
 
 from collections.abc import Sequence as Listing
@@ -15,6 +17,9 @@ from headway.core.clock import Clock
 from headway.core.plan import GrammarMasks
 from headway.engine.grammar.compiler import num_words
 from headway.engine.sequence import Sequence
+
+Ruled = tuple[Sequence, list[int]]
+"""A sequence with a grammar, and its drafts in this step."""
 
 
 class StepMasks:
@@ -45,21 +50,21 @@ class MaskMaker:
         self._num_words = num_words(vocab_size)
         self._clock = clock
 
-    def begin(self, sequences: Listing[Sequence]) -> StepMasks:
-        """Start on the masks of `sequences`, each with a grammar."""
-        return StepMasks(self._thread.submit(self._compute, sequences), self._clock)
+    def begin(self, ruled: Listing[Ruled]) -> StepMasks:
+        """Start on the masks of `ruled`, each a sequence with a grammar and its drafts."""
+        return StepMasks(self._thread.submit(self._compute, ruled), self._clock)
 
-    def _compute(self, sequences: Listing[Sequence]) -> tuple[GrammarMasks, float]:
+    def _compute(self, ruled: Listing[Ruled]) -> tuple[GrammarMasks, float]:
         started_s = self._clock.now_s()
-        masks: dict[int, bytes] = {}
+        masks: dict[int, list[bytes]] = {}
         later = []
-        for sequence in sequences:
+        for sequence, _ in ruled:
             state = sequence.grammar
             assert state is not None
             generated = sequence.tokens[sequence.num_prompt :] if state.is_released else []
             matcher = state.matcher(generated)
             if not state.error and state.num_accepted == 0:
-                masks[sequence.sequence_id] = state.compiled.first_mask
+                masks[sequence.sequence_id] = [state.compiled.first_mask]
             elif not state.error:
                 later.append((sequence.sequence_id, state, matcher))
         if later:
@@ -77,8 +82,35 @@ class MaskMaker:
                 elif not any_allowed:
                     state.error = "no token of this model can follow"
                 else:
-                    masks[sequence_id] = row.tobytes()
+                    masks[sequence_id] = [row.tobytes()]
+        for sequence, drafts in ruled:
+            if drafts and sequence.sequence_id in masks:
+                masks[sequence.sequence_id] += self._behind(sequence, drafts)
         return GrammarMasks(masks), self._clock.now_s() - started_s
+
+    def _behind(self, sequence: Sequence, drafts: list[int]) -> list[bytes]:
+        """A mask behind each draft, as far as there is one; the state stays where it is."""
+        state = sequence.grammar
+        assert state is not None
+        matcher = state.matcher([])
+        found: list[bytes] = []
+        words = np.zeros(self._num_words, np.int32)
+        for draft in drafts:
+            if matcher.is_stopped() or not matcher.consume_token(draft):
+                break
+            if matcher.is_stopped():  # the answer ends with this draft
+                found.append(bytes(words.nbytes))
+                break
+            words[:] = 0
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if matcher.is_error():
+                break
+            found.append(words.tobytes())
+        if matcher.is_error():
+            state.release()  # the next mask builds it again
+        else:
+            matcher.rollback(len(found))
+        return found
 
     def close(self) -> None:
         """End the thread."""

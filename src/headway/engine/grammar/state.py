@@ -69,6 +69,15 @@ class GrammarState:
         self.ended = self._matcher.stop_reason() == "EndOfSentence"
         return True
 
+    def num_allowed(self, drafts: list[int]) -> int:
+        """How many of `drafts` the grammar allows in a row; the state stays where it is.
+
+        0 where there is no matcher: drafts are not worth building one.
+        """
+        if self._matcher is None or self.error:
+            return 0
+        return self._matcher.validate_tokens(drafts)
+
     def fail(self) -> None:
         """Keep the matcher's error."""
         assert self._matcher is not None

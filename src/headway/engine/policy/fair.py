@@ -30,6 +30,10 @@ class Fair(Fcfs):
         generated = sequence.computed >= sequence.num_prompt
         self.users.charge(sequence, num_tokens, generated=generated)
 
+    def kept(self, sequence: Sequence, num_drafts: int) -> None:
+        """Its user pays for the tokens that came, not for guesses."""
+        self.users.charge(sequence, num_drafts, generated=True)
+
     def turns(
         self,
         running: list[Sequence],

@@ -7,12 +7,13 @@ blocks    c gives up its own first
 
 from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
+from math import inf
 from typing import ClassVar, Self
 
 from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost
+from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.kv import KVCache
 from headway.engine.policy.policy import Turn, is_behind, lacking_one
 from headway.engine.policy.users import Users
@@ -27,14 +28,15 @@ class Fcfs:
     reclaims = False
     queue_order: ClassVar[QueueOrder] = QueueOrder.ARRIVAL
 
-    def __init__(self) -> None:
+    def __init__(self, windows: tuple[int, ...] = (0,)) -> None:
+        self.windows = windows
         self.slot_rate = SlotRate()
         self.users = Users()
 
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
         """The policy of an engine with these settings; most need to know nothing of it."""
-        return cls()
+        return cls(cost.windows)
 
     def arrived(self, sequence: Sequence) -> None:
         """Its user is present."""
@@ -72,6 +74,16 @@ class Fcfs:
             yield Turn(head, budget, True)
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nothing to note."""
+
+    def beside_drafts(self, decodes: list[Sequence]) -> tuple[Work, float]:
+        """Their work, and as long as it pays."""
+        return work_of([s.computed for s in decodes], self.windows), inf
+
+    def drafted(self, sequence: Sequence, num_drafts: int) -> None:
+        """Nothing to note."""
+
+    def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Nothing to note."""
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:

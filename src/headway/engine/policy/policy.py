@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost
+from headway.engine.cost import StepCost, Work
 from headway.engine.kv import KVCache
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence
@@ -97,6 +97,18 @@ class Policy(Protocol):
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """The step computes `num_tokens` of `sequence`."""
+        ...
+
+    def beside_drafts(self, decodes: list[Sequence]) -> tuple[Work, float]:
+        """What the step does for `decodes`, and how long it may last with guesses beside them."""
+        ...
+
+    def drafted(self, sequence: Sequence, num_drafts: int) -> None:
+        """The step also verifies so many guesses of `sequence`, which it took a token of."""
+        ...
+
+    def kept(self, sequence: Sequence, num_drafts: int) -> None:
+        """So many guesses were right: tokens beside the one that the step took."""
         ...
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:

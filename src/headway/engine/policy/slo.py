@@ -37,7 +37,7 @@ from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
-from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
+from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work, work_of
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
@@ -76,7 +76,7 @@ class Slo(Fcfs):
     def __init__(
         self, cost: StepCost, clock: Clock, kv: KVCache, config: SchedulerConfig, max_num_seqs: int
     ) -> None:
-        super().__init__()
+        super().__init__(cost.windows)
         self.cost = cost
         self.kv = kv
         self.clock = clock
@@ -197,12 +197,15 @@ class Slo(Fcfs):
 
     def work_of(self, rows: list[Sequence]) -> Work:
         """What `rows` do as decodes."""
-        starts, count = [s.computed for s in rows], len(rows)
-        reads = [
-            sum([min(start, window - 1) for start in starts]) if window else sum(starts)
-            for window in self.cost.windows
-        ]
-        return Work(count, count, sum(starts) + count, sum(reads) + count * len(reads))
+        return work_of([s.computed for s in rows], self.cost.windows)
+
+    def beside_drafts(self, decodes: list[Sequence]) -> tuple[Work, float]:
+        """Their work, and what they can bear to meet their objectives."""
+        return self._beside, self._step_s
+
+    def drafted(self, sequence: Sequence, num_drafts: int) -> None:
+        """The step grows."""
+        self._beside = self.cost.with_drafts(self._beside, sequence.computed + 1, num_drafts)
 
     # ── turns ───────────────────────────────────────────────────────────────────────────────
 
@@ -369,6 +372,10 @@ class Slo(Fcfs):
                 if other.sequence_id < sequence.sequence_id:
                     kept: SloState = other.policy_state
                     kept.overtaken += num_tokens
+
+    def kept(self, sequence: Sequence, num_drafts: int) -> None:
+        """Its user pays for the tokens that came, not for guesses."""
+        self.users.charge(sequence, num_drafts, generated=True)
 
     # ── who makes way ───────────────────────────────────────────────────────────────────────
 

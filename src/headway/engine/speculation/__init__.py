@@ -1,7 +1,13 @@
-"""Guessing tokens before the model computes them.
+"""Guesses of what comes next, and which of them a step verifies.
 
+    drafts      what the scheduler asks of whoever guesses, and what it hears back
     lookup      what followed the end of a sequence where it stood in it before
     suffixes    the same in past answers, by cache salt
 
-Nothing here touches a plan: token ids and numbers come in, guesses and counts go out.
+The runtime samples behind each guess what it would sample anyway (`core.plan.ScheduledSequence`):
+guesses change how fast tokens come and never which. Nothing here knows of tensors.
 """
+
+from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+
+__all__ = ["NO_DRAFTS", "Drafts", "Speculator"]

@@ -1,0 +1,48 @@
+"""What the scheduler asks of whoever guesses, and what it hears back."""
+
+from collections.abc import Sequence as TypingSequence
+from typing import NamedTuple, Protocol
+
+from headway.engine.cost import Work
+from headway.engine.sequence import Sequence
+
+
+class Drafts(NamedTuple):
+    """Guesses of what follows a sequence's known tokens, and who made them.
+
+    `match` is what the source knows of their worth, the length of what it found again, say;
+    `propose` asks the runtime's drafter for so many guesses of what follows this step.
+    """
+
+    token_ids: list[int]
+    source: str = ""
+    match: int = 0
+    propose: int = 0
+
+
+NO_DRAFTS = Drafts([])
+
+
+class Speculator(Protocol):
+    """Says in each step whose guesses are verified, and learns from what came of them."""
+
+    def plan(
+        self, decodes: TypingSequence[Sequence], beside: Work, budget: int, most_s: float
+    ) -> dict[int, Drafts]:
+        """By sequence id the guesses to verify in a step that does `beside` without them.
+
+        At most `budget` tokens in all; with them the step should last no longer than `most_s`.
+        """
+        ...
+
+    def came(self, sequence: Sequence, drafts: Drafts, num_kept: int, proposed: list[int]) -> None:
+        """`num_kept` of the drafts were right; the tokens that came are known by now.
+
+        Called for every decode, with or without drafts. `proposed` is what the runtime's drafter
+        guesses of the next tokens.
+        """
+        ...
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence is over, or was preempted: what is kept for its next step is of no use."""
+        ...
