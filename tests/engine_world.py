@@ -1,11 +1,13 @@
 """An engine over the fake runtime, random requests and operations, and what holds after each."""
 
 import os
+import random
 from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
 from fakes import FakeExecutor, answer
+from guessing import Guesser
 from headway.core.clock import VirtualClock
 from headway.core.plan import StepPlan
 from headway.core.principal import Principal
@@ -14,6 +16,7 @@ from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.terms import Terms
 from headway.engine.engine import GOLDEN_RATIO_64, Engine
+from headway.engine.sequence import Sequence
 from headway.telemetry.records import StepRecord
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "300"))
@@ -75,7 +78,7 @@ class Gained:
 class World:
     """An engine over the fake, every update it ever gave, and the checks after each operation."""
 
-    def __init__(self, engine_settings: Settings) -> None:
+    def __init__(self, engine_settings: Settings, guesses: random.Random | None = None) -> None:
         self.settings = engine_settings
         self.executor = FakeExecutor(
             block_size=engine_settings.block_size,
@@ -93,6 +96,8 @@ class World:
             eos_token_ids=(EOS,),
             clock=self.clock,
         )
+        if guesses is not None:
+            self.engine.scheduler.speculator = Guesser(guesses, VOCAB, self._truth)
         self.requests: dict[int, Request] = {}
         self.gained: dict[tuple[int, int], Gained] = {}
         self.finished_at: dict[int, int] = {}
@@ -226,6 +231,10 @@ class World:
         assert told[0] is None
         assert [entry.token_id for entry in told[1:]] == request.prompt_token_ids[1:]
         assert [entry.logprob for entry in told[1:]] == [-float(at) for at in range(1, len(told))]
+
+    def _truth(self, sequence: Sequence) -> list[int]:
+        """What a guesser may know of a sequence."""
+        return self.expected(sequence.request.request_id, sequence.index)[0]
 
     def expected(self, request_id: int, index: int) -> tuple[list[int], str]:
         request = self.requests[request_id]

@@ -7,10 +7,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from drive import Answer, finish
+from guessing import Guesser
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from headway.engine.sequence import Sequence
 
 VOCABULARY = 61
 LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789 {}[]:,."-+_!?<>=/*()'
@@ -111,11 +113,24 @@ def same(ours: Answer, expected: Answer) -> None:
                 assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def check_mix(number: int, alone: Engine, engines: list[Engine]) -> int:
-    """Run mix `number` together and alone; returns how many preemptions it had."""
+def check_mix(
+    number: int, alone: Engine, engines: list[Engine], kept: list[int] | None = None
+) -> int:
+    """Run mix `number` together and alone; returns how many preemptions it had.
+
+    Where `kept` is given, most tokens are guessed beforehand; it gains how many guesses were right.
+    """
     rng = random.Random(number)
     engine = engines[number % len(engines)]
     requests = [random_request(rng, 1000 * number + i) for i in range(rng.randint(2, 14))]
+    truth = finish(alone, requests) if kept is not None else {}
+
+    def known(sequence: Sequence) -> list[int]:
+        answer = truth[sequence.request.request_id, sequence.index]
+        return list(answer.token_ids)
+
+    guesser = Guesser(random.Random(number), VOCABULARY, known)
+    engine.scheduler.speculator = guesser if kept is not None else None
     aborts = {rng.randrange(30): request for request in requests if rng.random() < 0.15}
     aborted = {request.request_id for request in aborts.values()}
     before = engine.scheduler.num_preemptions
@@ -125,6 +140,9 @@ def check_mix(number: int, alone: Engine, engines: list[Engine]) -> int:
             engine.abort(aborts[step].request_id)
 
     answers = finish(engine, requests, each_step=abort)
+    engine.scheduler.speculator = None
+    if kept is not None:
+        kept.append(guesser.num_kept)
     for request in requests:
         if request.sampling.temperature > 0 and request.sampling.seed is None:
             continue

@@ -63,6 +63,26 @@ def test_tokens_do_not_depend_on_what_runs_beside_them(alone: Engine, engines: l
     assert sum(count > 0 for count in preemptions) > 7, "the pools are too large to prove much"
 
 
+def test_tokens_do_not_depend_on_guesses(alone: Engine, engines: list[Engine]):
+    """30 mixes of each model, most tokens guessed beforehand."""
+    kept: list[int] = []
+    for number in range(30):
+        check_mix(number, alone, engines, kept)
+    assert sum(kept) > 500, "the guesses are too bad to prove much"
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize("first", range(60, 1060, 50))
+def test_tokens_do_not_depend_on_guesses_at_length(
+    alone: Engine, engines: list[Engine], first: int
+):
+    """1,000 more of each model."""
+    kept: list[int] = []
+    for number in range(first, first + 50):
+        check_mix(number, alone, engines, kept)
+    assert sum(kept) > 500, "the guesses are too bad to prove much"
+
+
 @pytest.mark.hardening
 @pytest.mark.parametrize("first", range(60, 1060, 50))
 def test_tokens_do_not_depend_on_what_runs_beside_them_at_length(

@@ -46,3 +46,22 @@ class Speculator(Protocol):
     def left(self, sequence: Sequence) -> None:
         """A sequence is over, or was preempted: what is kept for its next step is of no use."""
         ...
+
+
+def fitting(sequence: Sequence, guesses: list[int], most: int) -> list[int]:
+    """The first `most` guesses that may follow `sequence`: the last token it may have is sampled.
+
+    What its grammar forbids cannot come, and behind a token that ends it nothing comes.
+    """
+    most = min(most, sequence.max_len - len(sequence.tokens) - 1)
+    if most <= 0:
+        return []
+    guesses = guesses[:most]
+    least = sequence.num_prompt + sequence.request.sampling.min_tokens
+    for at, token_id in enumerate(guesses, len(sequence.tokens) + 1):
+        if token_id in sequence.stop_ids and at > least:
+            guesses = guesses[: at - len(sequence.tokens)]
+            break
+    if sequence.grammar is not None:
+        guesses = guesses[: sequence.grammar.num_allowed(guesses)]
+    return guesses
