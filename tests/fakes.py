@@ -69,8 +69,6 @@ class Mirrored:
     tables: list[list[int]]
     root: object = None
     cells: list[tuple[int, int]] = field(default_factory=list)
-    longest: int = 0
-    """Tokens it had at most, those of wrong guesses included."""
 
     def cell(self, position: int) -> tuple[int, int]:
         """(token, hash of all that a position's KV depends on)."""
@@ -113,6 +111,8 @@ class FakeExecutor:
     propose: Callable[[int], list[int]] = lambda count: []
     delay: Callable[[], int] = lambda: 0
     num_submits: int = 0
+    had_drafts: bool = False
+    """From then on a sequence may hold a block that a wrong guess was in."""
     sequences: dict[int, Mirrored] = field(default_factory=dict)
     memory: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
     host: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
@@ -126,6 +126,7 @@ class FakeExecutor:
         assert self.plan is None or self.plan.step < plan.step
         self.plan, self.result = plan, None
         self.num_submits += 1
+        self.had_drafts = self.had_drafts or any(row.num_drafts for row in plan.scheduled)
         self._apply(plan)
         self._break("submit")
         for row in plan.scheduled:
@@ -222,10 +223,10 @@ class FakeExecutor:
         assert sequence.tokens[row.start : end] == row.token_ids, "not what the sequence knows"
         assert row.token_ids, "an empty row"
         assert row.sample == (end == len(sequence.tokens)), "sampled where it should not, or not"
-        sequence.longest = max(sequence.longest, end)
         for group in range(len(self.num_blocks)):
-            needed, most = -(-end // self.block_size), -(-sequence.longest // self.block_size)
-            assert needed <= len(sequence.tables[group]) <= most, "too few blocks, or too many"
+            needed, held = -(-end // self.block_size), len(sequence.tables[group])
+            assert held >= needed, "too few blocks"
+            assert held == needed or self.had_drafts, "too many blocks"
             for position in range(row.start, end):
                 self.memory[self._slot(sequence, group, position)] = sequence.cell(position)
 
