@@ -97,7 +97,7 @@ class World:
             clock=self.clock,
         )
         if guesses is not None:
-            self.engine.scheduler.speculator = Guesser(guesses, VOCAB, self._truth)
+            self.engine.scheduler.drafts.speculator = Guesser(guesses, VOCAB, self._truth)
         self.requests: dict[int, Request] = {}
         self.gained: dict[tuple[int, int], Gained] = {}
         self.finished_at: dict[int, int] = {}

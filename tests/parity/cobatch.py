@@ -130,7 +130,7 @@ def check_mix(
         return list(answer.token_ids)
 
     guesser = Guesser(random.Random(number), VOCABULARY, known)
-    engine.scheduler.speculator = guesser if kept is not None else None
+    engine.scheduler.drafts.speculator = guesser if kept is not None else None
     aborts = {rng.randrange(30): request for request in requests if rng.random() < 0.15}
     aborted = {request.request_id for request in aborts.values()}
     before = engine.scheduler.num_preemptions
@@ -140,7 +140,7 @@ def check_mix(
             engine.abort(aborts[step].request_id)
 
     answers = finish(engine, requests, each_step=abort)
-    engine.scheduler.speculator = None
+    engine.scheduler.drafts.speculator = None
     if kept is not None:
         kept.append(guesser.num_kept)
     for request in requests:

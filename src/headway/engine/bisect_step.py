@@ -87,7 +87,7 @@ def bisect_step(
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
-    scheduler.forget_drafts()
+    scheduler.drafts.forget()
     scheduler.preemption.tell_again(plan.transfers)
     rows = [row for row in plan.scheduled if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]

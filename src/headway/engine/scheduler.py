@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
+from headway.core.plan import ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.batching import BatchGate
 from headway.engine.kv import KVCache
@@ -27,7 +27,7 @@ from headway.engine.policy import Fcfs, Policy
 from headway.engine.preemption import Preemption
 from headway.engine.reclaim import Reclaim
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
-from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator
+from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
 
 
 class Scheduler:
@@ -50,9 +50,7 @@ class Scheduler:
         self.policy = policy or Fcfs()
         self.preemption = preemption or Preemption(kv)
         self.clock = clock or SystemClock()
-        self.speculator = speculator
-        self._drafts: dict[int, Drafts] = {}
-        """The guesses of this step, by sequence id."""
+        self.drafts = StepDrafts(kv, self.policy, speculator)
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -133,12 +131,12 @@ class Scheduler:
     def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
         """Pass 1; returns the budget that is left."""
         budget, num_stalled = self.max_num_batched_tokens, 0
-        drafts = self._draft(decodes)
+        has_drafts = self.drafts.plan(decodes, budget - len(decodes))
         for sequence in decodes:
             if budget == 0:
                 break
             while sequence.state == RUNNING:
-                if self._schedule(plan, sequence, 1, drafts.get(sequence.sequence_id, NO_DRAFTS)):
+                if self._schedule(plan, sequence, 1, self.drafts.of(sequence)):
                     budget -= len(plan.scheduled[-1].token_ids)
                     break
                 victim = self._victim(plan)
@@ -146,18 +144,9 @@ class Scheduler:
                     num_stalled += 1
                     break
                 self.preempt(victim)
-        if drafts:
+        if has_drafts:
             plan.scheduled.sort(key=lambda row: row.num_drafts > 0)
         return budget
-
-    def _draft(self, decodes: list[Sequence]) -> dict[int, Drafts]:
-        """The guesses that ride with `decodes`; each of those has its own token first."""
-        if self.speculator is None:
-            return {}
-        budget = self.max_num_batched_tokens - len(decodes)
-        beside, most_s = self.policy.beside_drafts(decodes)
-        self._drafts = self.speculator.plan(decodes, beside, max(budget, 0), most_s)
-        return self._drafts
 
     def _reclaim(self, plan: StepPlan) -> bool:
         """Let users below their share start in the place of those above it (`engine.reclaim`).
@@ -283,17 +272,12 @@ class Scheduler:
     def _schedule(
         self, plan: StepPlan, sequence: Sequence, count: int, drafts: Drafts = NO_DRAFTS
     ) -> bool:
-        """Add `count` tokens of `sequence` to the plan; False when there is no block for them.
-
-        Where there is none for its drafts it goes without them: nobody is preempted for a guess.
-        """
+        """Add `count` tokens of `sequence` to the plan; False when there is no block for them."""
         start = sequence.computed
         end = start + count
-        guesses = drafts.token_ids
-        room = self.kv.extend(sequence, end + len(guesses))
-        if room is None and guesses:
-            guesses, drafts = [], drafts._replace(token_ids=[])
-            self._drafts[sequence.sequence_id] = drafts
+        room = self.kv.extend(sequence, end + len(drafts.token_ids))
+        if room is None and drafts.token_ids:  # nobody is preempted for a guess
+            drafts = self.drafts.leave_out(sequence)
             room = self.kv.extend(sequence, end)
         if room is None:
             return False
@@ -306,13 +290,10 @@ class Scheduler:
         tokens = sequence.tokens
         chunk = tokens[-1:] if count == 1 and end == len(tokens) else tokens[start:end]
         row = ScheduledSequence(sequence.sequence_id, start, chunk, new_blocks, end == len(tokens))
-        if guesses or drafts.propose:
-            row.token_ids = chunk + guesses
-            row.num_drafts, row.propose = len(guesses), drafts.propose
         plan.scheduled.append(row)
         self.policy.took(sequence, count)
-        if guesses:
-            self.policy.drafted(sequence, len(guesses))
+        if drafts is not NO_DRAFTS:
+            self.drafts.ride(row, sequence, drafts)
         return True
 
     def _introduce(self, plan: StepPlan, sequence: Sequence) -> None:
@@ -349,8 +330,7 @@ class Scheduler:
         """Release the runtime's state of `sequence`, and its place in a grammar."""
         if sequence.grammar is not None:
             sequence.grammar.release()
-        if self.speculator is not None:
-            self.speculator.left(sequence)
+        self.drafts.left(sequence)
         if sequence.known_to_runtime:
             sequence.known_to_runtime = False
             del self._by_id[sequence.sequence_id]
@@ -379,29 +359,13 @@ class Scheduler:
                 if sequence.forks:
                     self._start_forks(sequence)
                 updates.append(sequence.take(sample, self.clock.now_s()))
-                if self.speculator is not None:
-                    self._keep_drafts(sequence, sample)
+                self.drafts.keep(sequence, sample)
                 if updates[-1].finish_reason is not None:
                     self._finish(sequence)
                     finished = True
         if finished:
             self.running = [s for s in self.running if s.state != FINISHED]
         return updates
-
-    def forget_drafts(self) -> None:
-        """The step was run without its drafts: nothing is to be learned of them."""
-        self._drafts = {}
-
-    def _keep_drafts(self, sequence: Sequence, sample: Sample) -> None:
-        """What was guessed right is computed; what was wrong is overwritten, and never listed."""
-        assert self.speculator is not None
-        num_kept = len(sample.token_ids) - 1
-        if num_kept:
-            sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
-            self.kv.insert(sequence)
-            self.policy.kept(sequence, num_kept)
-        drafts = self._drafts.get(sequence.sequence_id, NO_DRAFTS)
-        self.speculator.came(sequence, drafts, num_kept, sample.drafts)
 
     def _start_forks(self, parent: Sequence) -> None:
         """The prompt of `parent` is computed: its siblings share it, all but the last token.

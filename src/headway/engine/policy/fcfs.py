@@ -76,7 +76,7 @@ class Fcfs:
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Nothing to note."""
 
-    def beside_drafts(self, decodes: list[Sequence]) -> tuple[Work, float]:
+    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
         """Their work, and as long as it pays."""
         return work_of([s.computed for s in decodes], self.windows), inf
 

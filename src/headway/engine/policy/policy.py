@@ -99,7 +99,7 @@ class Policy(Protocol):
         """The step computes `num_tokens` of `sequence`."""
         ...
 
-    def beside_drafts(self, decodes: list[Sequence]) -> tuple[Work, float]:
+    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
         """What the step does for `decodes`, and how long it may last with guesses beside them."""
         ...
 

@@ -199,7 +199,7 @@ class Slo(Fcfs):
         """What `rows` do as decodes."""
         return work_of([s.computed for s in rows], self.cost.windows)
 
-    def beside_drafts(self, decodes: list[Sequence]) -> tuple[Work, float]:
+    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
         """Their work, and what they can bear to meet their objectives."""
         return self._beside, self._step_s
 

@@ -1,6 +1,7 @@
 """Guesses of what comes next, and which of them a step verifies.
 
     drafts      what the scheduler asks of whoever guesses, and what it hears back
+    step        the guesses of one step, from the plan to what came of them
     lookup      what followed the end of a sequence where it stood in it before
     suffixes    the same in past answers, by cache salt
 
@@ -9,5 +10,6 @@ guesses change how fast tokens come and never which. Nothing here knows of tenso
 """
 
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+from headway.engine.speculation.step import StepDrafts
 
-__all__ = ["NO_DRAFTS", "Drafts", "Speculator"]
+__all__ = ["NO_DRAFTS", "Drafts", "Speculator", "StepDrafts"]

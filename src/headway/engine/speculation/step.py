@@ -1,0 +1,68 @@
+"""The guesses of one step, from the plan to what came of them.
+
+The scheduler asks for them when it plans the decodes and hands over each sample; what was guessed
+right is computed, what was wrong is overwritten and never listed in the prefix cache.
+"""
+
+from collections.abc import Sequence as TypingSequence
+
+from headway.core.plan import Sample, ScheduledSequence
+from headway.engine.kv import KVCache
+from headway.engine.policy import Policy
+from headway.engine.sequence import Sequence
+from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+
+
+class StepDrafts:
+    """Whose guesses the step verifies; without a `speculator` nobody's."""
+
+    def __init__(self, kv: KVCache, policy: Policy, speculator: Speculator | None) -> None:
+        self.kv = kv
+        self.policy = policy
+        self.speculator = speculator
+        self._by_id: dict[int, Drafts] = {}
+
+    def plan(self, decodes: TypingSequence[Sequence], budget: int) -> bool:
+        """Guess beside `decodes`, at most `budget` tokens; whether anybody has guesses."""
+        if self.speculator is None:
+            return False
+        beside, most_s = self.policy.beside_drafts(decodes)
+        self._by_id = self.speculator.plan(decodes, beside, max(budget, 0), most_s)
+        return bool(self._by_id)
+
+    def of(self, sequence: Sequence) -> Drafts:
+        """The guesses that ride with `sequence`."""
+        return self._by_id.get(sequence.sequence_id, NO_DRAFTS)
+
+    def leave_out(self, sequence: Sequence) -> Drafts:
+        """There is no block for its guesses: what remains without them."""
+        drafts = self._by_id[sequence.sequence_id]._replace(token_ids=[])
+        self._by_id[sequence.sequence_id] = drafts
+        return drafts
+
+    def ride(self, row: ScheduledSequence, sequence: Sequence, drafts: Drafts) -> None:
+        """Verify the guesses with `row`, whose blocks hold them."""
+        row.token_ids += drafts.token_ids
+        row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose
+        if row.num_drafts:
+            self.policy.drafted(sequence, row.num_drafts)
+
+    def forget(self) -> None:
+        """The step was run without guesses: nothing is to be learned of them."""
+        self._by_id = {}
+
+    def keep(self, sequence: Sequence, sample: Sample) -> None:
+        """The tokens of `sample` are known now; those guessed right are computed as well."""
+        if self.speculator is None:
+            return
+        num_kept = len(sample.token_ids) - 1
+        if num_kept:
+            sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
+            self.kv.insert(sequence)
+            self.policy.kept(sequence, num_kept)
+        self.speculator.came(sequence, self.of(sequence), num_kept, sample.drafts)
+
+    def left(self, sequence: Sequence) -> None:
+        """The runtime forgets `sequence`."""
+        if self.speculator is not None:
+            self.speculator.left(sequence)
