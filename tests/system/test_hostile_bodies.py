@@ -254,6 +254,18 @@ async def attacked(
     return [(int(a), float(b)) for a, b in (line.split() for line in out.decode().splitlines())]
 
 
+async def test_bodies_sent_at_once_wait_in_their_sockets(server: LiveServer) -> None:
+    """Sixteen of 10 MB: the server holds some of them at a time, not 160 MB and what it makes."""
+    before = resident_bytes(server.pid)
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the peak begins again
+    refused = await attacked(server, TEXT, body(prompt=prose(LONG)), 16)
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line) * 1024
+    print(f"{(peak - before) / MB:.0f} MB more")
+    assert [status for status, _ in refused] == [400] * 16
+    assert peak - before < 120 * MB
+
+
 @pytest.fixture
 async def embedded(start_server: StartServer) -> LiveServer:
     """The embedded model under the name of the bodies here, warm."""

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import hashlib
+import random
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -164,14 +167,17 @@ async def test_health_answers_within_100_ms_under_attack(server: LiveServer, nam
 
 @pytest.fixture
 async def small_server() -> AsyncIterator[Callable[[bytes], Awaitable[tuple[Any, Any]]]]:
-    """A bare server of these connections over an application that reads bodies."""
+    """A bare server of these connections over an application that answers a body's SHA-256."""
     import uvicorn
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive()).get("more_body"):
-            pass
+        digest, more = hashlib.sha256(), True
+        while more:
+            message = await receive()
+            digest.update(message.get("body", b""))
+            more = message.get("more_body", False)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"x" * 10})
+        await send({"type": "http.response.body", "body": digest.hexdigest().encode()})
 
     limiter = ConnectionLimiter(4)
     config = uvicorn.Config(app, http=limiter.protocol, lifespan="off", log_config=None, ws="none",
@@ -229,6 +235,21 @@ async def test_who_is_slow_is_told_and_closed(
     writer.close()
 
 
+async def test_while_we_do_not_read_nobody_is_slow(small_server: Any) -> None:
+    """A body that began 1,000 s ago, of which we did not read for all that time."""
+    data = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\nabc"
+    reader, writer, mine = await connect(small_server, data)
+    mine.since_s -= 1000
+    mine.flow.hold()
+    mine.flow._since_s -= 1000
+    mine.flow.release()
+    mine.judge(time.monotonic() + connection.BODY_GRACE_S - 2)
+    assert not mine.transport.is_closing()
+    mine.judge(time.monotonic() + connection.BODY_GRACE_S + 2)
+    assert parsed(await reader.read())[0] == 408
+    writer.close()
+
+
 async def test_who_keeps_a_connection_is_not_slow(small_server: Any) -> None:
     reader, writer, mine = await connect(small_server, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
     for _ in range(3):
@@ -239,6 +260,35 @@ async def test_who_keeps_a_connection_is_not_slow(small_server: Any) -> None:
         mine.judge(time.monotonic() + 1000)
         assert not mine.transport.is_closing()
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
+    writer.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_body_is_the_same_however_it_is_cut(small_server: Any, seed: int) -> None:
+    """Three requests in one connection, cut anywhere, each body with its length or in chunks."""
+    source = random.Random(seed)
+    bodies = [source.randbytes(source.choice([1, 5000, 300_000, 1_500_000])) for _ in range(3)]
+    sent = b""
+    for data in bodies:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\n"
+        if source.random() < 0.7:
+            sent += head + b"content-length: %d\r\n\r\n" % len(data) + data
+        else:
+            sent += head + b"transfer-encoding: chunked\r\n\r\n"
+            sent += b"%x\r\n" % len(data) + data + b"\r\n0\r\n\r\n"
+    reader, writer = await asyncio.open_connection(*small_server.address)
+    cuts = sorted(source.randrange(len(sent)) for _ in range(20))
+    for begin, end in pairwise([0, *cuts, len(sent)]):
+        writer.write(sent[begin:end])
+        await writer.drain()
+        await asyncio.sleep(0.001)
+    found = b""
+    while found.count(b"\r\n0\r\n\r\n") < 3:
+        piece = await reader.read(65536)
+        assert piece
+        found += piece
+    digests = [hashlib.sha256(data).hexdigest().encode() for data in bodies]
+    assert re.findall(rb"[0-9a-f]{64}", found) == digests
     writer.close()
 
 

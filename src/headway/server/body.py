@@ -1,10 +1,10 @@
 """From the bytes of a request to a typed body, with errors that name the field.
 
 Bodies are parsed by msgspec: NaN, 1e400, lone surrogates and bottomless nesting are refused there.
-One with more values than `json_limits` allows is refused before that, and a large one is parsed in
-a thread. A field of the wrong type gives `invalid_type` with its path; one that changes answers and
-is not honoured is refused by name; an unknown one is refused under --strict-api and else reported
-back.
+One with more values than `json_limits` allows is refused before that; a long one is read in turn
+(`body_turns.py`) and parsed in a thread. A field of the wrong type gives `invalid_type` with its
+path; one that changes answers and is not honoured is refused by name; an unknown one is refused
+under --strict-api and else reported back.
 """
 
 import re
@@ -15,6 +15,7 @@ import msgspec
 from starlette.types import Receive
 
 from headway.core.errors import RequestError
+from headway.server.body_turns import BodyTurns
 from headway.server.fields import refuse
 from headway.server.json_limits import MALFORMED, check_counts, malformed, no_object
 from headway.server.tokenizer_pool import LONG_BYTES, TokenizerPool
@@ -44,37 +45,34 @@ async def read_object(
     user: str,
 ) -> tuple[dict[str, Any], int]:
     """The JSON object that is to become a `kind`, and the bytes it has; raises RequestError."""
-    pieces = await read_pieces(receive, limit_bytes)
+    pieces = await read_pieces(receive, limit_bytes, pool.turns, user)
     num_bytes = sum(map(len, pieces))
     if num_bytes < LONG_BYTES:
         return parse_object(b"".join(pieces)), num_bytes
 
     def parse() -> dict[str, Any]:
-        data = joined(pieces, num_bytes)
+        data = b"".join(pieces)
+        pieces.clear()
         check_counts(data, kind)
         return parse_object(data)
 
     return await pool.parse(user, receive, parse), num_bytes
 
 
-def joined(pieces: list[bytes | bytearray], num_bytes: int) -> bytearray:
-    """The pieces as one, `pieces` emptied; others have their turn in between."""
-    data, at = bytearray(num_bytes), 0
-    for number, piece in enumerate(pieces):
-        data[at : at + len(piece)] = piece
-        at += len(piece)
-        pieces[number] = b""
-    return data
-
-
-async def read_pieces(receive: Receive, limit_bytes: int) -> list[bytes | bytearray]:
+async def read_pieces(
+    receive: Receive, limit_bytes: int, turns: BodyTurns, user: str
+) -> list[bytes | bytearray]:
     """The body as it came in; RequestError 413 as soon as it is longer than `limit_bytes`.
 
+    What follows its first `LONG_BYTES` is read when it is the turn of `user`, oldest body first.
     Neighbours of less than `SMALL_BYTES` are one piece: as objects they would take 50 bytes each.
     """
     pieces: list[bytes | bytearray] = []
-    num_bytes = 0
+    num_bytes, number = 0, None
     while True:
+        if num_bytes >= LONG_BYTES:
+            number = turns.number() if number is None else number
+            await turns.wait(user, number)
         message = await receive()
         if message["type"] == "http.disconnect":
             raise RequestError("The client left before the body was complete.", code="client_left")

@@ -29,7 +29,7 @@ VALUES, NO_NUMBERS = (b",", b"[", b"{"), (TEXT, b"[", b"{")
 """Marks of values, and of those that are no plain numbers."""
 
 
-def check_counts(data: bytearray, kind: type[msgspec.Struct]) -> None:
+def check_counts(data: bytes, kind: type[msgspec.Struct]) -> None:
     """Raise RequestError, with the field's name, when a body for `kind` holds too many values."""
     if num_values(data, MAX_VALUES) <= MAX_VALUES:
         return
@@ -85,7 +85,7 @@ def raw_kind(kind: type[msgspec.Struct]) -> Any:
     return msgspec.defstruct(f"Raw{kind.__name__}", fields)
 
 
-def num_values(json: bytearray | msgspec.Raw, most: int) -> int:
+def num_values(json: bytes | msgspec.Raw, most: int) -> int:
     """The values in JSON, as its commas and opening brackets tell: `[1, "a,b", {}]` → 4.
 
     Some number above `most` when there are more than that.
@@ -93,7 +93,7 @@ def num_values(json: bytearray | msgspec.Raw, most: int) -> int:
     return num_marks(json, most, VALUES)
 
 
-def num_marks(json: bytearray | msgspec.Raw, most: int, marks: tuple[bytes, ...]) -> int:
+def num_marks(json: bytes | msgspec.Raw, most: int, marks: tuple[bytes, ...]) -> int:
     """How often `marks` stand outside of strings; some number above `most` beyond that."""
     data = memoryview(json)
     total = at = 0

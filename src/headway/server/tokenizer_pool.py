@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,16 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from headway.core.errors import RequestError
+from headway.server.body_turns import BodyTurns
 
 LONG_BYTES = 64 * 1024
 """A body from this size on is long: up to some 50 ms of tokenizing are short."""
 SHORT_THREADS, LONG_THREADS = 3, 2
-TRIM_BYTES = 2**20
-"""After the work for a body of this size the memory goes back to the system."""
+AHEAD = 2
+"""So many texts of a user may wait for the long threads; then his next body is not read on."""
+TRIM_BYTES, TRIM_S = 2**20, 1.0
+"""So long after the work for a body of this size free memory goes back to the system: bodies in a
+row use it again, and the pages of a new one take longer to come than its bytes to be read."""
 
 Result = TypeVar("Result")
 
@@ -72,9 +77,11 @@ def client_left() -> RequestError:
 class Lane:
     """Some threads, and those who wait for one: user → jobs, the next user first."""
 
-    def __init__(self, name: str, num_threads: int) -> None:
+    def __init__(self, name: str, num_threads: int, changed: Callable[[], None] = nothing) -> None:
+        """`changed` is called when work is done, or nobody waits for it any more."""
         self._threads = ThreadPoolExecutor(num_threads, f"headway-{name}")
-        self._free = num_threads
+        self._changed = changed
+        self._num_threads = self._free = num_threads
         self._each = max(1, num_threads - 1)
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[Job]] = {}
@@ -82,7 +89,16 @@ class Lane:
     @property
     def num_waiting(self) -> int:
         """Jobs that wait for a thread and still have somebody who waits for them."""
-        return sum(not job.dropped for jobs in self._waiting.values() for job in jobs)
+        return sum(map(self.num_waiting_of, self._waiting))
+
+    def num_waiting_of(self, user: str) -> int:
+        """Those of one user."""
+        return sum(not job.dropped for job in self._waiting.get(user, ()))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread works."""
+        return self._free < self._num_threads
 
     async def run(self, user: str, work: Callable[[], Result]) -> Result:
         """What `work` returns or raises, once it is the turn of `user`."""
@@ -95,6 +111,7 @@ class Lane:
         finally:
             job.drop()
             del job, work  # with its answer: an error would keep the whole body alive
+            self._changed()
 
     def _start(self) -> None:
         """Give the free threads to users who wait, to each one before anybody's second."""
@@ -135,19 +152,28 @@ class Lane:
             else:
                 job.answer.set_exception(failure)
         self._start()
+        self._changed()
 
 
 class TokenizerPool:
-    """The lanes of a server: bodies parsed, short texts, long ones."""
+    """The lanes of a server: bodies parsed, short texts, long ones; and who reads a long body."""
 
     def __init__(self) -> None:
-        self.parsing = Lane("parse", 1)
+        self.turns = BodyTurns(self._is_parsing, self._has_room)
+        self.parsing = Lane("parse", 1, self.turns.go_on)
         self.short = Lane("short", SHORT_THREADS)
-        self.long = Lane("long", LONG_THREADS)
+        self.long = Lane("long", LONG_THREADS, self.turns.go_on)
+        self._trims = False
+
+    def _is_parsing(self) -> bool:
+        return self.parsing.is_busy
+
+    def _has_room(self, user: str) -> bool:
+        return self.long.num_waiting_of(user) < AHEAD
 
     async def parse(self, user: str, receive: Receive, work: Callable[[], Result]) -> Result:
         """Run what parses a large body; RequestError when its client leaves."""
-        return await unless_gone(self.parsing.run(user, work), receive)
+        return await unless_gone(self.parsing.run(user, rested(work)), receive)
 
     async def run(
         self, user: str, num_bytes: int, receive: Receive, work: Callable[[], Result]
@@ -155,8 +181,44 @@ class TokenizerPool:
         """Run what renders and tokenizes a body; RequestError when its client leaves."""
         if num_bytes < LONG_BYTES:
             return await unless_gone(self.short.run(user, work), receive)
-        done = trimmed(work) if num_bytes >= TRIM_BYTES else work
+        done = self._trimmed(work) if num_bytes >= TRIM_BYTES else work
         return await unless_gone(self.long.run(user, done), receive)
+
+    def _trimmed(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """`work`, and soon after it what has been freed is handed back to the system."""
+        loop = asyncio.get_running_loop()
+
+        def both() -> Result:
+            try:
+                return work()
+            finally:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._trim_soon)
+
+        return both
+
+    def _trim_soon(self) -> None:
+        if not self._trims:
+            self._trims = True
+            asyncio.get_running_loop().call_later(TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        self._trims = False
+        asyncio.get_running_loop().run_in_executor(None, trim)
+
+
+def rested(work: Callable[[], Result]) -> Callable[[], Result]:
+    """`work`, and a rest as long as it took: the interpreter's lock was its own meanwhile, and the
+    event loop, which needs the lock for each thing it does, catches up."""
+
+    def both() -> Result:
+        began_s = time.thread_time()
+        try:
+            return work()
+        finally:
+            time.sleep(time.thread_time() - began_s)
+
+    return both
 
 
 async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
@@ -178,18 +240,6 @@ async def departure(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def trimmed(work: Callable[[], Result]) -> Callable[[], Result]:
-    """`work`, and then what it has freed is handed back to the system."""
-
-    def both() -> Result:
-        try:
-            return work()
-        finally:
-            trim()
-
-    return both
 
 
 def trim() -> None:

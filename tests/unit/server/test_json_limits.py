@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
 from headway.server import json_limits
-from headway.server.body import SMALL_BYTES, joined, read_pieces
+from headway.server.body import SMALL_BYTES, read_pieces
 from headway.server.json_limits import MAX_IDS, MAX_VALUES, check_counts, num_values
 from headway.server.openai.schema import ChatBody, CompletionBody
+from headway.server.tokenizer_pool import TokenizerPool
 from headway.server.tokens import DetokenizeBody
 
 TEXTS = st.text(alphabet='a,"\\[]{}\né🌊', max_size=8)
@@ -119,7 +120,7 @@ def test_what_is_merely_long_passes(name: str) -> None:
 )
 def test_what_is_no_object_is_refused_before_its_values_are_made(data: bytes) -> None:
     with pytest.raises(RequestError) as caught:
-        check_counts(bytearray(data), ChatBody)
+        check_counts(data, ChatBody)
     assert caught.value.code == "invalid_json"
 
 
@@ -137,6 +138,6 @@ async def test_a_body_in_tiny_pieces_takes_no_more_than_its_bytes() -> None:
         data = rest.pop(0)
         return {"type": "http.request", "body": data, "more_body": bool(rest)}
 
-    pieces = await read_pieces(receive, len(whole))
+    pieces = await read_pieces(receive, len(whole), TokenizerPool().turns, "")
     assert len(pieces) == 3
-    assert joined(pieces, len(whole)) == whole
+    assert b"".join(pieces) == whole

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from headway.core.errors import RequestError
+from headway.server import tokenizer_pool
 from headway.server.tokenizer_pool import (
     LONG_BYTES,
     LONG_THREADS,
     SHORT_THREADS,
+    TRIM_BYTES,
     Lane,
     TokenizerPool,
     checkpoint,
@@ -147,3 +150,34 @@ async def test_who_leaves_leaves_no_body_behind() -> None:
 async def test_what_work_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await TokenizerPool().run("a", 1, stays, lambda: 1 // 0)
+
+
+async def test_memory_goes_back_once_for_bodies_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again after those that come later."""
+    pool, trims = TokenizerPool(), []
+    monkeypatch.setattr(tokenizer_pool, "TRIM_S", 0.05)
+    monkeypatch.setattr(tokenizer_pool, "trim", lambda: trims.append(1))
+    for expected in (1, 2):
+        jobs = [pool.run(f"user {i}", TRIM_BYTES, stays, lambda: None) for i in range(8)]
+        await asyncio.gather(*jobs)
+        await until(lambda expected=expected: len(trims) == expected)
+    await pool.run("a", TRIM_BYTES - 1, stays, lambda: None)
+    await asyncio.sleep(0.1)
+    assert len(trims) == 2
+
+
+async def test_the_parser_rests_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after what cannot be parsed; the pause is the thread's, not the lock's."""
+    rests: list[float] = []
+    monkeypatch.setattr(tokenizer_pool.time, "sleep", rests.append)
+
+    def work() -> int:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < 0.02:
+            pass
+        return 1 // len(rests)
+
+    with pytest.raises(ZeroDivisionError):
+        await TokenizerPool().parse("a", stays, work)
+    assert await TokenizerPool().parse("a", stays, work) == 1
+    assert len(rests) == 2 and min(rests) >= 0.02
