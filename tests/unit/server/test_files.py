@@ -180,6 +180,7 @@ def test_a_quota_holds_for_uploads_that_end_at_once(keyed: InProcess) -> None:
     again = msgspec.structs.replace(file, id=new_id("file-"))
 
     async def keep(each: File) -> None:
+        await files.used_bytes("somebody")  # opens the folder
         files.path(each.id + ".part").write_bytes(b"")
         await files.add(each, "somebody", files.path(each.id + ".part"), 1_000_000)
 
