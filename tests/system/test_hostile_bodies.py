@@ -109,6 +109,7 @@ async def test_a_text_that_cannot_fit_is_refused_untokenized(server: LiveServer,
     code, found, message = error_of(path, content)
     assert (status, code, found) == (400, "context_length_exceeded", param)
     assert "The context holds" in message
+    assert " bytes" in message or " characters" in message, "its tokens were not counted"
     assert server.probe()
 
 
