@@ -4,6 +4,7 @@
     step        the guesses of one step, from the plan to what came of them
     lookup      what followed the end of a sequence where it stood in it before
     suffixes    the same in past answers, by cache salt
+    acceptance  the chance that a guess is kept, from all requests and from its own
 
 The runtime samples behind each guess what it would sample anyway (`core.plan.ScheduledSequence`):
 guesses change how fast tokens come and never which. Nothing here knows of tensors.

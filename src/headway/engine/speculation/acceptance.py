@@ -1,0 +1,159 @@
+"""What share of guesses is kept: learned from all requests, and moved by a request's own.
+
+A source that found a match of m tokens again is as right as its match is long, and each guess that
+is kept lengthens the match by one. So one curve by length says all of it; measured with `lookup` on
+150 real chats, the share kept of those guesses that were reached:
+
+    behind a match of     1     2     3     4     5     6     7     8
+    the first guess     0.26  0.45  0.56  0.57  0.7 … 0.75       0.8
+    match 1, guess 1 …  0.26  0.46  0.60  0.66  0.73  0.71  0.76  0.81     along its own guesses
+
+A source without a match, a drafting model, has a curve by the depth of the guess instead. What is
+learned never falls with the length and never rises with the depth; the chance that a guess is
+reached and kept is the product of the shares up to it, behind a match of 2: 0.45, 0.25, 0.14.
+
+(Replayed: 0.533 nats a guess with one curve, 0.533 with one for each depth, 0.634 by depth alone.)
+Old observations fade, and a request's own say how much more or less is kept of its guesses than
+was expected of them: as odds, shrunk to 1 as long as there are few (`Own`).
+"""
+
+from headway.engine.cost import rising
+
+NUM_DEPTHS = 16
+"""Guesses at this depth and deeper share the last cell."""
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+"""The least length of each cell of a curve by length."""
+MOST = 512
+"""Guesses and lengths up to this are looked up; none is longer."""
+CELL_OF_LENGTH = tuple(sum(least <= at for least in LENGTHS[1:]) for at in range(2 * MOST))
+CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MOST))
+
+FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
+"""By length, what is kept before any was seen: as in the chats."""
+DRAFTED = (0.7,) * NUM_DEPTHS
+PRIOR = 4.0
+"""The prior counts as so many guesses."""
+FADE = 1 - 1 / 32
+"""What an observation is worth after the next of the same cell. From 16 to 256 the replayed answers
+are predicted alike; a change of traffic is followed sooner the less is kept."""
+OWN_FADE = 0.9
+"""The same for a request's own: ten steps say what it is like now."""
+SHRINK = 2.0
+"""So many guesses kept, and as many lost, of a request count as expected beside its own."""
+
+
+class Own:
+    """Beside what was expected of a request's guesses, what was kept of them, by source.
+
+    >>> own = Own()
+    >>> own.saw("lookup", 2.0, 2.0, 0.0, 0.5)
+    >>> own.odds("lookup")
+    1.25
+    """
+
+    __slots__ = ("_by_source",)
+
+    def __init__(self) -> None:
+        self._by_source: dict[str, tuple[float, float, float, float]] = {}
+
+    def odds(self, source: str) -> float:
+        """How many times the expected odds its guesses have."""
+        if source not in self._by_source:
+            return 1.0
+        kept, expected_kept, lost, expected_lost = self._by_source[source]
+        more = (kept + SHRINK) / (expected_kept + SHRINK)
+        return more * (expected_lost + SHRINK) / (lost + SHRINK)
+
+    def saw(
+        self, source: str, kept: float, expected_kept: float, lost: float, expected_lost: float
+    ) -> None:
+        """One more verification: how many guesses were kept and lost, and were expected to be."""
+        before = self._by_source.get(source, (0.0, 0.0, 0.0, 0.0))
+        self._by_source[source] = (
+            OWN_FADE * before[0] + kept,
+            OWN_FADE * before[1] + expected_kept,
+            OWN_FADE * before[2] + lost,
+            OWN_FADE * before[3] + expected_lost,
+        )
+
+
+class Curve:
+    """The share kept by cell, of all requests; `falls` or rises from cell to cell."""
+
+    __slots__ = ("_hits", "_shares", "_tries", "falls")
+
+    def __init__(self, prior: tuple[float, ...], *, falls: bool) -> None:
+        self.falls = falls
+        self._tries = [PRIOR] * len(prior)
+        self._hits = [PRIOR * share for share in prior]
+        self._shares: list[float] | None = None
+
+    def learn(self, cell: int, kept: bool) -> None:
+        """One guess of this cell was reached, and kept or not."""
+        self._tries[cell] = FADE * self._tries[cell] + 1
+        self._hits[cell] = FADE * self._hits[cell] + kept
+        self._shares = None
+
+    @property
+    def shares(self) -> list[float]:
+        """By cell; where the observations say the contrary of the order, their mean."""
+        if self._shares is None:
+            shares = [hits / tries for hits, tries in zip(self._hits, self._tries)]
+            tries = self._tries
+            if self.falls:
+                self._shares = rising(shares[::-1], tries[::-1])[::-1]
+            else:
+                self._shares = rising(shares, tries)
+        return self._shares
+
+
+class Acceptance:
+    """The chances of guesses, by source; `observe` what came of them to keep it true."""
+
+    def __init__(self) -> None:
+        self._curves: dict[tuple[str, bool], Curve] = {}
+
+    def chances(self, source: str, match: int, count: int, own: Own) -> list[float]:
+        """For each of `count` guesses behind a match of `match` tokens the chance that it is
+        reached and kept; `match` 0: a source that has none.
+
+        >>> chances = Acceptance().chances("lookup", 2, 3, Own())
+        >>> [round(chance, 2) for chance in chances]
+        [0.45, 0.25, 0.15]
+        """
+        shares = self._curve(source, match).shares
+        odds = own.odds(source)
+        chance, chances = 1.0, []
+        for cell in cells(match, count):
+            share = shares[cell]
+            chance *= share * odds / (1 + share * (odds - 1))
+            chances.append(chance)
+        return chances
+
+    def observe(self, source: str, match: int, num_guessed: int, num_kept: int, own: Own) -> None:
+        """Of `num_guessed` guesses the first `num_kept` were right; of those behind the first that
+        was wrong nothing is known."""
+        if num_guessed < 1:
+            return
+        curve = self._curve(source, match)
+        reached = cells(match, min(num_kept + 1, num_guessed))
+        shares = curve.shares
+        expected = sum([shares[cell] for cell in reached])
+        for depth, cell in enumerate(reached):
+            curve.learn(cell, depth < num_kept)
+        own.saw(source, num_kept, expected, len(reached) - num_kept, len(reached) - expected)
+
+    def _curve(self, source: str, match: int) -> Curve:
+        key = source, match > 0
+        curve = self._curves.get(key)
+        if curve is None:
+            curve = Curve(FOUND, falls=False) if match else Curve(DRAFTED, falls=True)
+            self._curves[key] = curve
+        return curve
+
+
+def cells(match: int, count: int) -> tuple[int, ...]:
+    """The cells of `count` guesses behind a match; without one, those of their depths."""
+    if match:
+        return CELL_OF_LENGTH[match : match + count]
+    return CELL_OF_DEPTH[:count]

@@ -1,0 +1,133 @@
+"""The chances of guesses: ordered by length and depth, learned from all and from one request."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.engine.speculation.acceptance import DRAFTED, FOUND, LENGTHS, Acceptance, Own
+
+OBSERVED = st.lists(
+    st.tuples(st.sampled_from(["lookup", "draft"]), st.integers(0, 40), st.integers(0, 9)),
+    max_size=60,
+)
+
+
+def learned(observed: list[tuple[str, int, int]], own: Own) -> Acceptance:
+    acceptance = Acceptance()
+    for source, match, num_kept in observed:
+        acceptance.observe(source, match, max(num_kept, 5), num_kept, own)
+    return acceptance
+
+
+def feed(acceptance: Acceptance, share: float, times: int, own: Own | None, seed: int = 1) -> None:
+    """`times` verifications of 8 guesses, each of them kept with that share."""
+    rng = random.Random(seed)
+    for _ in range(times):
+        kept = next((at for at in range(8) if rng.random() >= share), 8)
+        acceptance.observe("lookup", 4, 8, kept, own or Own())
+
+
+def test_before_anything_was_seen_they_are_the_priors():
+    acceptance = Acceptance()
+    for length, share in zip(LENGTHS, FOUND, strict=True):
+        assert acceptance.chances("lookup", length, 1, Own()) == pytest.approx([share])
+    both = acceptance.chances("draft", 0, 2, Own())
+    assert both == pytest.approx([DRAFTED[0], DRAFTED[0] * DRAFTED[1]])
+    assert acceptance.chances("lookup", 3, 0, Own()) == []
+
+
+@given(OBSERVED, st.booleans())
+def test_longer_is_never_lower_and_deeper_never_higher(observed, has_own):
+    own = Own()
+    acceptance = learned(observed, own)
+    asking = own if has_own else Own()
+    by_length = [acceptance.chances("lookup", match, 8, asking) for match in range(1, 45)]
+    for chances in [*by_length, acceptance.chances("draft", 0, 20, asking)]:
+        assert all(0 < chance < 1 for chance in chances)
+        assert all(deeper < chance for chance, deeper in pairwise(chances))
+    for shorter, longer in pairwise(by_length):
+        assert all(low <= high + 1e-12 for low, high in zip(shorter, longer, strict=True))
+    shares = [1.0, *acceptance.chances("draft", 0, 20, asking)]
+    kept = [deeper / chance for chance, deeper in pairwise(shares)]
+    assert all(deeper <= share + 1e-9 for share, deeper in pairwise(kept))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_the_share_that_is_kept_is_learned_for_new_requests(share):
+    acceptance = Acceptance()
+    feed(acceptance, share, 400, None)
+    first, second = acceptance.chances("lookup", 4, 2, Own())
+    assert first == pytest.approx(share, abs=0.15)
+    assert second == pytest.approx(share**2, abs=0.2)
+
+
+def test_each_source_has_its_own():
+    acceptance = Acceptance()
+    before = acceptance.chances("suffixes", 4, 3, Own())
+    drafted = acceptance.chances("lookup", 0, 3, Own())
+    feed(acceptance, 0.0, 50, None)
+    assert acceptance.chances("lookup", 4, 1, Own())[0] < 0.2
+    assert acceptance.chances("suffixes", 4, 3, Own()) == before
+    assert acceptance.chances("lookup", 0, 3, Own()) == drafted
+
+
+def test_a_guess_kept_tells_of_longer_matches():
+    """Behind 1 token, with 3 guesses kept and the next lost, lengths 1 to 4 have been seen."""
+    acceptance = Acceptance()
+    fresh = [acceptance.chances("lookup", match, 1, Own())[0] for match in (1, 2, 3, 4, 5)]
+    for _ in range(5):
+        acceptance.observe("lookup", 1, 8, 3, Own())
+    now = [acceptance.chances("lookup", match, 1, Own())[0] for match in (1, 2, 3, 5)]
+    assert now[0] > fresh[0] and now[1] > fresh[1] and now[2] > fresh[2]
+    assert now[3] >= now[2]
+    along = acceptance.chances("lookup", 1, 3, Own())
+    assert along == pytest.approx([now[0], now[0] * now[1], now[0] * now[1] * now[2]])
+
+
+def test_nothing_is_learned_behind_the_first_wrong_guess_or_from_none():
+    acceptance = Acceptance()
+    acceptance.observe("lookup", 1, 8, 0, Own())
+    assert acceptance.chances("lookup", 2, 1, Own()) == Acceptance().chances("lookup", 2, 1, Own())
+    own = Own()
+    acceptance.observe("lookup", 2, 0, 0, own)
+    assert own.odds("lookup") == 1
+    assert acceptance.chances("lookup", 2, 1, Own()) == Acceptance().chances("lookup", 2, 1, Own())
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.05, 0.95), (0.95, 0.05)])
+def test_a_request_that_changes_is_followed_within_20_steps(before, after):
+    """A request that begins to copy, or ends: the chance of its next guess."""
+    acceptance, own = Acceptance(), Own()
+    feed(acceptance, before, 100, own)
+    assert abs(acceptance.chances("lookup", 4, 1, own)[0] - before) < 0.15
+    feed(acceptance, after, 20, own, seed=2)
+    assert abs(acceptance.chances("lookup", 4, 1, own)[0] - after) < 0.25
+
+
+def test_one_request_is_told_from_the_others():
+    """Among requests that keep nothing, one that copies: five steps show it."""
+    acceptance = Acceptance()
+    copier, other = Own(), Own()
+    for _ in range(40):
+        acceptance.observe("lookup", 4, 8, 0, other)
+    fresh = acceptance.chances("lookup", 4, 1, Own())[0]
+    for _ in range(5):
+        acceptance.observe("lookup", 4, 8, 8, copier)
+        for _ in range(7):
+            acceptance.observe("lookup", 4, 8, 0, other)
+    assert acceptance.chances("lookup", 4, 1, copier)[0] > 0.5
+    assert acceptance.chances("lookup", 4, 1, other)[0] < 0.15
+    assert acceptance.chances("lookup", 4, 1, Own())[0] < fresh + 0.3
+
+
+@given(OBSERVED)
+def test_what_is_as_expected_moves_no_request(observed):
+    own = Own()
+    for source, kept, lost in observed:
+        own.saw(source, kept, kept, lost, lost)
+    assert own.odds("lookup") == pytest.approx(1)
+    own.saw("lookup", 3, 1, 0, 2)
+    assert own.odds("lookup") > 1 and own.odds("suffixes") == 1
