@@ -315,6 +315,11 @@ class StepCost:
     # ── tell ────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def attended_s(self) -> float:
+        """Seconds that a row takes for each token of its context."""
+        return self._parts[ATTENDED]
+
+    @property
     def errors(self) -> tuple[float, float] | None:
         """(median, 95th percentile) of |predicted / actual − 1| over the last steps.
 

@@ -5,6 +5,7 @@
     lookup      what followed the end of a sequence where it stood in it before
     suffixes    the same in past answers, by cache salt
     acceptance  the chance that a guess is kept, from all requests and from its own
+    controller  how many guesses of each sequence bring the most tokens a second
 
 The runtime samples behind each guess what it would sample anyway (`core.plan.ScheduledSequence`):
 guesses change how fast tokens come and never which. Nothing here knows of tensors.

@@ -1,0 +1,212 @@
+"""How many guesses a step verifies: the best by its own model, within its budget and its time."""
+
+from itertools import product
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.engine.cost import NOTHING, NUM_KNOTS, NUM_PARTS, Prior, StepCost, Work
+from headway.engine.speculation.controller import FREE, Drafting, choose, knots
+
+
+class Known(StepCost):
+    """A step cost whose curve and units are given: seconds at 1, 2, 4 … tokens, then units."""
+
+    def __init__(self, curve: list[float], units: list[float], windows: tuple[int, ...] = (0,)):
+        super().__init__(windows=windows)
+        curve = [*curve, *curve[-1:] * NUM_KNOTS][:NUM_KNOTS]
+        self._parts = [*curve, *units]
+        assert len(self._parts) == NUM_PARTS
+
+
+STEADY = Known([0.01, 0.011, 0.013, 0.017, 0.025, 0.041], [1e-4, 1e-5, 1e-8, 1e-7])
+
+
+def of_decodes(starts: list[int]) -> Work:
+    return Work(len(starts), len(starts), sum(starts), sum(starts))
+
+
+def rate(cost, values, starts, counts, beside=None, drafting=FREE):
+    """Expected tokens a second of decodes that verify so many guesses each."""
+    decodes = of_decodes(starts)
+    beside = work = beside or decodes
+    for start, count in zip(starts, counts, strict=True):
+        work = cost.with_drafts(work, start, count)
+    seconds = cost.seconds(decodes) + cost.seconds(work) - cost.seconds(beside)
+    seconds += max(counts) * drafting.pass_s + sum(counts) * drafting.row_s
+    tokens = len(values) + sum(sum(chances[:n]) for chances, n in zip(values, counts))
+    return tokens / seconds
+
+
+def best_of_all(cost, values, starts, budget, beside=None, drafting=FREE):
+    """The best rate of all choices, tried one by one."""
+    choices = product(*(range(len(chances) + 1) for chances in values))
+    return max(
+        rate(cost, values, starts, counts, beside, drafting)
+        for counts in choices
+        if sum(counts) <= budget
+    )
+
+
+@st.composite
+def costs(draw):
+    """Curves with dear and free stretches, as learning may leave them."""
+    steps = draw(st.lists(st.sampled_from([0.0, 1e-4, 1e-3, 5e-3, 3e-2]), min_size=8, max_size=8))
+    curve = [1e-3 + sum(steps[:at]) for at in range(len(steps))]
+    context = draw(st.sampled_from([1e-12, 1e-8, 1e-6, 1e-5]))
+    return Known(curve, [1e-4, draw(st.sampled_from([1e-6, 1e-4])), context, 1e-7], (0, 8))
+
+
+@st.composite
+def decodes(draw, most_decodes=4, most_guesses=4):
+    """(chances of each decode's guesses, where they begin)"""
+    count = draw(st.integers(1, most_decodes))
+    values = []
+    for _ in range(count):
+        shares = draw(st.lists(st.floats(0, 1), max_size=most_guesses))
+        chance, chances = 1.0, []
+        for share in shares:
+            chance *= share
+            chances.append(chance)
+        values.append(chances)
+    starts = draw(st.lists(st.integers(1, 3000), min_size=count, max_size=count))
+    return values, starts
+
+
+WORKS = st.sampled_from([None, Work(3, 1, 50, 80), Work(60, 2, 5000, 900)])
+DRAFTING = st.sampled_from([FREE, Drafting(1e-3, 1e-4), Drafting(0.0, 1e-3), Drafting(5e-3, 0.0)])
+
+
+def added(work: Work, starts: list[int]) -> Work:
+    """The decodes and what is beside them."""
+    return Work(*(a + b for a, b in zip(work, of_decodes(starts), strict=True)))
+
+
+@given(costs(), decodes(3, 3), st.integers(0, 9), WORKS, DRAFTING)
+@settings(max_examples=150)
+def test_no_choice_is_better(cost, given, budget, beside, drafting):
+    """With prompts beside, a context that costs, a drafting model, and a curve of any shape."""
+    values, starts = given
+    beside = added(beside, starts) if beside else None
+    counts = choose(
+        values, starts, cost, of_decodes(starts), beside, budget=budget, drafting=drafting
+    )
+    assert sum(counts) <= budget
+    assert all(0 <= n <= len(chances) for n, chances in zip(counts, values, strict=True))
+    found = rate(cost, values, starts, counts, beside, drafting)
+    best = best_of_all(cost, values, starts, budget, beside, drafting)
+    assert found == pytest.approx(best, rel=1e-6)
+
+
+@given(costs(), decodes(12, 8), st.integers(0, 60), st.floats(0.5, 1.5), DRAFTING)
+def test_never_worse_than_none_and_within_what_is_allowed(cost, given, budget, longer, drafting):
+    values, starts = given
+    work = of_decodes(starts)
+    none_s = cost.seconds(work)
+    most_s = longer * none_s
+    counts = choose(values, starts, cost, work, budget=budget, most_s=most_s, drafting=drafting)
+    assert sum(counts) <= budget
+    none = [0] * len(values)
+    assert rate(cost, values, starts, counts) >= rate(cost, values, starts, none) * (1 - 1e-9)
+    if any(counts):
+        for start, count in zip(starts, counts, strict=True):
+            work = cost.with_drafts(work, start, count)
+        drafting_s = max(counts) * drafting.pass_s + sum(counts) * drafting.row_s
+        assert cost.seconds(work) + drafting_s <= most_s * (1 + 1e-9)
+
+
+@given(costs(), decodes(8, 6), st.floats(1, 3), DRAFTING)
+def test_more_acceptance_never_gives_fewer(cost, given, times, drafting):
+    """All chances grown alike, as a better draft grows them."""
+    values, starts = given
+    top = max([1e-9, *(chance for chances in values for chance in chances)])
+    small = [[chance / top / times for chance in chances] for chances in values]
+    large = [[chance / top for chance in chances] for chances in values]
+    few, many = (
+        choose(v, starts, cost, of_decodes(starts), budget=99, drafting=drafting)
+        for v in (small, large)
+    )
+    assert sum(few) <= sum(many)
+
+
+def test_it_looks_behind_a_dear_row():
+    """The second token takes 10 ms more, the third to the sixteenth nothing: all or none."""
+    cost = Known([0.01, 0.02, 0.02, 0.02, 0.02, 0.4], [1e-6, 1e-9, 1e-12, 1e-9])
+    chances = [0.8**depth for depth in range(1, 16)]
+    assert choose([chances[:1]], [9], cost, of_decodes([9]), budget=99) == [0]
+    assert choose([chances], [9], cost, of_decodes([9]), budget=99) == [15]
+    assert choose([chances], [9], cost, of_decodes([9]), budget=1) == [0]
+
+
+def test_who_copies_gets_guesses_and_who_does_not_gets_none():
+    values = [[0.95, 0.9, 0.86, 0.82], [0.05, 0.003], [], [0.6, 0.2]]
+    counts = choose(values, [100] * 4, STEADY, of_decodes([100] * 4), budget=99)
+    assert counts[0] == 4 and counts[1:3] == [0, 0]
+
+
+def test_the_shorter_context_goes_first_where_context_is_dear():
+    cost = Known([0.01, 0.012, 0.016], [1e-6, 1e-9, 1e-6, 1e-9])
+    values = [[0.5, 0.25], [0.5, 0.25]]
+    counts = choose(values, [9000, 90], cost, of_decodes([9000, 90]), budget=1)
+    assert counts == [0, 1]
+
+
+def test_the_price_of_context_is_that_of_the_rate_that_is_reached():
+    """10 ms without guesses, and room for one: 0.9 tokens in 2 ms more or 0.6 tokens in 0.6 ms.
+    At 200 tokens/s the first is worth more; it gives 242 tokens/s, the second 245."""
+    cost = Known([0.0074] * 3, [1e-9, 1e-9, 1e-6, 1e-9])
+    starts = [599, 1999]
+    assert choose([[0.6], [0.9]], starts, cost, of_decodes(starts), budget=1) == [1, 0]
+
+
+def test_prompts_beside_do_not_make_guesses_cheap():
+    """A step of 0.4 s of prompts: a guess kept one time in 30 saves a thirtieth of a decode's
+    10 ms, and takes 1 ms, however long the step is."""
+    cost = Known([0.01 + 0.001 * (1 << at) for at in range(12)], [1e-6, 1e-9, 1e-12, 1e-9])
+    decodes = of_decodes([100])
+    beside = added(Work(400, 1, 80_000, 400), [100])
+    assert choose([[0.03]], [100], cost, decodes, beside, budget=9) == [0]
+    assert choose([[0.3]], [100], cost, decodes, beside, budget=9) == [1]
+
+
+def test_off_where_rows_cost_as_much_as_steps():
+    """Many streams, products bind: a row costs what a token costs, and a guess is less."""
+    cost = StepCost(Prior(weights_s=0.001, token_s=0.001))
+    starts = [500] * 32
+    values = [[0.6, 0.36, 0.2]] * 32
+    assert choose(values, starts, cost, of_decodes(starts), budget=999) == [0] * 32
+    starts = [500]
+    cost = StepCost(Prior(weights_s=0.013, token_s=0.0005))
+    assert choose(values[:1], starts, cost, of_decodes(starts), budget=999) == [3]
+
+
+def test_a_drafting_model_drafts_fewer_the_more_it_costs():
+    chances = [[0.8**depth for depth in range(1, 9)]] * 2
+    starts = [100, 100]
+    drafted = [
+        choose(chances, starts, STEADY, of_decodes(starts), budget=99, drafting=Drafting(each, 0.0))
+        for each in (0.0, 1e-3, 3e-3, 2e-2)
+    ]
+    sums = [sum(counts) for counts in drafted]
+    assert sums == sorted(sums, reverse=True) and sums[0] > sums[2] > sums[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "budget", "most_s"),
+    [([], 9, inf), ([[], []], 9, inf), ([[0.9]], 0, inf), ([[0.0]], 9, inf), ([[0.9]], 9, 0.001)],
+)
+def test_nothing_to_choose(values, budget, most_s):
+    starts = [5] * len(values)
+    work = of_decodes(starts) if values else NOTHING
+    counts = choose(values, starts, STEADY, work, budget=budget, most_s=most_s)
+    assert counts == [0] * len(values)
+
+
+@given(st.integers(0, 70), st.integers(1, 70))
+def test_the_curve_is_straight_between_knots(tokens, most):
+    ends = knots(tokens, most)
+    assert ends == sorted(set(ends)) and ends[-1] == most and ends[0] > 0
+    reached = {tokens + end for end in ends}
+    assert {1 << at for at in range(9) if tokens < 1 << at < tokens + most} <= reached
