@@ -5,6 +5,7 @@
     lookup      what followed the end of a sequence where it stood in it before
     suffixes    the same in past answers, by cache salt
     acceptance  the chance that a guess is kept, from all requests and from its own
+    shadow      scores guesses that nobody verified
     controller  how many guesses of each sequence bring the most tokens a second
 
 The runtime samples behind each guess what it would sample anyway (`core.plan.ScheduledSequence`):

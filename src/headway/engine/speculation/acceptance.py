@@ -80,24 +80,31 @@ class Own:
 class Curve:
     """The share kept by cell, of all requests; `falls` or rises from cell to cell."""
 
-    __slots__ = ("_hits", "_shares", "_tries", "falls")
+    __slots__ = ("_hits", "_is_stale", "_shares", "_tries", "falls")
 
     def __init__(self, prior: tuple[float, ...], *, falls: bool) -> None:
         self.falls = falls
         self._tries = [PRIOR] * len(prior)
         self._hits = [PRIOR * share for share in prior]
-        self._shares: list[float] | None = None
+        self._shares = list(prior)
+        self._is_stale = False
 
     def learn(self, cell: int, kept: bool) -> None:
         """One guess of this cell was reached, and kept or not."""
         self._tries[cell] = FADE * self._tries[cell] + 1
         self._hits[cell] = FADE * self._hits[cell] + kept
-        self._shares = None
+        self._is_stale = True
+
+    @property
+    def lately(self) -> list[float]:
+        """`shares` as they were when somebody last asked for those."""
+        return self._shares
 
     @property
     def shares(self) -> list[float]:
         """By cell; where the observations say the contrary of the order, their mean."""
-        if self._shares is None:
+        if self._is_stale:
+            self._is_stale = False
             shares = [hits / tries for hits, tries in zip(self._hits, self._tries)]
             tries = self._tries
             if self.falls:
@@ -137,7 +144,7 @@ class Acceptance:
             return
         curve = self._curve(source, match)
         reached = cells(match, min(num_kept + 1, num_guessed))
-        shares = curve.shares
+        shares = curve.lately
         expected = sum([shares[cell] for cell in reached])
         for depth, cell in enumerate(reached):
             curve.learn(cell, depth < num_kept)

@@ -85,7 +85,7 @@ def added(work: Work, starts: list[int]) -> Work:
 
 
 @given(costs(), decodes(3, 3), st.integers(0, 9), WORKS, DRAFTING)
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_no_choice_is_better(cost, given, budget, beside, drafting):
     """With prompts beside, a context that costs, a drafting model, and a curve of any shape."""
     values, starts = given
@@ -101,6 +101,7 @@ def test_no_choice_is_better(cost, given, budget, beside, drafting):
 
 
 @given(costs(), decodes(12, 8), st.integers(0, 60), st.floats(0.5, 1.5), DRAFTING)
+@settings(max_examples=50)
 def test_never_worse_than_none_and_within_what_is_allowed(cost, given, budget, longer, drafting):
     values, starts = given
     work = of_decodes(starts)
@@ -118,6 +119,7 @@ def test_never_worse_than_none_and_within_what_is_allowed(cost, given, budget, l
 
 
 @given(costs(), decodes(8, 6), st.floats(1, 3), DRAFTING)
+@settings(max_examples=50)
 def test_more_acceptance_never_gives_fewer(cost, given, times, drafting):
     """All chances grown alike, as a better draft grows them."""
     values, starts = given

@@ -5,7 +5,7 @@ import sys
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.engine.speculation.lookup import COUNTED, Guess
@@ -76,6 +76,7 @@ def test_a_long_match_is_counted_up_to_a_limit():
     TOKENS,
     st.integers(1, 9),
 )
+@settings(max_examples=60)
 def test_a_guess_stood_behind_the_match_in_an_answer_of_the_salt(answers, tokens, most):
     """Also in a ring so small that old answers are overwritten in their middle."""
     past = PastAnswers(64 * BYTES_PER_TOKEN)
@@ -96,6 +97,7 @@ def test_a_guess_stood_behind_the_match_in_an_answer_of_the_salt(answers, tokens
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=6), TOKENS)
+@settings(max_examples=30)
 def test_two_tokens_that_stood_in_the_last_answer_are_found(answers, tokens):
     """With room for all, whoever asks with two tokens of it gets a match of at least those."""
     past = PastAnswers()
