@@ -105,7 +105,7 @@ class StepMemory:
     def __init__(self, llm: LLM) -> None:
         executor = llm.engine.executor
         self._library = executor.kernels.library
-        packed = [getattr(linear, "prepared", None) for linear in executor.linears]
+        packed = [getattr(linear, "prepared", None) for linear in executor.target.linears]
         panels = [getattr(weight, "panels", None) for weight in packed]
         self._weights = [words_of(tensor) for tensor in panels if tensor is not None]
         self.readable = self._library is not None and len(self._weights) == len(panels)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.clock import Clock
-from headway.core.errors import HeadwayError
+from headway.core.embedded import model_folder
+from headway.core.errors import HeadwayError, UsageError
 from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
 from headway.core.model_spec import ModelSpec, read_model_spec
@@ -50,12 +51,61 @@ def plan_settings(
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
     """Everything that is decided before weights are read: what `--dry-run` prints."""
     spec = read_model_spec(folder)
+    draft = read_draft(folder, options, spec)
     from headway.runtime.native.available import best_instruction_set
 
     accelerator = None if options.device == "cpu" else probe_cuda(options.device)
     machine = probe_machine(accelerator, best_instruction_set())
-    settings, reasons = resolve(options, machine, spec)
+    settings, reasons = resolve(options, machine, spec, None if draft is None else draft[1])
     return spec, settings, reasons, machine
+
+
+def read_draft(
+    folder: Path, options: EngineOptions, spec: ModelSpec
+) -> tuple[Path, ModelSpec] | None:
+    """The drafting model's folder and dimensions, or None; UsageError where it cannot draft."""
+    if not options.draft_model:
+        return None
+    path = model_folder(options.draft_model)
+    draft = read_model_spec(path)
+    if draft.num_parameters >= spec.num_parameters:
+        raise UsageError(
+            f"--draft-model {options.draft_model} has {draft.num_parameters:,} parameters, and the "
+            f"model {spec.num_parameters:,}: it would only slow it down.",
+            "Name a smaller model.",
+        )
+    if not options.skip_tokenizer_init:
+        own = Path(options.tokenizer) if options.tokenizer else folder
+        check_same_tokens(own / TOKENIZER_FILE, path / TOKENIZER_FILE)
+    return path, draft
+
+
+def check_same_tokens(path: Path, draft_path: Path) -> None:
+    """Raise UsageError where a token id stands for other text in the draft's tokenizer.
+
+    Ids that only one of them has are padding, and never proposed.
+    """
+    if not path.exists() or not draft_path.exists():
+        raise UsageError(
+            f"--draft-model needs a tokenizer.json beside both models to compare them; "
+            f"{(draft_path if path.exists() else path).parent.name} has none.",
+            "Add it, or serve token ids with --skip-tokenizer-init.",
+        )
+    if path.read_bytes() == draft_path.read_bytes():
+        return
+    from tokenizers import Tokenizer
+
+    own, other = (
+        {number: text for text, number in Tokenizer.from_file(str(p)).get_vocab().items()}
+        for p in (path, draft_path)
+    )
+    for number in sorted(own.keys() & other.keys()):
+        if own[number] != other[number]:
+            raise UsageError(
+                f"--draft-model has another tokenizer: token {number} is {other[number]!r} there "
+                f"and {own[number]!r} in the model's.",
+                "Name a draft of the same family.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +222,8 @@ def make_executor(
     from headway.runtime.executor import TorchExecutor
     from headway.runtime.memory import keep_freed
 
-    executor = TorchExecutor(folder, spec, settings, machine, progress, lookup)
+    draft = read_draft(folder, options, spec)
+    executor = TorchExecutor(folder, spec, settings, machine, progress, lookup, draft)
     keep_freed()  # not before: what loading frees goes back to the system
     return executor
 

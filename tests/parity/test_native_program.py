@@ -79,15 +79,15 @@ def random_steps(executor: TorchExecutor, rng: random.Random) -> list[StepPlan]:
 def test_a_program_is_its_model(family: str, options: dict[str, str], tmp_path: Path):
     """Every family, in plain and rounded weights, over chunks and decodes; and so is its head."""
     executor = executor_for(save(tiny_model(family), tmp_path), **options)
-    program = executor.program
+    program = executor.target.program
     assert program is not None, executor.describe().kernels["step"]
     for seed in range(3):
         for plan in random_steps(executor, random.Random(seed)):
             executor.state.apply(plan)
             batch = executor.state.batch(plan)
-            executor.program = None
+            executor.target.program = None
             wanted = executor.forward(batch).clone()
-            executor.program = program
+            executor.target.program = program
             hidden_TH = executor.forward(batch)
             assert torch.equal(hidden_TH, wanted)
             logits_TV = executor.logits(hidden_TH)
@@ -107,7 +107,7 @@ def test_what_is_not_lowered_is_told(tmp_path: Path):
         "each operation called from Python: a program has no `float`",
     )
     for executor in (sparse, other, plain):
-        assert executor.program is None
+        assert executor.target.program is None
         assert executor.describe().kernels["step"][0] == "torch"
     assert executor_for(folder).describe().kernels["step"][0] == "native"
 

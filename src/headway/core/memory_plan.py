@@ -95,6 +95,7 @@ def plan_rounded(
 def plan_blocks(
     options: EngineOptions,
     model: ModelSpec,
+    groups: tuple[KVGroupSpec, ...],
     kv_dtype: str,
     budget: int,
     max_num_seqs: int,
@@ -108,7 +109,6 @@ def plan_blocks(
             f"config.json says max_position_embeddings = {model.max_len}.",
         )
     size, wanted_len = options.block_size, options.max_model_len or model.max_len
-    groups = model.kv_groups
     block_bytes = [group.bytes_per_token(kv_dtype) * size for group in groups]
     useful = [useful_blocks(group, size, wanted_len, max_num_seqs, max_chunk) for group in groups]
     counts = share_blocks(budget, useful, block_bytes)
@@ -205,7 +205,7 @@ def share_blocks(budget: int, useful: list[int], block_bytes: list[int]) -> list
 def plan_host_blocks(
     options: EngineOptions,
     machine: Machine,
-    model: ModelSpec,
+    groups: tuple[KVGroupSpec, ...],
     kv_dtype: str,
     num_blocks: tuple[int, ...],
     taken: int,
@@ -228,7 +228,7 @@ def plan_host_blocks(
             f"--kv-host-memory {gib(budget)} is more than the {gib(max(free, 0))} of RAM left.",
             "Lower --kv-host-memory.",
         )
-    sizes = [group.bytes_per_token(kv_dtype) * options.block_size for group in model.kv_groups]
+    sizes = [group.bytes_per_token(kv_dtype) * options.block_size for group in groups]
     here = [count - 1 for count in num_blocks]
     whole = sum(count * size for count, size in zip(here, sizes, strict=True))
     blocks = tuple(count * budget // whole for count in here)

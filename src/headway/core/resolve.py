@@ -4,7 +4,7 @@
 are planned in `core.memory_plan`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
@@ -13,13 +13,16 @@ from headway.core.memory_plan import (
     kv_budget,
     plan_blocks,
     plan_host_blocks,
+    plan_plain,
+    plan_rounded,
     plan_weights,
 )
-from headway.core.model_spec import ModelSpec
+from headway.core.model_spec import KVGroupSpec, ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import GROUPS, Quantization
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
+from headway.core.speculation_config import SpeculationConfig
 
 DEFAULT_ATTENTION = "sdpa"
 POLICIES = {
@@ -71,6 +74,7 @@ class Settings:
     host_blocks: tuple[int, ...] = ()
     """KV blocks in host memory by group, () for none; a block of each group takes `block_bytes`."""
     block_bytes: tuple[int, ...] = ()
+    speculation: SpeculationConfig = SpeculationConfig()
 
     def told(self) -> dict[str, str]:
         """Those that change what a step costs and who runs in it, for `/stats`, as text."""
@@ -80,9 +84,12 @@ class Settings:
 
 
 def resolve(
-    options: EngineOptions, machine: Machine, model: ModelSpec
+    options: EngineOptions, machine: Machine, model: ModelSpec, draft: ModelSpec | None = None
 ) -> tuple[Settings, list[Reason]]:
-    """The settings and the reason of each; raises CapacityError or UsageError."""
+    """The settings and the reason of each; raises CapacityError or UsageError.
+
+    `draft` is the drafting model's, where there is one.
+    """
     reasons = Reasons()
     device = reasons.choose("device", choose_device(options, machine))
     dtype = reasons.choose("dtype", choose_dtype(options, model))
@@ -99,14 +106,19 @@ def resolve(
     weight_cache = reasons.choose(
         "weight_cache_bytes", choose_cache(options, kernels, quantization, weights), shown=gib
     )
+    groups, draft_group = model.kv_groups, -1
+    if draft is not None:
+        groups, draft_group = plan_draft(model, draft)
+        choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
+        weights += reasons.choose("draft_weights", choice, shown=gib)
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
     num_blocks, max_model_len = plan_blocks(
-        options, model, kv_dtype, budget, max_num_seqs, batched, reasons
+        options, model, groups, kv_dtype, budget, max_num_seqs, batched, reasons
     )
     host_blocks, block_bytes = plan_host_blocks(
         options,
         machine,
-        model,
+        groups,
         kv_dtype,
         num_blocks,
         0 if device == "cuda" else weights + budget,
@@ -136,8 +148,51 @@ def resolve(
         attention_cost=attention_cost(model),
         host_blocks=host_blocks,
         block_bytes=block_bytes,
+        speculation=choose_speculation(options, draft_group, reasons),
     )
     return settings, reasons
+
+
+def plan_draft(model: ModelSpec, draft: ModelSpec) -> tuple[tuple[KVGroupSpec, ...], int]:
+    """(the model's KV groups, one of which the draft's layers ride on, which one).
+
+    Keys and values of the draft lie in blocks of the same numbers, so what the model finds again,
+    shares or copies the draft finds, shares and copies too. Windows would take them away.
+    """
+    groups = model.kv_groups
+    group = next((i for i, group in enumerate(groups) if not group.window), None)
+    if group is None:
+        raise UsageError(
+            "A draft model needs a model with layers of full attention; this one has windows only.",
+            "Leave out --draft-model.",
+        )
+    riding = replace(groups[group], riders=draft.kv_groups)
+    return (*groups[:group], riding, *groups[group + 1 :]), group
+
+
+def plan_draft_weights(
+    machine: Machine,
+    draft: ModelSpec,
+    device: str,
+    dtype: str,
+    kernels: str,
+    quantization: Quantization,
+) -> tuple[int, str]:
+    """(bytes of the draft's weights, why): of the model's type, rounded as the model's are."""
+    if quantization.format != "none":
+        return plan_rounded(machine, draft, dtype, quantization)
+    _, num_bytes, _ = plan_plain(machine, draft, device, dtype, kernels)
+    return num_bytes, f"{draft.num_parameters:,} parameters of {dtype}"
+
+
+def choose_speculation(
+    options: EngineOptions, draft_group: int, reasons: Reasons
+) -> SpeculationConfig:
+    """Which sources guess, and how many tokens at most."""
+    config = SpeculationConfig.of(options, draft_group)
+    why = "given" if options.speculate != "auto" else "what costs little and pays where it is used"
+    reasons.choose("speculate", (config.sources, why), shown=lambda s: ", ".join(s) or "off")
+    return config
 
 
 def choose_step_size(options: EngineOptions, device: str, reasons: Reasons) -> tuple[int, int]:

@@ -36,6 +36,16 @@ class WorkerSequence:
         self.num_ahead = 0
         """How many drafts `generated` ends with."""
 
+    @property
+    def num_known(self) -> int:
+        return self.new.num_prompt_tokens + len(self.generated)
+
+    def known(self, begin: int, end: int) -> list[int]:
+        """The known tokens at positions `begin` … `end` - 1."""
+        prompt = self.new.num_prompt_tokens
+        behind = self.generated[max(begin - prompt, 0) : max(end - prompt, 0)]
+        return self.new.token_ids[begin : min(end, prompt)] + behind
+
     def ahead(self, drafts: list[int]) -> "WorkerSequence":
         """The sequence as it will be where these drafts are kept, to be sampled from."""
         other = copy(self)
@@ -119,7 +129,26 @@ class WorkerState:
                 for count in range(1, num_drafts + 1):
                     sampled_rows.append(len(tokens) - num_drafts - 1 + count)
                     sampled.append(sequence.ahead(scheduled.drafts[:count]))
-        return self._tensors(tokens, query_lens, starts, rows, num_decodes, sampled_rows, sampled)
+        inputs = (tokens, query_lens, starts, rows)
+        return self._tensors(self._tables, *inputs, num_decodes, sampled_rows, sampled)
+
+    def table(self, group: int, sequence: WorkerSequence) -> np.ndarray:
+        """The ids of the blocks of `sequence` in a group."""
+        return self._tables[group][sequence.row, : sequence.num_blocks[group]]
+
+    def tensors_of(self, group: int, rows: list[tuple[WorkerSequence, list[int], int]]) -> Batch:
+        """A forward over one group for these (sequence, tokens, position of the first)."""
+        lens = [len(tokens) for _, tokens, _ in rows]
+        return self._tensors(
+            self._tables[group : group + 1],
+            [token for _, tokens, _ in rows for token in tokens],
+            lens,
+            [start for _, _, start in rows],
+            [sequence.row for sequence, _, _ in rows],
+            len(lens) if max(lens) == 1 else 0,
+            [],
+            [],
+        )
 
     def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:
         """Replace the placeholder of a sampled token by the token."""
@@ -129,6 +158,7 @@ class WorkerState:
 
     def _tensors(
         self,
+        tables: list[np.ndarray],
         tokens: list[int],
         query_lens: list[int],
         starts: list[int],
@@ -151,10 +181,9 @@ class WorkerState:
             token_ids_T=self._to_device(np.array(tokens, INT)),
             positions_T=self._to_device(positions),
             slots_GT=[
-                self._to_device(table[row_T, block] * self.block_size + offset)
-                for table in self._tables
+                self._to_device(table[row_T, block] * self.block_size + offset) for table in tables
             ],
-            block_tables_GSB=[self._to_device(table[row_S, :width]) for table in self._tables],
+            block_tables_GSB=[self._to_device(table[row_S, :width]) for table in tables],
             query_lens=query_lens,
             context_lens=context_lens,
             num_decodes=num_decodes,

@@ -4,15 +4,14 @@ It owns the model, the KV memory, the state of the sequences and the sampler. `s
 forward, `sample` chooses tokens, `collect` hands back the result; all three in the caller's thread.
 """
 
+import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headway.core.clock import SystemClock
-from headway.core.errors import CapacityError
 from headway.core.machine import Accelerator, Machine
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import (
@@ -26,24 +25,19 @@ from headway.core.plan import (
 )
 from headway.core.quantization import bytes_per_weight
 from headway.core.resolve import Settings
-from headway.runtime.attention import NativeAttention, allocate_kv, choose_attention
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, WorkerState
 from headway.runtime.checkpoint import Progress
+from headway.runtime.draft_model import DraftModel
+from headway.runtime.forward import Forward
 from headway.runtime.kernels import choose_kernels
-from headway.runtime.layers import Build, Linear, Step
-from headway.runtime.loading import load_model
-from headway.runtime.models import MODELS, Decoder
-from headway.runtime.native.linear import PackedWeight
-from headway.runtime.native.lower import lower
-from headway.runtime.native.program import Program
-from headway.runtime.native.quantized import PackedLevels
 from headway.runtime.native.sampling import NativeSampling
 from headway.runtime.probe import Probe, use_threads
-from headway.runtime.rope import RopeTable
 from headway.runtime.sampler import NO_TOKEN, Sampler
 from headway.runtime.transfers import make_transfers
 from headway.runtime.weight_cache import Lookup
+
+log = logging.getLogger(__name__)
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt rows whose logits are in memory at once: 39 MB in fp32 for a vocabulary of 152,000."""
@@ -60,43 +54,16 @@ class TorchExecutor:
         machine: Machine,
         progress: Progress | None = None,
         lookup: Lookup | None = None,
+        draft: tuple[Path, ModelSpec] | None = None,
     ) -> None:
         self.spec, self.settings = spec, settings
         self.device = settings.device
         self.kernels = choose_kernels(settings, machine)
         use_threads(settings, self.kernels)
-        dtype = getattr(torch, settings.dtype)
-        attention, self._attention = choose_attention(settings, self.kernels.library)
-        build = Build(
-            spec=spec,
-            kernels=self.kernels,
-            attention=attention,
-            dtype=dtype,
-            device=self.device,
+        self.target = Forward(
+            folder, spec, settings, self.kernels, settings.num_blocks, progress, lookup
         )
-        self.model = Decoder(build, MODELS[spec.architecture])
-        self.linears = load_model(
-            self.model, spec, settings, self.kernels, folder, progress, lookup
-        )
-        try:
-            self.ropes = [
-                RopeTable(rope, spec.head_dim, settings.max_model_len, self.device)
-                for rope in spec.ropes
-            ]
-            self.kv = allocate_kv(
-                spec.kv_groups,
-                settings.num_blocks,
-                settings.block_size,
-                torch.int8 if settings.kv_dtype == "int8" else dtype,
-                self.device,
-                attention.kv_layer,
-            )
-        except (RuntimeError, OSError) as error:  # torch's out-of-memory is one, ENOMEM another
-            raise CapacityError(
-                f"KV cache and rope tables could not be allocated: {str(error)[:200]}.",
-                "Lower --kv-memory or --max-model-len.",
-            ) from error
-        self.program, self.head, self._lowered = self._lower(isinstance(attention, NativeAttention))
+        self.model, self.kv = self.target.model, self.target.kv
         self.transfers = make_transfers(self.kv, settings.host_blocks, self.device)
         self.state = WorkerState(
             max_num_seqs=settings.max_num_seqs,
@@ -107,15 +74,16 @@ class TorchExecutor:
         )
         library = self.kernels.library
         self.sampler = Sampler(None if library is None else NativeSampling(library))
-        weights = [parameter.detach() for parameter in self.model.parameters()]
-        packed = [m.prepared for m in self.linears if isinstance(m, Linear)]
-        weights += [w.panels for w in packed if isinstance(w, PackedWeight | PackedLevels)]
-        self._probe = Probe(self.kernels, settings, machine, weights)
+        self.drafter: DraftModel | None = None
+        if draft is not None:
+            self.drafter = DraftModel(
+                *draft, settings, self.kernels, self.state, spec.vocab_size, progress
+            )
+        self._probe = Probe(self.kernels, settings, machine, self.target.weights)
         self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
         self._prepare_s = self._forward_s = 0.0
-        self._experts_read = 0
         self._usable: dict[int, int] = {}
         self._is_idle = False
         """Whether the last step advances nobody, and may as well wait for a transfer."""
@@ -126,6 +94,8 @@ class TorchExecutor:
         self._pending = None  # a step that failed half-way is forgotten
         started = self._clock.now_s()
         self.state.apply(plan)
+        if self.drafter is not None:
+            self.drafter.follow(plan)
         if plan.copies:
             copy_blocks(self.kv, plan.copies)
         if plan.transfers:
@@ -141,37 +111,13 @@ class TorchExecutor:
         self._pending = (plan, batch, hidden)
         self._prepare_s, self._forward_s = prepared - started, self._clock.now_s() - prepared
 
-    def _lower(self, attends: bool) -> tuple[Program | None, Program | None, str]:
-        """(the model's forward as one native call, its head as another, why).
-
-        None where not all is native.
-        """
-        library = self.kernels.library
-        if library is None or not attends:
-            return None, None, "each operation called from Python, as not all are native"
-        unknown: Any = None
-        angles = [(rope.cos, rope.sin) for rope in self.ropes]
-        step = Step(batch=unknown, kv=self.kv, angles=angles)
-        dtype = getattr(torch, self.settings.dtype)
-        program, why = lower(lambda token_ids: self.model(token_ids, step), library, dtype)
-        head, _ = lower(self.model.logits, library, dtype, given=self.spec.hidden_size)
-        if program is not None:
-            why += ", the head in another" if head is not None else ", the head from Python"
-        return program, head, why
-
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states of all tokens of `batch`, (T, H); valid until the next forward."""
-        if self.program is not None:
-            return self.program(batch)
-        angles = [rope.at(batch.positions_T) for rope in self.ropes]
-        step = Step(batch=batch, kv=self.kv, angles=angles)
-        hidden_TH: Tensor = self.model(batch.token_ids_T, step)
-        self._experts_read = step.experts_read
-        return hidden_TH
+        return self.target(batch)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """`Decoder.logits` of these rows, dense in memory; valid until the next call."""
-        return self.model.logits(hidden_RH) if self.head is None else self.head.over(hidden_RH)
+        return self.target.logits(hidden_RH)
 
     @torch.inference_mode()
     def sample(self, step: int, masks: GrammarMasks) -> None:
@@ -184,14 +130,14 @@ class TorchExecutor:
         if batch is None or hidden is None:
             return
         started = self._clock.now_s()
-        result.experts_read = self._experts_read
+        result.experts_read = self.target.experts_read
         result.failed, self._usable = self._quarantine(plan, batch, hidden)
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if batch.sampled_rows:
             self._sample_rows(plan, batch, hidden, masks, result)
-        result.timings = StepTimings(
-            self._prepare_s, self._forward_s, self._clock.now_s() - started
-        )
+        sampled = self._clock.now_s()
+        draft_s = self._propose(plan, result) if self.drafter is not None else 0.0
+        result.timings = StepTimings(self._prepare_s, self._forward_s, sampled - started, draft_s)
 
     def _sample_rows(
         self,
@@ -229,20 +175,43 @@ class TorchExecutor:
                 sequence.last_step = result.step
                 result.samples.append(Sample(sequence_id, kept, entries))
 
+    def _propose(self, plan: StepPlan, result: StepResult) -> float:
+        """Let the drafter guess what follows, where the plan asks for it; the seconds it took.
+
+        One that fails is not asked again: requests go on without.
+        """
+        assert self.drafter is not None
+        started = self._clock.now_s()
+        proposing = {row.sequence_id: row.propose for row in plan.scheduled if row.propose}
+        wanted = []
+        for sample in result.samples:
+            sequence = self.state.sequences[sample.sequence_id]
+            self.drafter.cut(sequence)
+            if sample.sequence_id in proposing:
+                wanted.append((sequence, proposing[sample.sequence_id]))
+        if not wanted:
+            return 0.0
+        try:
+            found = self.drafter.propose(wanted)
+        except Exception:
+            log.exception("the draft model failed; requests go on without it")
+            self.drafter = None
+            return self._clock.now_s() - started
+        for sample in result.samples:
+            sample.drafts = found.get(sample.sequence_id, [])
+        return self._clock.now_s() - started
+
     def _quarantine(
         self, plan: StepPlan, batch: Batch, hidden_TH: Tensor
     ) -> tuple[dict[int, str], dict[int, int]]:
         """Fail sequences whose numbers are not finite, and wipe what they wrote in this step.
 
-        A token attends to itself, so a key or value that is not finite shows in its own hidden
-        state. Left in a block, it would reach the next owner's sums as 0 · inf. Where only drafts
-        are bad, nobody fails: the second result says how many sampled rows are of use.
+        Where only drafts are bad, nobody fails: the second result says how many sampled rows are of
+        use.
         """
-        if self.kernels.are_finite(hidden_TH):
+        bad_T = self.target.wipe_bad(hidden_TH, batch)
+        if bad_T is None:
             return {}, {}
-        bad_T = ~torch.isfinite(hidden_TH).all(-1)
-        for layer in self.kv:
-            layer.wipe(batch.slots_GT[layer.group][bad_T])
         failed: dict[int, str] = {}
         usable: dict[int, int] = {}
         for row, part in zip(plan.scheduled, bad_T.split(batch.query_lens), strict=True):
@@ -302,15 +271,15 @@ class TorchExecutor:
     def describe(self) -> Description:
         """The device, the kernels and the bytes held."""
         settings, kernels = self.settings, dict(self.kernels.reasons)
-        kernels["attention"] = self._attention
-        kernels["step"] = ("native" if self.program else "torch", self._lowered)
-        weights = sum(p.nbytes for p in self.model.parameters())
+        kernels["attention"] = self.target.attention
+        kernels["step"] = ("native" if self.target.program else "torch", self.target.lowered)
+        parts = [self.target] if self.drafter is None else [self.target, self.drafter.forward]
         return Description(
             device=self.device,
             kernels=kernels,
-            weight_bytes=weights + sum(m.prepared_bytes for m in self.linears),
+            weight_bytes=sum(part.weight_bytes for part in parts),
             bytes_per_weight=bytes_per_weight(settings.quantization, self.spec, settings.dtype),
-            kv_bytes=sum(part.nbytes for layer in self.kv for part in layer.parts),
+            kv_bytes=sum(part.kv_bytes for part in parts),
             name=self._probe.name,
             ceilings=self._probe.ceilings,
         )

@@ -33,7 +33,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     this step; of `num_swapped` the KV of `num_swapped_tokens` is copied to host memory instead.
     Transfers that ended in this step took `transfer_s`. While all slots are taken,
     or blocks are short, and the policy lets users reclaim their share, `user_slots` has for each
-    user with a slot what it holds, as so many slots, and its weight.
+    user with a slot what it holds, as so many slots, and its weight. Of `num_drafts` guesses that
+    were verified, `num_kept_drafts` were right; the drafter made `num_proposed` for the next step
+    in `draft_s`.
     """
 
     step: int
@@ -75,6 +77,10 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     row_s: float = 0.0
     num_deferred: int = 0
     user_slots: dict[str, tuple[float, float]] = {}
+    num_drafts: int = 0
+    num_kept_drafts: int = 0
+    num_proposed: int = 0
+    draft_s: float = 0.0
 
     @property
     def num_prefill_tokens(self) -> int:

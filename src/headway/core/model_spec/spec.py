@@ -69,6 +69,8 @@ class KVGroupSpec:
     num_kv_heads: int
     head_dim: int
     window: int = 0
+    riders: tuple["KVGroupSpec", ...] = ()
+    """Groups of a drafting model: K and V of the same tokens, in blocks of the same numbers."""
 
     @property
     def kind(self) -> Literal["full", "window"]:
@@ -80,7 +82,8 @@ class KVGroupSpec:
             head = self.head_dim + INT8_SCALE_BYTES
         else:
             head = self.head_dim * DTYPE_BYTES[kv_dtype]
-        return 2 * len(self.layers) * self.num_kv_heads * head
+        own = 2 * len(self.layers) * self.num_kv_heads * head
+        return own + sum(rider.bytes_per_token(kv_dtype) for rider in self.riders)
 
     def seen(self, context: int) -> int:
         """Tokens of a context that the next token reads here: all, or the window."""

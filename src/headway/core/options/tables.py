@@ -134,6 +134,13 @@ class EngineOptions:
         "Disk for rounded weights, kept for the next start; the least recently used go; 0 is off.",
         low=0,
     )
+    speculate: str = option(
+        "off",
+        "Who guesses tokens that are verified together, at the same tokens: auto, off, or some of "
+        "lookup, suffixes, draft, with commas.",
+    )
+    draft_model: str = option("", "Folder of a smaller model with the same tokenizer that drafts.")
+    max_drafts: int = option(8, "Most guesses of a sequence in a step.", low=1, high=64)
     threads: int | None = option(None, "CPU threads the model computes with.", low=1, high=1024)
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", low=0)
     executor: str = option(

@@ -1,0 +1,179 @@
+"""A second, smaller model that guesses what the first will say (Leviathan et al. 2023).
+
+It guesses with the first one's own numbers: the same parameters and the same draw for each token,
+so under a seed both say the same wherever their distributions are alike. Its keys and values lie in
+blocks of the same numbers as those of the model's group that it rides on, in memory of its own:
+what the engine shares, finds again or copies for the model is shared, found and copied here too.
+
+It computes tokens when it is asked to guess, not before. `_valid[b]` says how many slots of block b
+hold its keys and values of the tokens that the block stands for now:
+
+    tokens known   t0 … t36        blocks of 16: [3, 8, 5], valid 16, 4, 0
+    first pass     t20 … t36       a chunk; what follows t36 is the first guess
+    then           one guess after the other, one row a sequence
+
+What is wrong here costs time and never changes a token: guesses are verified.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+from torch import Tensor
+from torch.nn import functional
+
+from headway.core.model_spec import ModelSpec
+from headway.core.plan import NULL_BLOCK, GrammarMasks, StepPlan
+from headway.core.resolve import Settings
+from headway.runtime.attention.cache import copy_blocks
+from headway.runtime.batch import Batch, WorkerSequence, WorkerState
+from headway.runtime.checkpoint import Progress
+from headway.runtime.forward import Forward
+from headway.runtime.kernels import Kernels
+from headway.runtime.native.sampling import NativeSampling
+from headway.runtime.sampler import NEVER, NO_TOKEN, Sampler
+
+NO_MASKS = GrammarMasks()
+
+
+class DraftModel:
+    """Guesses for the sequences that `state` knows, whose blocks of `group` it writes along."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        settings: Settings,
+        kernels: Kernels,
+        state: WorkerState,
+        vocab_size: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.group = settings.speculation.draft_group
+        num_blocks = settings.num_blocks[self.group]
+        groups = len(spec.kv_groups)
+        self.forward = Forward(folder, spec, settings, kernels, (num_blocks,) * groups, progress)
+        self.state, self.spec, self._vocab_size = state, spec, vocab_size
+        self._num_groups, self._block_size = groups, settings.block_size
+        self._most_tokens = settings.max_num_batched_tokens
+        self._valid = np.zeros(num_blocks, np.int64)
+        library = kernels.library
+        self._sampler = Sampler(None if library is None else NativeSampling(library))
+
+    def follow(self, plan: StepPlan) -> None:
+        """Note what becomes of blocks, after the state has; before the model computes."""
+        copies = [copy for copy in plan.copies if copy.group == self.group]
+        if copies:
+            for index in range(self._num_groups):
+                copy_blocks(self.forward.kv, [replace(copy, group=index) for copy in copies])
+            for copy in copies:
+                self._valid[copy.target] = self._valid[copy.source]
+        for transfer in plan.transfers:
+            if transfer.group == self.group and transfer.direction == "in":
+                self._valid[transfer.blocks] = 0
+        new = {sequence.sequence_id for sequence in plan.new}
+        for row in plan.scheduled:
+            blocks = row.new_blocks[self.group]
+            if not blocks:
+                continue
+            whole, rest = divmod(row.start, self._block_size)
+            if row.sequence_id not in new:
+                self._valid[blocks] = 0
+            elif whole < len(blocks):  # a newcomer's whole table: what it found is kept
+                self._valid[blocks[whole]] = min(int(self._valid[blocks[whole]]), rest)
+                self._valid[blocks[whole + 1 :]] = 0
+
+    def propose(self, wanted: list[tuple[WorkerSequence, int]]) -> dict[int, list[int]]:
+        """By sequence id up to so many guesses of what follows all its known tokens.
+
+        A sequence with more to compute than fits in a step gets none, and is further next time.
+        """
+        found: dict[int, list[int]] = {}
+        rows, room = [], self._most_tokens
+        for sequence, count in wanted:
+            begin, known = self._begin(sequence), sequence.num_known
+            count = min(count, self.spec.max_len - known, self._room(sequence) - known + 1)
+            take = min(known - begin, room)
+            if count > 0 and take > 0:
+                room -= take
+                rows.append((sequence, count if begin + take == known else 0, begin, take))
+        if not rows:
+            return found
+        batch = self._batch(
+            [(s, s.known(begin, begin + take), begin) for s, _, begin, take in rows]
+        )
+        hidden_TH = self._run(batch)
+        ends = np.cumsum(batch.query_lens) - 1
+        going = [(row, end) for row, end in zip(rows, ends.tolist(), strict=True) if row[1]]
+        hidden_RH = hidden_TH[[end for _, end in going]]
+        guessing = [(sequence, count, list[int]()) for (sequence, count, _, _), _ in going]
+        while guessing:
+            views = [s.ahead(guesses) if guesses else s for s, _, guesses in guessing]
+            token_ids, _ = self._sampler.sample(self._logits(hidden_RH), views, NO_MASKS)
+            for (sequence, _, guesses), token_id in zip(guessing, token_ids, strict=True):
+                if token_id != NO_TOKEN:
+                    guesses.append(token_id)
+                    found[sequence.new.sequence_id] = guesses
+            guessing = [
+                each
+                for each, token_id in zip(guessing, token_ids, strict=True)
+                if token_id != NO_TOKEN and len(each[2]) < each[1]
+            ]
+            if guessing:
+                hidden_RH = self._run(
+                    self._batch([(s, g[-1:], s.num_known + len(g) - 1) for s, _, g in guessing])
+                )
+        return found
+
+    def _run(self, batch: Batch) -> Tensor:
+        """Hidden states, and what was written noted; what is not finite is not kept."""
+        hidden_TH = self.forward(batch)
+        bad_T = self.forward.wipe_bad(hidden_TH, batch)
+        if bad_T is not None:
+            raise FloatingPointError("the draft model's numbers are not finite")
+        size, table_SB = self._block_size, batch.block_tables_GSB[0].numpy()
+        for row, (length, end) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+            first, last = (end - length) // size, (end - 1) // size
+            self._valid[table_SB[row, first:last]] = size
+            self._valid[table_SB[row, last]] = end - last * size
+        return hidden_TH
+
+    def _batch(self, rows: list[tuple[WorkerSequence, list[int], int]]) -> Batch:
+        """(sequence, tokens, position of the first) as a forward's inputs."""
+        batch = self.state.tensors_of(self.group, rows)
+        batch.slots_GT *= self._num_groups
+        batch.block_tables_GSB *= self._num_groups
+        return batch
+
+    def _logits(self, hidden_RH: Tensor) -> Tensor:
+        """Logits of the model's own vocabulary: padding on either side is never proposed."""
+        logits_RV = self.forward.logits(hidden_RH)
+        more = self._vocab_size - logits_RV.shape[1]
+        if more > 0:
+            return functional.pad(logits_RV, (0, more), value=NEVER)
+        return logits_RV if more == 0 else logits_RV[:, : self._vocab_size].contiguous()
+
+    def _room(self, sequence: WorkerSequence) -> int:
+        """Slots in the blocks that `sequence` has."""
+        return sequence.num_blocks[self.group] * self._block_size
+
+    def _begin(self, sequence: WorkerSequence) -> int:
+        """The first known token that is to be computed; the last one always is."""
+        known, size = sequence.num_known, self._block_size
+        table = self.state.table(self.group, sequence)[: -(-known // size)]
+        valid = self._valid[table]
+        partial = np.nonzero((valid < size) | (table == NULL_BLOCK))[0]
+        if not len(partial):
+            return known - 1
+        return min(int(partial[0]) * size + int(valid[partial[0]]), known - 1)
+
+    def cut(self, sequence: WorkerSequence) -> None:
+        """What was computed behind the known tokens, and for the last of them, is a wrong guess's.
+
+        Called after each verification.
+        """
+        at, rest = divmod(sequence.num_known - 1, self._block_size)
+        table = self.state.table(self.group, sequence)
+        if at < len(table):
+            self._valid[table[at]] = min(int(self._valid[table[at]]), rest)
+            self._valid[table[at + 1 :]] = 0
