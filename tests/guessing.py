@@ -46,5 +46,8 @@ class Guesser:
         self.num_guessed += len(drafts.token_ids)
         self.num_kept += num_kept
 
+    def ended(self, result):
+        pass
+
     def left(self, sequence):
         pass

@@ -43,6 +43,9 @@ class Proposals:
         if proposed and sequence.request.sampling.greedy:
             self.told.append((list(sequence.tokens), proposed))
 
+    def ended(self, result):
+        pass
+
     def left(self, sequence):
         self._next.pop(sequence.sequence_id, None)
 

@@ -106,9 +106,10 @@ def resolve(
     weight_cache = reasons.choose(
         "weight_cache_bytes", choose_cache(options, kernels, quantization, weights), shown=gib
     )
-    groups, draft_group = model.kv_groups, -1
+    groups, draft_group, share = model.kv_groups, -1, 0.0
     if draft is not None:
         groups, draft_group = plan_draft(model, draft)
+        share = draft.num_parameters / model.num_parameters
         choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
         weights += reasons.choose("draft_weights", choice, shown=gib)
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
@@ -148,7 +149,7 @@ def resolve(
         attention_cost=attention_cost(model),
         host_blocks=host_blocks,
         block_bytes=block_bytes,
-        speculation=choose_speculation(options, draft_group, reasons),
+        speculation=choose_speculation(options, draft_group, share, reasons),
     )
     return settings, reasons
 
@@ -186,10 +187,10 @@ def plan_draft_weights(
 
 
 def choose_speculation(
-    options: EngineOptions, draft_group: int, reasons: Reasons
+    options: EngineOptions, draft_group: int, draft_share: float, reasons: Reasons
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
-    config = SpeculationConfig.of(options, draft_group)
+    config = SpeculationConfig.of(options, draft_group, draft_share)
     why = "given" if options.speculate != "auto" else "what costs little and pays where it is used"
     reasons.choose("speculate", (config.sources, why), shown=lambda s: ", ".join(s) or "off")
     return config

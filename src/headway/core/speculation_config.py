@@ -16,16 +16,17 @@ class SpeculationConfig:
     """Without `sources` nobody guesses.
 
     The layers of a drafting model, read from the folder `draft_model`, ride on the model's KV group
-    `draft_group`; -1 where there is none.
+    `draft_group`, -1 where there is none; it has `draft_share` of the model's parameters.
     """
 
     sources: tuple[str, ...] = ()
     max_drafts: int = 8
     draft_model: str = ""
     draft_group: int = -1
+    draft_share: float = 0.0
 
     @classmethod
-    def of(cls, options: EngineOptions, draft_group: int) -> Self:
+    def of(cls, options: EngineOptions, draft_group: int, draft_share: float) -> Self:
         """What the options say; UsageError for a source that is none, or is not there."""
         given = options.speculate.replace(" ", "")
         if given == "off":
@@ -54,4 +55,5 @@ class SpeculationConfig:
             max_drafts=options.max_drafts,
             draft_model=options.draft_model,
             draft_group=draft_group,
+            draft_share=draft_share,
         )

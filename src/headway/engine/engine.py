@@ -30,6 +30,7 @@ from headway.engine.policy import make_policy
 from headway.engine.preemption import Preemption
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
+from headway.engine.speculation import make_speculator
 from headway.telemetry.records import StepRecord, count_work
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class Engine:
                 chunk=settings.max_num_batched_tokens,
             ),
             clock=self.clock,
+            speculator=make_speculator(settings.speculation, self.cost),
         )
         self._ended_s: float | None = None
         self._was_idle = False

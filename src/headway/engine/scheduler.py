@@ -363,6 +363,7 @@ class Scheduler:
                 if updates[-1].finish_reason is not None:
                     self._finish(sequence)
                     finished = True
+        self.drafts.ended(result)
         if finished:
             self.running = [s for s in self.running if s.state != FINISHED]
         return updates

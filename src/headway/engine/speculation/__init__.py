@@ -12,7 +12,15 @@ The runtime samples behind each guess what it would sample anyway (`core.plan.Sc
 guesses change how fast tokens come and never which. Nothing here knows of tensors.
 """
 
+from headway.core.speculation_config import SpeculationConfig
+from headway.engine.cost import StepCost
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+from headway.engine.speculation.speculation import Speculation
 from headway.engine.speculation.step import StepDrafts
 
-__all__ = ["NO_DRAFTS", "Drafts", "Speculator", "StepDrafts"]
+__all__ = ["NO_DRAFTS", "Drafts", "Speculator", "StepDrafts", "make_speculator"]
+
+
+def make_speculator(config: SpeculationConfig, cost: StepCost) -> Speculation | None:
+    """What these settings say; None where nobody guesses, and a step is what it is without."""
+    return Speculation(config, cost) if config.sources else None

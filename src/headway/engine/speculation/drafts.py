@@ -3,6 +3,7 @@
 from collections.abc import Sequence as TypingSequence
 from typing import NamedTuple, Protocol
 
+from headway.core.plan import StepResult
 from headway.engine.cost import Work
 from headway.engine.sequence import Sequence
 
@@ -41,6 +42,10 @@ class Speculator(Protocol):
         Called for every decode, with or without drafts. `proposed` is what the runtime's drafter
         guesses of the next tokens.
         """
+        ...
+
+    def ended(self, result: StepResult) -> None:
+        """The step is over, and every sample of it was told."""
         ...
 
     def left(self, sequence: Sequence) -> None:

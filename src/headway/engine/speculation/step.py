@@ -6,7 +6,7 @@ right is computed, what was wrong is overwritten and never listed in the prefix 
 
 from collections.abc import Sequence as TypingSequence
 
-from headway.core.plan import Sample, ScheduledSequence
+from headway.core.plan import Sample, ScheduledSequence, StepResult
 from headway.engine.kv import KVCache
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
@@ -61,6 +61,11 @@ class StepDrafts:
             self.kv.insert(sequence)
             self.policy.kept(sequence, num_kept)
         self.speculator.came(sequence, self.of(sequence), num_kept, sample.drafts)
+
+    def ended(self, result: StepResult) -> None:
+        """All samples of the step were told."""
+        if self.speculator is not None:
+            self.speculator.ended(result)
 
     def left(self, sequence: Sequence) -> None:
         """The runtime forgets `sequence`."""

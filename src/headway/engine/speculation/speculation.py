@@ -1,0 +1,211 @@
+"""Guesses in each step: every source says what it knows, the controller takes what pays.
+
+    lookup, suffixes   guess in each step, for that costs microseconds; what comes is compared with
+                       their guesses whether those were verified or not, so a request that begins to
+                       copy is seen before a single guess of it has cost anything
+    draft              guesses for the next step where that pays, its own time included; where it
+                       does not it is asked now and then, for what it would be worth today
+
+Of each sequence the source whose guesses promise most tokens rides.
+"""
+
+from collections.abc import Sequence as TypingSequence
+from typing import NamedTuple
+
+from headway.core.plan import StepResult
+from headway.core.speculation_config import SpeculationConfig
+from headway.engine.cost import StepCost, Work, work_of
+from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.acceptance import Acceptance, Own
+from headway.engine.speculation.controller import Drafting, choose
+from headway.engine.speculation.drafts import Drafts, fitting
+from headway.engine.speculation.lookup import Lookup
+from headway.engine.speculation.price import DraftPrice
+from headway.engine.speculation.suffixes import TAIL, PastAnswers
+
+LOOKUP, SUFFIXES, DRAFT = "lookup", "suffixes", "draft"
+PROBE_SHARE = 0.01
+"""Of the time, what a drafting model that does not pay may take to be seen at all."""
+
+
+class Candidate(NamedTuple):
+    """What a source guesses of a sequence, and what it is worth: the chances of each guess."""
+
+    source: str
+    token_ids: list[int]
+    match: int
+    chances: list[float]
+
+
+class Guessing:
+    """What is known of one sequence's guesses."""
+
+    __slots__ = ("candidates", "lookup", "own", "proposed")
+
+    def __init__(self, tokens: list[int] | None) -> None:
+        self.lookup = None if tokens is None else Lookup(tokens)
+        self.own = Own()
+        self.candidates: list[Candidate] = []
+        self.proposed: list[int] = []
+
+
+class Speculation:
+    """The speculator of an engine; see `drafts.Speculator`."""
+
+    def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
+        self.config, self.cost = config, cost
+        self.acceptance = Acceptance()
+        self.past = PastAnswers() if SUFFIXES in config.sources else None
+        self.price = DraftPrice(cost, config.draft_share) if DRAFT in config.sources else None
+        self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
+        """By source: guesses verified, guesses kept."""
+        self._by_id: dict[int, Guessing] = {}
+        self._unasked_s = 0.0
+        """Seconds of steps since the drafting model was asked last."""
+
+    # ── plan ────────────────────────────────────────────────────────────────────────────────
+
+    def plan(
+        self, decodes: TypingSequence[Sequence], beside: Work, budget: int, most_s: float
+    ) -> dict[int, Drafts]:
+        """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
+        if not decodes:
+            return {}
+        states = [self._state(sequence) for sequence in decodes]
+        best = [
+            self._best(sequence, state) for sequence, state in zip(decodes, states, strict=True)
+        ]
+        starts = [sequence.computed + 1 for sequence in decodes]
+        alone = work_of([sequence.computed for sequence in decodes], self.cost.windows)
+        values = [candidate.chances if candidate else [] for candidate in best]
+        counts = [0] * len(decodes)
+        if any(values):
+            counts = choose(values, starts, self.cost, alone, beside, budget=budget, most_s=most_s)
+        found: dict[int, Drafts] = {}
+        for sequence, candidate, count in zip(decodes, best, counts, strict=True):
+            if count and candidate is not None:
+                guesses = fitting(sequence, candidate.token_ids, count)
+                found[sequence.sequence_id] = Drafts(guesses, candidate.source, candidate.match)
+        if self.price is not None:
+            self._ask(decodes, states, best, found, alone, beside, budget, most_s)
+        return found
+
+    def _state(self, sequence: Sequence) -> Guessing:
+        state = self._by_id.get(sequence.sequence_id)
+        if state is None:
+            tokens = sequence.tokens if LOOKUP in self.config.sources else None
+            state = self._by_id[sequence.sequence_id] = Guessing(tokens)
+        return state
+
+    def _best(self, sequence: Sequence, state: Guessing) -> Candidate | None:
+        """The candidate that promises most tokens; all are kept to be compared with what comes."""
+        most = self.config.max_drafts
+        state.candidates = candidates = []
+        if state.lookup is not None:
+            guess = state.lookup.guess(most)
+            if guess.match:
+                candidates.append(self._valued(LOOKUP, guess.token_ids, guess.match, state.own))
+        if self.past is not None:
+            guess = self.past.guess(sequence.request.principal.cache_salt, sequence.tokens, most)
+            if guess.match:
+                candidates.append(self._valued(SUFFIXES, guess.token_ids, guess.match, state.own))
+        if state.proposed:
+            candidates.append(self._valued(DRAFT, state.proposed, 0, state.own))
+            state.proposed = []
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        return max(candidates, key=lambda candidate: sum(candidate.chances))
+
+    def _valued(self, source: str, token_ids: list[int], match: int, own: Own) -> Candidate:
+        chances = self.acceptance.chances(source, match, len(token_ids), own)
+        return Candidate(source, token_ids, match, chances)
+
+    def _ask(
+        self,
+        decodes: TypingSequence[Sequence],
+        states: list[Guessing],
+        best: list[Candidate | None],
+        found: dict[int, Drafts],
+        alone: Work,
+        beside: Work,
+        budget: int,
+        most_s: float,
+    ) -> None:
+        """Ask the drafting model for the next step's guesses where it would pay then."""
+        assert self.price is not None
+        values = []
+        for sequence, state, candidate in zip(decodes, states, best, strict=True):
+            riding = found.get(sequence.sequence_id)
+            num_riding = len(riding.token_ids) if riding else 0
+            room = sequence.max_len - len(sequence.tokens) - num_riding - 2
+            count = min(self.config.max_drafts, room)
+            chances = self.acceptance.chances(DRAFT, 0, max(count, 0), state.own)
+            if candidate and candidate.source != DRAFT and sum(candidate.chances) > sum(chances):
+                chances = []  # what costs nothing does as well
+            values.append(chances)
+        starts = [sequence.computed + 1 for sequence in decodes]
+        drafting = self.price.drafting
+        counts = choose(
+            values,
+            starts,
+            self.cost,
+            alone,
+            beside,
+            budget=budget,
+            most_s=most_s,
+            drafting=drafting,
+        )
+        if not any(counts):
+            counts = self._probe(values, drafting, self.cost.seconds(beside))
+        for sequence, count in zip(decodes, counts, strict=True):
+            if count:
+                drafts = found.get(sequence.sequence_id, Drafts([]))
+                found[sequence.sequence_id] = drafts._replace(propose=count)
+
+    def _probe(self, values: list[list[float]], drafting: Drafting, step_s: float) -> list[int]:
+        """Two guesses of one sequence where that is a hundredth of the time since the last."""
+        counts = [0] * len(values)
+        self._unasked_s += step_s
+        if 2 * (drafting.pass_s + drafting.row_s) < PROBE_SHARE * self._unasked_s:
+            index = next((i for i, chances in enumerate(values) if len(chances) > 1), None)
+            if index is not None:
+                counts[index] = 2
+                self._unasked_s = 0.0
+        return counts
+
+    # ── learn ───────────────────────────────────────────────────────────────────────────────
+
+    def came(self, sequence: Sequence, drafts: Drafts, num_kept: int, proposed: list[int]) -> None:
+        """Compare every candidate with the tokens that came, verified or not."""
+        state = self._by_id.get(sequence.sequence_id)
+        if state is None:
+            return
+        if drafts.token_ids:
+            counts = self.counts[drafts.source]
+            counts[0] += len(drafts.token_ids)
+            counts[1] += num_kept
+        came = sequence.tokens[len(sequence.tokens) - num_kept - 1 :]
+        for source, token_ids, match, _ in state.candidates:
+            right = 0
+            while right < min(len(came), len(token_ids)) and token_ids[right] == came[right]:
+                right += 1
+            seen = right if right == len(came) else right + 1
+            self.acceptance.observe(source, match, min(seen, len(token_ids)), right, state.own)
+        state.candidates = []
+        state.proposed = proposed
+
+    def ended(self, result: StepResult) -> None:
+        """What the drafting model took in this step."""
+        if self.price is not None and result.timings.draft_s:
+            self._unasked_s = 0.0
+            lengths = [len(sample.drafts) for sample in result.samples if sample.drafts]
+            self.price.observe(max(lengths, default=0), sum(lengths), result.timings.draft_s)
+
+    def left(self, sequence: Sequence) -> None:
+        """Forget what is kept of it; an answer that has ended may be given again."""
+        self._by_id.pop(sequence.sequence_id, None)
+        if self.past is not None and sequence.state == FINISHED and sequence.num_generated:
+            begin = sequence.num_prompt
+            tail = sequence.tokens[max(0, begin - TAIL) : begin]
+            salt = sequence.request.principal.cache_salt
+            self.past.add(salt, tail, sequence.tokens[begin:])
