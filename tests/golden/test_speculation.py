@@ -1,0 +1,72 @@
+"""Guesses of every source change how many steps an answer takes, and no token of it."""
+
+import pytest
+from tokenizers import Tokenizer
+
+from drive import engine_for, finish
+from headway.core import grammar as grammars
+from headway.core.embedded import model_folder
+from headway.core.request import Request, SamplingParams
+from headway.engine.cost import Prior, StepCost
+from headway.engine.speculation.speculation import Speculation
+
+TEXTS = (
+    "Tell me a story about a dog.",
+    "What is 12 + 30?",
+    "Once upon a time",
+    "Repeat: the red fox ran over the hill and back again.",
+    "One two three one two three one two",
+)
+GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
+"""A machine on which a step takes a second, whatever it does."""
+SHAPE = grammars.json_schema(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "schema",
+)
+
+
+def some_requests(first: int) -> list[Request]:
+    """Greedy and seeded, with penalties, log-probabilities, bias, siblings and a grammar."""
+    tokenizer = Tokenizer.from_file(str(model_folder(None) / "tokenizer.json"))
+    kinds = (
+        SamplingParams(temperature=0, max_tokens=40),
+        SamplingParams(temperature=1.0, seed=5, max_tokens=40, logprobs=2, n=2),
+        SamplingParams(temperature=0.7, seed=6, top_p=0.9, frequency_penalty=0.5, max_tokens=30),
+        SamplingParams(temperature=0, min_tokens=20, max_tokens=30, logit_bias={17: 2.0}),
+        SamplingParams(temperature=0.5, seed=7, max_tokens=60, grammar=SHAPE),
+    )
+    found = []
+    for text in TEXTS:
+        for sampling in kinds:
+            prompt = tokenizer.encode(text).ids
+            found.append(Request(first + len(found), prompt, sampling))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[list[int], str | None]]:
+    """Without guesses."""
+    answers = finish(engine_for(model_folder(None), max_model_len=256), some_requests(0))
+    return [(a.token_ids, a.finish_reason) for a in answers.values()]
+
+
+@pytest.mark.parametrize("speculate", ["lookup", "suffixes", "draft", "auto"])
+def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int], str | None]]):
+    options: dict[str, object] = {"speculate": speculate, "max_model_len": 256}
+    if speculate in ("draft", "auto"):
+        options["draft_model"] = "headway-draft"
+    engine = engine_for(model_folder(None), **options)
+    speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
+    engine.scheduler.drafts.speculator = speculation
+    for again in range(3):
+        answers = finish(engine, some_requests(1000 * again))
+        assert [(a.token_ids, a.finish_reason) for a in answers.values()] == expected
+        for answer in answers.values():
+            assert not answer.logprobs or [e.token_id for e in answer.logprobs] == answer.token_ids
+    for source, (guessed, kept) in speculation.counts.items():
+        assert guessed >= kept > 5, source
