@@ -113,7 +113,7 @@ def test_every_setting_has_its_reason():
     own |= {"batch_window_s", "late", "long_prefill_s", "lane_share", "aging_tokens"}
     options = own | {"windows", "block_bytes"}  # the model's
     fields = [*dataclasses.fields(settings), *dataclasses.fields(settings.scheduler)]
-    names = {field.name for field in fields} - options - {"scheduler"}
+    names = {field.name for field in fields} - options - {"scheduler", "speculation"}
     assert names - {"num_blocks"} <= why.keys()
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
     assert all(text.partition(": ")[2] for text in why.values())
