@@ -19,8 +19,9 @@ from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.acceptance import Acceptance, Own
 from headway.engine.speculation.controller import Drafting, choose
 from headway.engine.speculation.drafts import Drafts, fitting
-from headway.engine.speculation.lookup import Lookup
+from headway.engine.speculation.lookup import Guess, Lookup
 from headway.engine.speculation.price import DraftPrice
+from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.suffixes import TAIL, PastAnswers
 
 LOOKUP, SUFFIXES, DRAFT = "lookup", "suffixes", "draft"
@@ -40,13 +41,22 @@ class Candidate(NamedTuple):
 class Guessing:
     """What is known of one sequence's guesses."""
 
-    __slots__ = ("candidates", "lookup", "own", "proposed")
+    __slots__ = ("drafted", "lookup", "own", "proposed", "shadows")
 
     def __init__(self, tokens: list[int] | None) -> None:
         self.lookup = None if tokens is None else Lookup(tokens)
         self.own = Own()
-        self.candidates: list[Candidate] = []
+        self.shadows: dict[str, Shadow] = {}
         self.proposed: list[int] = []
+        """What the drafting model guesses of the next tokens."""
+        self.drafted: list[int] = []
+        """The same of the tokens that this step brings."""
+
+    def shadow(self, source: str) -> Shadow:
+        """What scores the guesses of a source that are not verified."""
+        if source not in self.shadows:
+            self.shadows[source] = Shadow(source)
+        return self.shadows[source]
 
 
 class Speculation:
@@ -98,20 +108,22 @@ class Speculation:
         return state
 
     def _best(self, sequence: Sequence, state: Guessing) -> Candidate | None:
-        """The candidate that promises most tokens; all are kept to be compared with what comes."""
-        most = self.config.max_drafts
-        state.candidates = candidates = []
+        """The candidate that promises most tokens; all are compared with what comes."""
+        most, tokens = self.config.max_drafts, sequence.tokens
+        guesses: list[tuple[str, Guess]] = []
         if state.lookup is not None:
-            guess = state.lookup.guess(most)
-            if guess.match:
-                candidates.append(self._valued(LOOKUP, guess.token_ids, guess.match, state.own))
+            guesses.append((LOOKUP, state.lookup.guess(most)))
         if self.past is not None:
-            guess = self.past.guess(sequence.request.principal.cache_salt, sequence.tokens, most)
+            salt = sequence.request.principal.cache_salt
+            guesses.append((SUFFIXES, self.past.guess(salt, tokens, most)))
+        candidates = []
+        for source, guess in guesses:
             if guess.match:
-                candidates.append(self._valued(SUFFIXES, guess.token_ids, guess.match, state.own))
-        if state.proposed:
-            candidates.append(self._valued(DRAFT, state.proposed, 0, state.own))
-            state.proposed = []
+                state.shadow(source).remember(tokens, guess)
+                candidates.append(self._valued(source, guess.token_ids, guess.match, state.own))
+        state.drafted, state.proposed = state.proposed, []
+        if state.drafted:
+            candidates.append(self._valued(DRAFT, state.drafted, 0, state.own))
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         return max(candidates, key=lambda candidate: sum(candidate.chances))
@@ -184,15 +196,19 @@ class Speculation:
             counts = self.counts[drafts.source]
             counts[0] += len(drafts.token_ids)
             counts[1] += num_kept
-        came = sequence.tokens[len(sequence.tokens) - num_kept - 1 :]
-        for source, token_ids, match, _ in state.candidates:
-            right = 0
-            while right < min(len(came), len(token_ids)) and token_ids[right] == came[right]:
-                right += 1
-            seen = right if right == len(came) else right + 1
-            self.acceptance.observe(source, match, min(seen, len(token_ids)), right, state.own)
-        state.candidates = []
+        for shadow in state.shadows.values():
+            shadow.settle(sequence.tokens, self.acceptance, state.own)
+        if state.drafted:
+            self._score_drafted(state, sequence.tokens[len(sequence.tokens) - num_kept - 1 :])
         state.proposed = proposed
+
+    def _score_drafted(self, state: Guessing, came: list[int]) -> None:
+        """Compare what the drafting model guessed with what came, as far as that goes."""
+        drafted, state.drafted = state.drafted, []
+        most = min(len(came), len(drafted))
+        right = next((at for at in range(most) if drafted[at] != came[at]), most)
+        seen = min(right + 1, most)
+        self.acceptance.observe(DRAFT, 0, seen, right, state.own)
 
     def ended(self, result: StepResult) -> None:
         """What the drafting model took in this step."""
@@ -203,7 +219,10 @@ class Speculation:
 
     def left(self, sequence: Sequence) -> None:
         """Forget what is kept of it; an answer that has ended may be given again."""
-        self._by_id.pop(sequence.sequence_id, None)
+        state = self._by_id.pop(sequence.sequence_id, None)
+        if state is not None:
+            for shadow in state.shadows.values():
+                shadow.close(sequence.tokens, self.acceptance, state.own)
         if self.past is not None and sequence.state == FINISHED and sequence.num_generated:
             begin = sequence.num_prompt
             tail = sequence.tokens[max(0, begin - TAIL) : begin]
