@@ -51,8 +51,8 @@ def step_cost(folder: Path, num_seqs: int, steps: int) -> dict[str, float]:
         max_num_seqs=num_seqs, max_num_batched_tokens=8192, load_format="dummy", device="cpu"
     )
     spec, settings, _, _ = plan_settings(folder, options)
-    blocks = num_seqs * -(-(len(PROMPT) + steps + 50) // settings.block_size) + 1
-    settings = replace(settings, num_blocks=(blocks,))
+    blocks = num_seqs * -(-(len(PROMPT) + steps + 50) // settings.cache.block_size) + 1
+    settings = replace(settings, cache=replace(settings.cache, num_blocks=(blocks,)))
     engine = Engine(NullExecutor(), settings, vocab_size=spec.vocab_size, eos_token_ids=())
     prompt = [token % spec.vocab_size for token in PROMPT]
     for i in range(num_seqs):

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import random
 
+from headway.core.cache_config import CacheConfig
 from headway.core.clock import VirtualClock
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.principal import Principal
@@ -113,13 +114,10 @@ def serve(asked: list[Asked], scheduler: SchedulerConfig, *, max_num_batched_tok
         max_model_len=8192,
         max_num_seqs=64,
         max_num_batched_tokens=max_num_batched_tokens,
-        block_size=16,
-        num_blocks=(20_000,),
-        windows=(0,),
+        cache=CacheConfig(num_blocks=(20_000,)),
         threads=1,
         seed=0,
         scheduler=scheduler,
-        prefix_cache="lfu",
     )
     engine = Engine(Timed(clock), settings, vocab_size=50_000, eos_token_ids=(1,), clock=clock)
     by_id = {one.request.request_id: one for one in asked}

@@ -63,7 +63,7 @@ class Bench:
         options = EngineOptions(device="cpu", load_format="dummy", threads=threads)
         self.spec, settings, _, machine = plan_settings(folder, options)
         self.executor: Any = make_executor(folder, options, self.spec, settings, machine, None)
-        self.block_size = settings.block_size
+        self.block_size = settings.cache.block_size
         self.random = random.Random(1)
         self.step = 0
 

@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 
 from headway.bench.traces import BLOCK_TOKENS, Row, read_mooncake
+from headway.core.cache_config import CacheConfig
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
@@ -49,14 +50,15 @@ def engine_hits(rows: list[Row], capacity: int, policy: str, at_once: int) -> fl
         max_model_len=LONGEST,
         max_num_seqs=at_once,
         max_num_batched_tokens=LONGEST * at_once,
-        block_size=BLOCK_TOKENS,
-        num_blocks=(capacity + 1,),
-        windows=(0,),
+        cache=CacheConfig(
+            block_size=BLOCK_TOKENS,
+            num_blocks=(capacity + 1,),
+            prefix_cache=policy,
+            attention_cost=ATTENTION_COST,
+        ),
         threads=1,
         seed=0,
         scheduler=SchedulerConfig(policy="fcfs"),
-        prefix_cache=policy,
-        attention_cost=ATTENTION_COST,
     )
     engine = Engine(NullExecutor(), settings, vocab_size=2**31 - 1, eos_token_ids=())
     queried = cached = 0

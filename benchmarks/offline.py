@@ -110,7 +110,7 @@ class StepMemory:
         self._weights = [words_of(tensor) for tensor in panels if tensor is not None]
         self.readable = self._library is not None and len(self._weights) == len(panels)
         self._kv = [part for layer in executor.kv for part in layer.parts]
-        self._block_size = llm.settings.block_size
+        self._block_size = llm.settings.cache.block_size
 
     def reading_s(self, num_tokens: int) -> float:
         """Median seconds of reading all weights, and KV of so many tokens."""
@@ -171,7 +171,7 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
     rates = Rates(llm, chosen.context)
     rates.decode(max(batches))
     per_weight = llm.engine.executor.describe().bytes_per_weight
-    work = Work(llm.spec, llm.settings.dtype, llm.settings.kv_dtype, per_weight)
+    work = Work(llm.spec, llm.settings.dtype, llm.settings.cache.dtype, per_weight)
     memory = StepMemory(llm)
     found = []
     for _ in range(chosen.repeats):

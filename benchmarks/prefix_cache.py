@@ -39,7 +39,7 @@ class Bench:
         self.number = 0
 
     def engine(self, policy: str) -> Engine:
-        settings = replace(self.settings, prefix_cache=policy)
+        settings = replace(self.settings, cache=replace(self.settings.cache, prefix_cache=policy))
         return Engine(self.executor, settings, vocab_size=self.vocab_size, eos_token_ids=())
 
     def tokens(self, count: int) -> list[int]:

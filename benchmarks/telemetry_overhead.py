@@ -64,7 +64,8 @@ def step_cost(folder: Path, num_seqs: int) -> dict[str, float]:
         max_num_seqs=num_seqs, max_num_batched_tokens=8192, load_format="dummy", device="cpu"
     )
     spec, settings, _, _ = plan_settings(folder, options)
-    settings = replace(settings, num_blocks=(num_seqs * 12 + 1,) * len(settings.num_blocks))
+    blocks = (num_seqs * 12 + 1,) * len(settings.cache.num_blocks)
+    settings = replace(settings, cache=replace(settings.cache, num_blocks=blocks))
     executor = LastPlan()
     engine = Engine(executor, settings, vocab_size=spec.vocab_size, eos_token_ids=())
     for i in range(num_seqs):

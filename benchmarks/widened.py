@@ -30,7 +30,7 @@ def logits(folder: Path, dtype: str, ids: list[int]) -> torch.Tensor:
     """Headway's logits after each of `ids`, (T, V), as served."""
     llm = LLM(folder, dtype=dtype, skip_tokenizer_init=True, kv_memory="64MiB")
     executor = llm.engine.executor
-    blocks = list(range(1, 1 - (-len(ids) // executor.settings.block_size)))
+    blocks = list(range(1, 1 - (-len(ids) // executor.settings.cache.block_size)))
     new = NewSequence(0, 0, ids, len(ids), SamplingParams(), 0)
     plan = StepPlan(0, [new], [ScheduledSequence(0, 0, ids, [blocks], True)], [])
     executor.state.apply(plan)

@@ -47,7 +47,7 @@ def measure(window: int | None) -> list[tuple[int, int]]:
     engine, groups = assembled.engine, assembled.spec.kv_groups
     settings = assembled.settings
     block_bytes = [
-        group.bytes_per_token(settings.kv_dtype) * settings.block_size for group in groups
+        group.bytes_per_token(settings.cache.dtype) * settings.cache.block_size for group in groups
     ]
     found = []
     for number, length in enumerate(LENGTHS, 1):

@@ -1,12 +1,12 @@
 """A world whose prefix cache is on, and a machine that does anything in any order."""
 
 import logging
-from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine_world import Gained, World, make_settings
+from fakes import with_cache
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv.eviction import POLICIES
@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             budget=max(budget, max_num_seqs),
         )
-        self.world = CachedWorld(replace(shape, windows=windows, prefix_cache=policy))
+        self.world = CachedWorld(with_cache(shape, windows=windows, prefix_cache=policy))
 
     @rule(
         prompt=prompts,

@@ -37,8 +37,10 @@ def engine_for(folder: Path, *, num_blocks: int | None = None, **options: object
     if num_blocks is not None:
         settings = dataclasses.replace(
             settings,
-            num_blocks=(num_blocks + 1,) * len(settings.num_blocks),
-            max_model_len=min(settings.max_model_len, num_blocks * settings.block_size),
+            cache=dataclasses.replace(
+                settings.cache, num_blocks=(num_blocks + 1,) * len(settings.cache.num_blocks)
+            ),
+            max_model_len=min(settings.max_model_len, num_blocks * settings.cache.block_size),
         )
     executor = make_executor(folder, table, spec, settings, machine, None)
     return Engine(

@@ -2,18 +2,17 @@
 
 import os
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, answer
+from fakes import FakeExecutor, answer, make_settings
 from guessing import Guesser
 from headway.core.clock import VirtualClock
 from headway.core.plan import StepPlan
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.core.terms import Terms
 from headway.engine.engine import GOLDEN_RATIO_64, Engine
 from headway.engine.sequence import Sequence
@@ -25,44 +24,10 @@ EOS = 7
 CHEAP, DEAR = 1, 10**12
 """Bytes of a block: copied in no time, or in minutes."""
 
-SCHEDULING = SchedulerConfig.__dataclass_fields__.keys()
-
-
-def make_settings(
-    *,
-    block_size=4,
-    num_blocks=(65,),
-    windows=(),
-    max_model_len=None,
-    max_num_seqs=4,
-    budget=16,
-    seed=0,
-    policy="fcfs",
-    **more,
-) -> Settings:
-    capacity = (min(num_blocks) - 1) * block_size
-    scheduling = {name: more.pop(name) for name in SCHEDULING & more.keys()}
-    return Settings(
-        device="fake",
-        dtype="float32",
-        load_format="dummy",
-        attention_backend="none",
-        max_model_len=min(max_model_len or capacity, capacity),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        windows=(*windows, 0, 0)[: len(num_blocks)],
-        threads=1,
-        seed=seed,
-        scheduler=SchedulerConfig(policy=policy, **scheduling),
-        **more,
-    )
-
 
 def swap_settings(*, host=(64,), block_bytes=CHEAP, **how):
     """Settings with so many host blocks by group."""
-    return replace(make_settings(**how), host_blocks=host, block_bytes=(block_bytes,) * len(host))
+    return make_settings(**how, host_blocks=host, block_bytes=(block_bytes,) * len(host))
 
 
 @dataclass
@@ -81,12 +46,12 @@ class World:
     def __init__(self, engine_settings: Settings, guesses: random.Random | None = None) -> None:
         self.settings = engine_settings
         self.executor = FakeExecutor(
-            block_size=engine_settings.block_size,
-            num_blocks=engine_settings.num_blocks,
-            windows=engine_settings.windows,
+            block_size=engine_settings.cache.block_size,
+            num_blocks=engine_settings.cache.num_blocks,
+            windows=engine_settings.cache.windows,
             vocab_size=VOCAB,
             max_num_seqs=engine_settings.max_num_seqs,
-            host_blocks=engine_settings.host_blocks,
+            host_blocks=engine_settings.cache.host_blocks,
         )
         self.clock = VirtualClock()
         self.engine = Engine(
@@ -256,7 +221,7 @@ class World:
 
 def sight(engine_settings: Settings) -> int:
     """How far back the model sees: the widest of its windows, 0 for everything."""
-    windows = engine_settings.windows
+    windows = engine_settings.cache.windows
     return 0 if 0 in windows else max(windows)
 
 

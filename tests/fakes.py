@@ -9,8 +9,9 @@ steps later as `delay` says, and copies only then: both its ends must be as they
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from headway.core.cache_config import CacheConfig
 from headway.core.plan import (
     Description,
     GrammarMasks,
@@ -23,8 +24,54 @@ from headway.core.plan import (
     Transfer,
 )
 from headway.core.request import SamplingParams, TokenLogprobs
+from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 
 MULTIPLIER = 6364136223846793005
+SCHEDULING = SchedulerConfig.__dataclass_fields__.keys()
+CACHE = CacheConfig.__dataclass_fields__.keys()
+
+
+def make_settings(
+    *,
+    block_size=4,
+    num_blocks=(65,),
+    windows=(),
+    max_model_len=None,
+    max_num_seqs=4,
+    budget=16,
+    seed=0,
+    policy="fcfs",
+    **more,
+) -> Settings:
+    """Settings of an engine over a fake; `more` are fields of these or of what nests in them."""
+    capacity = (min(num_blocks) - 1) * block_size
+    scheduling = {name: more.pop(name) for name in SCHEDULING & more.keys()}
+    cache = {name: more.pop(name) for name in CACHE & more.keys()}
+    return Settings(
+        device="fake",
+        dtype="float32",
+        load_format="dummy",
+        attention_backend="none",
+        max_model_len=min(max_model_len or capacity, capacity),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        cache=CacheConfig(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            windows=(*windows, 0, 0)[: len(num_blocks)],
+            **cache,
+        ),
+        threads=1,
+        seed=seed,
+        scheduler=SchedulerConfig(policy=policy, **scheduling),
+        **more,
+    )
+
+
+def with_cache(settings: Settings, **changes) -> Settings:
+    """The same but for what is said of the KV cache."""
+    return replace(settings, cache=replace(settings.cache, **changes))
 
 
 def next_token(tokens: list[int], seed: int, index: int, banned: list[int], vocab_size: int) -> int:

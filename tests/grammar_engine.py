@@ -5,11 +5,9 @@ import re
 from dataclasses import dataclass, field
 
 from byte_tokenizer import EOS
-from fakes import FakeExecutor
+from fakes import FakeExecutor, make_settings
 from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams, SequenceUpdate
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.frontend.text import Tokenizer
@@ -30,24 +28,8 @@ class Gained:
 
 def engine_of(made: Grammars | None, *, num_blocks: int = 400, **more: object) -> Engine:
     """An engine over the checking fake."""
-    settings = Settings(
-        **{
-            "device": "fake",
-            "dtype": "float32",
-            "load_format": "dummy",
-            "attention_backend": "none",
-            "max_model_len": min(400, (num_blocks - 1) * 4),
-            "max_num_seqs": 6,
-            "max_num_batched_tokens": 32,
-            "block_size": 4,
-            "num_blocks": (num_blocks,),
-            "windows": (0,),
-            "threads": 1,
-            "seed": 0,
-            "scheduler": SchedulerConfig(policy="fcfs"),
-            **more,
-        }
-    )
+    shape = {"max_model_len": 400, "max_num_seqs": 6, "budget": 32, "num_blocks": (num_blocks,)}
+    settings = make_settings(**{**shape, **more})
     fake = FakeExecutor(4, (num_blocks,), VOCAB)
     return Engine(fake, settings, vocab_size=VOCAB, eos_token_ids=(EOS,), grammars=made)
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import uvicorn
 
-from fakes import FakeExecutor
+from fakes import FakeExecutor, make_settings
 from headway.cli.common import model_folder
 from headway.cli.serve import make_classes, make_rules
 from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions, ServerOptions
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.edge.keys import Keyring
 from headway.engine.engine import Engine
 from headway.frontend.local import LocalClient
@@ -35,20 +33,12 @@ BLOCK, NUM_BLOCKS = 16, 513
 
 def fake_engine(vocab_size: int, *, max_num_seqs: int = 16) -> Engine:
     """An engine over 8,192 tokens of nothing."""
-    settings = Settings(
-        device="fake",
-        dtype="float32",
-        load_format="dummy",
-        attention_backend="none",
+    settings = make_settings(
         max_model_len=512,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=256,
+        budget=256,
         block_size=BLOCK,
         num_blocks=(NUM_BLOCKS,),
-        windows=(0,),
-        threads=1,
-        seed=0,
-        scheduler=SchedulerConfig(policy="fcfs"),
     )
     executor = FakeExecutor(BLOCK, (NUM_BLOCKS,), vocab_size)
     return Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=())

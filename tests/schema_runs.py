@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fakes import make_settings
 from headway.core import grammar as grammars
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -86,20 +85,12 @@ def walking_engine(folder: Path, tokenizer: Tokenizer, max_len: int, seats: int 
     """An engine over a `Walker` with the vocabulary of `folder`."""
     width = tokenizer.vocab_size
     blocks = seats * (max_len // BLOCK + 2)
-    settings = Settings(
-        device="walker",
-        dtype="float32",
-        load_format="dummy",
-        attention_backend="none",
+    settings = make_settings(
         max_model_len=max_len,
         max_num_seqs=seats,
-        max_num_batched_tokens=1024,
+        budget=1024,
         block_size=BLOCK,
         num_blocks=(blocks,),
-        windows=(0,),
-        threads=1,
-        seed=0,
-        scheduler=SchedulerConfig(policy="fcfs"),
     )
     ends = tuple(sorted(tokenizer.special_ids))[:1]
     return Engine(

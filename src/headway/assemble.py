@@ -175,7 +175,7 @@ def assemble(
         eos_token_ids=spec.eos_token_ids,
         clock=clock,
         grammars=make_grammars(folder, options, spec, settings, clock),
-        prior=prior_of(spec, executor.describe(), settings.dtype, settings.kv_dtype),
+        prior=prior_of(spec, executor.describe(), settings.dtype, settings.cache.dtype),
     )
     if settings.max_model_len > 1:
         engine.warm_up()

@@ -16,7 +16,7 @@ def their_logits(reference: torch.nn.Module, token_ids: list[int]) -> torch.Tens
 @torch.inference_mode()
 def our_logits(executor: TorchExecutor, token_ids: list[int]) -> torch.Tensor:
     """Headway's fp32 logits after each of `token_ids`, computed as one chunk, (T, V)."""
-    count = -(-len(token_ids) // executor.settings.block_size)
+    count = -(-len(token_ids) // executor.settings.cache.block_size)
     new = NewSequence(0, 0, token_ids, len(token_ids), SamplingParams(), 0)
     blocks = list(range(count, 0, -1))
     plan = StepPlan(

@@ -18,10 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fakes import FakeExecutor
+from fakes import FakeExecutor, make_settings
 from headway.core.plan import StepPlan
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.engine.process import serve_engine
 
@@ -77,21 +75,7 @@ DEEDS: dict[int, Callable[[], None]] = {
 
 
 def build(_: object) -> Engine:
-    settings = Settings(
-        device="fake",
-        dtype="float32",
-        load_format="dummy",
-        attention_backend="none",
-        max_model_len=MAX_LEN,
-        max_num_seqs=16,
-        max_num_batched_tokens=64,
-        block_size=4,
-        num_blocks=(300,),
-        windows=(0,),
-        threads=1,
-        seed=0,
-        scheduler=SchedulerConfig(policy="fcfs"),
-    )
+    settings = make_settings(max_model_len=MAX_LEN, max_num_seqs=16, budget=64, num_blocks=(300,))
     executor = DeadlyExecutor(
         block_size=4, num_blocks=(300,), vocab_size=VOCAB_SIZE, max_num_seqs=16
     )

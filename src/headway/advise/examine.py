@@ -118,7 +118,7 @@ def examine(
         model=folder.name,
         architecture=spec.architecture,
         plan=[Why(name=r.name, value=r.value, why=r.why) for r in found.reasons],
-        kv_groups=[group_of(group, settings.kv_dtype) for group in spec.kv_groups],
+        kv_groups=[group_of(group, settings.cache.dtype) for group in spec.kv_groups],
         weight_bytes=planned_bytes(settings.quantization, spec, dtype)
         if settings.quantization.format != "none"
         else spec.weight_bytes(dtype),

@@ -60,7 +60,7 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
     for reason in reasons:
         print(f"{reason.name:<22} {reason.value:<14} {reason.why}")
     for group, kv in enumerate(spec.kv_groups):
-        size = kv.bytes_per_token(settings.kv_dtype)
+        size = kv.bytes_per_token(settings.cache.dtype)
         kind = f"window of {kv.window} tokens" if kv.window else "full"
         print(f"kv_group {group:<13} {f'{len(kv.layers)} layers':<14} {kind}, {gib(size)} a token")
     for field in fields(options):

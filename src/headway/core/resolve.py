@@ -5,7 +5,9 @@ are planned in `core.memory_plan`.
 """
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
+from headway.core.cache_config import CacheConfig
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.core.memory_plan import (
@@ -39,10 +41,19 @@ CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 for CUDA is an estimate."""
 SMALL_MODEL_BYTES = 32 * 2**20
 """Below it a second thread mostly waits (lab log, two threads on a small model)."""
-TOLD = (
-    *("device", "dtype", "kv_dtype", "quantization", "kernels", "attention_backend", "threads"),
-    "prefix_cache",
-)
+TOLD = {
+    "device": "device",
+    "dtype": "dtype",
+    "kv_dtype": "cache.dtype",
+    "quantization": "quantization",
+    "kernels": "kernels",
+    "attention_backend": "attention_backend",
+    "threads": "threads",
+    "prefix_cache": "cache.prefix_cache",
+    "batching": "scheduler.batching",
+    "policy": "scheduler.policy",
+}
+"""Name in `/stats` → where it is in the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,31 +67,19 @@ class Settings:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    block_size: int
-    num_blocks: tuple[int, ...]
-    windows: tuple[int, ...]
+    cache: CacheConfig
     threads: int
     seed: int
-    kv_dtype: str = ""
     kernels: str = "torch"
     quantization: Quantization = Quantization()
     pack_weights: bool = False
     weight_cache_bytes: int = 0
     scheduler: SchedulerConfig = SchedulerConfig()
-    prefix_cache: str = "lfu"
-    """What goes first of the blocks that are kept; "" keeps none."""
-    attention_cost: float = 0.0
-    """What each token of context adds to computing one, as a share of all else it takes."""
-    host_blocks: tuple[int, ...] = ()
-    """KV blocks in host memory by group, () for none; a block of each group takes `block_bytes`."""
-    block_bytes: tuple[int, ...] = ()
     speculation: SpeculationConfig = SpeculationConfig()
 
     def told(self) -> dict[str, str]:
         """Those that change what a step costs and who runs in it, for `/stats`, as text."""
-        own = {name: getattr(self, name) for name in TOLD}
-        scheduling = {"batching": self.scheduler.batching, "policy": self.scheduler.policy}
-        return {name: str(value) for name, value in {**own, **scheduling}.items()}
+        return {name: str(attrgetter(path)(self)) for name, path in TOLD.items()}
 
 
 def resolve(
@@ -134,21 +133,23 @@ def resolve(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=batched,
-        block_size=options.block_size,
-        num_blocks=num_blocks,
-        windows=tuple(group.window for group in model.kv_groups),
+        cache=CacheConfig(
+            num_blocks=num_blocks,
+            windows=tuple(group.window for group in model.kv_groups),
+            block_size=options.block_size,
+            dtype=kv_dtype,
+            prefix_cache=options.prefix_cache_policy if options.prefix_cache else "",
+            attention_cost=attention_cost(model),
+            host_blocks=host_blocks,
+            block_bytes=block_bytes,
+        ),
         threads=threads,
         seed=options.seed,
-        kv_dtype=kv_dtype,
         kernels=kernels,
         quantization=quantization,
         pack_weights=pack_weights,
         weight_cache_bytes=weight_cache,
         scheduler=SchedulerConfig.of(options),
-        prefix_cache=options.prefix_cache_policy if options.prefix_cache else "",
-        attention_cost=attention_cost(model),
-        host_blocks=host_blocks,
-        block_bytes=block_bytes,
         speculation=choose_speculation(options, draft_group, share, reasons),
     )
     return settings, reasons

@@ -59,15 +59,8 @@ class Engine:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()
-        self.kv = KVCache(
-            settings.num_blocks,
-            settings.block_size,
-            settings.windows,
-            settings.max_num_batched_tokens,
-            policy=settings.prefix_cache,
-            attention_cost=settings.attention_cost,
-        )
-        self.cost = StepCost(prior, settings.windows)
+        self.kv = KVCache(settings.cache, settings.max_num_batched_tokens)
+        self.cost = StepCost(prior, settings.cache.windows)
         self.scheduler = Scheduler(
             self.kv,
             BatchGate(
@@ -82,8 +75,8 @@ class Engine:
             preemption=Preemption(
                 self.kv,
                 self.cost,
-                host_blocks=settings.host_blocks,
-                block_bytes=settings.block_bytes,
+                host_blocks=settings.cache.host_blocks,
+                block_bytes=settings.cache.block_bytes,
                 chunk=settings.max_num_batched_tokens,
             ),
             clock=self.clock,

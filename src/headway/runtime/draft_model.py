@@ -50,11 +50,11 @@ class DraftModel:
         progress: Progress | None = None,
     ) -> None:
         self.group = settings.speculation.draft_group
-        num_blocks = settings.num_blocks[self.group]
+        num_blocks = settings.cache.num_blocks[self.group]
         groups = len(spec.kv_groups)
         self.forward = Forward(folder, spec, settings, kernels, (num_blocks,) * groups, progress)
         self.state, self.spec, self._vocab_size = state, spec, vocab_size
-        self._num_groups, self._block_size = groups, settings.block_size
+        self._num_groups, self._block_size = groups, settings.cache.block_size
         self._most_tokens = settings.max_num_batched_tokens
         self._valid = np.zeros(num_blocks, np.int64)
         library = kernels.library

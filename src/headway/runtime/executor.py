@@ -61,15 +61,15 @@ class TorchExecutor:
         self.kernels = choose_kernels(settings, machine)
         use_threads(settings, self.kernels)
         self.target = Forward(
-            folder, spec, settings, self.kernels, settings.num_blocks, progress, lookup
+            folder, spec, settings, self.kernels, settings.cache.num_blocks, progress, lookup
         )
         self.model, self.kv = self.target.model, self.target.kv
-        self.transfers = make_transfers(self.kv, settings.host_blocks, self.device)
+        self.transfers = make_transfers(self.kv, settings.cache.host_blocks, self.device)
         self.state = WorkerState(
             max_num_seqs=settings.max_num_seqs,
-            max_blocks=-(-settings.max_model_len // settings.block_size),
+            max_blocks=-(-settings.max_model_len // settings.cache.block_size),
             num_groups=len(spec.kv_groups),
-            block_size=settings.block_size,
+            block_size=settings.cache.block_size,
             device=self.device,
         )
         library = self.kernels.library

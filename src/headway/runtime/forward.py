@@ -56,8 +56,8 @@ class Forward:
             self.kv = allocate_kv(
                 spec.kv_groups,
                 num_blocks,
-                settings.block_size,
-                torch.int8 if settings.kv_dtype == "int8" else self.dtype,
+                settings.cache.block_size,
+                torch.int8 if settings.cache.dtype == "int8" else self.dtype,
                 device,
                 attention.kv_layer,
             )

@@ -35,7 +35,7 @@ def test_what_is_offered_can_be_started_and_takes_what_is_said(machine):
         assert size == round(expected) < spec.step_weight_bytes("float32")
     for flag, size in kv_choices(told, spec).items():
         found, _ = resolve(as_options(flag), machine, spec)
-        assert size == spec.kv_bytes_per_token(found.kv_dtype)
+        assert size == spec.kv_bytes_per_token(found.cache.dtype)
 
 
 def test_what_the_resolver_refuses_is_not_offered():

@@ -32,8 +32,8 @@ def test_window_layers_leave_their_memory_to_the_full_ones():
     assert [(len(g.layers), g.window) for g in gemma.kv_groups] == [(22, 512), (4, 0)]
     settings, why = decide(spec=gemma, kv_memory=Bytes(3 * GIB))
     window_block, full_block = (16 * g.bytes_per_token("bfloat16") for g in gemma.kv_groups)
-    window, full = settings.num_blocks
-    assert settings.windows == (512, 0)
+    window, full = settings.cache.num_blocks
+    assert settings.cache.windows == (512, 0)
     assert window - 1 == 64 * (512 // 16 + 1) + 512 // 16  # 64 windows and one step's chunks
     assert 3 * GIB - full_block < window * window_block + full * full_block <= 3 * GIB
     alike = 3 * GIB // (window_block + full_block)
@@ -47,7 +47,7 @@ def test_groups_share_alike_while_memory_is_short():
     gemma = spec_from_config(GEMMA, {})
     per_block = 16 * gemma.kv_bytes_per_token()
     settings, _ = decide(spec=gemma, kv_memory=Bytes(51 * per_block))
-    assert settings.num_blocks == (51, 51)
+    assert settings.cache.num_blocks == (51, 51)
     assert settings.max_model_len == 800
     with pytest.raises(CapacityError, match="One context of 4096 tokens"):
         decide(spec=gemma, kv_memory=Bytes(51 * per_block), max_model_len=4096)
@@ -60,7 +60,7 @@ def test_a_model_of_windows_alone_has_no_longest_context():
     block = 16 * mistral.kv_bytes_per_token()
     one = (4096 + 512) // 16 + 1
     settings, _ = decide(spec=mistral, kv_memory=Bytes((one + 1) * block))
-    assert (settings.num_blocks, settings.max_model_len) == ((one + 1,), 32768)
+    assert (settings.cache.num_blocks, settings.max_model_len) == ((one + 1,), 32768)
     settings, _ = decide(spec=mistral, kv_memory=Bytes(one * block))
     assert settings.max_model_len == (one - 1) * 16
 
@@ -110,12 +110,12 @@ def test_host_memory_holds_blocks_of_each_group_in_proportion():
     gemma = spec_from_config(GEMMA, {})
     here = decide(spec=gemma, kv_memory=Bytes(GIB))[0]
     settings, why = decide(spec=gemma, kv_memory=Bytes(GIB), kv_host_memory=Bytes(GIB // 2))
-    assert settings.num_blocks == here.num_blocks and here.host_blocks == ()
+    assert settings.cache.num_blocks == here.cache.num_blocks and here.cache.host_blocks == ()
     sizes = [group.bytes_per_token("bfloat16") * 16 for group in gemma.kv_groups]
-    assert list(settings.block_bytes) == sizes
-    taken = sum(n * size for n, size in zip(settings.host_blocks, sizes, strict=True))
+    assert list(settings.cache.block_bytes) == sizes
+    taken = sum(n * size for n, size in zip(settings.cache.host_blocks, sizes, strict=True))
     assert 0.99 * GIB / 2 < taken <= GIB / 2
-    for count, host in zip(here.num_blocks, settings.host_blocks, strict=True):
+    for count, host in zip(here.cache.num_blocks, settings.cache.host_blocks, strict=True):
         assert host == pytest.approx(count / 2, rel=0.02)
     assert "512 MiB for preempted requests" in why["host_blocks"]
     assert decide()[1]["host_blocks"] == "0: what is preempted is computed again"

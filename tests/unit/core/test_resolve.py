@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.cache_config import CacheConfig
 from headway.core.errors import CapacityError, UsageError
 from headway.core.memory_plan import gib
 from headway.core.options import Bytes, EngineOptions
@@ -19,26 +20,28 @@ def test_worked_example():
     settings, why = decide()
     budget = int((10 * GIB - WEIGHTS) * 0.4)
     assert budget // BLOCK - 1 == 19_834
-    assert settings.num_blocks == (19_835,)  # with the null block, all within the budget
-    assert settings.num_blocks[0] * BLOCK <= budget
+    assert settings.cache.num_blocks == (19_835,)  # with the null block, all within the budget
+    assert settings.cache.num_blocks[0] * BLOCK <= budget
     assert settings == Settings(
         device="cpu",
         dtype="bfloat16",
         load_format="auto",
         attention_backend="sdpa",
-        kv_dtype="bfloat16",
         max_model_len=32768,
         max_num_seqs=64,
         max_num_batched_tokens=512,
-        block_size=16,
-        num_blocks=(19_835,),
-        windows=(0,),
+        cache=CacheConfig(
+            dtype="bfloat16",
+            block_size=16,
+            num_blocks=(19_835,),
+            windows=(0,),
+            prefix_cache="lfu",
+            attention_cost=settings.cache.attention_cost,
+        ),
         threads=8,
         seed=0,
-        prefix_cache="lfu",
-        attention_cost=settings.attention_cost,
     )
-    assert 1 + 8192 * settings.attention_cost == pytest.approx(2, abs=0.02)
+    assert 1 + 8192 * settings.cache.attention_cost == pytest.approx(2, abs=0.02)
     assert (
         why["attention_cost"]
         == "0.00012: the last token of 32768 takes 4.94 times the first's FLOPs"
@@ -112,9 +115,10 @@ def test_every_setting_has_its_reason():
     own = {"load_format", "block_size", "seed"}
     own |= {"batch_window_s", "late", "long_prefill_s", "lane_share", "aging_tokens"}
     options = own | {"windows", "block_bytes"}  # the model's
-    fields = [*dataclasses.fields(settings), *dataclasses.fields(settings.scheduler)]
-    names = {field.name for field in fields} - options - {"scheduler", "speculation"}
-    assert names - {"num_blocks"} <= why.keys()
+    nested = [settings, settings.scheduler, settings.cache]
+    names = {field.name for one in nested for field in dataclasses.fields(one)} - options
+    assert names - {"scheduler", "cache", "speculation", "num_blocks"} <= why.keys()
+    assert "kv_dtype" in why
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
     assert all(text.partition(": ")[2] for text in why.values())
 
@@ -135,7 +139,7 @@ def test_given_values_are_taken_as_given():
     assert (settings.max_model_len, settings.max_num_seqs) == (1000, 3)
     assert (settings.max_num_batched_tokens, settings.threads) == (77, 2)
     assert (settings.dtype, settings.attention_backend) == ("float32", "reference")
-    assert (settings.seed, settings.block_size) == (9, 32)
+    assert (settings.seed, settings.cache.block_size) == (9, 32)
     for name in (
         *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"),
         *("dtype", "device", "attention_backend"),
@@ -147,7 +151,7 @@ def test_attention_is_native_where_the_kernels_are():
     """auto follows the kernels; asking for what cannot be is an error with the fix."""
     native = dataclasses.replace(machine(), native="avx2", native_why="compiled for avx2")
     settings, _ = resolve(EngineOptions(), native, model())
-    assert (settings.attention_backend, settings.kv_dtype) == ("native", "bfloat16")
+    assert (settings.attention_backend, settings.cache.dtype) == ("native", "bfloat16")
     settings, _ = resolve(EngineOptions(kernels="torch"), native, model())
     assert settings.attention_backend == "sdpa"
     settings, _ = resolve(EngineOptions(), machine(), model())
@@ -162,8 +166,8 @@ def test_int8_kv_holds_more_tokens():
     native = dataclasses.replace(machine(), native="avx2", native_why="compiled for avx2")
     options = EngineOptions(kv_cache_dtype="int8", kv_memory=Bytes(GIB))
     settings, _ = resolve(options, native, model())
-    assert settings.kv_dtype == "int8"
-    assert settings.num_blocks == (GIB // (16 * 6528),)
+    assert settings.cache.dtype == "int8"
+    assert settings.cache.num_blocks == (GIB // (16 * 6528),)
     with pytest.raises(UsageError, match="kv-cache-dtype") as refused:
         resolve(dataclasses.replace(options, attention_backend="sdpa"), native, model())
     assert "--attention-backend native" in str(refused.value.fix)
@@ -172,14 +176,14 @@ def test_int8_kv_holds_more_tokens():
 def test_no_more_blocks_than_all_contexts_need():
     """3 sequences of 1,000 tokens need 3 · 63 blocks, however much memory there is."""
     settings, why = decide(max_model_len=1000, max_num_seqs=3)
-    assert settings.num_blocks == (3 * 63 + 1,)
+    assert settings.cache.num_blocks == (3 * 63 + 1,)
     assert "enough for 3 full contexts" in why["kv_blocks"]
 
 
 def test_shares_and_absolute_numbers():
     free = 10 * GIB - WEIGHTS
-    assert decide(kv_memory=Bytes(GIB))[0].num_blocks == (GIB // BLOCK,)
-    assert decide(kv_memory=Bytes(-10))[0].num_blocks == (int(free * 0.1) // BLOCK,)
+    assert decide(kv_memory=Bytes(GIB))[0].cache.num_blocks == (GIB // BLOCK,)
+    assert decide(kv_memory=Bytes(-10))[0].cache.num_blocks == (int(free * 0.1) // BLOCK,)
     assert "10% of" in decide(kv_memory=Bytes(-10))[1]["kv_memory"]
     assert decide(kv_memory=Bytes(GIB))[1]["kv_memory"] == "1.00 GiB: given"
 
@@ -187,7 +191,7 @@ def test_shares_and_absolute_numbers():
 def test_budget_holds_the_null_block_too():
     """Eleven blocks of memory are ten to give out."""
     settings, why = decide(kv_memory=Bytes(11 * BLOCK))
-    assert settings.num_blocks == (11,)
+    assert settings.cache.num_blocks == (11,)
     assert settings.max_model_len == 160
     assert why["max_model_len"] == "160: what the KV blocks hold; the model allows 32768"
 
@@ -235,7 +239,7 @@ def test_not_one_block():
 
 def test_two_blocks_are_a_start():
     settings, _ = decide(kv_memory=Bytes(2 * BLOCK))
-    assert (settings.num_blocks, settings.max_model_len) == ((2,), 16)
+    assert (settings.cache.num_blocks, settings.max_model_len) == ((2,), 16)
 
 
 def test_context_asked_for_does_not_fit():
@@ -265,14 +269,14 @@ def test_gpu_is_taken_when_there_is_one():
     assert (settings.device, why["device"]) == ("cuda", "cuda: H200 is there")
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (256, 4096)
     budget = int(80 * GIB * 0.9) - WEIGHTS - 2 * GIB
-    assert settings.num_blocks == (min(budget // BLOCK, 256 * 2048 + 1),)
+    assert settings.cache.num_blocks == (min(budget // BLOCK, 256 * 2048 + 1),)
     assert "90% of the GPU less weights and activations" in why["kv_memory"]
 
 
 def test_full_gpu_counts_as_what_is_free():
     """Another process holds most of it: the free bytes rule, not the share of the total."""
     settings, _ = decide(machine(gpu_free=8 * GIB))
-    assert settings.num_blocks == ((8 * GIB - WEIGHTS - 2 * GIB) // BLOCK,)
+    assert settings.cache.num_blocks == ((8 * GIB - WEIGHTS - 2 * GIB) // BLOCK,)
     with pytest.raises(CapacityError, match=r"2\.00 GiB are free"):
         decide(machine(gpu_free=2 * GIB))
 
@@ -306,7 +310,7 @@ def test_what_is_resolved_can_run(free, kv_memory, max_len, gpu_free, block_size
         settings, _ = decide(on, spec, **options)
     except (CapacityError, UsageError):
         return
-    (num_blocks,) = settings.num_blocks
+    (num_blocks,) = settings.cache.num_blocks
     memory = free if gpu_free is None else gpu_free
     assert num_blocks >= 2
     assert WEIGHTS + num_blocks * block_size * TOKEN <= memory

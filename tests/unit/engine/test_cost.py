@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor
+from fakes import FakeExecutor, make_settings
 from headway.core.clock import VirtualClock
 from headway.core.plan import Description, StepPlan
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.engine import messages
 from headway.engine.calibration import calibrate, pace_alone
@@ -257,20 +255,8 @@ class Timed(FakeExecutor):
 
 
 def timed_engine(**more) -> tuple[Engine, Timed]:
-    given_settings = Settings(
-        device="fake",
-        dtype="float32",
-        load_format="dummy",
-        attention_backend="none",
-        max_model_len=600,
-        max_num_seqs=8,
-        max_num_batched_tokens=128,
-        block_size=16,
-        num_blocks=(400,),
-        windows=(0,),
-        threads=1,
-        seed=0,
-        scheduler=SchedulerConfig(policy="fcfs"),
+    given_settings = make_settings(
+        max_model_len=600, max_num_seqs=8, budget=128, block_size=16, num_blocks=(400,)
     )
     executor = Timed(16, (400,), 50, **more)
     engine = Engine(executor, given_settings, vocab_size=50, eos_token_ids=(), clock=executor.clock)

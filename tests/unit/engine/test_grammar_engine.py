@@ -20,7 +20,6 @@ from headway.core import grammar as grammars
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 from headway.core.request import Principal
-from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.state import Compiled
@@ -140,7 +139,7 @@ def test_tokens_are_those_of_a_solo_run_whatever_is_preempted(shared_grammars: G
             )
             for i in range(1, 7)
         ]
-        crowded = engine_of(shared_grammars, num_blocks=20, max_num_batched_tokens=9)
+        crowded = engine_of(shared_grammars, num_blocks=20, budget=9)
         together = finish(crowded, *requests)
         preemptions += crowded.scheduler.num_preemptions
         for request in requests:
@@ -334,15 +333,12 @@ def test_without_a_tokenizer_it_is_refused():
     assert not engine.num_requests
 
 
-STATIC = SchedulerConfig(policy="fcfs", batching="static", batch_window_s=0.05)
-
-
 def test_a_static_batch_that_waits_for_a_grammar_starts_when_it_is_flushed(
     source: VocabularySource,
 ):
     made = Grammars(source)
     try:
-        engine = engine_of(made, scheduler=STATIC)
+        engine = engine_of(made, batching="static", batch_window_s=0.05)
         engine.add(ask(RULES[0]))
         engine.flush()
         reasons = []

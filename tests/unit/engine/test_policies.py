@@ -301,7 +301,7 @@ def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_bl
         long_prefill_s=0.004,
     )
     logging.disable(logging.NOTSET)
-    capacity = (num_blocks - 1) * world.settings.block_size
+    capacity = (num_blocks - 1) * world.settings.cache.block_size
     watched = [world.add([1] * n, user=u, terms=t, max_tokens=2) for n, u, t in first]
     policy = world.engine.scheduler.policy
     longest: dict[Sequence, float] = {}

@@ -7,7 +7,6 @@ before. A hit on anything else is seen in the step that reads it.
 import hashlib
 import os
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +30,7 @@ NO_TIME = {"schedule_s": 0.0, "update_s": 0.0}
 
 def world(**how) -> CachedWorld:
     policy = how.pop("policy", "cost")
-    return CachedWorld(replace(make_settings(**how), prefix_cache=policy))
+    return CachedWorld(make_settings(**how, prefix_cache=policy))
 
 
 # ── state machine ───────────────────────────────────────────────────────────────────────────────

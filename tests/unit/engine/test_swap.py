@@ -7,7 +7,6 @@ transfer began: a block that was given back too early is seen.
 import logging
 import os
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -16,6 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from cached_world import CachedWorld, Machine, prompts
 from engine_world import CHEAP, DEAR, World, swap_settings, terms
+from fakes import with_cache
 from headway.core.terms import Terms
 from headway.engine.cost import Prior, StepCost
 from headway.engine.sequence import RUNNING, WAITING, WAITING_FOR_KV
@@ -252,7 +252,7 @@ class SwapMachine(Machine):
             host=(num_host,) * len(windows),
             block_bytes=block_bytes,
         )
-        self.world = CachedWorld(replace(shape, windows=windows, prefix_cache=cache))
+        self.world = CachedWorld(with_cache(shape, windows=windows, prefix_cache=cache))
         draw = random.Random(seed)
         self.world.executor.delay = lambda: draw.randint(0, slowest)
 

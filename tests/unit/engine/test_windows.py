@@ -3,6 +3,7 @@
 import pytest
 
 from engine_world import World, make_settings
+from headway.core.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
@@ -14,9 +15,15 @@ def sequence(tokens: int, num_groups: int = 2) -> Sequence:
     return Sequence(0, request, 0, num_groups=num_groups, stop_ids=frozenset(), max_len=99, seed=0)
 
 
+def kv_cache(num_blocks: tuple[int, int], *, max_chunk: int) -> KVCache:
+    """Blocks of 4 for layers that see all, and for layers that see 6 tokens."""
+    config = CacheConfig(num_blocks=num_blocks, block_size=4, windows=(0, 6), prefix_cache="")
+    return KVCache(config, max_chunk)
+
+
 def test_worked_example_of_a_window():
     """Blocks of 4, a window of 6, 14 tokens computed: blocks 0 and 1 are out of sight."""
-    kv = KVCache((9, 9), 4, (0, 6), max_chunk=16)
+    kv = kv_cache((9, 9), max_chunk=16)
     one = sequence(20)
     kv.extend(one, 14)
     one.computed = 14
@@ -37,13 +44,13 @@ def test_worked_example_of_a_window():
 
 def test_still_needed_counts_the_window_and_one_chunk():
     """The docstring's example: blocks of 4, a window of 6, chunks of 8 → 5, a full group all."""
-    kv = KVCache((99, 99), 4, (0, 6), max_chunk=8)
+    kv = kv_cache((99, 99), max_chunk=8)
     one = sequence(60)
     assert kv.still_needed(one) == [15, 5]
     kv.extend(one, 8)
     assert kv.still_needed(one) == [13, 3]
     one.computed = 59
-    assert KVCache((99, 99), 4, (0, 6), max_chunk=8).still_needed(sequence(3)) == [1, 1]
+    assert kv_cache((99, 99), max_chunk=8).still_needed(sequence(3)) == [1, 1]
 
 
 @pytest.mark.parametrize("budget", [1, 7, 64])

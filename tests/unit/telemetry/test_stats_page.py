@@ -70,7 +70,7 @@ def structs(kind: Type, path: str = "") -> Iterator[tuple[str, StructType]]:
 
 
 PLACES = list(structs(type_info(Snapshot)))
-SETTINGS = {*TOLD, "batching", "policy"}
+SETTINGS = set(TOLD)
 KEYS = ("latency", "lengths")
 """Fields of a window whose keys are names too, as those of `settings` are."""
 LABELS = ("code", "kind", "reason", "which")

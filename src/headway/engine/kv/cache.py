@@ -21,6 +21,7 @@ groups hold, `reuse` lets it begin there, `insert` lists what was computed.
 
 from collections.abc import Iterable
 
+from headway.core.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK, BlockCopy
 from headway.engine.chain import Chain, root_key
 from headway.engine.kv.pool import BlockPool
@@ -31,28 +32,18 @@ from headway.engine.sequence import Sequence
 class KVCache:
     """Block pools by group, and the operations on a sequence's block tables.
 
-    `windows` holds each group's window in tokens, 0 for full attention; `max_chunk` is the most
-    tokens of one sequence that a step computes. `policy` is a row of `eviction.POLICIES`, "" for no
-    prefix cache; `attention_cost` is what each token of context adds to the cost of computing one.
+    `max_chunk` is the most tokens of one sequence that a step computes; `config.prefix_cache` is a
+    row of `eviction.POLICIES`.
     """
 
-    def __init__(
-        self,
-        num_blocks: tuple[int, ...],
-        block_size: int,
-        windows: tuple[int, ...] = (),
-        max_chunk: int = 1,
-        *,
-        policy: str = "",
-        attention_cost: float = 0.0,
-    ) -> None:
-        self.block_size = block_size
-        self.windows = windows or (0,) * len(num_blocks)
+    def __init__(self, config: CacheConfig, max_chunk: int) -> None:
+        self.block_size = config.block_size
+        self.windows = config.windows
         self.max_chunk = max_chunk
-        self.attention_cost = attention_cost
+        self.attention_cost = config.attention_cost
         self.pools = [
-            BlockPool(count, policy, chained=not window)
-            for count, window in zip(num_blocks, self.windows, strict=True)
+            BlockPool(count, config.prefix_cache, chained=not window)
+            for count, window in zip(config.num_blocks, self.windows, strict=True)
         ]
         self._indexes = [pool.index for pool in self.pools if pool.index is not None]
 

@@ -19,7 +19,7 @@ def choose_attention(
         return BACKENDS[name](), (name, "as resolved")
     if library is not None:
         return NativeAttention(library), (name, f"compiled for {library.instruction_set}")
-    if settings.kv_dtype == "int8":
+    if settings.cache.dtype == "int8":
         raise UsageError(
             "--kv-cache-dtype int8: the native kernels gave a wrong product on this CPU.",
             "Use --kv-cache-dtype auto.",

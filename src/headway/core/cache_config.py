@@ -1,0 +1,31 @@
+"""The KV cache's settings: what the options say of it, and what the machine and model made of that.
+
+Handed as one object to the engine, to the runtime and to a simulation; the numbers that nobody
+derives stand in the option table (`core.options.tables`) and nowhere else.
+"""
+
+from dataclasses import dataclass
+
+from headway.core.options import EngineOptions
+
+DEFAULTS = EngineOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Blocks by KV group, in the device's memory and the host's, and what stays in free ones."""
+
+    num_blocks: tuple[int, ...]
+    """By group, with the null block that is never given out."""
+    windows: tuple[int, ...] = (0,)
+    """By group the tokens that a layer sees, 0 for all of them."""
+    block_size: int = DEFAULTS.block_size
+    dtype: str = ""
+    """Of keys and values."""
+    prefix_cache: str = DEFAULTS.prefix_cache_policy
+    """What goes first of the blocks that are kept; "" keeps none."""
+    attention_cost: float = 0.0
+    """What each token of context adds to computing one, as a share of all else it takes."""
+    host_blocks: tuple[int, ...] = ()
+    """KV blocks in host memory by group, () for none; a block of each group takes `block_bytes`."""
+    block_bytes: tuple[int, ...] = ()
