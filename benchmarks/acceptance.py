@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import heading
 from headway import SamplingParams
 from headway.evals.divergence import Compared, compare, compare_tokens
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
@@ -83,8 +84,8 @@ def main() -> None:
     target, draft = (
         FolderModel(folder, kv_memory="96MiB") for folder in (chosen.target, chosen.draft)
     )
-    print("| written by | positions | greedy agreement | acceptance Σ min(p, q) | KL, nats |")
-    print("| --- | --- | --- | --- | --- |")
+    columns = ("positions", "greedy agreement", "acceptance Σ min(p, q)", "KL, nats")
+    print(heading(["written by", *columns]))
     everything: list[Compared] = []
     if target.tokenizer.template is not None and chosen.questions:
         greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)

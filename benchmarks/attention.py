@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common import heading
 from headway.core.machine import probe_machine
 from headway.core.memory_plan import gib
 from headway.core.model_spec import ModelSpec, spec_from_config
@@ -151,8 +152,7 @@ def print_qwen(backend: AttentionBackend, repeats: int) -> None:
     """Qwen2.5-0.5B's attention in bf16: N = 14, G = 2, D = 64; best of many, one thread."""
     heads, kv_heads, head_dim = 14, 2, 64
     rule = AttentionRule(scale=head_dim**-0.5)
-    print("\n| bf16, N 14, G 2, D 64 | KV | ms | GB/s of KV | GFLOP/s |")
-    print("| --- | --- | --- | --- | --- |")
+    print(f"\n{heading(['bf16, N 14, G 2, D 64', 'KV', 'ms', 'GB/s of KV', 'GFLOP/s'])}")
     steps = {"decode, 8 × 4096": (8, 1, 4096), "prefill 1024": (1, 1024, 1024)}
     for name, (batch, length, context) in steps.items():
         shape = (1 + batch * context // BLOCK_SIZE, BLOCK_SIZE, kv_heads, head_dim)
@@ -222,17 +222,16 @@ def main() -> None:
 
 
 def print_bytes(benches: dict[str, Bench]) -> None:
-    titles = " | ".join(f"read at {context}" for context in CONTEXTS)
-    print(f"| KV bytes of one layer | a token | {titles} |\n|" + " --- |" * (2 + len(CONTEXTS)))
+    titles = [f"read at {context}" for context in CONTEXTS]
+    print(heading(["KV bytes of one layer", "a token", *titles]))
     for name, bench in benches.items():
         read = " | ".join(gib(bench.bytes_read(context, 1)) for context in CONTEXTS)
         print(f"| {name} | {gib(bench.spec.kv_bytes_per_token('float32'))} | {read} |")
 
 
 def print_times(batch: int, found: dict[str, list[tuple[float, float]]]) -> None:
-    titles = " | ".join(f"{context}: ms | ceiling | share" for context in CONTEXTS)
-    print(f"\n| batch {batch} | {titles} | × MHA at {CONTEXTS[-1]} |")
-    print("|" + " --- |" * (2 + 3 * len(CONTEXTS)))
+    titles = [title for at in CONTEXTS for title in (f"{at}: ms", "ceiling", "share")]
+    print(f"\n{heading([f'batch {batch}', *titles, f'× MHA at {CONTEXTS[-1]}'])}")
     slowest = next(iter(found.values()))[-1][0]
     for name, times in found.items():
         cells = " | ".join(

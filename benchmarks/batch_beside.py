@@ -11,9 +11,7 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +24,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-GREETING = re.compile(r"Headway is ready: (http://[^/\s]+)/v1")
+from common import free_port, serve_command, wait_until_ready
+
 RESAMPLES = 2000
 
 
@@ -44,19 +43,16 @@ class Server:
     """A `headway serve` on a data folder of its own; `kill` and `start` again as often as liked."""
 
     def __init__(self, folder: Path, data: str, flags: list[str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.command = [sys.executable, "-m", "headway.cli.main", "serve", str(folder)]
-        self.command += [f"--port={port}", f"--data-dir={data}", *flags]
+        port = free_port()
+        self.command = serve_command(folder, f"--port={port}", f"--data-dir={data}", *flags)
         self.url = f"http://127.0.0.1:{port}"
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
-        for line in self.process.stdout:  # type: ignore[union-attr]
-            if GREETING.search(line):
-                return
-        raise SystemExit(f"the server ended with status {self.process.wait()}")
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        try:
+            wait_until_ready(self.url, self.process)
+        except ChildProcessError as error:
+            raise SystemExit(str(error)) from None
 
     def end(self, number: int) -> None:
         os.kill(self.process.pid, number)

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from common import heading
 from headway.assemble import make_executor, plan_settings
 from headway.core.clock import SystemClock
 from headway.core.options import EngineOptions
@@ -228,8 +229,8 @@ def full_queue(
     executor: Executor, settings: dict[str, Settings], clock: AnyClock
 ) -> dict[str, Played]:
     """Everything is there at once: what each rule can do at most."""
-    print("\n| a full queue | requests/s | tokens/s | rows a step | ms a step |")
-    print("| --- | --- | --- | --- | --- |")
+    columns = ("requests/s", "tokens/s", "rows a step", "ms a step")
+    print(f"\n{heading(['a full queue', *columns])}")
     found = {}
     for rule, chosen in settings.items():
         draw = random.Random(0)
@@ -311,9 +312,9 @@ def main() -> None:
 
     print(f"\nSLO: TTFT ≤ {chosen.ttft:g} s and TPOT ≤ {chosen.tpot * 1e3:g} ms; loose: ", end="")
     print(f"TTFT ≤ {LOOSE_TTFT_S:g} s. {chosen.repeats} × {chosen.seconds:g} s of arrivals.\n")
-    print("| load | rule | tok/s | TTFT p50 / p95, s | TPOT p95, ms | e2e p50 / p95, s | ", end="")
-    print("goodput, requests/s | of all | × static | loose goodput |")
-    print("|" + " --- |" * 10)
+    latencies = ("TTFT p50 / p95, s", "TPOT p95, ms", "e2e p50 / p95, s")
+    goods = ("goodput, requests/s", "of all", "× static", "loose goodput")
+    print(heading(["load", "rule", "tok/s", *latencies, *goods]))
     goodput: dict[str, list[tuple[float, float]]] = {rule: [] for rule in settings}
     waits: dict[str, list[tuple[float, float]]] = {}
     for name, share in SHARES_OF_CAPACITY.items():

@@ -12,7 +12,6 @@ Prints a table, and the parts learned; `--json FILE` keeps both, `--svg FILE` dr
 """
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Sequence as TypingSequence
@@ -23,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from common import heading, line, write_json
 from headway import LLM, SamplingParams
 from headway.core.plan import GrammarMasks, StepPlan, StepResult
 from headway.core.request import Request
@@ -226,12 +226,11 @@ def curve(records: list[StepRecord]) -> list[tuple[float, float, float]]:
 
 def show(results: list[dict[str, Any]]) -> None:
     """The table of all so far; the errors by size and the parts of the last."""
-    print("\n| model | steps | median | p95 | same step twice | p95 | first token | p95 |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    columns = ("median", "p95", "same step twice", "p95", "first token", "p95")
+    print(f"\n{heading(['model', 'steps', *columns])}")
     for result in results:
         figures = [*result["error"], *result["spread"], *result["first_token"]]
-        cells = " | ".join(f"{100 * value:.1f}%" for value in figures)
-        print(f"| {result['model']} | {result['steps']} | {cells} |")
+        print(line([result["model"], result["steps"], *(f"{100 * f:.1f}%" for f in figures)]))
     sizes, parts = results[-1]["by_size"].items(), results[-1]["parts"].items()
     print(f"\n{results[-1]['model']}, by tokens of a step: ", end="")
     print(", ".join(f"{k} {100 * m:.1f}% p95 {100 * p:.0f}% ({n})" for k, (n, m, p) in sizes))
@@ -284,8 +283,7 @@ def main() -> None:
     for name in given.models:
         results.append(measure(name, given))
         show(results)
-        if given.json:
-            given.json.write_text(json.dumps(results, indent=1))
+        write_json(given.json, results, indent=1)
         if given.svg:
             given.svg.write_text(chart(panels(results)))
 

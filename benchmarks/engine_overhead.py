@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from common import children, free_port, serving
 from headway.assemble import plan_settings
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
@@ -78,30 +79,6 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def children(pid: int) -> list[int]:
-    """The processes that `pid` started."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(port: int, path: str) -> None:
-    """Wait until GET `path` answers 200."""
-    import urllib.request
-
-    for _ in range(600):
-        with contextlib.suppress(OSError):
-            if urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5).status == 200:
-                return
-        time.sleep(0.1)
-    raise SystemExit("the server did not start")
-
-
 async def read_stream(port: int, path: str, body: bytes) -> int:
     """POST and count the `data:` lines of the answer, [DONE] not included."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -127,20 +104,9 @@ async def load(port: int, path: str, body: bytes, streams: int) -> int:
 @contextlib.contextmanager
 def served(folder: Path, streams: int) -> Iterator[tuple[int, list[int]]]:
     """A server whose executor does nothing: its port, and the ids of its processes, ours first."""
-    port = free_port()
-    server = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "headway.cli.main", "serve", str(folder), f"--port={port}"),
-            *("--executor=null", f"--max-num-seqs={streams}", "--log-level=error"),
-        ],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(port, "/ready")
-        yield port, [server.pid, *children(server.pid)]
-    finally:
-        server.terminate()
-        server.wait(20)
+    flags = ("--executor=null", f"--max-num-seqs={streams}", "--log-level=error")
+    with serving(folder, *flags) as (url, pid):
+        yield int(url.rpartition(":")[2]), [pid, *children(pid)]
 
 
 def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import markdown
 from headway.bench.timeline import tokens_in
 from headway.measure.chart import Panel
 from headway.measure.record import Exchange
@@ -35,7 +36,6 @@ from judged import (
     common_options,
     interval,
     keep,
-    markdown,
     resampled,
     row_of,
     run_script,

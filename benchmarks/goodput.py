@@ -22,6 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from common import markdown
 from headway.measure.chart import Panel
 from judged import (
     Data,
@@ -30,7 +31,6 @@ from judged import (
     common_options,
     interval,
     keep,
-    markdown,
     ratio_of,
     resampled,
     row_of,

@@ -12,39 +12,14 @@ answered sooner than one that was not: 0.5 is a coin (target at most 0.55). The 
 import argparse
 import http.client
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
+from common import serving, write_json
+
 KEYS = ("key-of-the-first", "key-of-the-second")
-
-
-class Server:
-    """`headway serve` on a free port, until the end of the block."""
-
-    def __init__(self, model: str, *flags: str) -> None:
-        keys = [f"--api-key={key}" for key in KEYS]
-        command = [sys.executable, "-m", "headway.cli.main", "serve", *([model] if model else [])]
-        self.process = subprocess.Popen(
-            [*command, "--port=0", "--served-model-name=m", *keys, *flags],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> http.client.HTTPConnection:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if "http://" in line:
-                address = line.split("http://")[1].split("/")[0].strip()
-                return http.client.HTTPConnection(address, timeout=120)
-        raise SystemExit("the server did not start")
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait(60)
 
 
 def ask(connection: http.client.HTTPConnection, key: str, prompt: list[int]) -> float:
@@ -69,7 +44,9 @@ def measure(model: str, pairs: int, length: int, vocab: int, *flags: str) -> dic
     """AUC and medians over `pairs`, half of them asked before, in random order."""
     rng = np.random.default_rng(0)
     times: dict[bool, list[float]] = {True: [], False: []}
-    with Server(model, *flags) as connection:
+    keys = [f"--api-key={key}" for key in KEYS]
+    with serving(model, "--served-model-name=m", *keys, *flags) as (url, _):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
         for number, is_asked in enumerate(rng.permutation(pairs) % 2 == 0):
             first, other = rng.integers(3, vocab, (2, length)).tolist()
             ask(connection, KEYS[0], first)
@@ -102,8 +79,7 @@ def main() -> None:
             f"{found['fresh_ms']:>7.1f} ms",
             flush=True,
         )
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1))
+    write_json(given.json, results, indent=1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from common import write_json
 from headway.bench.comparison import drawn
 from headway.bench.latency import latency
 from headway.bench.report import misses
@@ -87,12 +88,6 @@ def ratio_of(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
 # ── a script ────────────────────────────────────────────────────────────────────────────────
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table as the docs have it."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
 def share_text(values: Sequence[float]) -> str:
     """62% (51 to 72), of ones and zeros."""
     if not values:
@@ -156,8 +151,7 @@ def run_script(
 
 def keep(given: argparse.Namespace, data: Data) -> None:
     """Write what there is so far, when a file was named."""
-    if given.json:
-        given.json.write_text(json.dumps(data))
+    write_json(given.json, data)
 
 
 def say(*words: object) -> None:

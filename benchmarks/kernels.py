@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common import heading, line
 from headway.core.machine import last_level_cache_bytes, processor_name
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
@@ -170,11 +171,10 @@ def main() -> None:
                 ceiling_s = max(case.num_bytes / read, compute_s)
                 cells[rows, layer, column] = f"{found_s * 1e6:,.0f} {ceiling_s / found_s:.0%}"
     for rows in chosen.rows:
-        print(f"\n| {rows} rows | {' | '.join(columns)} |")
-        print(f"| {' | '.join(['---'] * (len(columns) + 1))} |")
+        print(f"\n{heading([f'{rows} rows', *columns])}")
         for layer in chosen.layers:
-            line = [cells.get((rows, layer, column), "–") for column in columns]
-            print(f"| {layer} {SHAPES[layer][0]}·{SHAPES[layer][1]} | {' | '.join(line)} |")
+            found = [cells.get((rows, layer, column), "–") for column in columns]
+            print(line([f"{layer} {SHAPES[layer][0]}·{SHAPES[layer][1]}", *found]))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common import markdown
 from headway.core.slo import Slo
 from headway.measure.chart import Panel
 from judged import (
@@ -23,7 +24,6 @@ from judged import (
     common_options,
     interval,
     keep,
-    markdown,
     ratio_of,
     resampled,
     row_of,

@@ -14,43 +14,18 @@ Any folder with a config.json will do: weights are random.
 
 import argparse
 import asyncio
-import contextlib
 import json
-import socket
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import offline
+from common import get_json, serving
 from headway import LLM
 from headway.core.model_spec import ModelSpec
 
 PROMPT, TOKENS, PAUSE_S = 128, 48, 11.0
 """After the pause the 10 s window of /stats holds the next round alone."""
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def get(url: str) -> dict:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        found: dict = json.load(answer)
-        return found
-
-
-def wait_ready(url: str) -> None:
-    for _ in range(1200):
-        with contextlib.suppress(OSError):
-            if get(url + "/ready"):
-                return
-        time.sleep(0.1)
-    raise SystemExit("the server did not start")
 
 
 async def stream(port: int, body: bytes) -> list[float]:
@@ -93,7 +68,7 @@ def ask_server(port: int, model: str, rows: int, spec: ModelSpec, dtype: str) ->
     end = min(times[-1] for times in arrived)
     steps = statistics.mean(sum(begin < t <= end for t in times) for times in arrived)
     context = PROMPT + TOKENS / 2
-    place = get(url + "/stats")["windows"][0]["decode"]
+    place = get_json(url + "/stats")["windows"][0]["decode"]
     return {
         "server": place["bytes_per_s"],
         "client": steps / (end - begin) * bytes_a_step(spec, dtype, rows, context),
@@ -112,18 +87,11 @@ def main() -> None:
         skip_tokenizer_init=True,
     )  # fmt: skip
     offline.CONTEXT = PROMPT
-    rates, dtype, port = offline.Rates(llm), llm.settings.dtype, free_port()
-    server = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "headway.cli.main", "serve", str(chosen.folder)),
-            *(f"--port={port}", "--load-format=dummy", "--skip-tokenizer-init"),
-            *("--max-model-len=1024", "--max-num-seqs=32", "--log-level=error"),
-        ],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_ready(f"http://127.0.0.1:{port}")
-        model = get(f"http://127.0.0.1:{port}/v1/models")["data"][0]["id"]
+    rates, dtype = offline.Rates(llm), llm.settings.dtype
+    flags = ("--load-format=dummy", "--skip-tokenizer-init", "--max-model-len=1024")
+    with serving(chosen.folder, *flags, "--max-num-seqs=32", "--log-level=error") as (url, _):
+        port = int(url.rpartition(":")[2])
+        model = get_json(f"{url}/v1/models")["data"][0]["id"]
         for rows in map(int, chosen.rows.split(",")):
             found: dict[str, list[float]] = {"server": [], "client": [], "offline": []}
             for _ in range(chosen.rounds):
@@ -137,12 +105,9 @@ def main() -> None:
             llm.engine.executor.probe(1.0)
             ceilings = [
                 llm.engine.executor.describe().ceilings.bandwidth_bytes_per_s,
-                get(f"http://127.0.0.1:{port}/stats")["machine"]["bandwidth_bytes_per_s"],
+                get_json(f"{url}/stats")["machine"]["bandwidth_bytes_per_s"],
             ]
             report(rows, found, max(ceilings))
-    finally:
-        server.terminate()
-        server.wait(20)
 
 
 def report(rows: int, found: dict[str, list[float]], ceiling: float) -> None:

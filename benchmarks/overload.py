@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import markdown
 from headway.measure.chart import Panel
 from judged import (
     Data,
@@ -29,7 +30,6 @@ from judged import (
     common_options,
     interval,
     keep,
-    markdown,
     resampled,
     row_of,
     run_script,

@@ -19,9 +19,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.offline import CONTEXT, DECODE_STEPS, PROBE_S, Rates
-
+from common import markdown
 from headway import LLM
+from offline import CONTEXT, DECODE_STEPS, PROBE_S, Rates
 
 Measure = Callable[[str], float]
 """Tokens/s of one column."""
@@ -140,19 +140,18 @@ def measure_all(
 
 def table(found: dict[str, dict[str, list[float]]], columns: list[str]) -> str:
     """Markdown: rates, and Headway's over each peer's."""
-    head = ["tok/s", *columns]
-    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    rows = []
     for name, rates in found.items():
         cells = [f"{statistics.median(rates[c]):.1f}" if rates.get(c) else "–" for c in columns]
-        lines.append(f"| {' | '.join([name, *cells])} |")
+        rows.append([name, *cells])
     for name, rates in list(found.items())[1:]:
         cells = []
         for column in columns:
             pairs = zip(found["Headway"][column], rates.get(column, []), strict=False)
             ratios = [mine / theirs for mine, theirs in pairs]
             cells.append(f"{statistics.median(ratios):.2f}x" if ratios else "–")
-        lines.append(f"| {' | '.join([f'Headway / {name}', *cells])} |")
-    return "\n".join(lines)
+        rows.append([f"Headway / {name}", *cells])
+    return markdown(["tok/s", *columns], rows)
 
 
 def main() -> None:

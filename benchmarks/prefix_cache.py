@@ -10,7 +10,6 @@ without in turn: on the model, and on an executor that does nothing, per prompt 
 """
 
 import argparse
-import json
 import statistics
 import time
 from dataclasses import replace
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import write_json
 from headway.assemble import make_executor, plan_settings
 from headway.cli.common import model_folder
 from headway.core.options import EngineOptions
@@ -147,8 +147,7 @@ def main() -> None:
           f"the cache adds {null['added_us']:.3f} µs")  # fmt: skip
     share = null["added_us"] / real["without_us"]
     print(f"which is {share:.2%} of what a token takes on this model (target 1%)")
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1))
+    write_json(given.json, results, indent=1)
 
 
 if __name__ == "__main__":

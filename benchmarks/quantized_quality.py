@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from common import heading  # noqa: E402
 from headway.cli.common import model_folder  # noqa: E402
 from headway.core.quantization import GROUPS  # noqa: E402
 from headway.evals.text import TEXTS, read_text  # noqa: E402
@@ -84,8 +85,8 @@ def main() -> None:
     )
     print(f"{folder.name}: {task.windows} windows of {chosen.text}, ", end="")
     print(f"{task.questions} questions of each skill and level\n")
-    print("| weights | KL from fp32, nats a token | top-1 | bits per byte | skills |")
-    print("| --- | --- | --- | --- | --- |")
+    kl = "KL from fp32, nats a token"
+    print(heading(["weights", kl, "top-1", "bits per byte", "skills"]))
     plain = judge("bf16", folder, reference, task, dtype="bfloat16")
     print(row(plain, plain), flush=True)
     for name, options in ROWS.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from common import heading  # noqa: E402
 from headway.evals.text import TEXTS, read_text  # noqa: E402
 from headway.whole_model import FolderModel  # noqa: E402
 from rounding import ROUNDINGS, write_rounded  # noqa: E402
@@ -77,8 +78,8 @@ def main() -> None:
         print(f", {task.questions} questions of each skill and level, of which always ", end="")
         print(f"saying the same gets {share:.1%}", end="")
     print("\n")
-    print("| weights | KL, nats a token | top-1 | perplexity ratio | bits per byte | skills |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    columns = ("KL, nats a token", "top-1", "perplexity ratio", "bits per byte", "skills")
+    print(heading(["weights", *columns]))
     unrounded = reference.llm.settings.dtype.replace("float", "fp").replace("bfp", "bf")
     above = judge(unrounded, chosen.folder, reference, task)
     print(row(above, None), flush=True)

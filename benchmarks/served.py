@@ -9,20 +9,15 @@ import argparse
 import asyncio
 import math
 import shlex
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from common import START_S, free_port, serve_command, stop, wait_until_ready
 from headway.bench.lengths import parse_length
 from headway.bench.load import Load, Pulse, quiet_gc
 from headway.bench.percentiles import distribution
@@ -35,8 +30,6 @@ from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.measure.client import Client, model_name, open_session
 from headway.measure.record import ClientCost, Exchange
 
-START_S = 600.0
-STOP_S = 60.0
 SERVER_NICE = 5
 """Servers give way to the load generator, which needs little and must not be late."""
 POLICIES = ("fcfs", "fair", "slo")
@@ -79,7 +72,7 @@ class Server:
 
 def headway(name: str, folder: str, flags: str) -> Server:
     """`headway serve` for a folder with more flags."""
-    serve = shlex.join([sys.executable, "-m", "headway.cli.main", "serve", folder])
+    serve = shlex.join(serve_command(folder))
     return Server(name=name, command=f"{serve} --port {{port}} {flags}")
 
 
@@ -132,46 +125,6 @@ def contenders(given: argparse.Namespace, mix: Sequence["Kind"], told: str = "")
     flags = f"{given.flags} {told or objectives(mix)}"
     ours = [headway(name, given.folder, f"{flags} {own}") for name, own in contender_flags(given)]
     return ours + [peer(text) for text in given.peer]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Return when the server can answer; ChildProcessError when it ends or takes too long."""
-    until_s = time.monotonic() + START_S
-    while time.monotonic() < until_s:
-        if process.poll() is not None:
-            raise ChildProcessError(f"the server ended with status {process.returncode}")
-        ready = status_of(f"{url}/ready")
-        if ready == 200 or (ready == 404 and status_of(f"{url}/health") == 200):
-            return
-        time.sleep(0.25)
-    raise ChildProcessError(f"the server was not ready within {START_S:g} s")
-
-
-def status_of(url: str) -> int:
-    """The status of a GET, 404 for the /ready of many peers; 0 where nobody listens yet."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server; by force when it does not."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 # ── requests ────────────────────────────────────────────────────────────────────────────────

@@ -36,6 +36,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from common import children, serve_command
+
 WARM_UP = 0.25
 """Share of the time that is not looked at: caches fill, allocators take what they will keep."""
 PARTS = 20
@@ -424,15 +426,6 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def children(pid: int) -> list[int]:
-    """A child belongs to the thread that made it."""
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(c) for thread in threads for c in (thread / "children").read_text().split()]
-    except OSError:
-        return []
-
-
 def trends(samples: list[dict[str, float]]) -> dict[str, Trend]:
     """Each column's trend after the warm-up."""
     looked_at = samples[int(len(samples) * WARM_UP) :]
@@ -504,8 +497,8 @@ def main() -> int:
         "--kind", choices=("", *KINDS), default="", help="of the mix; all by default"
     )
     given = parser.parse_args()
-    command = [sys.executable, "-m", "headway.cli.main", "serve", given.folder, "--port=0"]
-    command += [f"--kernels={given.kernels}", f"--kv-memory={given.kv_memory}"]
+    command = serve_command(given.folder, "--port=0", f"--kernels={given.kernels}")
+    command.append(f"--kv-memory={given.kv_memory}")
     command.append(f"--response-memory={given.response_memory}")
     with tempfile.TemporaryDirectory(prefix="headway-soak-") as data:
         command.append(f"--data-dir={data}")

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from common import heading, write_json
 from headway.core.embedded import EMBEDDED
 from judged import wilson
 from served import headway
@@ -196,8 +197,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = []
-    print("| case | within 1.5 s | refused | TTFT p50 / p95 / max, s | A's answers | same tokens |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    told = "TTFT p50 / p95 / max, s"
+    print(heading(["case", "within 1.5 s", "refused", told, "A's answers", "same tokens"]))
     for name in given.cases.split(","):
         row = measure(name, given)
         rows.append(row)
@@ -209,8 +210,7 @@ def main() -> None:
             f"| {row['same']} of {row['compared']} |",
             flush=True,
         )
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1))
+    write_json(given.json, rows, indent=1)
 
 
 if __name__ == "__main__":

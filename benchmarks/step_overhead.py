@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common import heading
 from headway import LLM, SamplingParams
 from headway.core.request import Request
 from headway.runtime.kernels import table
@@ -159,10 +160,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
-    print(
-        "| weights | sequences | step ms | native ms | calls | rest ms | rest | torch | tensors |"
-    )
-    print(f"|{' --- |' * 9}")
+    columns = ("step ms", "native ms", "calls", "rest ms", "rest", "torch", "tensors")
+    print(heading(["weights", "sequences", *columns]))
     for quantization in chosen.quantizations:
         steps = Steps(chosen.folder, chosen.dtype, quantization)
         for num_seqs in chosen.batches:

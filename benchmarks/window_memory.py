@@ -12,6 +12,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from common import heading
 from headway.assemble import assemble
 from headway.core.options import Bytes, EngineOptions
 from headway.core.request import Request, SamplingParams
@@ -64,8 +65,8 @@ def measure(window: int | None) -> list[tuple[int, int]]:
 
 def main() -> None:
     full, windows = measure(None), measure(512)
-    print("| context | full, MiB | windows of 512, most | in decode | full ÷ decode |")
-    print("| --- | --- | --- | --- | --- |")
+    columns = ("full, MiB", "windows of 512, most", "in decode", "full ÷ decode")
+    print(heading(["context", *columns]))
     for length, (_, whole), (most, end) in zip(LENGTHS, full, windows, strict=True):
         mib = [x / 2**20 for x in (whole, most, end)]
         print(f"| {length:,} | {mib[0]:.0f} | {mib[1]:.0f} | {mib[2]:.0f} | {whole / end:.1f} |")
