@@ -4,7 +4,7 @@ Every linear layer of Qwen2.5-0.5B in each format, for 1, 8, 32 and 512 rows (`-
 torch's own. A
 cell is the time and its share of the ceiling: the weights' bytes over the bandwidth, or the
 multiplications over the peak, whichever takes longer; both are measured in the same run. The peak
-of a format is the best that its own kernel or torch reached on a product that the caches hold.
+of a format is the best that its own kernel or torch reached on a GEMM that the caches hold.
 Weights come from memory: copies take turns. With one thread time is what it has computed, so other
 work on the machine hardly counts. `--set` takes another instruction set than the best.
 """
@@ -60,7 +60,7 @@ def turns(num_bytes: int) -> int:
 
 
 def plain_case(dtype: torch.dtype, outputs: int, inputs: int) -> Case:
-    """torch's own product."""
+    """torch's own GEMM."""
     weight = torch.randn(outputs, inputs).to(dtype)
     copies = [weight.clone() for _ in range(turns(weight.nbytes))]
     return Case(
@@ -69,7 +69,7 @@ def plain_case(dtype: torch.dtype, outputs: int, inputs: int) -> Case:
 
 
 def native_case(kernel: Any, dtype: torch.dtype, outputs: int, inputs: int) -> Case:
-    """A native kernel's product."""
+    """A native kernel's GEMM."""
     packed = kernel.prepare(torch.randn(outputs, inputs).to(dtype))
     copies = [
         dataclasses.replace(packed, panels=packed.panels.clone())

@@ -5,7 +5,7 @@ that context are decoded together. One decode of the most sequences comes first 
 it touches the KV memory, whose pages a server has touched once and a virtual machine may get from
 its host at 5 ms for 2 MB. Each figure is the median of repeats, beside the machine's own
 ceiling, the best of the runtime's probes before each: bytes a decode step must read over the
-memory's bandwidth, FLOPs over the peak of the matrix product. "reads" is a step's time over that of
+memory's bandwidth, FLOPs over the peak of the GEMM. "reads" is a step's time over that of
 just reading its weights and KV right after it, the median of some: neighbours, a shared cache and
 where the memory lies do to one what they do to the other. Rates are wall time; MBU and MFU come
 from the step records, by the formulas of the server's /stats. `--peer PYTHON` runs vLLM's offline
@@ -132,7 +132,7 @@ def words_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def ceilings(llm: LLM, work: Work, context: int, batches: list[int]) -> Figures:
-    """Tokens/s that bandwidth (decode) and the product (prefill) allow here and now."""
+    """Tokens/s that bandwidth (decode) and the GEMM (prefill) allow here and now."""
     spec = llm.spec
     llm.engine.executor.probe(PROBE_S)
     probed = llm.engine.executor.describe().ceilings

@@ -46,7 +46,7 @@ struct Shape {
     float& total(float* sums) const { return sums[channels + 1]; }
 };
 
-// ── products ────────────────────────────────────────────────────────────────────────────────
+// ── GEMMs ───────────────────────────────────────────────────────────────────────────────────
 
 // sums[r][v] += vector(v) · number(r). Of the two kinds the fewer are held in registers: 6 rows and
 // 2 vectors take 12 + 2 + 1 of the 16.

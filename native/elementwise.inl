@@ -1,4 +1,4 @@
-// What lies between the products of a layer: norms, ropes, gates. fp32 inside, whatever the type.
+// What lies between the GEMMs of a layer: norms, ropes, gates. fp32 inside, whatever the type.
 //
 // Numbers are rounded to the type where the reference rounds them. So a 16-bit result differs from
 // the reference only where a sum or an exponential, exact to 1e-7, falls on the other side of a
@@ -205,7 +205,7 @@ void gated(Pool& pool, const Gated& job) {
     else gate<Type::f16>(pool, job);
 }
 
-// Of a product that is to be gated, once all of its outputs are there.
+// Of a GEMM that is to be gated, once all of its outputs are there.
 template <class Job>
 void gate_outputs(Pool& pool, const Job& job) {
     if (job.gate.to)

@@ -202,7 +202,7 @@ void pack_quantized(Pool& pool, const int8_t* weight, const uint16_t* scales, vo
     });
 }
 
-// ── products ────────────────────────────────────────────────────────────────────────────────
+// ── GEMMs ───────────────────────────────────────────────────────────────────────────────────
 
 // An output's number: what was summed up, scaled, and the bias.
 template <Type type, class Sum>

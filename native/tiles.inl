@@ -1,4 +1,4 @@
-// Products in matrix tiles (AMX): 16 rows of 64 bytes times 16 outputs in one instruction.
+// GEMMs in matrix tiles (AMX): 16 rows of 64 bytes times 16 outputs in one instruction.
 //
 // A panel of 32 outputs lies as the instruction reads it: a step is 64 bytes of each of them, in
 // 16 lines of 2 · 64 bytes. Rows of x are tiles as they lie. Four sums are held at a time:

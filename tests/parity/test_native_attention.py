@@ -165,7 +165,7 @@ def test_int8_numbers_are_off_by_half_a_step(library, block_size):
 
 @each_instruction_set
 def test_values_of_a_wider_row_are_read_where_they_are(library):
-    """q, k and v as slices of one product, as the layer makes them."""
+    """q, k and v as slices of one GEMM, as the layer makes them."""
     draw = torch.Generator().manual_seed(7)
     row = torch.randn(30, 6 * 16, generator=draw)
     q, k, v = (part.unflatten(-1, (-1, 16)) for part in row.split([64, 16, 16], -1))

@@ -89,7 +89,7 @@ def test_norms_equal_the_reference(library, rows, width, dtype, offset, scale, s
     seed=st.integers(0, 10**6),
 )
 def test_heads_are_normed_where_they_lie(library, rows, heads, width, dtype, before, seed):
-    """Queries and keys as parts of the rows of one product; a slice of every other row, too."""
+    """Queries and keys as parts of the rows of one GEMM; a slice of every other row, too."""
     row = numbers(seed, dtype, 2 * rows, before + heads * width + 3)[::2]
     x = row[:, before : before + heads * width].unflatten(-1, (heads, width))
     weight = numbers(seed + 1, dtype, width)

@@ -66,7 +66,7 @@ def plan_plain(
     packed = linear * DTYPE_BYTES["float32"] + beside
     if packed > machine.free_bytes * PACKED_SHARE:
         return False, plain, f"in fp32 they would take {gib(packed)} of {gib(machine.free_bytes)}"
-    return True, packed, f"fp32 products are the fastest here; {gib(plain)} if not"
+    return True, packed, f"fp32 GEMMs are the fastest here; {gib(plain)} if not"
 
 
 def plan_rounded(

@@ -1,6 +1,6 @@
 """Who a file or a batch belongs to: the name of the key that asks.
 
-The doors put who they let in into the scope of the request. Where there are no keys everybody is
+`AuthMiddleware` puts whom it lets in into the scope of the request. Without keys everybody is
 one owner.
 """
 
@@ -11,7 +11,7 @@ from headway.edge.keys import Caller
 
 
 def principal_of(scope: Scope) -> Principal:
-    """The caller that the doors know."""
+    """The caller that `AuthMiddleware` found."""
     caller: Caller | None = scope.get("caller")
     return caller.principal if caller else Principal()
 

@@ -1,7 +1,7 @@
 """Behind a proxy that serves this server below a path of its own: --root-path /models.
 
 Proxies differ: some take the prefix off before they hand a request on, some do not. Both work, for
-the prefix is taken off here, before anything looks at the path: doors, routes, errors.
+the prefix is taken off here, before anything looks at the path: the middlewares, routes, errors.
 """
 
 from starlette.responses import RedirectResponse

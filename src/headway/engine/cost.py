@@ -348,7 +348,7 @@ class StepCost:
 
 
 def parts_of(prior: Prior) -> np.ndarray:
-    """The parts of the prior: at each knot whichever takes longer, weights or products."""
+    """The parts of the prior: at each knot whichever takes longer, weights or FLOPs."""
     tokens = 2.0 ** np.arange(NUM_KNOTS)
     curve = HOST_S + np.maximum(prior.weights_s, tokens * prior.token_s)
     rest = (prior.any_sampled_s, prior.sampled_s, prior.attended_s, prior.read_s)

@@ -1,6 +1,6 @@
-"""The dense products this machine does per second, by type: what the doctor prints of it.
+"""The dense FLOPs this machine does per second, by type: what the doctor prints of it.
 
-One square product a type, timed as a linear layer does it: by the native kernels where they are,
+One square GEMM a type, timed as a linear layer does it: by the native kernels where they are,
 else by torch; a type that cannot be multiplied here is left out. On one core of a Zen 3 in torch:
 fp32 41, bf16 9 GFLOP/s.
 """
@@ -17,38 +17,38 @@ from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
 
 CPU_SIZES, CUDA_SIZES = (256, 1024), (2048, 8192)
-"""A small product first: where a type is slow the large one would not end within the budget."""
+"""A small GEMM first: where a type is slow the large one would not end within the budget."""
 RUNS = 3
-"""Timed runs of each product; the best counts, since a neighbour may slow one or two."""
+"""Timed runs of each GEMM; the best counts, since a neighbour may slow one or two."""
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-Product = Callable[[], object]
-Products = dict[str, Callable[[int], Product]]
-"""Type → how to make a product of two squares of a size, ready to be timed."""
+Gemm = Callable[[], object]
+Gemms = dict[str, Callable[[int], Gemm]]
+"""Type → how to make a GEMM of two squares of a size, ready to be timed."""
 
 
-def torch_products(device: str) -> Products:
+def torch_gemms(device: str) -> Gemms:
     """As torch multiplies each type."""
 
-    def floats(dtype: torch.dtype) -> Callable[[int], Product]:
-        def make(size: int) -> Product:
+    def floats(dtype: torch.dtype) -> Callable[[int], Gemm]:
+        def make(size: int) -> Gemm:
             x = torch.ones((size, size), dtype=dtype, device=device)
             return lambda: linear(x, x)
 
         return make
 
-    def int8(size: int) -> Product:
+    def int8(size: int) -> Gemm:
         x = torch.ones((size, size), dtype=torch.int8, device=device)
         return lambda: torch._int_mm(x, x.t())
 
     return {name: floats(dtype) for name, dtype in FLOATS.items()} | {"int8": int8}
 
 
-def native_products(library: NativeLibrary) -> Products:
+def native_gemms(library: NativeLibrary) -> Gemms:
     """As the kernels multiply each type of weights; int8 rounds its other operand on the way."""
 
-    def weights(kernel: Any, dtype: torch.dtype) -> Callable[[int], Product]:
-        def make(size: int) -> Product:
+    def weights(kernel: Any, dtype: torch.dtype) -> Callable[[int], Gemm]:
+        def make(size: int) -> Gemm:
             x = torch.ones((size, size), dtype=dtype)
             packed = kernel.prepare(x)
             return lambda: kernel(x, packed, None)
@@ -66,19 +66,19 @@ def measure_peaks(
 ) -> dict[str, float]:
     """FLOP/s (int8: operations/s) by type, the best of a few runs within the budget."""
     sizes = CUDA_SIZES if device == "cuda" else CPU_SIZES
-    products = torch_products(device) if library is None else native_products(library)
+    gemms = torch_gemms(device) if library is None else native_gemms(library)
     found = {}
-    for name, make in products.items():
+    for name, make in gemms.items():
         try:
-            rates = rate_by_size(device, make, sizes, budget_s / len(products))
-        except RuntimeError:  # torch has no such product here
+            rates = rate_by_size(device, make, sizes, budget_s / len(gemms))
+        except RuntimeError:  # torch has no such GEMM here
             continue
         found[name] = max(rates)
     return found
 
 
 def rate_by_size(
-    device: str, make: Callable[[int], Product], sizes: tuple[int, ...], budget_s: float
+    device: str, make: Callable[[int], Gemm], sizes: tuple[int, ...], budget_s: float
 ) -> list[float]:
     """The best rate of each size that fits into the budget; the first always runs."""
     clock = SystemClock()
@@ -88,11 +88,11 @@ def rate_by_size(
         expected_s = 2 * size**3 / rates[-1] if rates else 0.0
         if clock.now_s() - started_s + expected_s > budget_s and rates:
             break
-        product = make(size)
+        gemm = make(size)
         best_s = float("inf")
         for _ in range(RUNS):
             before_s = clock.now_s()
-            product()
+            gemm()
             if device == "cuda":
                 torch.cuda.synchronize()
             best_s = min(best_s, clock.now_s() - before_s)

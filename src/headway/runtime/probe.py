@@ -1,4 +1,4 @@
-"""What this machine can do at best: memory read per second, dense products per second.
+"""What this machine can do at best: memory read per second, dense FLOPs per second.
 
 Given the kernels and the weights they read, `run` measures both for a while and keeps the best ever
 seen, because a small machine's bandwidth wanders by a factor of two within a minute. It reads the
@@ -21,7 +21,7 @@ from headway.runtime.datasheet import datasheet
 from headway.runtime.kernels import Kernels
 
 QUICK_SIZE, CPU_SIZE, CUDA_SIZE = 512, 1024, 8192
-"""Of one square product: a busy machine leaves 3 ms of native kernels alone at times, 30 rarely."""
+"""Of one square GEMM: a busy machine leaves 3 ms of native kernels alone at times, 30 rarely."""
 CACHES_READ = 2.5
 """Bytes read, as a multiple of the last-level cache: hardly any are still there from last time."""
 MIN_READ_BYTES, CUDA_READ_BYTES, MAX_READ_BYTES = 64 * 2**20, 2**30, 512 * 2**20
@@ -68,7 +68,7 @@ class Probe:
 
         A model too small to read gets a buffer the first time, and no second reading.
         """
-        works = self._products()
+        works = self._gemms()
         num_bytes = sum(tensor.nbytes for tensor in self._words)
         if self._words:
             works.append(("bandwidth_bytes_per_s", num_bytes, lambda: self._read(self._words)))
@@ -93,8 +93,8 @@ class Probe:
             else:
                 self._library.calls.read_words(words.data_ptr(), words.nbytes)
 
-    def _products(self) -> list[tuple[str, int, Callable[[], object]]]:
-        """The product as the kernel does it and, without native ones, as torch; operands stay."""
+    def _gemms(self) -> list[tuple[str, int, Callable[[], object]]]:
+        """The GEMM as the kernel does it and, without native ones, as torch; operands stay."""
         linear = self._linear
         if self._operands is None:
             dtype = getattr(torch, self._operand)

@@ -137,7 +137,7 @@ def near_a_ceiling(facts: Facts) -> Verdict | None:
     mfu, mbu = facts.mfu or 0.0, facts.mbu or 0.0
     if mfu > THRESHOLDS["mfu"] and mfu >= mbu:
         found = [evidence("mfu", mfu, f"{mfu:.0%} of the measured FLOP/s")]
-        return verdict(COMPUTE, "Products run near the machine's peak.", True, found)
+        return verdict(COMPUTE, "GEMMs run near the machine's peak.", True, found)
     if mbu > THRESHOLDS["mbu"]:
         found = [evidence("mbu", mbu, f"{mbu:.0%} of the measured bandwidth")]
         return verdict(BANDWIDTH, "Weights and KV are read near the memory's speed.", True, found)
@@ -187,7 +187,7 @@ def dominating_side(facts: Facts) -> Verdict:
         return verdict(UNKNOWN, "The machine's ceilings were not measured.", False, [])
     kind = COMPUTE if facts.compute_side else BANDWIDTH
     used = f"{facts.roofline:.0%} of what the ceilings allow for this work"
-    what = "its products" if facts.compute_side else "what it reads"
+    what = "its GEMMs" if facts.compute_side else "what it reads"
     found = [evidence("roofline", facts.roofline, used)]
     for name, value in (("mfu", facts.mfu), ("mbu", facts.mbu)):
         if value is not None:

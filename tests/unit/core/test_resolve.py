@@ -61,7 +61,7 @@ def test_weights_are_packed_where_the_cpu_does_not_multiply_them():
     why = {reason.name: reason for reason in reasons}
     assert settings.pack_weights
     assert why["weights"].value == gib(3 * WEIGHTS)
-    assert why["pack_weights"].why == "fp32 products are the fastest here; 942 MiB if not"
+    assert why["pack_weights"].why == "fp32 GEMMs are the fastest here; 942 MiB if not"
 
     small = dataclasses.replace(plain, free_bytes=3 * GIB)
     settings, reasons = resolve(EngineOptions(), small, model())

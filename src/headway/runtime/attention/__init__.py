@@ -21,7 +21,7 @@ def choose_attention(
         return NativeAttention(library), (name, f"compiled for {library.instruction_set}")
     if settings.cache.dtype == "int8":
         raise UsageError(
-            "--kv-cache-dtype int8: the native kernels gave a wrong product on this CPU.",
+            "--kv-cache-dtype int8: the native kernels gave a wrong GEMM on this CPU.",
             "Use --kv-cache-dtype auto.",
         )
     return SdpaAttention(), (SdpaAttention.name, "the native kernels did not load")

@@ -100,7 +100,9 @@ def decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule
     k, v = layer.gather(view.blocks_RB)
     q = working(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
     mask = view.mask_R11C.expand(-1, 1, q.shape[2], -1)
-    attended = product(q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule)
+    attended = masked_attention(
+        q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule
+    )
     return attended.reshape(q_RND.shape).to(q_RND.dtype)
 
 
@@ -126,11 +128,13 @@ def chunk(
         mask = key_at <= query_at
         if rule.window:
             mask &= key_at > query_at - rule.window
-    attended = product(q, k, v, mask, rule)
+    attended = masked_attention(q, k, v, mask, rule)
     return attended.permute(2, 0, 1, 3).reshape(q_QND.shape).to(q_QND.dtype)
 
 
-def product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule
+) -> Tensor:
     """softmax(cap(q · kᵀ · scale)) · v; no mask means causal. torch's own knows no soft cap."""
     if not rule.softcap:
         causal = mask is None
@@ -143,7 +147,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Attentio
 
 
 def working(x: Tensor) -> Tensor:
-    """fp32 on the CPU, where torch's narrow products are slow or absent; as it is on CUDA."""
+    """fp32 on the CPU, where torch's narrow GEMMs are slow or absent; as it is on CUDA."""
     return x.float() if x.device.type == "cpu" else x
 
 

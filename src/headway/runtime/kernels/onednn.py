@@ -1,9 +1,9 @@
-"""Linear layers through oneDNN's fp32 product, which torch ships but does not choose for them.
+"""Linear layers through oneDNN's fp32 GEMM, which torch ships but does not choose for them.
 
-torch hands fp32 products to MKL. On two Zen 3 cores MKL takes 25 ms for 8 rows of a 32,000 × 896
+torch hands fp32 GEMMs to MKL. On two Zen 3 cores MKL takes 25 ms for 8 rows of a 32,000 × 896
 head, oneDNN 10 ms on the same weights as they lie in memory and 6 ms on weights packed for it
 once. Packed weights are fp32 whatever the checkpoint's type: on a CPU that does not multiply bf16
-that doubles their memory, and is still the fastest product that torch has there.
+that doubles their memory, and is still the fastest GEMM that torch has there.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 MANY_ROWS = 256
-"""Beyond it MKL is as fast on a plain weight (lab log, torch's products on a CPU without bf16)."""
+"""Beyond it MKL is as fast on a plain weight (lab log, torch's GEMMs on a CPU without bf16)."""
 PACKED_FOR_ROWS = ROWS_STEP = 16
 """Rows that oneDNN packs a weight for, and the multiple that larger counts are rounded up to."""
 
@@ -23,7 +23,7 @@ def available() -> bool:
     )
 
 
-def product(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
+def gemm(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias, (T, O), all fp32; the weight plain or packed.
 
     oneDNN keeps 0.2 to 0.7 MB for every number of rows it meets, so many rows are rounded up:
@@ -37,10 +37,10 @@ def product(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-    """`product` on a plain weight; many rows go to MKL, which is as fast then."""
+    """`gemm` on a plain weight; many rows go to MKL, which is as fast then."""
     if x_TH.shape[0] > MANY_ROWS:
         return functional.linear(x_TH, weight_OH, bias_O)
-    return product(x_TH, weight_OH, bias_O)
+    return gemm(x_TH, weight_OH, bias_O)
 
 
 class PackedLinear:
@@ -61,5 +61,5 @@ class PackedLinear:
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
         bias = None if bias_O is None else bias_O.float()
-        out_TO: Tensor = product(x_TH.float(), weight_OH, bias).to(x_TH.dtype)
+        out_TO: Tensor = gemm(x_TH.float(), weight_OH, bias).to(x_TH.dtype)
         return out_TO

@@ -1,6 +1,6 @@
 """Linear layers on int8 and int4 weights in plain torch: what runs where the native ones do not.
 
-It is the definition itself, slower than a 16-bit product: it saves memory alone.
+It is the definition itself, slower than a 16-bit GEMM: it saves memory alone.
 """
 
 from torch import Tensor

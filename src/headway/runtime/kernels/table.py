@@ -19,13 +19,13 @@ from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.load import load
 from headway.runtime.native.quantized import NativeQuantizedLinear
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Gemm = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 GATED = {"silu": reference.silu_mul, "gelu_tanh": reference.gelu_tanh_mul}
 """The middle of a gated MLP, by its activation."""
 LAYERS = ("rms_norm", "gated", "rope")
-"""What lies between the products of a layer."""
+"""What lies between the GEMMs of a layer."""
 
 
 class LinearKernel(Protocol):
@@ -37,7 +37,7 @@ class LinearKernel(Protocol):
     few_rows: int
 
     def prepare(self, weight_OH: Tensor) -> Any:
-        """The weight as the product reads it: a tensor, or something with `nbytes`."""
+        """The weight as the GEMM reads it: a tensor, or something with `nbytes`."""
         ...
 
     def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None, /) -> Tensor:
@@ -46,18 +46,18 @@ class LinearKernel(Protocol):
 
 
 class PlainLinear:
-    """A product that reads weights as the checkpoint has them."""
+    """A GEMM that reads weights as the checkpoint has them."""
 
     few_rows = 0
 
-    def __init__(self, product: Product) -> None:
-        self._product = product
+    def __init__(self, gemm: Gemm) -> None:
+        self._gemm = gemm
 
     def prepare(self, weight_OH: Tensor) -> Tensor:
         return weight_OH
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-        return self._product(x_TH, weight_OH, bias_O)
+        return self._gemm(x_TH, weight_OH, bias_O)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

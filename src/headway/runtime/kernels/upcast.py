@@ -1,8 +1,8 @@
 """Linear layers in bf16 or fp16 on a CPU that cannot multiply them: widen, then multiply in fp32.
 
-torch computes such products row by row there (about 20 GFLOP/s on two AVX2 cores, whatever the
+torch computes such GEMMs row by row there (about 20 GFLOP/s on two AVX2 cores, whatever the
 number of rows). Widening a panel of weights that stays in the cache and handing it to an fp32
-product is 2 to 8 times faster from 8 rows on; one or two rows stay with torch, which then streams
+GEMM is 2 to 8 times faster from 8 rows on; one or two rows stay with torch, which then streams
 the weights at the memory's speed.
 """
 
@@ -15,14 +15,14 @@ from torch.nn import functional
 PANEL_ELEMENTS = 1 << 20
 """Widened weights at a time: 4 MiB in fp32, which stays in the cache."""
 FEW_ROWS = 2
-"""Up to so many rows torch's own row-by-row product is faster: it reads half the bytes."""
+"""Up to so many rows torch's own row-by-row GEMM is faster: it reads half the bytes."""
 
 
 class UpcastLinear:
-    """x · weightᵀ + bias over `product`, the fp32 one, with a scratch panel of 4 MiB."""
+    """x · weightᵀ + bias over `gemm`, the fp32 one, with a scratch panel of 4 MiB."""
 
-    def __init__(self, product: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
-        self._product = product
+    def __init__(self, gemm: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+        self._gemm = gemm
         self._scratch = torch.empty(PANEL_ELEMENTS, dtype=torch.float32)
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -39,5 +39,5 @@ class UpcastLinear:
             wide = self._scratch[: weight.numel()].view(weight.shape)
             wide.copy_(weight)
             bias = None if bias_O is None else bias_O[begin : begin + panel].float()
-            out_TO[:, begin : begin + panel] = self._product(x, wide, bias)
+            out_TO[:, begin : begin + panel] = self._gemm(x, wide, bias)
         return out_TO

@@ -31,7 +31,7 @@ def is_right(library: NativeLibrary) -> bool:
 
 
 def multiplies_right(library: NativeLibrary) -> bool:
-    """Whether a small product comes out as torch has it."""
+    """Whether a small GEMM comes out as torch has it."""
     draw = torch.Generator().manual_seed(0)
     kernel = NativeLinear(library)
     for dtype in TYPES:

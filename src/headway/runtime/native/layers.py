@@ -1,6 +1,6 @@
 """Norms, ropes and gates in native code, one call each, with the signatures of the reference.
 
-Rows are read where they lie: queries and keys as parts of the rows of one product. Weights have the
+Rows are read where they lie: queries and keys as parts of the rows of one GEMM. Weights have the
 type of their rows.
 """
 
@@ -18,7 +18,7 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class NativeLayers:
-    """The operations of a layer that are no products."""
+    """The operations of a layer that are no GEMMs."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._calls = library.calls

@@ -1,6 +1,6 @@
 """Linear layers in the type of the checkpoint: 16-bit weights stay 16 bits wide, and are packed.
 
-An AVX2 core widens bf16 as it reads, so that a product moves half the bytes of an fp32 one and
+An AVX2 core widens bf16 as it reads, so that a GEMM moves half the bytes of an fp32 one and
 multiplies as fast; see native/linear.inl.
 """
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.program import CODES, NOWHERE, OPERATION, Program
 
-PRODUCTS = ("linear", "quantized")
+GEMMS = ("linear", "quantized")
 
 
 class NotLoweredError(Exception):
@@ -139,14 +139,14 @@ class Recorder:
     def linear(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
         scratch_bytes = 4 * weight.padded
         weight_type = TYPES[weight.dtype]
-        return self._product("linear", x, weight, bias_O, scratch_bytes, weight_type=weight_type)
+        return self._gemm("linear", x, weight, bias_O, scratch_bytes, weight_type=weight_type)
 
     def quantized(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
         numbers = {"scales": address(weight.scales), "group": weight.group}
         scratch_bytes = weight.padded + 4 * (weight.blocks + 1)
-        return self._product("quantized", x, weight, bias_O, scratch_bytes, **numbers)
+        return self._gemm("quantized", x, weight, bias_O, scratch_bytes, **numbers)
 
-    def _product(
+    def _gemm(
         self,
         code: str,
         x: Value,
@@ -221,7 +221,7 @@ def buffers_of(operation: dict[str, Any]) -> list[int]:
 
 
 def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str, Any]]:
-    """The same with each gate done by the product before it, where nobody else reads its outputs.
+    """The same with each gate done by the GEMM before it, where nobody else reads its outputs.
 
     linear 1 → 2 · gated 2 → 3    becomes    linear 1 → 2, gated to 3
     """
@@ -233,7 +233,7 @@ def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str
         if (
             before is not None
             and operation["code"] == "gated"
-            and before["code"] in PRODUCTS
+            and before["code"] in GEMMS
             and before["y"].buffer == operation["x"].buffer
             and users[operation["x"].buffer] == 2
         ):

@@ -79,7 +79,7 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller) -> Answer:
 
 
 def request_scope(path: str, request_id: str, caller: Caller) -> dict[str, Any]:
-    """What the doors would hand on."""
+    """What `AuthMiddleware` hands on of a request over HTTP."""
     return {
         "type": "http",
         "http_version": "1.1",
