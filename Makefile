@@ -75,7 +75,7 @@ sanitize: .venv/.installed-dev
 
 # The live page's pictures in docs/images; wants chromium.
 screenshots: .venv/.installed-dev
-	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system/test_page.py -k screenshots
+	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system/test_page_states.py -k screenshots
 
 # docs/surface.md, from the table that the tests drive the official clients with.
 surface: .venv/.installed-dev

@@ -256,10 +256,10 @@ def page() -> str:
 
 def other_calls() -> str:
     """The table of calls that generate nothing."""
-    import test_surface
+    import test_surface_calls
 
     rows = "\n".join(
-        f"| {what} | {client} | {shows} |" for what, client, shows in calls(test_surface)
+        f"| {what} | {client} | {shows} |" for what, client, shows in calls(test_surface_calls)
     )
     return "| call | client | what is shown |\n| --- | --- | --- |\n" + rows + "\n"
 
