@@ -1,5 +1,5 @@
-// The middle of the page: goodput by class, latency, memory, steps and cost. Figures are a table of
-// [place, what to say of (snapshot, window)]; lists keep their rows from tick to tick.
+// The middle of the page: goodput by class, latency, memory, steps and cost. Figures are a table by
+// section of [name, label, what to say of (snapshot, window)]; lists keep rows from tick to tick.
 
 import { Rows, byId, make, mark, show, term, write, writeFigure } from "./dom.js";
 import { bytes, count, dollars, rate, said, seconds, share, tokens } from "./format.js";
@@ -8,37 +8,52 @@ const judged = (window, field) => window.classes.reduce((sum, one) => sum + one[
 const attainment = (window) =>
   judged(window, "num_judged") ? judged(window, "num_met") / judged(window, "num_judged") : null;
 
-const FIGURES = [
-  ["goodput", (_, w) => rate(w.goodput_per_s, "req/s")],
-  ["attainment", (_, w) => share(attainment(w))],
-  ["finished", (_, w) => rate(w.finished_per_s, "req/s")],
-  ["failed", (_, w) => count(w.num_failed)],
-  ["output", (_, w) => rate(w.output_tokens_per_s, "tok/s")],
-  ["input", (_, w) => rate(w.input_tokens_per_s, "tok/s")],
-  ["arrivals", (_, w) => rate(w.arrivals_per_s, "req/s")],
-  ["prompt-length", (_, w) => tokens(w.lengths.prompt.p50)],
-  ["output-length", (_, w) => tokens(w.lengths.output.p50)],
-  ["kv", (s) => share(s.now.kv_usage)],
-  ["hits", (_, w) => share(w.cache_hit_rate)],
-  ["preemptions", (_, w) => count(w.steps.num_preemptions)],
-  ["step", (_, w) => seconds(w.steps.mean?.duration_s)],
-  ["busy", (_, w) => share(w.steps.busy_share)],
-  ["gap", (_, w) => share(w.steps.gap_share)],
-  ["mbu", (_, w) => share(w.decode?.mbu)],
-  ["mfu", (_, w) => share(w.prefill?.mfu)],
-  ["usd-output", (_, w) => dollars(w.cost?.usd_per_million_output)],
-  ["usd-input", (_, w) => dollars(w.cost?.usd_per_million_input)],
-  ["usd-request", (_, w) => dollars(w.cost?.usd_per_request)],
-  ["usd-met", (_, w) => dollars(w.cost?.usd_per_met_request)],
-  ["usd-total", (s) => dollars(s.totals.usd)],
-];
+const FIGURES = {
+  goodput: [
+    ["goodput", "Goodput", (_, w) => rate(w.goodput_per_s, "req/s")],
+    ["attainment", "SLO met", (_, w) => share(attainment(w))],
+    ["finished", "Finished", (_, w) => rate(w.finished_per_s, "req/s")],
+    ["failed", "Failed", (_, w) => count(w.num_failed)],
+  ],
+  load: [
+    ["output", "Output", (_, w) => rate(w.output_tokens_per_s, "tok/s")],
+    ["input", "Input", (_, w) => rate(w.input_tokens_per_s, "tok/s")],
+    ["arrivals", "Arrivals", (_, w) => rate(w.arrivals_per_s, "req/s")],
+    ["prompt-length", "Prompt", (_, w) => tokens(w.lengths.prompt.p50)],
+    ["output-length", "Answer", (_, w) => tokens(w.lengths.output.p50)],
+  ],
+  memory: [
+    ["kv", "KV blocks in use", (s) => share(s.now.kv_usage)],
+    ["hits", "Cache hit rate", (_, w) => share(w.cache_hit_rate)],
+    ["preemptions", "Preemptions", (_, w) => count(w.steps.num_preemptions)],
+  ],
+  steps: [
+    ["step", "Step, mean", (_, w) => seconds(w.steps.mean?.duration_s)],
+    ["busy", "Busy", (_, w) => share(w.steps.busy_share)],
+    ["gap", "Gaps", (_, w) => share(w.steps.gap_share)],
+    ["mbu", "MBU, decode", (_, w) => share(w.decode?.mbu)],
+    ["mfu", "MFU, prefill", (_, w) => share(w.prefill?.mfu)],
+  ],
+  cost: [
+    ["usd-output", "Per million out", (_, w) => dollars(w.cost?.usd_per_million_output)],
+    ["usd-input", "Per million in", (_, w) => dollars(w.cost?.usd_per_million_input)],
+    ["usd-request", "Per request", (_, w) => dollars(w.cost?.usd_per_request)],
+    ["usd-met", "Per request in SLO", (_, w) => dollars(w.cost?.usd_per_met_request)],
+    ["usd-total", "Since the start", (s) => dollars(s.totals.usd)],
+  ],
+};
 
 export class Figures {
   constructor() {
-    this.places = FIGURES.map(([name, value]) => [
-      document.querySelector(`[data-figure="${name}"]`),
-      value,
-    ]);
+    this.places = Object.entries(FIGURES).flatMap(([group, rows]) => {
+      const list = document.querySelector(`[data-figures="${group}"]`);
+      return rows.map(([name, label, value]) => {
+        const place = make("dd", { "data-figure": name });
+        const title = make("dt", {}, term(name.replaceAll("-", "_"), label));
+        list.append(make("div", {}, title, place));
+        return [place, value];
+      });
+    });
   }
 
   update(snapshot, window) {
