@@ -31,7 +31,7 @@ from headway.runtime.checkpoint import Progress
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import Kernels
 from headway.runtime.native.sampling import NativeSampling
-from headway.runtime.sampler import NEVER, NO_TOKEN, Sampler
+from headway.runtime.sampler import NEVER, NO_TOKEN, Sampler, edits_logits
 
 NO_MASKS = GrammarMasks()
 
@@ -109,7 +109,7 @@ class DraftModel:
         guessing = [(sequence, count, list[int]()) for (sequence, count, _, _), _ in going]
         while guessing:
             views = [s.ahead(guesses) if guesses else s for s, _, guesses in guessing]
-            token_ids, _ = self._sampler.sample(self._logits(hidden_RH), views, NO_MASKS)
+            token_ids, _ = self._sampler.sample(self._logits(hidden_RH, views), views, NO_MASKS)
             for (sequence, _, guesses), token_id in zip(guessing, token_ids, strict=True):
                 if token_id != NO_TOKEN:
                     guesses.append(token_id)
@@ -145,13 +145,16 @@ class DraftModel:
         batch.block_tables_GSB *= self._num_groups
         return batch
 
-    def _logits(self, hidden_RH: Tensor) -> Tensor:
-        """Logits of the model's own vocabulary: padding on either side is never proposed."""
+    def _logits(self, hidden_RH: Tensor, views: list[WorkerSequence]) -> Tensor:
+        """Logits of the model's own vocabulary: padding on either side is never proposed.
+
+        Fewer are as good where nobody's parameters name tokens.
+        """
         logits_RV = self.forward.logits(hidden_RH)
         more = self._vocab_size - logits_RV.shape[1]
-        if more > 0:
+        if more > 0 and any(edits_logits(view.new.sampling) for view in views):
             return functional.pad(logits_RV, (0, more), value=NEVER)
-        return logits_RV if more == 0 else logits_RV[:, : self._vocab_size].contiguous()
+        return logits_RV if more >= 0 else logits_RV[:, : self._vocab_size].contiguous()
 
     def _room(self, sequence: WorkerSequence) -> int:
         """Slots in the blocks that `sequence` has."""

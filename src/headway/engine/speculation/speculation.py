@@ -152,8 +152,9 @@ class Speculation:
             room = sequence.max_len - len(sequence.tokens) - num_riding - 2
             count = min(self.config.max_drafts, room)
             chances = self.acceptance.chances(DRAFT, 0, max(count, 0), state.own)
-            if candidate and candidate.source != DRAFT and sum(candidate.chances) > sum(chances):
-                chances = []  # what costs nothing does as well
+            if candidate and candidate.source != DRAFT:
+                lost = 1 - candidate.chances[-1]  # else what costs nothing goes on as well
+                chances = [lost * chance for chance in chances]
             values.append(chances)
         starts = [sequence.computed + 1 for sequence in decodes]
         drafting = self.price.drafting

@@ -1,0 +1,152 @@
+"""What guesses bring: `python benchmarks/speculation.py FOLDER --draft DRAFT`.
+
+One engine without guesses and one for each of `--speculate` answer the same requests in turns, in
+batches of `--batches`: held-out chats of the skills, greedy; copies alone; and texts sampled at
+temperature 1. For a model of few parameters widen it first (`headway widen`), for there a step
+takes as long as Python does. Told are tokens a second of decoding (steps with a prompt in them are
+left out), as a median of `--repeats`, times those without guesses; tokens a step and sequence, the
+share of guesses kept, and what drafting took of the time. Each repeat has prompts of its own, and
+all engines are told the same. The tokens are compared: they must be the same.
+"""
+
+import argparse
+import statistics
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from headway import LLM
+from headway.core.request import Request, SamplingParams
+from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+
+MAX_TOKENS = 120
+KINDS = {"chats": tuple(SKILLS), "copies": ("copy",), "sampled": ("story", "tool", "recall")}
+"""Name → skills; the last is drawn at temperature 1."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What one batch of requests took, counted over the steps that only decode."""
+
+    tokens: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    guessed: int = 0
+    kept: int = 0
+    draft_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[list[int]]]:
+    """For each repeat `most` prompts that no other has."""
+    skills, each = KINDS[kind], -(-repeats * most // (len(KINDS[kind]) * len(LEVELS)))
+    found = []
+    for skill in skills:
+        for level in LEVELS:
+            for example in islice(examples(skill, level, TEST_SEED), each):
+                ids = llm.needs_tokenizer().chat_ids(example.messages)
+                if len(ids) + MAX_TOKENS < llm.settings.max_model_len:
+                    found.append(ids)
+    spread = [ids for start in range(repeats) for ids in found[start::repeats]]
+    size = len(spread) // repeats
+    return [spread[at * size : (at + 1) * size][:most] for at in range(repeats)]
+
+
+def answer(llm: LLM, requests: list[Request]) -> tuple[Run, dict[tuple[int, int], list[int]]]:
+    """Run them together; what it took and the tokens of each."""
+    engine, run = llm.engine, Run()
+    answers: dict[tuple[int, int], list[int]] = {}
+    for request in requests:
+        engine.add(request)
+    engine.flush()
+    while engine.wait_for_work():
+        updates, record = engine.step()
+        for update in updates:
+            answers.setdefault((update.request_id, update.index), []).extend(update.token_ids)
+        if record.num_tokens and not record.num_prefill_tokens:
+            run.tokens += sum(len(update.token_ids) for update in updates)
+            run.rows += record.num_sampled - record.num_drafts
+            run.seconds += record.duration_s
+            run.guessed += record.num_drafts
+            run.kept += record.num_kept_drafts
+            run.draft_s += record.draft_s
+    return run, answers
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--draft", type=Path, help="drafting model, for draft and auto")
+    parser.add_argument("--speculate", nargs="+", default=["draft", "lookup", "auto"])
+    parser.add_argument("--quantization", default="int4")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--max-drafts", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
+    chosen = parser.parse_args()
+
+    def load(**options: object) -> LLM:
+        given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
+        return LLM(chosen.folder, quantization=chosen.quantization, **given, **options)
+
+    engines = {"off": load()}
+    for speculate in chosen.speculate:
+        options: dict[str, object] = {"speculate": speculate, "max_drafts": chosen.max_drafts}
+        if chosen.draft and ("draft" in speculate or speculate == "auto"):
+            options["draft_model"] = str(chosen.draft)
+        engines[speculate] = load(**options)
+    print("| batch | kind | source | tok/s | x off | tokens a step | kept | drafting | same |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    first = 0
+    for batch in chosen.batches:
+        for kind in chosen.kinds:
+            sets = make_prompts(engines["off"], kind, chosen.repeats, max(batch, chosen.requests))
+            runs: dict[str, list[Run]] = {name: [] for name in engines}
+            same = dict.fromkeys(engines, True)
+            for prompts in sets:
+                temperature = 1.0 if kind == "sampled" else 0.0
+                parts = [prompts[at : at + batch] for at in range(0, len(prompts), batch)]
+                expected: dict[tuple[int, int], list[int]] = {}
+                for name, llm in engines.items():
+                    total, told = Run(), {}
+                    for number, part in enumerate(parts):
+                        requests = [
+                            Request(
+                                first + 1000 * number + i,
+                                ids,
+                                SamplingParams(
+                                    temperature=temperature, seed=i, max_tokens=MAX_TOKENS
+                                ),
+                            )
+                            for i, ids in enumerate(part)
+                        ]
+                        run, answers = answer(llm, requests)
+                        told |= answers
+                        for field in Run.__slots__:
+                            setattr(total, field, getattr(total, field) + getattr(run, field))
+                    runs[name].append(total)
+                    expected = expected or told
+                    same[name] = same[name] and told == expected
+                first += 100_000
+            base = statistics.median(run.rate for run in runs["off"])
+            for name, found in runs.items():
+                rate = statistics.median(run.rate for run in found)
+                whole = {f: sum(getattr(run, f) for run in found) for f in Run.__slots__}
+                print(
+                    f"| {batch} | {kind} | {name} | {rate:.1f} | {rate / base:.2f} | "
+                    f"{whole['tokens'] / max(whole['rows'], 1):.2f} | "
+                    f"{whole['kept'] / max(whole['guessed'], 1):.0%} of {whole['guessed']} | "
+                    f"{whole['draft_s'] / whole['seconds']:.0%} | "
+                    f"{'yes' if same[name] else 'NO'} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
