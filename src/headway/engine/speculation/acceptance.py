@@ -31,8 +31,8 @@ CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MOST))
 FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
 """By length, what is kept before any was seen: as in the chats."""
 DRAFTED = (0.7,) * NUM_DEPTHS
-PRIOR = 4.0
-"""The prior counts as so many guesses."""
+PRIOR = 2.0
+"""The prior counts as so many guesses, always: no share is ever 0 or 1."""
 FADE = 1 - 1 / 32
 """What an observation is worth after the next of the same cell. From 16 to 256 the replayed answers
 are predicted alike; a change of traffic is followed sooner the less is kept."""
@@ -80,12 +80,13 @@ class Own:
 class Curve:
     """The share kept by cell, of all requests; `falls` or rises from cell to cell."""
 
-    __slots__ = ("_hits", "_is_stale", "_shares", "_tries", "falls")
+    __slots__ = ("_hits", "_is_stale", "_prior", "_shares", "_tries", "falls")
 
     def __init__(self, prior: tuple[float, ...], *, falls: bool) -> None:
         self.falls = falls
-        self._tries = [PRIOR] * len(prior)
-        self._hits = [PRIOR * share for share in prior]
+        self._prior = prior
+        self._tries = [0.0] * len(prior)
+        self._hits = [0.0] * len(prior)
         self._shares = list(prior)
         self._is_stale = False
 
@@ -105,8 +106,11 @@ class Curve:
         """By cell; where the observations say the contrary of the order, their mean."""
         if self._is_stale:
             self._is_stale = False
-            shares = [hits / tries for hits, tries in zip(self._hits, self._tries)]
-            tries = self._tries
+            tries = [seen + PRIOR for seen in self._tries]
+            shares = [
+                (hits + PRIOR * prior) / seen
+                for hits, prior, seen in zip(self._hits, self._prior, tries)
+            ]
             if self.falls:
                 self._shares = rising(shares[::-1], tries[::-1])[::-1]
             else:

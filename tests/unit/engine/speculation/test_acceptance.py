@@ -123,6 +123,15 @@ def test_one_request_is_told_from_the_others():
     assert acceptance.chances("lookup", 4, 1, Own())[0] < fresh + 0.3
 
 
+@pytest.mark.parametrize("num_kept", [0, 8])
+def test_no_share_becomes_certain(num_kept):
+    acceptance, own = Acceptance(), Own()
+    for _ in range(3000):
+        acceptance.observe("lookup", 4, 8, num_kept, own)
+    for asking in (own, Own()):
+        assert 0.0001 < acceptance.chances("lookup", 4, 1, asking)[0] < 0.9999
+
+
 @given(OBSERVED)
 def test_what_is_as_expected_moves_no_request(observed):
     own = Own()
