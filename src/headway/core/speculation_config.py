@@ -6,7 +6,7 @@ from typing import Self
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions
 
-FREE = ("lookup", "suffixes")
+FREE = ("lookup", "suffixes", "forced")
 """Sources that cost microseconds."""
 SOURCES = (*FREE, "draft")
 

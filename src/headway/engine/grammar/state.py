@@ -78,6 +78,15 @@ class GrammarState:
             return 0
         return self._matcher.validate_tokens(drafts)
 
+    def forced(self) -> list[int]:
+        """The tokens of the only text that can follow, as its tokenizer would cut it, or none.
+
+        Other tokens may spell the same text, so each is a good guess and no more.
+        """
+        if self._matcher is None or self.error or self._matcher.is_stopped():
+            return []
+        return self._matcher.compute_ff_tokens()
+
     def fail(self) -> None:
         """Keep the matcher's error."""
         assert self._matcher is not None

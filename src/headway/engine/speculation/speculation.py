@@ -3,6 +3,7 @@
     lookup, suffixes   guess in each step, for that costs microseconds; what comes is compared with
                        their guesses whether those were verified or not, so a request that begins to
                        copy is seen before a single guess of it has cost anything
+    forced             where a grammar leaves one text, its tokens
     draft              guesses for the next step where that pays, its own time included; where it
                        does not it is asked now and then, for what it would be worth today
 
@@ -24,7 +25,7 @@ from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.suffixes import TAIL, PastAnswers
 
-LOOKUP, SUFFIXES, DRAFT = "lookup", "suffixes", "draft"
+LOOKUP, SUFFIXES, FORCED, DRAFT = "lookup", "suffixes", "forced", "draft"
 PROBE_SHARE = 0.01
 """Of the time, what a drafting model that does not pay may take to be seen at all."""
 
@@ -94,8 +95,9 @@ class Speculation:
         found: dict[int, Drafts] = {}
         for sequence, candidate, count in zip(decodes, best, counts, strict=True):
             if count and candidate is not None:
-                guesses = fitting(sequence, candidate.token_ids, count)
-                found[sequence.sequence_id] = Drafts(guesses, candidate.source, candidate.match)
+                found[sequence.sequence_id] = Drafts(
+                    candidate.token_ids[:count], candidate.source, candidate.match
+                )
         if self.price is not None:
             self._ask(decodes, states, best, found, alone, beside, budget, most_s)
         return found
@@ -116,21 +118,21 @@ class Speculation:
         if self.past is not None:
             salt = sequence.request.principal.cache_salt
             guesses.append((SUFFIXES, self.past.guess(salt, tokens, most)))
-        candidates = []
+        if sequence.grammar is not None and FORCED in self.counts:
+            guesses.append((FORCED, Guess(sequence.grammar.forced()[:most], 0)))
         for source, guess in guesses:
-            if guess.match:
+            if guess.token_ids:
                 state.shadow(source).remember(tokens, guess)
-                candidates.append(self._valued(source, guess.token_ids, guess.match, state.own))
         state.drafted, state.proposed = state.proposed, []
-        if state.drafted:
-            candidates.append(self._valued(DRAFT, state.drafted, 0, state.own))
-        if len(candidates) < 2:
-            return candidates[0] if candidates else None
-        return max(candidates, key=lambda candidate: sum(candidate.chances))
-
-    def _valued(self, source: str, token_ids: list[int], match: int, own: Own) -> Candidate:
-        chances = self.acceptance.chances(source, match, len(token_ids), own)
-        return Candidate(source, token_ids, match, chances)
+        guesses.append((DRAFT, Guess(state.drafted, 0)))
+        best, worth = None, 0.0
+        for source, (token_ids, match) in guesses:
+            token_ids = fitting(sequence, token_ids, most) if token_ids else token_ids
+            if token_ids:
+                chances = self.acceptance.chances(source, match, len(token_ids), state.own)
+                if sum(chances) > worth:
+                    best, worth = Candidate(source, token_ids, match, chances), sum(chances)
+        return best
 
     def _ask(
         self,
