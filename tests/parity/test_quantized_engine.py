@@ -129,6 +129,21 @@ def test_tokens_do_not_depend_on_what_runs_beside_them(mixed):
         cobatch.check_mix(number, *mixed)
 
 
+def test_tokens_do_not_depend_on_guesses(mixed):
+    kept: list[int] = []
+    for number in range(6):
+        cobatch.check_mix(number, *mixed, kept)
+    assert sum(kept) > 50, "the guesses are too bad to prove much"
+
+
+@pytest.mark.hardening
+def test_tokens_do_not_depend_on_guesses_at_length(mixed):
+    kept: list[int] = []
+    for number in range(60, 260):
+        cobatch.check_mix(number, *mixed, kept)
+    assert sum(kept) > 2000, "the guesses are too bad to prove much"
+
+
 @pytest.mark.hardening
 def test_tokens_do_not_depend_on_what_runs_beside_them_at_length(mixed):
     for number in range(60, 260):

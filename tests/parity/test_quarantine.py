@@ -1,15 +1,18 @@
 """Numbers that are not finite stay with the request that made them."""
 
 import math
+import random
 from pathlib import Path
 
 import pytest
 import torch
 
 from drive import engine_for, finish, greedy
+from guessing import Guesser
 from headway.core.errors import RequestError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.engine import Engine
+from headway.engine.sequence import Sequence
 from parity.tiny import tiny_model
 
 POISON = 77
@@ -59,6 +62,37 @@ def test_an_overflow_fails_its_request_and_no_other(folder: Path, backend: str) 
     for number in PROMPTS:
         tokens = [t for u in updates if u.request_id == number for t in u.token_ids]
         assert tokens == clean[number, 0].token_ids
+    for layer in engine.executor.kv:  # type: ignore[attr-defined]
+        assert torch.isfinite(layer.k).all()
+        assert torch.isfinite(layer.v).all()
+
+
+class Poisoner(Guesser):
+    """Guesses what will come, and the poison somewhere among it."""
+
+    def guess(self, sequence: Sequence) -> list[int]:
+        following = self.truth(sequence)[sequence.num_generated :]
+        following.insert(self.rng.randint(0, min(4, len(following))), POISON)
+        return following[:8]
+
+
+@pytest.mark.parametrize("backend", ["native", "sdpa", "reference"])
+def test_an_overflow_in_a_guess_fails_nobody(folder: Path, backend: str) -> None:
+    """The guesses before it are kept, the rest comes again; no block keeps the bad numbers."""
+    requests = [greedy(i, prompt, 12) for i, prompt in PROMPTS.items()]
+    wanted = finish(poisoned(folder, backend), requests)
+    engine = poisoned(folder, backend)
+    guesser = Poisoner(
+        random.Random(1),
+        211,
+        lambda sequence: list(wanted[sequence.request.request_id, 0].token_ids),
+    )
+    engine.scheduler.drafts.speculator = guesser
+    found = finish(engine, requests)
+    assert {key: a.token_ids for key, a in found.items()} == {
+        key: a.token_ids for key, a in wanted.items()
+    }
+    assert guesser.num_kept > 5
     for layer in engine.executor.kv:  # type: ignore[attr-defined]
         assert torch.isfinite(layer.k).all()
         assert torch.isfinite(layer.v).all()

@@ -207,7 +207,8 @@ class TorchExecutor:
         """Fail sequences whose numbers are not finite, and wipe what they wrote in this step.
 
         Where only drafts are bad, nobody fails: the second result says how many sampled rows are of
-        use.
+        use. Where a token with drafts behind it is bad too, FloatingPointError: in a sum over the
+        whole block 0 · inf reaches it, and the engine runs the step again without drafts.
         """
         bad_T = self.target.wipe_bad(hidden_TH, batch)
         if bad_T is None:
@@ -218,6 +219,8 @@ class TorchExecutor:
             if not bool(part.any()):
                 continue
             num_drafts_before = int(part.nonzero()[0]) - (len(row.token_ids) - row.num_drafts)
+            if num_drafts_before < 0 and row.num_drafts:
+                raise FloatingPointError("a guess may have spoilt the token it was guessed behind")
             if num_drafts_before < 0:
                 failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
             else:
