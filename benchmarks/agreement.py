@@ -3,11 +3,14 @@
 Each tool drives the same server with the same load, one after the other: even arrivals, text
 completions, prompts and answers of fixed lengths. Prompts of each run are its own, so that no tool
 computes what another finds in the prefix cache; the server's counters are read to hold that, where
-it has them. Another tool goes first in each round. Medians are set side by side under our names
-(AIPerf's and guidellm's "inter token latency" is our TPOT).
+it has them. Medians are set side by side under our names (AIPerf's and guidellm's "inter token
+latency" is our TPOT).
 
-A machine is not alike from one run to the next. So each tool's means are also set beside those that
-the server itself counted of the same requests (`/metrics`): this compares the clocks alone.
+A machine is not alike from one minute to the next. So turns are short and many, another tool goes
+first in each round, and each tool is compared with ours of the same round: the table has the median
+of those ratios, and between what 95% of the medians lie when the rounds are drawn again. Each
+tool's means are also set beside those that the server itself counted of the same requests
+(`/metrics`): this compares the clocks alone.
 
 The tools are other people's: `--aiperf` and `--guidellm` are the paths of their commands, best in
 environments of their own.
@@ -15,6 +18,7 @@ environments of their own.
 
 import argparse
 import json
+import os
 import random
 import secrets
 import statistics
@@ -37,6 +41,8 @@ FIGURES = {
 """Our name → the histogram in which a server counts it."""
 MOST_CACHED = 0.02
 """Of a run's prompt tokens: more that the server had already, and its TTFT is not another's."""
+LEAST_DRAWN, DRAWS = 5, 4000
+"""Rounds of which an interval can be told; how often they are drawn again."""
 Figures = dict[str, float]
 
 
@@ -215,6 +221,21 @@ TOOLS: dict[str, Callable[[argparse.Namespace, Path], Reading]] = {
 }
 
 
+def apart(rounds: list[dict[str, Reading]], tool: str, figure: str) -> str:
+    """How far the tool's medians are from ours of the same rounds: "+1.2%, +0.3 to +2.0%".
+
+    Rounds of 100 and 101, 150 and 151.5, 80 and 80.8 ms are +1.0%, whatever the machine did.
+    """
+    ratios = [each[tool].medians[figure] / each["headway"].medians[figure] - 1 for each in rounds]
+    middle = f"{statistics.median(ratios):+.1%}"
+    if len(ratios) < LEAST_DRAWN:
+        return middle
+    rng = random.Random(0)
+    drawn = [statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(DRAWS)]
+    low, *_, high = statistics.quantiles(drawn, n=40)
+    return f"{middle}, {100 * low:+.1f} to {high:+.1%}"
+
+
 def table(rounds: list[dict[str, Reading]]) -> str:
     """Medians over the rounds, how far each tool is from ours, and each from the server's own."""
     head = " | ".join(rounds[0])
@@ -226,7 +247,7 @@ def table(rounds: list[dict[str, Reading]]) -> str:
             for tool in rounds[0]
         }
         for tool, value in values.items():
-            off = f" ({value / values['headway'] - 1:+.1%})" if tool != "headway" else ""
+            off = f" ({apart(rounds, tool, figure)})" if tool != "headway" else ""
             cells.append(f"{value:.2f}{off}")
         lines.append(f"| {figure} | " + " | ".join(cells) + " |")
     shared = [f for f in FIGURES if all(f in r.own for each in rounds for r in each.values())]
@@ -252,9 +273,8 @@ def measured(tool: str, args: argparse.Namespace, run_name: str) -> Reading:
     before = scrape(args.url)
     with tempfile.TemporaryDirectory() as folder:
         found = TOOLS[tool](args, Path(folder))
-    counters = growth(before, scrape(args.url))
-    found.own = own_means(found.counters or counters)
-    share = cached_share(counters)
+    counters = found.counters or growth(before, scrape(args.url))
+    found.own, share = own_means(counters), cached_share(counters)
     print(
         f"{run_name}: {told(found.medians)}; means {told(found.means)}, the server's own "
         f"{told(found.own)}; {'?' if share is None else f'{share:.1%}'} of the prompts was cached",
@@ -275,14 +295,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("url")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--tokenizer", required=True, help="folder, for the other tools")
+    parser.add_argument(
+        "--tokenizer", required=True, type=os.path.abspath, help="folder, for the other tools"
+    )
     parser.add_argument("--aiperf", default="", help="path of its command; left out without one")
     parser.add_argument("--guidellm", default="")
     parser.add_argument("--rate", type=float, default=4.0)
-    parser.add_argument("--count", type=int, default=80)
+    parser.add_argument("--count", type=int, default=20, help="requests of a turn")
     parser.add_argument("--input", type=int, default=80, help="words of a prompt")
     parser.add_argument("--output", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     chosen = ["headway", *(name for name in ("aiperf", "guidellm") if getattr(args, name))]
     rounds: list[dict[str, Reading]] = []

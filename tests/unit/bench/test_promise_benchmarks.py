@@ -4,6 +4,7 @@ The scripts of benchmarks/ are run by hand; here their rows are made up, so that
 known.
 """
 
+import argparse
 import sys
 from collections import Counter
 from pathlib import Path
@@ -163,6 +164,20 @@ def test_what_a_run_found_in_the_cache():
     assert agreement.cached_share({}) is None
 
 
+def test_what_a_tool_asked_before_its_timed_requests_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """`headway bench` looks first whether the server streams, each time with the same prompt."""
+    found = {"prefix_cache_hits_total": 80.0, "prefix_cache_queries_total": 1000.0}
+    scrapes = iter([{}, found])
+    monkeypatch.setattr(agreement, "scrape", lambda url: next(scrapes))
+    figures = dict.fromkeys(agreement.FIGURES, 5.0)
+    reading = agreement.Reading(figures, figures, {"prefix_cache_queries_total": 900.0})
+    monkeypatch.setitem(agreement.TOOLS, "headway", lambda args, folder: reading)
+    given = argparse.Namespace(url="http://127.0.0.1")
+    assert agreement.measured("headway", given, "a run") is reading
+
+
 def test_a_tools_clock_is_set_beside_the_servers_own():
     """The machine halves its pace from one run to the next; both clocks are 1% above the server."""
     name, slower = agreement.FIGURES["TTFT"], []
@@ -175,6 +190,20 @@ def test_a_tools_clock_is_set_beside_the_servers_own():
     lines = agreement.table([dict(zip(("headway", "aiperf"), slower, strict=True))]).splitlines()
     assert "| TTFT | 101.00 | 202.00 (+100.0%) |" in lines
     assert lines[-1] == "| TTFT | +1.0% | +1.0% |", "a figure that the server has not is left out"
+
+
+def test_tools_are_compared_within_a_round():
+    """The machine has another pace in each round, and is disturbed in one of the other's turns."""
+    rounds = []
+    for number, pace in enumerate((1.0, 1.5, 0.8, 2.0, 1.2, 0.9, 1.1)):
+        mine, its = 100.0 * pace, (101.0 if number != 3 else 180.0) * pace
+        both = [dict.fromkeys(agreement.FIGURES, value) for value in (mine, its)]
+        readings = [agreement.Reading(figures, figures) for figures in both]
+        rounds.append(dict(zip(("headway", "aiperf"), readings, strict=True)))
+    assert agreement.apart(rounds, "aiperf", "TTFT") == "+1.0%, +1.0 to +1.0%"
+    assert "| TTFT | 110.00 | 111.10 (+1.0%, +1.0 to +1.0%) |" in agreement.table(rounds)
+    worse = rounds[:3] + [rounds[3]] * 4
+    assert agreement.apart(worse, "aiperf", "TTFT") == "+80.0%, +1.0 to +80.0%"
 
 
 def test_a_server_without_counters_gives_no_second_table():
