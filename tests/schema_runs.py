@@ -46,22 +46,32 @@ class Walker:
         self._masks = masks
 
     def collect(self) -> StepResult:
-        samples = [
-            Sample(row.sequence_id, [self._draw(row.sequence_id)])
-            for row in self._plan.scheduled
-            if row.sample
-        ]
+        samples = []
+        for row in self._plan.scheduled:
+            if row.sample:
+                kept = [self._draw(row.sequence_id, 0)]
+                while len(kept) <= row.num_drafts and kept == row.drafts[: len(kept)]:
+                    if len(kept) == len(self._masks.by_sequence[row.sequence_id]):
+                        break
+                    token = self._draw(row.sequence_id, len(kept))
+                    if token < 0:
+                        break
+                    kept.append(token)
+                self._lengths[row.sequence_id] += len(kept)
+                samples.append(Sample(row.sequence_id, kept))
         return StepResult(self._plan.step, samples)
 
-    def _draw(self, sequence_id: int) -> int:
-        at = self._lengths[sequence_id]
-        self._lengths[sequence_id] = at + 1
+    def _draw(self, sequence_id: int, ahead: int) -> int:
+        """The token behind `ahead` drafts; -1 where its mask allows none."""
+        at = self._lengths[sequence_id] + ahead
         rng = random.Random(self._seeds[sequence_id] * 65536 + at)
-        packed = np.frombuffer(self._masks.by_sequence[sequence_id][0], np.uint8)
+        packed = np.frombuffer(self._masks.by_sequence[sequence_id][ahead], np.uint8)
         allowed = np.unpackbits(packed, bitorder="little").view(np.bool_)
         closing = np.nonzero(allowed[: len(self._closers)] & self._closers)[0]
         likes = len(closing) and rng.random() < LIKING
         ids = closing if likes else np.nonzero(allowed)[0]
+        if ahead and not len(ids):
+            return -1
         return int(ids[rng.randrange(len(ids))])
 
     def describe(self) -> Description:
