@@ -1,25 +1,31 @@
 """What guesses bring: `python benchmarks/speculation.py FOLDER --draft DRAFT`.
 
-One engine without guesses and one for each of `--speculate` answer the same requests in turns, in
-batches of `--batches`: held-out chats of the skills, greedy; copies alone; and texts sampled at
-temperature 1. For a model of few parameters widen it first (`headway widen`), for there a step
-takes as long as Python does. Told are tokens a second of decoding (steps with a prompt in them are
-left out), as a median of `--repeats`, times those without guesses; tokens a step and sequence, the
-share of guesses kept, and what drafting took of the time. Each repeat has prompts of its own, and
-all engines are told the same. The tokens are compared: they must be the same.
+One engine without guesses and one with them answer the same requests in turns, in batches of
+`--batches`: held-out chats of the skills, greedy; copies alone; and texts sampled at temperature 1.
+The second does so once for each of `--speculate`, and for each of `--fixed` with so many guesses of
+`auto` in each step whatever they cost, as the controller's rivals. For a model of few parameters
+widen it first (`headway widen`), for there a step takes as long as Python does. Told are tokens a
+second of decoding (steps with a prompt in them are left out), as a median of `--repeats`, times
+those without guesses; tokens a step and sequence, the share of guesses kept, and what drafting took
+of the time. Each repeat has prompts of its own, the same for all. The tokens are compared: they
+must be the same.
 """
 
 import argparse
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from headway import LLM
 from headway.core.request import Request, SamplingParams
+from headway.engine.cost import Prior, StepCost
+from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 
 MAX_TOKENS = 120
+GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
+"""A machine on which a step takes a second whatever it does: there all guesses are verified."""
 KINDS = {"chats": tuple(SKILLS), "copies": ("copy",), "sampled": ("story", "tool", "recall")}
 """Name → skills; the last is drawn at temperature 1."""
 
@@ -77,12 +83,26 @@ def answer(llm: LLM, requests: list[Request]) -> tuple[Run, dict[tuple[int, int]
     return run, answers
 
 
+def speculators_of(llm: LLM, names: list[str], fixed: list[int]) -> dict[str, Speculation | None]:
+    """By name one speculator each, with a memory of its own; "off" has none."""
+    config, cost = llm.settings.speculation, llm.engine.cost
+    found: dict[str, Speculation | None] = {"off": None}
+    for name in names:
+        sources = config.sources if name == "auto" else tuple(name.split(","))
+        found[name] = Speculation(replace(config, sources=sources), cost)
+    for count in fixed:
+        always = replace(config, max_drafts=count)
+        found[f"always {count}"] = Speculation(always, StepCost(GUESSES_PAY))
+    return found
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft", type=Path, help="drafting model, for draft and auto")
     parser.add_argument("--speculate", nargs="+", default=["draft", "lookup", "auto"])
+    parser.add_argument("--fixed", type=int, nargs="+", default=[], help="guesses in each step")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
@@ -91,29 +111,27 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
     chosen = parser.parse_args()
 
-    def load(**options: object) -> LLM:
-        given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
-        return LLM(chosen.folder, quantization=chosen.quantization, **given, **options)
-
-    engines = {"off": load()}
-    for speculate in chosen.speculate:
-        options: dict[str, object] = {"speculate": speculate, "max_drafts": chosen.max_drafts}
-        if chosen.draft and ("draft" in speculate or speculate == "auto"):
-            options["draft_model"] = str(chosen.draft)
-        engines[speculate] = load(**options)
+    given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
+    given |= {"quantization": chosen.quantization, "max_drafts": chosen.max_drafts}
+    drafting = {"draft_model": str(chosen.draft)} if chosen.draft else {}
+    plain = LLM(chosen.folder, **given)
+    guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)
+    speculators = speculators_of(guessing, chosen.speculate, chosen.fixed)
     print("| batch | kind | source | tok/s | x off | tokens a step | kept | drafting | same |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     first = 0
     for batch in chosen.batches:
         for kind in chosen.kinds:
-            sets = make_prompts(engines["off"], kind, chosen.repeats, max(batch, chosen.requests))
-            runs: dict[str, list[Run]] = {name: [] for name in engines}
-            same = dict.fromkeys(engines, True)
+            sets = make_prompts(plain, kind, chosen.repeats, max(batch, chosen.requests))
+            runs: dict[str, list[Run]] = {name: [] for name in speculators}
+            same = dict.fromkeys(speculators, True)
             for prompts in sets:
                 temperature = 1.0 if kind == "sampled" else 0.0
                 parts = [prompts[at : at + batch] for at in range(0, len(prompts), batch)]
                 expected: dict[tuple[int, int], list[int]] = {}
-                for name, llm in engines.items():
+                for name, speculator in speculators.items():
+                    llm = plain if speculator is None else guessing
+                    llm.engine.scheduler.drafts.speculator = speculator
                     total, told = Run(), {}
                     for number, part in enumerate(parts):
                         requests = [
