@@ -7,8 +7,8 @@ The second does so once for each of `--speculate`, and for each of `--fixed` wit
 widen it first (`headway widen`), for there a step takes as long as Python does. Told are tokens a
 second of decoding (steps with a prompt in them are left out), as a median of `--repeats`, times
 those without guesses; tokens a step and sequence, the share of guesses kept, and what drafting took
-of the time. Each repeat has prompts of its own, the same for all. The tokens are compared: they
-must be the same.
+of the time. Each repeat has prompts of its own, the same for all; what a speculator has learned is
+forgotten for the next row of the table. The tokens are compared: they must be the same.
 """
 
 import argparse
@@ -116,13 +116,13 @@ def main() -> None:
     drafting = {"draft_model": str(chosen.draft)} if chosen.draft else {}
     plain = LLM(chosen.folder, **given)
     guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)
-    speculators = speculators_of(guessing, chosen.speculate, chosen.fixed)
     print("| batch | kind | source | tok/s | x off | tokens a step | kept | drafting | same |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     first = 0
     for batch in chosen.batches:
         for kind in chosen.kinds:
             sets = make_prompts(plain, kind, chosen.repeats, max(batch, chosen.requests))
+            speculators = speculators_of(guessing, chosen.speculate, chosen.fixed)
             runs: dict[str, list[Run]] = {name: [] for name in speculators}
             same = dict.fromkeys(speculators, True)
             for prompts in sets:
