@@ -176,6 +176,7 @@ async def small_server() -> AsyncIterator[Callable[[bytes], Awaitable[tuple[Any,
             message = await receive()
             digest.update(message.get("body", b""))
             more = message.get("more_body", False)
+            await asyncio.sleep(0.003)  # so that pieces come that are not read yet
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": digest.hexdigest().encode()})
 
