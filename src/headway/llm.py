@@ -10,6 +10,7 @@ It is the same engine, scheduler and text as the server's.
 """
 
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,14 +225,12 @@ class LLM:
                 raise error
             for update in updates:
                 answer = answers.get(update.request_id)
-                if answer is None or answer.finished(update.index):
-                    continue
-                delta, abort = answer.push(update)
-                if abort:
-                    self.engine.abort(update.request_id, update.index)
-                if delta.finish_reason == "error":
-                    raise ServerFaultError("A step failed; the log says why.")
-                yield update.request_id, delta
+                for delta, abort in answer.pushed(update) if answer is not None else ():
+                    if abort:
+                        self.engine.abort(update.request_id, update.index)
+                    if delta.finish_reason == "error":
+                        raise ServerFaultError("A step failed; the log says why.")
+                    yield update.request_id, delta
 
     def _take(self, output: RequestOutput, delta: Delta) -> None:
         completion = output.outputs[delta.index]
@@ -267,7 +266,8 @@ def make_options(given: dict[str, Any]) -> EngineOptions:
     arguments = []
     for name, value in given.items():
         if value is not None:
-            arguments.append(f"--{name.replace('_', '-')}={value}")
+            text = json.dumps(value) if isinstance(value, dict) else value
+            arguments.append(f"--{name.replace('_', '-')}={text}")
     tables, _, _ = read_options([EngineOptions], arguments, {})
     options: EngineOptions = tables[EngineOptions]
     return options

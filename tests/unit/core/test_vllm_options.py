@@ -52,7 +52,7 @@ def test_each_is_known(name):
 
 def test_a_name_has_one_meaning():
     """No row hides an option of ours, none stands twice, and every word is one of ours."""
-    rows = [*vllm.GIVEN, *vllm.REFUSED]
+    rows = [*vllm.GIVEN, *vllm.REFUSED, *vllm.TOGETHER]
     names = [word.name for word in vllm.WORDS] + [n for row in rows for n in row.names.split()]
     assert len(names) == len(set(names)) and not OURS & set(names)
     assert {word.ours for word in vllm.WORDS} <= OURS and set(SAME) <= OURS
@@ -91,6 +91,29 @@ def test_what_means_the_same_is_honoured(arguments, name, value):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--spec-method=ngram", "--spec-tokens=5"], ("lookup", "", 5)),
+        (["--speculative-config", '{"method": "suffix"}'], ("lookup,suffixes", "", 8)),
+        (["--speculative-config", '{"model": "small", "num_speculative_tokens": 3}'],
+         ("draft", "small", 3)),
+        (["--speculative-config", '{"model": "ngram", "draft_tensor_parallel_size": 1}'],
+         ("lookup", "", 8)),
+        (["--speculative-config", '{"method": "draft_model"}', "--spec-model=small"],
+         ("draft", "small", 8)),
+    ],
+)  # fmt: skip
+def test_speculation_in_vllms_words(arguments, expected, tmp_path):
+    names = ("speculate", "draft_model", "max_drafts")
+    assert tuple(read(*arguments)[0][name] for name in names) == expected
+    file = tmp_path / "vllm.yaml"
+    file.write_text("speculative_config: {method: ngram, num_speculative_tokens: 5}\n")
+    assert tuple(read("--config", str(file))[0][name] for name in names) == ("lookup", "", 5)
+    script = make_options({"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}})
+    assert script == make_options({"speculate": "lookup", "max_drafts": 5})
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         *(["--tensor-parallel-size=1"], ["--enforce-eager"], ["--enforce-eager=false"]),
@@ -110,7 +133,20 @@ def test_what_holds_anyway_passes(arguments):
         (["--trust-remote-code"], ["--trust-remote-code true", "never run"]),
         (["--no-enable-chunked-prefill"], ["--max-num-batched-tokens"]),
         (["--reasoning-parser=qwen3"], ["--reasoning-parser", "chat template"]),
-        (["--speculative-config={}"], ["Speculative decoding"]),
+        (["--speculative-config={}"], ["draft_model needs a model"]),
+        (["--speculative-config=5"], ["no JSON object", "num_speculative_tokens"]),
+        (["--spec-method=eagle3", "--spec-model=x"], ["no method eagle3", "--speculate"]),
+        (["--spec-method=ngram", "--spec-model=x"], ["ngram takes no model"]),
+        (
+            ["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4}'],
+            ["prompt_lookup_max", "--max-drafts"],
+        ),
+        (
+            ["--speculative-config", '{"method": "suffix"}', "--spec-method=suffix"],
+            ["--spec-method", "both are given"],
+        ),
+        (["--spec-method=ngram", "--speculate=auto"], ["--speculate", "both are given"]),
+        (["--spec-method=ngram", "--spec-tokens=1000"], ["--max-drafts", "64"]),
         (["--num-gpu-blocks-override", "9"], ["--kv-memory"]),
         (["--model", "x"], ["headway serve FOLDER"]),
         (["--enable-lora"], ["--enable-lora true"]),

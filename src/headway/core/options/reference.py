@@ -69,6 +69,8 @@ def from_vllm() -> list[str]:
         if word.convert is vllm.opposite:
             meaning = f"the opposite of {meaning}"
         lines.append(f"| {listed([word.name])} | {meaning}{word.note and f', {word.note}'} |")
+    for row in vllm.TOGETHER:
+        lines.append(f"| {listed(row.names.split())} | {listed(row.ours)}; {row.note} |")
     for given in vllm.GIVEN:
         values = " or ".join(f"`{value}`" for value in given.values)
         lines.append(f"| {listed(given.names.split())} | {values} alone. {given.fix} |")

@@ -13,6 +13,7 @@ from typing import Any
 
 from headway.core.errors import UsageError
 from headway.core.options.field import FALSE, TRUE, flag_name
+from headway.core.options.vllm_speculation import speculation
 
 
 def unchanged(text: str) -> str:
@@ -61,6 +62,16 @@ class Refused:
 
     names: str
     fix: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """The options `names` say together what some of ours say; `read` makes those of them."""
+
+    names: str
+    ours: tuple[str, ...]
+    read: Callable[[Mapping[str, Any], Callable[[str], str]], dict[str, str]]
+    note: str
 
 
 NO, YES, EITHER = ("false",), ("true",), ("true", "false")
@@ -164,10 +175,6 @@ REFUSED = (
         fix="Reasoning is told apart by the model's chat template: leave it out.",
     ),
     Refused(
-        names="speculative_config spec_method spec_model spec_tokens",
-        fix="Speculative decoding is not in this version.",
-    ),
-    Refused(
         names="revision code_revision tokenizer_revision download_dir hf_token",
         fix="Fetch the model first: headway pull ORG/NAME --revision …; then serve its folder.",
     ),
@@ -230,12 +237,26 @@ REFUSED = (
         fix="docs/telemetry.md has the metrics, MFU among them; they are always on.",
     ),
 )
+TOGETHER = (
+    Together(
+        names="speculative_config spec_method spec_model spec_tokens",
+        ours=("speculate", "draft_model", "max_drafts"),
+        read=speculation,
+        note="the methods ngram, suffix and draft_model, and no keys but method, model and "
+        "num_speculative_tokens: the most that is guessed",
+    ),
+)
 VALUES = {"dtype": {"half": "float16", "float": "float32"}}
 """Our option → vLLM's words for some of its values."""
 
-BY_NAME: dict[str, Word | Given | Refused] = {
+BY_NAME: dict[str, Word | Given | Refused | Together] = {
     **{word.name: word for word in WORDS},
-    **{name: row for rows in (GIVEN, REFUSED) for row in rows for name in row.names.split()},
+    **{
+        name: row
+        for rows in (GIVEN, REFUSED, TOGETHER)
+        for row in rows
+        for name in row.names.split()
+    },
 }
 SWITCHES = frozenset(name for name, row in BY_NAME.items() if getattr(row, "switch", False))
 
@@ -255,19 +276,31 @@ def translate(
             if name not in there:
                 found[name] = value  # an unknown name is for the reader to refuse
             continue
-        ours = accept(name, row, str(value), there, spell)
-        if ours is None:
+        if isinstance(row, Together):
             continue
-        if ours[0] in found:
-            raise UsageError(
-                f"{spell(name)} is {spell(ours[0])} here, and both are given.",
-                f"Keep {spell(ours[0])}.",
-            )
-        found[ours[0]] = ours[1]
+        ours = accept(name, row, str(value), there, spell)
+        if ours is not None:
+            add(found, ours, name, spell)
+    for together in TOGETHER:
+        said = {name: given[name] for name in together.names.split() if name in given}
+        for ours in together.read(said, spell).items() if said else ():
+            add(found, ours, next(iter(said)), spell)
     for name, words in VALUES.items():
         if isinstance(found.get(name), str):
             found[name] = words.get(found[name], found[name])
     return found
+
+
+def add(
+    found: dict[str, Any], ours: tuple[str, str], name: str, spell: Callable[[str], str]
+) -> None:
+    """Add (our name, our value) of vLLM's `name`; UsageError where it is there."""
+    if ours[0] in found:
+        raise UsageError(
+            f"{spell(name)} is {spell(ours[0])} here, and both are given.",
+            f"Keep {spell(ours[0])}.",
+        )
+    found[ours[0]] = ours[1]
 
 
 def accept(
