@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.advise.reading import (
+    DraftReading,
     KVReading,
     LatencyReading,
     LengthReading,
@@ -127,6 +128,18 @@ CONTENDED = {
         seconds=20, num_cores=2, steal_share=0.1, others_share=0.4, idle_share=0.0, run_queue=2.0
     ),
 }
+GUESSING = DraftReading(
+    sources=("lookup", "draft"),
+    acceptance=0.625,
+    per_step=2.0,
+    tokens_per_step=2.25,
+    price=0.4,
+    speedup=1.35,
+    kept={"lookup": 0.5, "draft": 0.75},
+)
+IN_VAIN = replace(
+    GUESSING, acceptance=0.05, tokens_per_step=1.1, speedup=0.66, kept={"lookup": 0.05}
+)
 WIDE = {"--dtype bfloat16": WEIGHTS // 2, "--quantization int8": WEIGHTS // 4}
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -187,13 +200,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"weights.step_bytes": 100e6},
         {"weights.step_bytes": 100e6, "kv.bytes_per_token": 6_528},
     ),
-    "drafts": (FEW, {}),
+    "drafts": (FEW, {**FEW, "drafts": GUESSING}),
+    "drafts-in-vain": ({"drafts": IN_VAIN}, {"drafts": GUESSING}),
     "retries": ({"faults.num_retries": 30}, {"faults.num_retries": 2}),
     "under-loaded": ({"steps.idle_share": 0.9}, {"steps.idle_share": 0.3}),
 }
 """Rule → what makes it hold, and nearly the same, where it must not."""
 BESIDE_OTHERS = {
     *("host-bound", "wide-weights", "weight-bytes", "drafts", "retries", "refusals", "kv-bytes"),
+    "drafts-in-vain",
 }
 """Their cases make another rule worth more, too."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headway.advise import rules, waste
+from headway.advise import rules, symptoms, waste
 from headway.advise.gains import SHORTER
 from headway.advise.reading import Reading
 from headway.advise.roofline import decode_step
@@ -99,6 +99,8 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     waste: list[str]
     savings: list[Saving]
     not_known: list[str]
+    drafts: list[str] = []
+    """What speculation brings here, measured; empty where it is off."""
 
 
 def diagnose(r: Reading) -> Diagnosis:
@@ -117,6 +119,7 @@ def diagnose(r: Reading) -> Diagnosis:
         waste=[text for remark in waste.WASTE if (text := remark(r))],
         savings=savings(r),
         not_known=list(r.not_known),
+        drafts=symptoms.see_drafts(r),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from headway.advise.reading import (
     ClientReading,
+    DraftReading,
     FaultReading,
     KVReading,
     LatencyReading,
@@ -22,7 +23,14 @@ from headway.advise.reading import (
     StepReading,
     WeightReading,
 )
-from headway.telemetry.snapshot import LiveRequest, Percentiles, Snapshot, StepStats, Window
+from headway.telemetry.snapshot import (
+    DraftStats,
+    LiveRequest,
+    Percentiles,
+    Snapshot,
+    StepStats,
+    Window,
+)
 
 SLOW_SHARE = 0.5
 MIN_MADE = 8
@@ -58,6 +66,7 @@ def reading_from_stats(
         weights=weights(last),
         kv=kv(last, window),
         prefix=prefix(last, window),
+        drafts=drafts(window.drafts),
         faults=faults(first, last, window),
         spend=spend(window, last.price_per_hour, price_per_hour),
         verdict=window.verdict,
@@ -191,6 +200,26 @@ def prefix(last: Snapshot, window: Window) -> PrefixReading:
         hit_rate=window.cache_hit_rate,
         shared_tokens=again / total,
         shared_said=best.text.rstrip("."),
+    )
+
+
+def drafts(found: DraftStats | None) -> DraftReading:
+    """What was guessed and kept, and what it took."""
+    if found is None:
+        return DraftReading()
+    known = found.draft_share is not None and found.verify_share is not None
+    return DraftReading(
+        sources=tuple(found.by_source),
+        acceptance=found.acceptance,
+        per_step=found.drafts_per_step,
+        tokens_per_step=found.tokens_per_step,
+        price=(found.draft_share or 0.0) + (found.verify_share or 0.0) if known else None,
+        speedup=found.speedup,
+        kept={
+            name: each.accepted_tokens / each.draft_tokens
+            for name, each in found.by_source.items()
+            if each.draft_tokens
+        },
     )
 
 

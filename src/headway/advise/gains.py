@@ -25,6 +25,8 @@ SHORTER = 0.2
 ACCEPTED = 0.6
 DRAFTS = 3
 USUAL = 0.5
+DRAFT = "draft"
+"""The source that is a drafting model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,11 +263,28 @@ def drafts(r: Reading) -> Advice:
     step = needed(r)
     per_step = sum(ACCEPTED**i for i in range(DRAFTS + 1))
     after_s = step.with_(rows=step.rows * (DRAFTS + 1)) / per_step
-    do = "shorter answers, or several requests at a time"
+    return Advice(
+        do="--speculate auto, with --draft-model where there is a smaller model of the same "
+        "tokenizer",
+        expect=f"{duration(step.seconds)} a token to {duration(after_s)}, with the same tokens; "
+        "the doctor tells what it brings once it runs",
+        share=r.decode_share * max(1 - after_s / step.seconds, 0.0),
+    )
+
+
+def other_drafts(r: Reading) -> Advice:
+    """Without guesses that bring nothing, or with others."""
+    speedup = r.drafts.speedup or 0.0
+    lost = max(1 - speedup, 0.0)
+    do = "--speculate off"
+    if DRAFT not in r.drafts.sources:
+        do += ", or --draft-model with a smaller model of the same tokenizer"
     return Advice(
         do=do,
-        expect=f"{duration(step.seconds)} a token to {duration(after_s)}",
-        share=r.decode_share * max(1 - after_s / step.seconds, 0.0),
+        expect=f"{percent(lost)} of the time of decoding comes back"
+        if lost
+        else "little: guesses that are not worth their price are not verified",
+        share=r.decode_share * lost,
     )
 
 

@@ -209,6 +209,25 @@ class PrefixReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftReading:
+    """What speculation brings: `sources` is empty where nobody guesses.
+
+    Of a sequence that decodes `per_step` tokens are guessed in a mean step, the share `acceptance`
+    of them comes, and `tokens_per_step` in all. `price` is what drafting and verifying take of the
+    time of steps, `speedup` the tokens a second over those without. `kept` is the acceptance by
+    source.
+    """
+
+    sources: tuple[str, ...] = ()
+    acceptance: float | None = None
+    per_step: float | None = None
+    tokens_per_step: float | None = None
+    price: float | None = None
+    speedup: float | None = None
+    kept: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultReading:
     """How often it happened in the window; `errors` by code."""
 
@@ -251,6 +270,7 @@ class Reading:
     weights: WeightReading = WeightReading()
     kv: KVReading = KVReading()
     prefix: PrefixReading = PrefixReading()
+    drafts: DraftReading = DraftReading()
     faults: FaultReading = FaultReading()
     spend: SpendReading = SpendReading()
     verdict: Verdict | None = None

@@ -83,6 +83,7 @@ def per_token(d: Diagnosis) -> RenderableType:
         )
     else:
         line += f"\n  [dim]no floor: {escape(t.why_no_floor)}[/]"
+    line += "".join(f"\n  {escape(text)}" for text in d.drafts)
     return Text.from_markup(line)
 
 

@@ -24,6 +24,8 @@ THRESHOLDS = {
     "worth_rows": 1.5,  # times the tokens per second, at eight times the rows
     "bad_share": 0.05,  # of requests: failures, retries
     "shared": 0.3,  # of a prompt
+    "speedup": 1.02,  # of drafts: less is nothing
+    "seen_steps": 50,  # without prefill: fewer say little of drafts
 }
 MORE_ROWS = 8
 BFLOAT16 = "--dtype bfloat16"
@@ -182,9 +184,16 @@ def narrower(choices: dict[str, int], now: float | None) -> dict[str, int]:
 
 
 def drafts_pay(r: Reading) -> bool:
-    """Few rows leave arithmetic unused that could verify drafts."""
+    """Few rows leave arithmetic unused that could verify drafts, and nobody guesses."""
     step = decode_step(r)
-    return step is not None and reads_weights(r) and step.rows <= 4
+    return step is not None and reads_weights(r) and step.rows <= 4 and not r.drafts.sources
+
+
+def drafts_in_vain(r: Reading) -> bool:
+    """Somebody guesses, and tokens come no faster."""
+    steps, speedup = r.steps.decode, r.drafts.speedup
+    seen = steps is not None and steps.num_steps >= T["seen_steps"]
+    return seen and speedup is not None and speedup < T["speedup"]
 
 
 def cold_cache(r: Reading) -> bool:
@@ -332,6 +341,28 @@ def see_decode(r: Reading) -> list[str]:
     ]
     if r.steps.decode is not None and r.steps.decode.mbu is not None:
         found.append(f"MBU {percent(r.steps.decode.mbu)}")
+    return found
+
+
+def see_drafts(r: Reading) -> list[str]:
+    """What drafts bring here, measured; empty where nobody guesses or nothing was decoded."""
+    d = r.drafts
+    if d.tokens_per_step is None:
+        return []
+    if not d.acceptance:
+        guessed = "none of the guesses came" if d.per_step else "no guess was worth its price"
+        found = [f"{', '.join(d.sources)}: {guessed}"]
+    else:
+        kept = ", ".join(f"{name} {percent(share)}" for name, share in d.kept.items())
+        found = [
+            f"{percent(d.acceptance)} of {d.per_step or 0:.2g} guesses a step kept ({kept}): "
+            f"{d.tokens_per_step:.2f} tokens a step"
+        ]
+    if d.price is not None and d.speedup is not None:
+        found.append(
+            f"drafting and verifying take {percent(d.price)} of the time in steps: "
+            f"{d.speedup:.2f} times the tokens/s of steps without"
+        )
     return found
 
 

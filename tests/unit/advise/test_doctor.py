@@ -16,7 +16,9 @@ from doctor_cases import (
     CONTENDED,
     FEW,
     FLOPS,
+    GUESSING,
     HEALTHY,
+    IN_VAIN,
     LONG,
     QUEUED,
     SLOW,
@@ -28,6 +30,7 @@ from doctor_cases import (
 from headway.advise import reference, rules
 from headway.advise.diagnosis import diagnose, findings
 from headway.advise.reading import (
+    DraftReading,
     Reading,
     SpendReading,
 )
@@ -72,7 +75,7 @@ def test_a_finding_has_figures_a_fix_and_an_honest_share(name: str) -> None:
     assert found.evidence and all(found.evidence)
     assert found.do and found.expect and found.assumes
     assert "None" not in f"{found.do}{found.expect}{found.evidence}"
-    assert found.available == (name != "drafts")
+    assert found.available
 
 
 def test_contention_comes_before_what_is_worth_more() -> None:
@@ -83,10 +86,33 @@ def test_contention_comes_before_what_is_worth_more() -> None:
     assert found[0].name == "contention" and found[0].share < max(each.share for each in found)
 
 
-def test_what_is_missing_has_no_option() -> None:
-    """Whoever adds speculative decoding mends the rule that says it is not there."""
-    options = {field.name for field in fields(EngineOptions)}
-    assert not any("spec" in name or "draft" in name for name in options)
+def test_drafts_are_advised_by_assumption_and_told_by_measurement() -> None:
+    """Where nobody guesses the gain is assumed; where somebody does it is what it was."""
+    off = diagnose(varied(HEALTHY, FEW))
+    (advised,) = [each for each in off.findings if each.name == "drafts"]
+    assert advised.do.startswith("--speculate auto") and "60%" in advised.assumes
+    assert off.drafts == []
+    on = diagnose(varied(HEALTHY, FEW, {"drafts": GUESSING}))
+    assert on.drafts == [
+        "62% of 2 guesses a step kept (lookup 50%, draft 75%): 2.25 tokens a step",
+        "drafting and verifying take 40% of the time in steps: 1.35 times the tokens/s of steps "
+        "without",
+    ]
+    assert not {"drafts", "drafts-in-vain"} & {each.name for each in on.findings}
+
+
+def test_guesses_that_bring_nothing_are_told() -> None:
+    """A third of decoding is lost to them; or they were too dear to be tried, and nothing is."""
+    (found,) = [f for f in findings(varied(HEALTHY, {"drafts": IN_VAIN})) if "vain" in f.name]
+    assert found.do == "--speculate off" and found.share == pytest.approx(0.34 * 0.988, abs=0.01)
+    quiet = DraftReading(
+        sources=("lookup",), per_step=0.0, tokens_per_step=1.0, price=0.0, speedup=1.0
+    )
+    (found,) = [f for f in findings(varied(HEALTHY, {"drafts": quiet})) if "vain" in f.name]
+    assert found.share == 0 and "--draft-model" in found.do
+    assert found.evidence[0] == "lookup: no guess was worth its price"
+    few = {"drafts": IN_VAIN, "steps.decode": steps(0.04, WEIGHTS, 1e9, count=20)}
+    assert "drafts-in-vain" not in names(varied(HEALTHY, few)), "20 steps say little"
 
 
 PARTS = frozenset(part.name for part in fields(Reading) if part.name not in ABOUT)
