@@ -8,8 +8,9 @@ last delta, or the error that was put in instead.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from itertools import chain
 
 from headway.core.clock import Clock
 from headway.core.errors import RequestError, ServerFaultError
@@ -25,7 +26,7 @@ class Delta:
     `stop_reason` the stop string or the stop token id that ended it, None for an end-of-text token
     or length. `incomplete` says that it ended before its grammar was satisfied. `parts` is what
     the text consists of where that is asked for: reasoning, calls and content; it may lag behind
-    `text`.
+    `text`. Of `num_drafts` guesses of its tokens `num_kept_drafts` were right.
     """
 
     __slots__ = (
@@ -35,6 +36,8 @@ class Delta:
         "index",
         "logprobs",
         "num_cached_tokens",
+        "num_drafts",
+        "num_kept_drafts",
         "parts",
         "prompt_logprobs",
         "stop_reason",
@@ -54,6 +57,8 @@ class Delta:
         self.num_cached_tokens = update.num_cached_tokens
         self.first_scheduled_s = update.first_scheduled_s
         self.incomplete = update.incomplete
+        self.num_drafts = update.num_drafts
+        self.num_kept_drafts = update.num_kept_drafts
 
     @property
     def visible(self) -> bool:
@@ -66,7 +71,7 @@ class Delta:
 class Answer:
     """The text streams of one request's sequences."""
 
-    __slots__ = ("_parsers", "_stop_ids", "_streams", "num_unfinished", "request")
+    __slots__ = ("_one_by_one", "_parsers", "_stop_ids", "_streams", "num_unfinished", "request")
 
     def __init__(
         self,
@@ -82,6 +87,7 @@ class Answer:
         )
         self.request = request
         self.num_unfinished = sampling.n
+        self._one_by_one = bool(self._parsers or sampling.stop or sampling.logprobs is not None)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._streams: list[TextStream | None] = [
             TextStream(
@@ -96,6 +102,18 @@ class Answer:
             else None
             for _ in range(sampling.n)
         ]
+
+    def pushed(self, update: SequenceUpdate) -> Iterator[tuple[Delta, bool]]:
+        """`push` of an update; of several tokens, as guesses bring them, of one after another where
+        it matters which of them ends the answer, or belongs to which part of it.
+
+        What is behind a stop string, or after the end, is dropped.
+        """
+        index = update.index
+        single = len(update.token_ids) < 2 or not self._one_by_one
+        for each in [update] if single else singles(update):
+            if not self.finished(index):
+                yield self.push(each)
 
     def push(self, update: SequenceUpdate) -> tuple[Delta, bool]:
         """What to show of `update`, and whether the engine must abort the sequence.
@@ -140,6 +158,30 @@ class Answer:
         stream = self._streams[index]
         stopped = stream is not None and stream.stopped is not None
         return stopped or bool(self._parsers and self._parsers[index].done)
+
+
+def singles(update: SequenceUpdate) -> list[SequenceUpdate]:
+    """An update of several tokens as one of each: what comes once comes with the first, the end
+    with the last. Of 3 guesses 2 were right: 3 are told with the first token, a right one with each
+    of the first two.
+    """
+    found = [
+        SequenceUpdate(
+            update.request_id,
+            update.index,
+            [token_id],
+            logprobs=update.logprobs[at : at + 1] if update.logprobs else None,
+            num_kept_drafts=int(at < update.num_kept_drafts),
+        )
+        for at, token_id in enumerate(update.token_ids)
+    ]
+    first, last = found[0], found[-1]
+    first.prompt_logprobs, first.num_drafts = update.prompt_logprobs, update.num_drafts
+    first.num_cached_tokens = update.num_cached_tokens
+    first.first_scheduled_s = update.first_scheduled_s
+    last.finish_reason, last.stop_token_id = update.finish_reason, update.stop_token_id
+    last.incomplete = update.incomplete
+    return found
 
 
 class Stream:
@@ -227,13 +269,10 @@ class Stream:
         arrived, self._arrived = self._arrived, []
         answer = self.answer
         deltas = []
-        for update in arrived:
-            if answer.finished(update.index):
-                continue
-            delta, abort = answer.push(update)
+        for delta, abort in chain.from_iterable(map(answer.pushed, arrived)):
             if abort:
-                self.resumed_tokens[update.index] = None
-                self._abort(update.index)
+                self.resumed_tokens[delta.index] = None
+                self._abort(delta.index)
             if delta.finish_reason == "error":
                 self.over = True
                 self.close()
