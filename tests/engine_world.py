@@ -61,8 +61,10 @@ class World:
             eos_token_ids=(EOS,),
             clock=self.clock,
         )
+        self.guesser: Guesser | None = None
         if guesses is not None:
-            self.engine.scheduler.drafts.speculator = Guesser(guesses, VOCAB, self._truth)
+            self.guesser = Guesser(guesses, VOCAB, self._truth)
+            self.engine.scheduler.drafts.speculator = self.guesser
         self.requests: dict[int, Request] = {}
         self.gained: dict[tuple[int, int], Gained] = {}
         self.finished_at: dict[int, int] = {}
@@ -110,11 +112,14 @@ class World:
         known = len(oldest.tokens) if oldest else 0
         stage, rows = self.executor.fail_at, self.executor.fail_rows
         copies = self.engine.scheduler.preemption.is_busy
+        guessed, kept = self._guessed()
         updates, record = self.engine.step()
         self.num_steps += 1
         plan = self.plan
         self._check_plan(plan, record)
         self._take(updates)
+        now_guessed, now_kept = self._guessed()
+        self._check_drafts(updates, record, now_guessed - guessed, now_kept - kept)
         failed = {(u.request_id, u.index) for u in updates if u.finish_reason == "error"}
         raised = bool(stage) and not self.executor.fail_at
         poisoned = {r for r, request in self.requests.items() if self.is_poison(request)}
@@ -129,6 +134,19 @@ class World:
         assert oldest is None or len(oldest.tokens) >= known
         self.engine.check_integrity()
         return updates, record
+
+    def _guessed(self) -> tuple[int, int]:
+        return (self.guesser.num_guessed, self.guesser.num_kept) if self.guesser else (0, 0)
+
+    def _check_drafts(
+        self, updates: list[SequenceUpdate], record: StepRecord, guessed: int, kept: int
+    ) -> None:
+        """The record and the updates tell what the guesser heard."""
+        assert sum(count for _, count, _ in record.verified) == guessed
+        assert sum(right for _, _, right in record.verified) == record.num_kept_drafts == kept
+        told = [("test", each.num_drafts, each.num_kept_drafts) for each in updates]
+        assert [each for each in told if each[1]] == record.verified
+        assert record.verify_s >= 0 and (record.verified or record.verify_s == 0)
 
     def is_poison(self, request: Request) -> bool:
         return self.executor.poison in request.prompt_token_ids

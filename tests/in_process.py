@@ -44,15 +44,14 @@ def fake_engine(vocab_size: int, *, max_num_seqs: int = 16) -> Engine:
     return Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=())
 
 
-def fake_state(**options: Any) -> State:
-    """The state of a server of one model, called tiny."""
+def fake_state(engine: Engine | None = None, **options: Any) -> State:
+    """The state of a server of one model, called tiny; of a real `engine` where one is given."""
     folder = model_folder(None)
     tokenizer = Tokenizer(folder)
     given = ServerOptions(**options)
     telemetry = Telemetry(["tiny"], read_model_spec(folder), classes=make_classes(given))
-    client = LocalClient(
-        fake_engine(tokenizer.vocab_size), tokenizer=tokenizer, on_record=telemetry.on_step
-    )
+    engine = engine or fake_engine(tokenizer.vocab_size)
+    client = LocalClient(engine, tokenizer=tokenizer, on_record=telemetry.on_step)
     telemetry.on_ready(client.info)
     model = ServedModel(
         names=["tiny"],

@@ -227,7 +227,8 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     `stop_token_id` is the end token that stopped it; it is the last of `token_ids`. `incomplete`
     says that it ended before its grammar was satisfied: cut off by `max_tokens`, say.
     `prompt_logprobs` (first position None), `num_cached_tokens` and `first_scheduled_s`, on the
-    clock of `Request.arrived_s`, come once, with the first token.
+    clock of `Request.arrived_s`, come once, with the first token. Of `num_drafts` guesses of these
+    tokens `num_kept_drafts` were right.
     """
 
     request_id: int
@@ -240,3 +241,5 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     num_cached_tokens: int = 0
     first_scheduled_s: float | None = None
     incomplete: bool = False
+    num_drafts: int = 0
+    num_kept_drafts: int = 0

@@ -52,6 +52,8 @@ TOLD = {
     "prefix_cache": "cache.prefix_cache",
     "batching": "scheduler.batching",
     "policy": "scheduler.policy",
+    "speculate": "speculation.named",
+    "max_drafts": "speculation.max_drafts",
 }
 """Name in `/stats` → where it is in the settings."""
 

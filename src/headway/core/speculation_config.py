@@ -25,6 +25,11 @@ class SpeculationConfig:
     draft_group: int = -1
     draft_share: float = 0.0
 
+    @property
+    def named(self) -> str:
+        """As `--speculate` has it: who guesses, or off."""
+        return ",".join(self.sources) or "off"
+
     @classmethod
     def of(cls, options: EngineOptions, draft_group: int, draft_share: float) -> Self:
         """What the options say; UsageError for a source that is none, or is not there."""

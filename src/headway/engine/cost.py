@@ -76,6 +76,16 @@ def work_of(starts: list[int], windows: tuple[int, ...]) -> Work:
     return Work(count, count, sum(starts) + count, sum(reads) + count * len(reads))
 
 
+def work_done(record: StepRecord) -> Work:
+    """What the step of `record` did."""
+    return Work(
+        record.num_tokens,
+        record.num_sampled,
+        record.attended_tokens,
+        sum(record.kv_tokens_read),
+    )
+
+
 LEAST_CHUNK = 16
 """Tokens of a prompt that a step takes however little time is left."""
 
@@ -177,6 +187,18 @@ class StepCost:
             work.kv_tokens_read + count * len(self.windows),
         )
 
+    def drafts_s(self, work: Work, drafts: Iterable[tuple[int, int]]) -> float:
+        """Of a step that does `work`, what (first position, count) of its drafts take."""
+        without = work
+        for start, count in drafts:
+            without = Work(
+                without.num_tokens - count,
+                without.num_sampled - count,
+                without.attended_tokens - count * start - count * (count + 1) // 2,
+                without.kv_tokens_read - count * len(self.windows),
+            )
+        return self.seconds(work) - self.seconds(without)
+
     def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:
         """The most tokens from position `start` that fit beside that work into `room_s`; 0: none.
 
@@ -250,12 +272,7 @@ class StepCost:
         waited = record.mask_wait_s or record.transfer_s
         if not record.num_tokens or waited or actual_s <= 0:
             return
-        work = Work(
-            record.num_tokens,
-            record.num_sampled,
-            record.attended_tokens,
-            sum(record.kv_tokens_read),
-        )
+        work = work_done(record)
         record.predicted_s = predicted_s = self.seconds(work)
         if self.num_observed:
             self._errors.append(abs(predicted_s / actual_s - 1))

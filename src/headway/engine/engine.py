@@ -376,9 +376,7 @@ class Engine:
         record.sample_s, record.draft_s = timings.sample_s, timings.draft_s
         record.num_drafts = record.num_sampled - sum([row.sample for row in plan.scheduled])
         if record.num_drafts or record.draft_s:
-            samples = result.samples
-            record.num_kept_drafts = sum([len(each.token_ids) - 1 for each in samples])
-            record.num_proposed = sum([len(each.drafts) for each in samples])
+            scheduler.drafts.tell(record, plan, result, self.cost)
         record.experts_read = result.experts_read
         record.prefill_s_per_token = scheduler.policy.token_s
         record.alone_s_per_token = scheduler.policy.alone_s

@@ -359,7 +359,7 @@ class Scheduler:
                 if sequence.forks:
                     self._start_forks(sequence)
                 updates.append(sequence.take(sample, self.clock.now_s()))
-                self.drafts.keep(sequence, sample)
+                self.drafts.keep(sequence, sample, updates[-1])
                 if updates[-1].finish_reason is not None:
                     self._finish(sequence)
                     finished = True

@@ -195,6 +195,8 @@ class Progress:
                 self.accumulate(choice, delta)
             if delta.visible:
                 timeline.published()
+            timeline.num_drafts += delta.num_drafts
+            timeline.num_kept_drafts += delta.num_kept_drafts
             if delta.first_scheduled_s is not None:
                 self.num_cached += delta.num_cached_tokens
                 timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)

@@ -44,6 +44,33 @@ def count_step(registry: Registry, record: StepRecord, saved_s: float) -> None:
         registry.add("prompt_tokens_by_source", computed, "local_compute")
     if record.num_lost_tokens:
         registry.add("preempted_tokens", record.num_lost_tokens, "lost")
+    if record.verified or record.draft_s:
+        count_drafts(registry, record)
+
+
+def expect_drafts(registry: Registry, sources: Iterable[str], max_drafts: int) -> None:
+    """Series of every source and position from the start, where there is speculation."""
+    for source in sources:
+        registry.expect("spec_decode_num_draft_tokens_by_source", source)
+        registry.expect("spec_decode_num_accepted_tokens_by_source", source)
+    for position in range(max_drafts):
+        registry.expect("spec_decode_num_accepted_tokens_per_pos", str(position))
+
+
+def count_drafts(registry: Registry, record: StepRecord) -> None:
+    """The drafts that a step verified: two of 3 tokens, of which 2 and 0 were right, are 2 drafts,
+    6 tokens, 2 accepted, one at position 0 and one at 1."""
+    add, by_source = registry.add, "spec_decode_num_{}_tokens_by_source".format
+    add("spec_decode_num_drafts", len(record.verified))
+    add("spec_decode_draft_seconds", record.draft_s)
+    add("spec_decode_verify_seconds", record.verify_s)
+    for source, count, kept in record.verified:
+        add("spec_decode_num_draft_tokens", count)
+        add("spec_decode_num_accepted_tokens", kept)
+        add(by_source("draft"), count, source)
+        add(by_source("accepted"), kept, source)
+        for position in range(kept):
+            add("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
 
 
 def count_preemptions(registry: Registry, record: StepRecord, num_new: int) -> None:

@@ -26,6 +26,7 @@ from headway.telemetry.counting import (
     count_slo,
     count_step,
     expect_classes,
+    expect_drafts,
 )
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
@@ -150,6 +151,8 @@ class Telemetry:
                 str(ready.group_blocks[0]),
             ): 1.0
         }
+        if self.sources:
+            expect_drafts(self.registry, self.sources, int(ready.settings["max_drafts"]))
         self.on_introduced(ready)
 
     def on_probe(self, probed: Probed) -> None:
@@ -180,6 +183,8 @@ class Telemetry:
         self.prefill_rate.take(record)
         saved_s = record.num_cached_tokens * self.prefill_rate.token_s
         slot.saved_s += saved_s
+        if record.verified:
+            slot.count_drafts(record.verified)
         count_step(self.registry, record, saved_s)
         self.steps.append(record)
         self.last = record
@@ -411,8 +416,15 @@ class Telemetry:
             self._windows[seconds] = now_s + spent_s / SUMMARY_SHARE, made
         return made
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Who guesses tokens; empty where nobody does."""
+        told = self.ready.settings.get("speculate", "off") if self.ready else "off"
+        return () if told == "off" else tuple(told.split(","))
+
     def _setting(self) -> Setting:
         return Setting(
+            sources=self.sources,
             work=self.work,
             roof=self.roof,
             classes=self.classes,

@@ -34,8 +34,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     Transfers that ended in this step took `transfer_s`. While all slots are taken,
     or blocks are short, and the policy lets users reclaim their share, `user_slots` has for each
     user with a slot what it holds, as so many slots, and its weight. Of `num_drafts` guesses that
-    were verified, `num_kept_drafts` were right; the drafter made `num_proposed` for the next step
-    in `draft_s`.
+    were verified, `num_kept_drafts` were right, as `verified` tells by sequence: (who guessed, how
+    many, how many of them right). By the cost model the step took `verify_s` longer for them; the
+    drafter made `num_proposed` for the next step in `draft_s`.
     """
 
     step: int
@@ -81,6 +82,8 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_kept_drafts: int = 0
     num_proposed: int = 0
     draft_s: float = 0.0
+    verify_s: float = 0.0
+    verified: list[tuple[str, int, int]] = []
 
     @property
     def num_prefill_tokens(self) -> int:

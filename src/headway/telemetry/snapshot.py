@@ -239,6 +239,36 @@ class Cost(msgspec.Struct, kw_only=True):
     usd_per_met_request: float | None
 
 
+class SourceDrafts(msgspec.Struct, kw_only=True):
+    """What one source guessed: drafts verified, their tokens, and those that were accepted."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class DraftStats(msgspec.Struct, kw_only=True):
+    """What speculation brought. `drafts`, `draft_tokens` and `accepted_tokens` count what was
+    verified; `acceptance` = accepted / draft tokens.
+
+    Of a sequence that decodes, `drafts_per_step` tokens are guessed in a mean step and
+    `tokens_per_step` come: 1 + drafts_per_step · acceptance. Of the time of steps, drafting takes
+    `draft_share` and verifying `verify_share` more than the same steps without, by the step cost.
+    `speedup` = tokens_per_step · (1 − both shares), of the steps without prefill.
+    """
+
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance: float | None
+    drafts_per_step: float | None
+    tokens_per_step: float | None
+    draft_share: float | None
+    verify_share: float | None
+    speedup: float | None
+    by_source: dict[str, SourceDrafts]
+
+
 class Window(msgspec.Struct, kw_only=True):
     """The last `seconds`; `covered_s` is less right after a start. Rates are per covered second.
 
@@ -246,7 +276,8 @@ class Window(msgspec.Struct, kw_only=True):
     (itl: of tokens that left in it); `lengths` has prompt and output, in tokens.
     `input_tokens_per_s` counts prompts whose first token left, cached tokens included;
     `output_tokens_per_s` tokens that left. `cache_saved_s` is what computing the cached ones would
-    have taken. `cores` says who used the cores, None where the system does not tell.
+    have taken. `cores` says who used the cores, None where the system does not tell; `drafts` is
+    None where nobody guesses.
     """
 
     seconds: int
@@ -269,6 +300,7 @@ class Window(msgspec.Struct, kw_only=True):
     verdict: Verdict
     cost: Cost | None
     cores: CoreUse | None = None
+    drafts: DraftStats | None = None
 
 
 class StepPoint(msgspec.Struct, array_like=True):

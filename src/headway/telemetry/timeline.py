@@ -46,6 +46,8 @@ class Timeline:
             "first_s",
             "max_tokens",
             "n",
+            "num_drafts",
+            "num_kept_drafts",
             "num_preemptions",
             "num_prompt",
             "objectives",
@@ -88,6 +90,8 @@ class Timeline:
         self.prefill_s = self.preempted_s = 0.0
         self.cached_tokens = 0
         self.num_preemptions = self.preempted_after = 0
+        self.num_drafts = self.num_kept_drafts = 0
+        """Guesses of its tokens, and those that were right."""
         self.computed: dict[tuple[int, int], int] = {}
         self.times = [array("d") for _ in range(num_choices)]
         self.ended: Ended | None = None
@@ -220,7 +224,8 @@ class Timeline:
         return np.concatenate(parts) if parts else np.empty(0)
 
     def timings(self) -> dict[str, Any]:
-        """What `timings: true` puts into the answer; seconds."""
+        """What `timings: true` puts into the answer; seconds. Drafts where there were some."""
+        drafts = {"draft_n": self.num_drafts, "draft_n_accepted": self.num_kept_drafts}
         last_s = max((times[-1] for times in self.times if times), default=self.arrived_s)
         return {
             "queue_s": self.queue_s,
@@ -231,6 +236,7 @@ class Timeline:
             "e2e_s": last_s - self.arrived_s,
             "cached_tokens": self.cached_tokens,
             "preemptions": self.num_preemptions,
+            **(drafts if self.num_drafts else {}),
         }
 
     def state(self) -> str:

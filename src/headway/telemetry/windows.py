@@ -42,6 +42,10 @@ class StepSums:
     sample_s: float = 0.0
     gap_s: float = 0.0
     idle_s: float = 0.0
+    num_drafts: int = 0
+    num_kept_drafts: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
 
     @classmethod
     def over(cls, num_groups: int, *parts: "StepSums") -> "StepSums":
@@ -75,6 +79,11 @@ class StepSums:
         read = self.kv_tokens_read
         for group, tokens in enumerate(record.kv_tokens_read):
             read[group] += tokens
+        if record.verified or record.draft_s:
+            self.num_drafts += record.num_drafts
+            self.num_kept_drafts += record.num_kept_drafts
+            self.draft_s += record.draft_s
+            self.verify_s += record.verify_s
 
     def merge(self, other: "StepSums") -> None:
         """Add the sums of `other`."""
@@ -87,6 +96,11 @@ class StepSums:
     @property
     def num_prefill_tokens(self) -> int:
         return self.num_tokens - self.num_decode_tokens
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences that decoded, summed over the steps; their drafts are no tokens they had."""
+        return self.num_decode_tokens - self.num_drafts
 
     @property
     def duration_s(self) -> float:
@@ -108,7 +122,7 @@ class Slot:
         *("arrivals", "cached_tokens", "closed", "decode", "durations", "ended", "first_tokens"),
         "gaps",
         *("num_preemptions", "prediction_errors", "prefill", "prompt_tokens", "queried_tokens"),
-        *("cores", "probe_shares", "saved_s", "second"),
+        *("cores", "probe_shares", "saved_s", "second", "verified"),
     )
 
     def __init__(self, second: int, num_groups: int) -> None:
@@ -126,10 +140,20 @@ class Slot:
         self.cores: list[CoreUse] = []
         self.probe_shares: list[float] = []
         """What the probes of this second reached of the best."""
+        self.verified: dict[str, list[int]] = {}
+        """Who guessed → drafts, their tokens, those that were right."""
         self.durations = array("d")
         self.prediction_errors = array("d")
         self.decode = StepSums.over(num_groups)
         self.prefill = StepSums.over(num_groups)
+
+    def count_drafts(self, verified: list[tuple[str, int, int]]) -> None:
+        """Take the drafts of one step."""
+        for source, count, kept in verified:
+            counts = self.verified.setdefault(source, [0, 0, 0])
+            counts[0] += 1
+            counts[1] += count
+            counts[2] += kept
 
     def gap_counts(self) -> dict[str, GapCounts]:
         """The gaps that left in this second, by class, in bins."""

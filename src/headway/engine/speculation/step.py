@@ -6,11 +6,14 @@ right is computed, what was wrong is overwritten and never listed in the prefix 
 
 from collections.abc import Sequence as TypingSequence
 
-from headway.core.plan import Sample, ScheduledSequence, StepResult
+from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
+from headway.core.request import SequenceUpdate
+from headway.engine.cost import StepCost, work_done
 from headway.engine.kv import KVCache
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+from headway.telemetry.records import StepRecord
 
 
 class StepDrafts:
@@ -20,12 +23,15 @@ class StepDrafts:
         self.kv = kv
         self.policy = policy
         self.speculator = speculator
+        self.verified: list[tuple[str, int, int]] = []
+        """Of this step's guesses: (who made them, how many of a sequence, how many were right)."""
         self._by_id: dict[int, Drafts] = {}
 
     def plan(self, decodes: TypingSequence[Sequence], budget: int) -> bool:
         """Guess beside `decodes`, at most `budget` tokens; whether anybody has guesses."""
         if self.speculator is None:
             return False
+        self.verified = []
         beside, most_s = self.policy.beside_drafts(decodes)
         self._by_id = self.speculator.plan(decodes, beside, max(budget, 0), most_s)
         return bool(self._by_id)
@@ -51,8 +57,11 @@ class StepDrafts:
         """The step was run without guesses: nothing is to be learned of them."""
         self._by_id = {}
 
-    def keep(self, sequence: Sequence, sample: Sample) -> None:
-        """The tokens of `sample` are known now; those guessed right are computed as well."""
+    def keep(self, sequence: Sequence, sample: Sample, update: SequenceUpdate) -> None:
+        """The tokens of `sample` are known now; those guessed right are computed as well.
+
+        `update` tells how many were guessed, and how many of them right.
+        """
         if self.speculator is None:
             return
         num_kept = len(sample.token_ids) - 1
@@ -60,12 +69,30 @@ class StepDrafts:
             sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
             self.kv.insert(sequence)
             self.policy.kept(sequence, num_kept)
-        self.speculator.came(sequence, self.of(sequence), num_kept, sample.drafts)
+        drafts = self.of(sequence)
+        if drafts.token_ids:
+            update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_kept
+            self.verified.append((drafts.source, len(drafts.token_ids), num_kept))
+        self.speculator.came(sequence, drafts, num_kept, sample.drafts)
 
     def ended(self, result: StepResult) -> None:
         """All samples of the step were told."""
         if self.speculator is not None:
             self.speculator.ended(result)
+
+    def tell(self, record: StepRecord, plan: StepPlan, result: StepResult, cost: StepCost) -> None:
+        """Fill in what was guessed, what was right, and what it took; a step that was run again in
+        halves has verified nothing."""
+        record.num_proposed = sum([len(each.drafts) for each in result.samples])
+        record.verified = self.verified
+        record.num_kept_drafts = sum([kept for _, _, kept in self.verified])
+        if self.verified:
+            drafts = [
+                (row.start + len(row.token_ids) - row.num_drafts, row.num_drafts)
+                for row in plan.scheduled
+                if row.num_drafts
+            ]
+            record.verify_s = cost.drafts_s(work_done(record), drafts)
 
     def left(self, sequence: Sequence) -> None:
         """The runtime forgets `sequence`."""

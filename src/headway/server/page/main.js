@@ -4,7 +4,7 @@ import { Chat } from "./chat.js";
 import { byId, make, mark, show, write } from "./dom.js";
 import { age, bytes, count, plainSteps, said } from "./format.js";
 import { History } from "./history.js";
-import { ClassList, Figures, GroupList, LatencyTable, StepParts } from "./panels.js";
+import { ClassList, DraftsLine, Figures, GroupList, LatencyTable, StepParts } from "./panels.js";
 import { RequestTable } from "./requests.js";
 import { Refusal, get, key } from "./talk.js";
 import { explainTerms } from "./terms.js";
@@ -51,6 +51,7 @@ class Page {
       new ClassList(),
       new LatencyTable(),
       new GroupList(),
+      new DraftsLine(),
       new StepParts(),
       new RequestTable(),
     ];

@@ -2,7 +2,7 @@
 // section of [name, label, what to say of (snapshot, window)]; lists keep rows from tick to tick.
 
 import { Rows, byId, make, mark, show, term, write, writeFigure } from "./dom.js";
-import { bytes, count, dollars, rate, said, seconds, share, tokens } from "./format.js";
+import { bytes, count, digits, dollars, rate, said, seconds, share, tokens } from "./format.js";
 
 const judged = (window, field) => window.classes.reduce((sum, one) => sum + one[field], 0);
 const attainment = (window) =>
@@ -234,6 +234,26 @@ export class GroupList {
 }
 
 const PARTS = ["schedule", "prepare", "forward", "sample", "update", "other"];
+
+/** {drafts_per_step: 3.1, acceptance: 0.62, …} → 62% of 3.1 a step kept, 2.92 tokens a step … */
+export function draftsSaid(drafts) {
+  if (!drafts.draft_tokens) return `none in this window (${Object.keys(drafts.by_source).join(", ")})`;
+  const { acceptance, drafts_per_step, tokens_per_step } = drafts;
+  const kept = `${said(share(acceptance))} of ${digits(drafts_per_step)} a step kept`;
+  const cost = said(share(drafts.draft_share + drafts.verify_share));
+  const sources = Object.entries(drafts.by_source)
+    .filter(([, one]) => one.draft_tokens)
+    .map(([name, one]) => `${name} ${said(share(one.accepted_tokens / one.draft_tokens))}`);
+  const gained = `${digits(tokens_per_step)} tokens a step for ${cost} of its time`;
+  return `${kept}, ${gained} (${sources.join(", ")})`;
+}
+
+export class DraftsLine {
+  update(_, { drafts }) {
+    show(byId("drafts"), drafts !== null);
+    if (drafts !== null) write(byId("drafts-text"), draftsSaid(drafts));
+  }
+}
 
 export class StepParts {
   constructor() {

@@ -37,6 +37,8 @@ export const TERMS = {
   gap: "Share of wall time between steps while there was work.",
   mbu: "Model bandwidth utilization of steps without prefill: bytes that had to be read (weights once, KV of every row) ÷ time ÷ the measured bandwidth. None where the weights fit the cache.",
   mfu: "Model FLOPs utilization of steps with prefill: FLOPs needed ÷ time ÷ the measured dense peak.",
+  drafts:
+    "Speculation: tokens that are guessed for each sequence that decodes and verified together in its step. Those that are right are kept, with the token that comes anyway; the answer is the same. What it costs is of the time in steps.",
   parts: "Means over the window's steps. Forward is the model; everything else is the host.",
   timeline:
     "The last 200 steps: prompt tokens computed (prefill) and sequences advanced by one token (decode). Empty space between bars is time in no step.",
