@@ -29,6 +29,8 @@ HALF_LIFE_S = 2.0
 """How soon half of what was learned is forgotten, in seconds in which there was work."""
 STARTS = 32
 """How many starts back half of them count no more."""
+GAINED_FOLLOWS = 0.1
+"""How far what a step gained moves what steps are taken to gain."""
 LEAST_SHARE = 0.05
 """Of the rows: what users of less are taken to get."""
 
@@ -106,6 +108,8 @@ class Forecast:
         self._lane_share = lane_share
         self.entries: dict[QueueEntry, None] = {}
         self.step_s = 0.0
+        self._gained = 1.0
+        """Tokens of a sequence in a step: more than 1 where guesses come."""
         self._by_engine: dict[int, tuple[QueueEntry, int]] = {}
         self._seconds = self._tokens = 0.0
         self._queried = self._cached = 0.0
@@ -164,6 +168,8 @@ class Forecast:
                 entry.untouched.discard(number)
         spent_s = record.duration_s + record.gap_s
         self.step_s = record.duration_s
+        if record.num_decode_tokens and (record.verified or self._gained > 1):
+            self._gained += GAINED_FOLLOWS * (record.tokens_per_decode - self._gained)
         if record.num_prefill_tokens or self.entries:
             keep = 0.5 ** (spent_s / HALF_LIFE_S)
             self._seconds = self._seconds * keep + spent_s
@@ -272,7 +278,7 @@ class Forecast:
         rows = sum(entry.num_rows for entry in own) + (newcomer.num_waiting - 1) * newcomer.n + 1
         given_s = min(newcomer.due_s - self.clock.now_s(), UNPROMISED_S)
         patience_s = PATIENCE * max(given_s - self.tokens(newcomer) * self.alone_s, 0.0)
-        answer_s = max(entry.answer for entry in [*own, newcomer]) * self.step_s
+        answer_s = max(entry.answer for entry in [*own, newcomer]) * self.step_s / self._gained
         return patience_s + (ceil(rows / most) - 1) * answer_s
 
     def _may_reclaim(self, newcomer: QueueEntry) -> int:

@@ -90,6 +90,12 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
         return self.num_tokens - self.num_decode_tokens
 
     @property
+    def tokens_per_decode(self) -> float:
+        """Tokens that a sequence gained that decoded; 1 where nobody guessed."""
+        decodes = self.num_decode_tokens - self.num_drafts
+        return 1 + self.num_kept_drafts / decodes if decodes > 0 else 1.0
+
+    @property
     def duration_s(self) -> float:
         """From the beginning of scheduling to the end of the update."""
         return self.schedule_s + self.execute_s + self.update_s

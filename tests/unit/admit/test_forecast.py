@@ -137,3 +137,20 @@ def test_what_was_seen_is_bounded():
     assert len(seen) == 4
     assert seen.found("", [2] * 300) == 192
     assert seen.found("", [1] * 300) == 0  # its first page is gone
+
+
+def test_answers_end_sooner_where_guesses_come():
+    """Who may hold 2 rows of 4 gets the third when answers end: 50 steps of 40 ms, or a third."""
+    waits = []
+    for kept in (0, 8):
+        house = House()
+        told = {"num_decode_tokens": 12, "num_drafts": 8, "num_kept_drafts": kept}
+        told |= {"verified": [("lookup", 8, kept)], "row_s": 9.0}
+        for _ in range(100):
+            full = step(0, 0.04, user_slots={"A": (4.0, 1.0)}, **told)
+            house.forecast.on_record(full)
+        entry = QueueEntry(user="B", n=1, answer=50, due_s=house.clock.now_s() + 1.5)
+        house.forecast.measured(entry, [100] * 3)
+        waits.append(house.forecast.wait_s(entry))
+    slow, fast = waits
+    assert slow - fast == pytest.approx(50 * 0.04 * (1 - 1 / 3), rel=0.01)
