@@ -172,19 +172,10 @@ class Telemetry:
         """Take one step record."""
         self.turn()
         slot = self.slots.current
-        (slot.prefill if record.num_tokens > record.num_decode_tokens else slot.decode).add(record)
-        duration_s = record.schedule_s + record.execute_s + record.update_s
-        slot.durations.append(duration_s)
-        if record.predicted_s:
-            error = abs(record.predicted_s / (duration_s + record.gap_s) - 1)
-            slot.prediction_errors.append(error)
-        slot.queried_tokens += record.num_queried_tokens
-        slot.cached_tokens += record.num_cached_tokens
+        slot.add(record)
         self.prefill_rate.take(record)
         saved_s = record.num_cached_tokens * self.prefill_rate.token_s
         slot.saved_s += saved_s
-        if record.verified:
-            slot.count_drafts(record.verified)
         count_step(self.registry, record, saved_s)
         self.steps.append(record)
         self.last = record

@@ -147,9 +147,17 @@ class Slot:
         self.decode = StepSums.over(num_groups)
         self.prefill = StepSums.over(num_groups)
 
-    def count_drafts(self, verified: list[tuple[str, int, int]]) -> None:
-        """Take the drafts of one step."""
-        for source, count, kept in verified:
+    def add(self, record: StepRecord) -> None:
+        """Take one step."""
+        (self.prefill if record.num_tokens > record.num_decode_tokens else self.decode).add(record)
+        duration_s = record.schedule_s + record.execute_s + record.update_s
+        self.durations.append(duration_s)
+        if record.predicted_s:
+            error = abs(record.predicted_s / (duration_s + record.gap_s) - 1)
+            self.prediction_errors.append(error)
+        self.queried_tokens += record.num_queried_tokens
+        self.cached_tokens += record.num_cached_tokens
+        for source, count, kept in record.verified:
             counts = self.verified.setdefault(source, [0, 0, 0])
             counts[0] += 1
             counts[1] += count

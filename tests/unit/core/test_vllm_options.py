@@ -143,7 +143,7 @@ def test_what_holds_anyway_passes(arguments):
         ),
         (
             ["--speculative-config", '{"method": "suffix"}', "--spec-method=suffix"],
-            ["--spec-method", "both are given"],
+            ["--spec-method", "both given"],
         ),
         (["--spec-method=ngram", "--speculate=auto"], ["--speculate", "both are given"]),
         (["--spec-method=ngram", "--spec-tokens=1000"], ["--max-drafts", "64"]),
