@@ -303,8 +303,8 @@ def split_price(window: Window, price: float) -> SpendReading:
 def slow_streams(polls: Sequence[Snapshot]) -> tuple[SlowStream, ...]:
     """Requests that decode and whose tokens leave at less than half of the engine's pace.
 
-    Between two polls every decoding sequence gains a token a step, and a request has at least one
-    such sequence. Where nothing runs at all, what still decodes waits for its reader.
+    Between two polls every decoding sequence gains a token a step or more, and a request has one
+    or more of them. Where nothing runs at all, what still decodes waits for its reader.
     """
     seen: dict[str, list[tuple[Snapshot, LiveRequest]]] = {}
     for poll in polls:
