@@ -20,6 +20,7 @@ from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
 from headway.core.reasons import Reason
 from headway.core.resolve import Settings, resolve
+from headway.core.speculation_config import MedusaSpec
 from headway.engine.calibration import calibrate
 from headway.engine.cost import prior_of
 from headway.engine.engine import Engine
@@ -52,11 +53,13 @@ def plan_settings(
     """Everything that is decided before weights are read: what `--dry-run` prints."""
     spec = read_model_spec(folder)
     draft = read_draft(folder, options, spec)
+    medusa = read_medusa(folder, options, spec)
     from headway.runtime.native.available import best_instruction_set
 
     accelerator = None if options.device == "cpu" else probe_cuda(options.device)
     machine = probe_machine(accelerator, best_instruction_set())
-    settings, reasons = resolve(options, machine, spec, None if draft is None else draft[1])
+    drafting = None if draft is None else draft[1]
+    settings, reasons = resolve(options, machine, spec, drafting, medusa)
     return spec, settings, reasons, machine
 
 
@@ -78,6 +81,16 @@ def read_draft(
         own = Path(options.tokenizer) if options.tokenizer else folder
         check_same_tokens(own / TOKENIZER_FILE, path / TOKENIZER_FILE)
     return path, draft
+
+
+def read_medusa(folder: Path, options: EngineOptions, spec: ModelSpec) -> MedusaSpec | None:
+    """The heads that lie in the folder, where the options may use them; CheckpointError."""
+    named = options.speculate.replace(" ", "").split(",")
+    if "medusa" not in named and (named != ["auto"] or options.draft_model):
+        return None
+    from headway.runtime.medusa_file import read_medusa_spec
+
+    return read_medusa_spec(folder, spec)
 
 
 def check_same_tokens(path: Path, draft_path: Path) -> None:

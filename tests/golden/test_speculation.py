@@ -55,7 +55,7 @@ def expected() -> list[tuple[list[int], str | None]]:
     return [(a.token_ids, a.finish_reason) for a in answers.values()]
 
 
-@pytest.mark.parametrize("speculate", ["lookup", "suffixes", "forced", "draft", "auto"])
+@pytest.mark.parametrize("speculate", ["lookup", "suffixes", "forced", "draft", "medusa", "auto"])
 def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int], str | None]]):
     options: dict[str, object] = {"speculate": speculate, "max_model_len": 256}
     if speculate in ("draft", "auto"):

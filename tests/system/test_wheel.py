@@ -37,6 +37,7 @@ def test_the_wheel_holds_kernels_and_models_and_nothing_else(wheel: Path) -> Non
     assert any(name.startswith("headway/runtime/native/_native") for name in names)
     for model in ("headway-tiny", "headway-draft"):
         assert f"headway/embedded/{model}/model.safetensors" in names
+    assert "headway/embedded/headway-tiny/medusa.safetensors" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"headway"}
 
 

@@ -19,12 +19,12 @@ from headway.core.memory_plan import (
     plan_rounded,
     plan_weights,
 )
-from headway.core.model_spec import KVGroupSpec, ModelSpec
+from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import GROUPS, Quantization
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
-from headway.core.speculation_config import SpeculationConfig
+from headway.core.speculation_config import MedusaSpec, SpeculationConfig
 
 DEFAULT_ATTENTION = "sdpa"
 POLICIES = {
@@ -85,11 +85,15 @@ class Settings:
 
 
 def resolve(
-    options: EngineOptions, machine: Machine, model: ModelSpec, draft: ModelSpec | None = None
+    options: EngineOptions,
+    machine: Machine,
+    model: ModelSpec,
+    draft: ModelSpec | None = None,
+    medusa: MedusaSpec | None = None,
 ) -> tuple[Settings, list[Reason]]:
     """The settings and the reason of each; raises CapacityError or UsageError.
 
-    `draft` is the drafting model's, where there is one.
+    `draft` is the drafting model's, where there is one; `medusa` are the model's heads.
     """
     reasons = Reasons()
     device = reasons.choose("device", choose_device(options, machine))
@@ -113,6 +117,10 @@ def resolve(
         share = draft.num_parameters / model.num_parameters
         choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
         weights += reasons.choose("draft_weights", choice, shown=gib)
+    elif medusa is not None:
+        share = medusa_share(model, medusa)
+        choice = plan_medusa_weights(medusa, dtype)
+        weights += reasons.choose("medusa_weights", choice, shown=gib)
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
     num_blocks, max_model_len = plan_blocks(
         options, model, groups, kv_dtype, budget, max_num_seqs, batched, reasons
@@ -152,7 +160,7 @@ def resolve(
         pack_weights=pack_weights,
         weight_cache_bytes=weight_cache,
         scheduler=SchedulerConfig.of(options),
-        speculation=choose_speculation(options, draft_group, share, reasons),
+        speculation=choose_speculation(options, draft_group, share, medusa, reasons),
     )
     return settings, reasons
 
@@ -189,11 +197,27 @@ def plan_draft_weights(
     return num_bytes, f"{draft.num_parameters:,} parameters of {dtype}"
 
 
+def plan_medusa_weights(medusa: MedusaSpec, dtype: str) -> tuple[int, str]:
+    """(bytes of the heads' weights, why): of the model's type, never rounded."""
+    num_bytes = medusa.num_parameters * DTYPE_BYTES[dtype]
+    return num_bytes, f"{medusa.num_heads} heads, {medusa.num_parameters:,} parameters of {dtype}"
+
+
+def medusa_share(model: ModelSpec, medusa: MedusaSpec) -> float:
+    """What a pass of all heads reads, as a share of the model's parameters."""
+    output = model.vocab_size * model.hidden_size if medusa.shares_head else 0
+    return (medusa.num_parameters + output) / model.num_parameters
+
+
 def choose_speculation(
-    options: EngineOptions, draft_group: int, draft_share: float, reasons: Reasons
+    options: EngineOptions,
+    draft_group: int,
+    draft_share: float,
+    medusa: MedusaSpec | None,
+    reasons: Reasons,
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
-    config = SpeculationConfig.of(options, draft_group, draft_share)
+    config = SpeculationConfig.of(options, draft_group, draft_share, medusa)
     why = "given" if options.speculate != "auto" else "what costs little and pays where it is used"
     reasons.choose("speculate", (config.sources, why), shown=lambda s: ", ".join(s) or "off")
     return config

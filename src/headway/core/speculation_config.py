@@ -8,7 +8,22 @@ from headway.core.options import EngineOptions
 
 FREE = ("lookup", "suffixes", "forced")
 """Sources that cost microseconds."""
-SOURCES = (*FREE, "draft")
+DRAFTERS = ("draft", "medusa")
+"""Sources that compute: a drafting model, Medusa heads. A step asks one of them."""
+SOURCES = (*FREE, *DRAFTERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaSpec:
+    """Medusa heads as their file tells them: head i guesses the token i + 2 ahead.
+
+    Each is `num_layers` residual blocks and an output matrix, the model's own where it is shared.
+    """
+
+    num_heads: int
+    num_layers: int
+    shares_head: bool
+    num_parameters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +31,8 @@ class SpeculationConfig:
     """Without `sources` nobody guesses.
 
     The layers of a drafting model, read from the folder `draft_model`, ride on the model's KV group
-    `draft_group`, -1 where there is none; it has `draft_share` of the model's parameters.
+    `draft_group`, -1 where there is none. A pass of the drafter reads `draft_share` of what a step
+    of the model reads.
     """
 
     sources: tuple[str, ...] = ()
@@ -24,6 +40,19 @@ class SpeculationConfig:
     draft_model: str = ""
     draft_group: int = -1
     draft_share: float = 0.0
+    medusa: MedusaSpec | None = None
+
+    @property
+    def drafter(self) -> str:
+        """The one of `DRAFTERS` that is asked, "" for none."""
+        return next((name for name in self.sources if name in DRAFTERS), "")
+
+    @property
+    def max_proposed(self) -> int:
+        """Most guesses that the drafter makes of a sequence."""
+        if self.medusa is not None:
+            return min(self.max_drafts, self.medusa.num_heads)
+        return self.max_drafts
 
     @property
     def named(self) -> str:
@@ -31,13 +60,23 @@ class SpeculationConfig:
         return ",".join(self.sources) or "off"
 
     @classmethod
-    def of(cls, options: EngineOptions, draft_group: int, draft_share: float) -> Self:
-        """What the options say; UsageError for a source that is none, or is not there."""
+    def of(
+        cls,
+        options: EngineOptions,
+        draft_group: int,
+        draft_share: float,
+        medusa: MedusaSpec | None = None,
+    ) -> Self:
+        """What the options say; UsageError for a source that is none, or is not there.
+
+        `medusa` are the heads beside the model's weights, where there are any.
+        """
         given = options.speculate.replace(" ", "")
         if given == "off":
             names: tuple[str, ...] = ()
         elif given == "auto":
-            names = FREE + (("draft",) if options.draft_model else ())
+            drafter = "draft" if options.draft_model else "medusa" if medusa else ""
+            names = FREE + ((drafter,) if drafter else ())
         else:
             names = tuple(dict.fromkeys(given.split(",")))
         for name in names:
@@ -55,10 +94,21 @@ class SpeculationConfig:
                 f"--draft-model is given, but --speculate {given} does not use it.",
                 "Add draft to --speculate, or use --speculate auto.",
             )
+        if "medusa" in names and medusa is None:
+            raise UsageError(
+                "--speculate medusa needs medusa.safetensors beside the model's weights.",
+                "Train heads for it, or use another source.",
+            )
+        if set(DRAFTERS) <= set(names):
+            raise UsageError(
+                "--speculate names draft and medusa, but a step asks only one of them.",
+                "Leave one of them out.",
+            )
         return cls(
             sources=names,
             max_drafts=options.max_drafts,
             draft_model=options.draft_model,
             draft_group=draft_group,
             draft_share=draft_share,
+            medusa=medusa if "medusa" in names else None,
         )

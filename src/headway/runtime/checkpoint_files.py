@@ -13,6 +13,8 @@ from headway.core.model_spec import read_json
 
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
+MEDUSA_FILE = "medusa.safetensors"
+"""Heads that lie beside a model's weights and are none of them (`medusa_file`)."""
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -25,7 +27,7 @@ def find_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{index} names no weights.", "Copy the file again.")
         files = [checked_path(folder, name) for name in sorted({*map(str, names.values())})]
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(p for p in folder.glob("*.safetensors") if p.name != MEDUSA_FILE)
     if not files:
         others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth")]
         hint = f" ({others[0]} is a pickle and is never opened)" if others else ""

@@ -28,6 +28,7 @@ from headway.core.resolve import Settings
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.checkpoint import Progress
+from headway.runtime.drafter import Wanted
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import Kernels
 from headway.runtime.native.sampling import NativeSampling
@@ -37,7 +38,12 @@ NO_MASKS = GrammarMasks()
 
 
 class DraftModel:
-    """Guesses for the sequences that `state` knows, whose blocks of `group` it writes along."""
+    """Guesses for the sequences that `state` knows, whose blocks of `group` it writes along.
+
+    A `drafter.Drafter`.
+    """
+
+    name = "the draft model"
 
     def __init__(
         self,
@@ -83,14 +89,14 @@ class DraftModel:
                 self._valid[blocks[whole]] = min(int(self._valid[blocks[whole]]), rest)
                 self._valid[blocks[whole + 1 :]] = 0
 
-    def propose(self, wanted: list[tuple[WorkerSequence, int]]) -> dict[int, list[int]]:
-        """By sequence id up to so many guesses of what follows all its known tokens.
+    def propose(self, wanted: list[Wanted], hidden_RH: Tensor) -> dict[int, list[int]]:
+        """What it would say itself; the model's states are of no use to it.
 
         A sequence with more to compute than fits in a step gets none, and is further next time.
         """
         found: dict[int, list[int]] = {}
         rows, room = [], self._most_tokens
-        for sequence, count in wanted:
+        for sequence, count, _ in wanted:
             begin, known = self._begin(sequence), sequence.num_known
             count = min(count, self.spec.max_len - known, self._room(sequence) - known + 1)
             take = min(known - begin, room)
@@ -124,6 +130,16 @@ class DraftModel:
                     self._batch([(s, g[-1:], s.num_known + len(g) - 1) for s, _, g in guessing])
                 )
         return found
+
+    @property
+    def weight_bytes(self) -> int:
+        """What its weights take."""
+        return self.forward.weight_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """What its keys and values take."""
+        return self.forward.kv_bytes
 
     def _run(self, batch: Batch) -> Tensor:
         """Hidden states, and what was written noted; what is not finite is not kept."""

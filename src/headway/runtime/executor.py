@@ -29,8 +29,10 @@ from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, WorkerState
 from headway.runtime.checkpoint import Progress
 from headway.runtime.draft_model import DraftModel
+from headway.runtime.drafter import Drafter, Wanted
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import choose_kernels
+from headway.runtime.medusa import Medusa
 from headway.runtime.native.sampling import NativeSampling
 from headway.runtime.probe import Probe, use_threads
 from headway.runtime.sampler import NO_TOKEN, Sampler
@@ -74,8 +76,11 @@ class TorchExecutor:
         )
         library = self.kernels.library
         self.sampler = Sampler(None if library is None else NativeSampling(library))
-        self.drafter: DraftModel | None = None
-        if draft is not None:
+        self.drafter: Drafter | None = None
+        medusa = settings.speculation.medusa
+        if medusa is not None:
+            self.drafter = Medusa(folder, medusa, self.target)
+        elif draft is not None:
             self.drafter = DraftModel(
                 *draft, settings, self.kernels, self.state, spec.vocab_size, progress
             )
@@ -133,24 +138,30 @@ class TorchExecutor:
         result.experts_read = self.target.experts_read
         result.failed, self._usable = self._quarantine(plan, batch, hidden)
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
+        last_rows: list[int] = []
         if batch.sampled_rows:
-            self._sample_rows(plan, batch, hidden, masks, result)
-        sampled = self._clock.now_s()
-        draft_s = self._propose(plan, result) if self.drafter is not None else 0.0
+            if len(batch.sampled_rows) != hidden.shape[0]:
+                hidden = hidden[batch.sampled_rows]
+            last_rows = self._sample_rows(plan, batch, hidden, masks, result)
+        sampled, draft_s = self._clock.now_s(), 0.0
+        if self.drafter is not None:
+            draft_s = self._propose(plan, result, hidden, last_rows)
         result.timings = StepTimings(self._prepare_s, self._forward_s, sampled - started, draft_s)
 
     def _sample_rows(
         self,
         plan: StepPlan,
         batch: Batch,
-        hidden_TH: Tensor,
+        hidden_RH: Tensor,
         masks: GrammarMasks,
         result: StepResult,
-    ) -> None:
-        """Choose a token for each row that is due, keep what drafts agree with, tell the state."""
-        if len(batch.sampled_rows) != hidden_TH.shape[0]:
-            hidden_TH = hidden_TH[batch.sampled_rows]
-        logits = self.logits(hidden_TH)
+    ) -> list[int]:
+        """Choose a token for each row that is due, keep what drafts agree with, tell the state.
+
+        For each sample the row behind which its last token was drawn.
+        """
+        last_rows: list[int] = []
+        logits = self.logits(hidden_RH)
         sequences = batch.sampled_sequences
         token_ids, logprobs = self.sampler.sample(logits, sequences, masks)
         end = 0
@@ -174,8 +185,12 @@ class TorchExecutor:
                 sequence.generated += kept
                 sequence.last_step = result.step
                 result.samples.append(Sample(sequence_id, kept, entries))
+                last_rows.append(begin + count - 1)
+        return last_rows
 
-    def _propose(self, plan: StepPlan, result: StepResult) -> float:
+    def _propose(
+        self, plan: StepPlan, result: StepResult, hidden_RH: Tensor, last_rows: list[int]
+    ) -> float:
         """Let the drafter guess what follows, where the plan asks for it; the seconds it took.
 
         One that fails is not asked again: requests go on without.
@@ -184,17 +199,17 @@ class TorchExecutor:
         started = self._clock.now_s()
         proposing = {row.sequence_id: row.propose for row in plan.scheduled if row.propose}
         wanted = []
-        for sample in result.samples:
+        for sample, last_row in zip(result.samples, last_rows, strict=True):
             sequence = self.state.sequences[sample.sequence_id]
             self.drafter.cut(sequence)
             if sample.sequence_id in proposing:
-                wanted.append((sequence, proposing[sample.sequence_id]))
+                wanted.append(Wanted(sequence, proposing[sample.sequence_id], last_row))
         if not wanted:
             return 0.0
         try:
-            found = self.drafter.propose(wanted)
+            found = self.drafter.propose(wanted, hidden_RH)
         except Exception:
-            log.exception("the draft model failed; requests go on without it")
+            log.exception("%s failed; requests go on without it", self.drafter.name)
             self.drafter = None
             return self._clock.now_s() - started
         for sample in result.samples:
@@ -276,7 +291,8 @@ class TorchExecutor:
         settings, kernels = self.settings, dict(self.kernels.reasons)
         kernels["attention"] = self.target.attention
         kernels["step"] = ("native" if self.target.program else "torch", self.target.lowered)
-        parts = [self.target] if self.drafter is None else [self.target, self.drafter.forward]
+        parts: list[Forward | Drafter] = [self.target]
+        parts += [] if self.drafter is None else [self.drafter]
         return Description(
             device=self.device,
             kernels=kernels,

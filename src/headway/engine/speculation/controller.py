@@ -30,14 +30,19 @@ NOT_BETTER = 1e-9
 
 
 class Drafting(NamedTuple):
-    """What a drafting model takes: seconds for each pass, and for each row of a pass.
+    """What a drafter takes: seconds for each pass, and for each row of a pass.
 
-    One pass drafts one token of each sequence that has more to draft: 3 and 1 tokens of two
-    sequences are three passes and four rows.
+    One pass of a model drafts one token of each sequence that has more to draft: 3 and 1 tokens of
+    two sequences are three passes and four rows. Where all are drafted `at_once`, it is one pass.
     """
 
     pass_s: float = 0.0
     row_s: float = 0.0
+    at_once: bool = False
+
+    def passes(self, depth: int) -> int:
+        """How many draft up to `depth` tokens of each sequence."""
+        return min(depth, 1) if self.at_once else depth
 
 
 FREE = Drafting()
@@ -123,7 +128,8 @@ class Step:
         rate = self.num_decodes / self.alone_s
         least_s = min([s - before for before, s in pairwise(added_s)])
         longest = max([len(chances) for chances in values])
-        for depth in range(1, longest + 1) if self.drafting.pass_s else (longest,):
+        one_by_one = self.drafting.pass_s and not self.drafting.at_once
+        for depth in range(1, longest + 1) if one_by_one else (longest,):
             while True:
                 price = rate * self.context_s
                 guesses = [
@@ -147,8 +153,8 @@ class Step:
         rate: float,
     ) -> tuple[int, float]:
         """(how many of the guesses in this order give the best rate, that rate); 0: none beats
-        `rate`. They are drafted in `depth` passes."""
-        passes_s = depth * self.drafting.pass_s
+        `rate`. They are drafted as `depth` tokens of each sequence are."""
+        passes_s = self.drafting.passes(depth) * self.drafting.pass_s
         tokens, context, count = float(self.num_decodes), 0, 0
         rate *= 1 + NOT_BETTER
         for number, ((_, _, chance, place), more_s) in enumerate(zip(guesses, added_s[1:]), 1):

@@ -1,6 +1,7 @@
-"""What a drafting model takes: seconds for each pass and for each row, learned from each step.
+"""What a drafter takes: seconds for each pass and for each row, learned from each step.
 
-    3 and 1 guesses of two sequences: three passes, four rows
+    3 and 1 guesses of two sequences: three passes of a drafting model, four rows
+                                      one pass of Medusa heads, four rows
 
 Least squares over what was seen, older steps fading, beside a prior: its share of the model's own
 step by their parameters. A step in which it first computes a long prompt says little of that and is
@@ -22,10 +23,10 @@ OVERHEAD_S = 1e-4
 
 
 class DraftPrice:
-    """`share` is the drafting model's size as a share of the model's."""
+    """`share` is what a pass reads as a share of the model's step; `at_once`: it drafts all."""
 
-    def __init__(self, cost: StepCost, share: float) -> None:
-        self._cost, self._share = cost, share
+    def __init__(self, cost: StepCost, share: float, *, at_once: bool = False) -> None:
+        self._cost, self._share, self._at_once = cost, share, at_once
         self._sums: list[float] | None = None
         self._drafting: Drafting | None = None
 
@@ -36,10 +37,11 @@ class DraftPrice:
             self._drafting = self._solve()
         return self._drafting
 
-    def observe(self, passes: int, rows: int, seconds: float) -> None:
-        """A step in which `rows` guesses were made in `passes`."""
+    def observe(self, depth: int, rows: int, seconds: float) -> None:
+        """A step in which `rows` guesses were made, of a sequence at most `depth`."""
         if not rows:
             return
+        passes = self.drafting.passes(depth)
         expected = self.drafting.pass_s * passes + self.drafting.row_s * rows
         seconds = min(seconds, CLIP * expected)
         pp, pr, rr, ps, rs = (FADE * each for each in self._prior_sums())
@@ -76,5 +78,5 @@ class DraftPrice:
             pass_s = (ps * rr - rs * pr) / determinant
             row_s = (rs * pp - ps * pr) / determinant
             if pass_s >= 0 and row_s >= 0:
-                return Drafting(pass_s, row_s)
-        return Drafting(max(ps / pp, 0.0), 0.0)
+                return Drafting(pass_s, row_s, self._at_once)
+        return Drafting(max(ps / pp, 0.0), 0.0, self._at_once)

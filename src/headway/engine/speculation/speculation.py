@@ -4,7 +4,7 @@
                        their guesses whether those were verified or not, so a request that begins to
                        copy is seen before a single guess of it has cost anything
     forced             where a grammar leaves one text, its tokens
-    draft              guesses for the next step where that pays, its own time included; where it
+    draft or medusa    guesses for the next step where that pays, its own time included; where it
                        does not it is asked now and then, for what it would be worth today
 
 Of each sequence the source whose guesses promise most tokens rides.
@@ -25,9 +25,9 @@ from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.suffixes import TAIL, PastAnswers
 
-LOOKUP, SUFFIXES, FORCED, DRAFT = "lookup", "suffixes", "forced", "draft"
+LOOKUP, SUFFIXES, FORCED, MEDUSA = "lookup", "suffixes", "forced", "medusa"
 PROBE_SHARE = 0.01
-"""Of the time, what a drafting model that does not pay may take to be seen at all."""
+"""Of the time, what a drafter that does not pay may take to be seen at all."""
 
 
 class Candidate(NamedTuple):
@@ -49,7 +49,7 @@ class Guessing:
         self.own = Own()
         self.shadows: dict[str, Shadow] = {}
         self.proposed: list[int] = []
-        """What the drafting model guesses of the next tokens."""
+        """What the drafter guesses of the next tokens."""
         self.drafted: list[int] = []
         """The same of the tokens that this step brings."""
 
@@ -67,12 +67,15 @@ class Speculation:
         self.config, self.cost = config, cost
         self.acceptance = Acceptance()
         self.past = PastAnswers() if SUFFIXES in config.sources else None
-        self.price = DraftPrice(cost, config.draft_share) if DRAFT in config.sources else None
+        self.drafter, self.price = config.drafter, None
+        if self.drafter:
+            at_once = self.drafter == MEDUSA
+            self.price = DraftPrice(cost, config.draft_share, at_once=at_once)
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
         """By source: guesses verified, guesses kept."""
         self._by_id: dict[int, Guessing] = {}
         self._unasked_s = 0.0
-        """Seconds of steps since the drafting model was asked last."""
+        """Seconds of steps since the drafter was asked last."""
 
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
@@ -124,7 +127,7 @@ class Speculation:
             if guess.token_ids:
                 state.shadow(source).remember(tokens, guess)
         state.drafted, state.proposed = state.proposed, []
-        guesses.append((DRAFT, Guess(state.drafted, 0)))
+        guesses.append((self.drafter, Guess(state.drafted, 0)))
         best, worth = None, 0.0
         for source, (token_ids, match) in guesses:
             token_ids = fitting(sequence, token_ids, most) if token_ids else token_ids
@@ -145,16 +148,16 @@ class Speculation:
         budget: int,
         most_s: float,
     ) -> None:
-        """Ask the drafting model for the next step's guesses where it would pay then."""
+        """Ask the drafter for the next step's guesses where it would pay then."""
         assert self.price is not None
         values = []
         for sequence, state, candidate in zip(decodes, states, best, strict=True):
             riding = found.get(sequence.sequence_id)
             num_riding = len(riding.token_ids) if riding else 0
             room = sequence.max_len - len(sequence.tokens) - num_riding - 2
-            count = min(self.config.max_drafts, room)
-            chances = self.acceptance.chances(DRAFT, 0, max(count, 0), state.own)
-            if candidate and candidate.source != DRAFT:
+            count = min(self.config.max_proposed, room)
+            chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
+            if candidate and candidate.source != self.drafter:
                 lost = 1 - candidate.chances[-1]  # else what costs nothing goes on as well
                 chances = [lost * chance for chance in chances]
             values.append(chances)
@@ -182,9 +185,9 @@ class Speculation:
         counts = [0] * len(values)
         self._unasked_s += step_s
         if 2 * (drafting.pass_s + drafting.row_s) < PROBE_SHARE * self._unasked_s:
-            index = next((i for i, chances in enumerate(values) if len(chances) > 1), None)
+            index = next((i for i, chances in enumerate(values) if chances), None)
             if index is not None:
-                counts[index] = 2
+                counts[index] = min(2, len(values[index]))
                 self._unasked_s = 0.0
         return counts
 
@@ -206,15 +209,15 @@ class Speculation:
         state.proposed = proposed
 
     def _score_drafted(self, state: Guessing, came: list[int]) -> None:
-        """Compare what the drafting model guessed with what came, as far as that goes."""
+        """Compare what the drafter guessed with what came, as far as that goes."""
         drafted, state.drafted = state.drafted, []
         most = min(len(came), len(drafted))
         right = next((at for at in range(most) if drafted[at] != came[at]), most)
         seen = min(right + 1, most)
-        self.acceptance.observe(DRAFT, 0, seen, right, state.own)
+        self.acceptance.observe(self.drafter, 0, seen, right, state.own)
 
     def ended(self, result: StepResult) -> None:
-        """What the drafting model took in this step."""
+        """What the drafter took in this step."""
         if self.price is not None and result.timings.draft_s:
             self._unasked_s = 0.0
             lengths = [len(sample.drafts) for sample in result.samples if sample.drafts]

@@ -35,9 +35,15 @@ def rate(cost, values, starts, counts, beside=None, drafting=FREE):
     for start, count in zip(starts, counts, strict=True):
         work = cost.with_drafts(work, start, count)
     seconds = cost.seconds(decodes) + cost.seconds(work) - cost.seconds(beside)
-    seconds += max(counts) * drafting.pass_s + sum(counts) * drafting.row_s
+    seconds += drafting_seconds(counts, drafting)
     tokens = len(values) + sum(sum(chances[:n]) for chances, n in zip(values, counts))
     return tokens / seconds
+
+
+def drafting_seconds(counts, drafting):
+    """All guesses in one pass, or one pass for each depth."""
+    passes = any(counts) if drafting.at_once else max(counts)
+    return passes * drafting.pass_s + sum(counts) * drafting.row_s
 
 
 def best_of_all(cost, values, starts, budget, beside=None, drafting=FREE):
@@ -76,7 +82,12 @@ def decodes(draw, most_decodes=4, most_guesses=4):
 
 
 WORKS = st.sampled_from([None, Work(3, 1, 50, 80), Work(60, 2, 5000, 900)])
-DRAFTING = st.sampled_from([FREE, Drafting(1e-3, 1e-4), Drafting(0.0, 1e-3), Drafting(5e-3, 0.0)])
+DRAFTING = st.sampled_from(
+    [
+        *(FREE, Drafting(1e-3, 1e-4), Drafting(0.0, 1e-3), Drafting(5e-3, 0.0)),
+        *(Drafting(1e-3, 1e-4, at_once=True), Drafting(5e-3, 0.0, at_once=True)),
+    ]
+)
 
 
 def added(work: Work, starts: list[int]) -> Work:
@@ -114,8 +125,7 @@ def test_never_worse_than_none_and_within_what_is_allowed(cost, given, budget, l
     if any(counts):
         for start, count in zip(starts, counts, strict=True):
             work = cost.with_drafts(work, start, count)
-        drafting_s = max(counts) * drafting.pass_s + sum(counts) * drafting.row_s
-        assert cost.seconds(work) + drafting_s <= most_s * (1 + 1e-9)
+        assert cost.seconds(work) + drafting_seconds(counts, drafting) <= most_s * (1 + 1e-9)
 
 
 @given(costs(), decodes(8, 6), st.floats(1, 3), DRAFTING)

@@ -1,0 +1,50 @@
+"""What the executor asks of whoever guesses tokens behind its draw: a draft model, Medusa heads."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from headway.core.plan import StepPlan
+from headway.runtime.batch import WorkerSequence
+
+
+class Wanted(NamedTuple):
+    """Up to `most` guesses of what follows all known tokens of a sequence.
+
+    The last of them was drawn behind row `row` of the step's sampled rows.
+    """
+
+    sequence: WorkerSequence
+    most: int
+    row: int
+
+
+class Drafter(Protocol):
+    """Guesses what comes next. What is wrong in it costs time and never changes a token."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for the log."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """What its weights take."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """What its keys and values take."""
+        ...
+
+    def follow(self, plan: StepPlan) -> None:
+        """Note what becomes of blocks, after the state has; before the model computes."""
+        ...
+
+    def cut(self, sequence: WorkerSequence) -> None:
+        """Some guesses of `sequence` were verified: what was kept for wrong ones is of no use."""
+        ...
+
+    def propose(self, wanted: list[Wanted], hidden_RH: Tensor) -> dict[int, list[int]]:
+        """Guesses by sequence id; `hidden_RH` are the model's states of the sampled rows."""
+        ...

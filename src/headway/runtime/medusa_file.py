@@ -1,0 +1,119 @@
+"""What `medusa.safetensors` beside a model's weights says of its heads; needs no torch.
+
+Tensors have the names of the reference implementation: head i, block j.
+
+    i.j.linear.weight, i.j.linear.bias    (hidden, hidden), (hidden)    x + SiLU(linear(x))
+    i.LAYERS.weight                       (vocabulary, hidden)          where heads have their own
+
+The metadata tells the form: `medusa_num_heads`, `medusa_num_layers` (blocks of a head), and `head`,
+`own` or `shared`: with the latter every head gives its state to the model's own output matrix.
+"""
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+
+from headway.core.errors import CheckpointError
+from headway.core.model_spec import ModelSpec
+from headway.core.speculation_config import MedusaSpec
+from headway.runtime.checkpoint_files import MALFORMED, MEDUSA_FILE, METADATA, check_header, shown
+
+MOST_HEADS, MOST_LAYERS = 16, 16
+Tensors = dict[str, tuple[str, list[int]]]
+"""Name → type, shape."""
+FLOATS = ("BF16", "F16", "F32")
+TRAIN_AGAIN = "Train the heads for this model, or leave medusa out of --speculate."
+
+
+def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:
+    """The heads that lie in `folder`, None where there are none.
+
+    Raises CheckpointError where they do not fit the model of `spec` or what their file says.
+    """
+    path = folder / MEDUSA_FILE
+    if not path.exists():
+        return None
+    check_header(path)
+    told, tensors = read_header(path)
+    num_heads = read_count(told, "medusa_num_heads", MOST_HEADS)
+    num_layers = read_count(told, "medusa_num_layers", MOST_LAYERS)
+    if told.get("head") not in ("own", "shared"):
+        raise CheckpointError(
+            f"{MEDUSA_FILE}: head is {shown(told.get('head'))!r} in its metadata.",
+            "Write own, or shared where heads use the model's output matrix.",
+        )
+    medusa = MedusaSpec(
+        num_heads=num_heads,
+        num_layers=num_layers,
+        shares_head=told["head"] == "shared",
+        num_parameters=sum(prod(shape) for _, shape in tensors.values()),
+    )
+    check_tensors(tensors, medusa, spec)
+    return medusa
+
+
+def read_header(path: Path) -> tuple[dict[str, str], Tensors]:
+    """The metadata, and the tensors' types and shapes, of a file that `check_header` has passed."""
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+        told = dict(header.pop(METADATA, {}))
+        return told, {name: (e["dtype"], list(map(int, e["shape"]))) for name, e in header.items()}
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"{path.name} has a header that is not valid.", "Write the file again."
+        ) from error
+
+
+def read_count(told: dict[str, str], name: str, most: int) -> int:
+    """A number of the metadata, where all values are text."""
+    text = str(told.get(name))
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= most):
+        raise CheckpointError(
+            f"{MEDUSA_FILE}: {name} is {shown(told.get(name))!r} in its metadata.",
+            f"Write a whole number from 1 to {most}.",
+        )
+    return int(text)
+
+
+def shapes_of(medusa: MedusaSpec, spec: ModelSpec) -> dict[str, list[int]]:
+    """Every tensor that the heads have, with its shape."""
+    hidden, layers = spec.hidden_size, medusa.num_layers
+    shapes: dict[str, list[int]] = {}
+    for head in range(medusa.num_heads):
+        for layer in range(layers):
+            shapes[f"{head}.{layer}.linear.weight"] = [hidden, hidden]
+            shapes[f"{head}.{layer}.linear.bias"] = [hidden]
+        if not medusa.shares_head:
+            shapes[f"{head}.{layers}.weight"] = [spec.vocab_size, hidden]
+    return shapes
+
+
+def check_tensors(tensors: Tensors, medusa: MedusaSpec, spec: ModelSpec) -> None:
+    """Raise CheckpointError unless the tensors are those of the heads, and fit the model."""
+    shapes = shapes_of(medusa, spec)
+    for names, what in (
+        (shapes.keys() - tensors.keys(), "is missing"),
+        (tensors.keys() - shapes.keys(), "is left over"),
+    ):
+        if names:
+            raise CheckpointError(
+                f"{MEDUSA_FILE}: {shown(min(names))} {what}; its metadata says "
+                f"{medusa.num_heads} heads of {medusa.num_layers} blocks, "
+                f"{'shared' if medusa.shares_head else 'own'} output.",
+                "Correct the metadata, or write all the tensors.",
+            )
+    for name, shape in shapes.items():
+        dtype, found = tensors[name]
+        if found != shape:
+            raise CheckpointError(
+                f"{MEDUSA_FILE}: {name} has shape {shown(found)}; this model has {shape} "
+                f"(hidden size {spec.hidden_size}, vocabulary {spec.vocab_size}).",
+                TRAIN_AGAIN,
+            )
+        if dtype not in FLOATS:
+            raise CheckpointError(
+                f"{MEDUSA_FILE}: {name} is of type {shown(dtype)}.", f"Use {', '.join(FLOATS)}."
+            )

@@ -1,0 +1,61 @@
+"""A drafter that is asked in every step, and requests that share, find and copy blocks."""
+
+import random
+
+from headway.core.request import Request, SamplingParams
+from headway.engine.speculation import Drafts
+from headway.engine.speculation.drafts import fitting
+
+COUNT = 5
+
+
+class Proposals:
+    """Asks for `COUNT` guesses of everybody in each step; keeps what it was told, and verifies."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[list[int], list[int]]] = []
+        """(all tokens known, guesses of what follows)."""
+        self._next: dict[int, list[int]] = {}
+        self.num_kept = self.num_guessed = 0
+
+    def plan(self, decodes, beside, budget, most_s):
+        found = {}
+        for sequence in decodes:
+            guesses = fitting(sequence, self._next.pop(sequence.sequence_id, []), budget)
+            budget -= len(guesses)
+            room = sequence.max_len - len(sequence.tokens) - len(guesses) - 2
+            found[sequence.sequence_id] = Drafts(guesses, "draft", propose=max(min(COUNT, room), 0))
+        return found
+
+    def came(self, sequence, drafts, num_kept, proposed):
+        self._next[sequence.sequence_id] = proposed
+        self.num_guessed += len(drafts.token_ids)
+        self.num_kept += num_kept
+        if proposed and sequence.request.sampling.greedy:
+            self.told.append((list(sequence.tokens), proposed))
+
+    def ended(self, result):
+        pass
+
+    def left(self, sequence):
+        self._next.pop(sequence.sequence_id, None)
+
+
+def some_requests(rng: random.Random, count: int) -> list[Request]:
+    """Prompts that begin alike, so that blocks are shared and found again; some are sampled."""
+    common = [rng.randrange(3, 4000) for _ in range(40)]
+    found = []
+    for number in range(count):
+        prompt = common[: rng.choice([5, 16, 33, 40])] + [
+            rng.randrange(3, 4000) for _ in range(rng.choice([1, 3, 40]))
+        ]
+        temperature = rng.choice([0.0, 0.0, 1.0])
+        sampling = SamplingParams(
+            temperature=temperature,
+            seed=number,
+            max_tokens=20,
+            ignore_eos=True,
+            n=rng.choice([1, 1, 3]),
+        )
+        found.append(Request(number, prompt, sampling))
+    return found
