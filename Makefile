@@ -21,7 +21,7 @@ endef
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
 
 .PHONY: serve install test lint format check hardening frameworks sanitize screenshots surface lock reference-models clean \
-	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-evaluate tiny-card
+	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-medusa tiny-evaluate tiny-card
 
 serve: install
 	$(BIN)/headway serve
@@ -95,7 +95,7 @@ TEXT ?= ../shared/data/text
 RUN ?= /tmp/headway-tiny
 EMBEDDED := src/headway/embedded
 RECIPE = $(BIN)/python -m recipes.tiny.$(1) --out $(RUN)
-reference-models: tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-evaluate tiny-card
+reference-models: tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-medusa tiny-evaluate tiny-card
 
 tiny-tokenizer: .venv/.installed-dev
 	$(call RECIPE,tokenizer) --text $(TEXT)
@@ -111,6 +111,8 @@ tiny-distill: .venv/.installed-dev
 tiny-export: .venv/.installed-dev
 	$(call RECIPE,export) --model $(EMBEDDED)/headway-tiny
 	$(call RECIPE,export) --model $(EMBEDDED)/headway-draft
+tiny-medusa: .venv/.installed-dev
+	$(BIN)/python -m recipes.tiny.medusa --model $(EMBEDDED)/headway-tiny
 tiny-evaluate: .venv/.installed-dev
 	$(BIN)/headway eval $(EMBEDDED)/headway-tiny --suite all --data $(TEXT)/.. --json $(RUN)/headway-tiny/evals.json
 	$(BIN)/headway eval $(EMBEDDED)/headway-draft --suite all --data $(TEXT)/.. --json $(RUN)/headway-draft/evals.json

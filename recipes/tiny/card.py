@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.tiny.distill import DRAFT, DRAFT_BASE
+from recipes.tiny.medusa import FILE
 from recipes.tiny.train import BASE, SOURCES, TARGET
 from recipes.tiny.tune import SETTLED, TUNED
 from safetensors import safe_open
@@ -71,7 +72,7 @@ over {num_key_value_heads} key head of {head_dim}, feed-forward {intermediate_si
 | optimizer | Muon for the layers' matrices, AdamW for the rest |
 | loss | {loss}: books {books:.3f}, chats {chats:.3f} nats (weighted mean, last 200 steps) |
 | unseen books | {bits_per_byte:.3f} bits per byte at the end of the last stage |
-
+{heads}
 ![loss in the last stage](loss.svg)
 
 ## Data
@@ -186,6 +187,21 @@ def num_parameters(path: Path) -> int:
         return sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
 
 
+def heads_row(path: Path) -> str:
+    """One line of the Medusa heads, where the model has some."""
+    if not path.exists():
+        return ""
+    with safe_open(path, "pt") as file:
+        told = file.metadata()
+    right = ", ".join(told["right"].split())
+    return (
+        f"| Medusa heads | {told['medusa_num_heads']} in `{path.name}`, of {num_parameters(path):,} "
+        f"parameters, for `--speculate medusa`: {int(told['steps']):,} steps on "
+        f"{int(told['answers']):,} of its own greedy answers; the likeliest token of each is right "
+        f"at {right} of the positions of unseen answers |\n"
+    )
+
+
 def skill_rows(skills: SkillsReport) -> str:
     """One line a skill: "100 of 100 (96–100%)" for each level."""
     rows = []
@@ -275,6 +291,7 @@ def card(folder: Path, model: Path) -> str:
         texts=text_rows(evals.text),
         varied=varied_rows(json.loads((folder / "varied.json").read_text())),
         demo=demo_rows(model),
+        heads=heads_row(model / FILE),
     )
 
 

@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipes.tiny import checkpoint, train, tune
+from recipes.tiny import checkpoint, medusa, train, tune
 from recipes.tiny.conversations import conversations
 from recipes.tiny.model import Llama, Shape
 from recipes.tiny.muon import orthogonal
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from headway.assemble import plan_settings
+from headway.core.options import EngineOptions
+from headway.core.speculation_config import MedusaSpec
 from headway.evals.skills.structured import TOOLS, function
 from headway.evals.skills.suite import DEMO, LEVELS, SKILLS, TEST_SEED, examples
 from headway.frontend.text import Tokenizer
@@ -28,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"train": 30, "tune": 4, "distill": 30}
 GIVEN_LR = 0.0015
 SMALL = ("--step-tokens", 2048, "--threads", 1)
+HEADS = ("--answers", 60, "--steps", 40, "--batch", 128, "--heads", 2, "--layers", 1)
 VARIED = ("--varied-conversations", 400)
 TINY = Shape(
     vocab_size=300,
@@ -58,6 +63,7 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     stage("distill", "--out", out, "--steps", STEPS["tune"], "--peak-lr", GIVEN_LR)
     for name in ("headway-tiny", "headway-draft"):
         stage("export", "--out", out, "--model", out / "models" / name)
+    stage("medusa", "--model", out / "models" / "headway-tiny", *HEADS)
     return out
 
 
@@ -126,6 +132,28 @@ def test_the_export_loads_in_transformers_with_equal_logits(run: Path, name: str
     tokens = torch.tensor([ids])
     with torch.inference_mode():
         assert_close(trained.logits(trained(tokens)), exported(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_the_heads_are_served(run: Path) -> None:
+    """And have learned: at first each said what the model says next, which is no guess."""
+    folder = run / "models" / "headway-tiny"
+    options = EngineOptions(device="cpu", speculate="auto")
+    found = plan_settings(folder, options)[1].speculation.medusa
+    assert found == MedusaSpec(
+        num_heads=2, num_layers=1, shares_head=True, num_parameters=2 * 192 * 193
+    )
+    tensors = load_file(folder / "medusa.safetensors")
+    assert all(bool(value.any()) for value in tensors.values())
+    with safe_open(folder / "medusa.safetensors", "pt") as file:
+        told = file.metadata()
+    assert told["answers"] == "60" and len(told["right"].split()) == 2
+
+
+def test_the_heads_learn_what_comes_later() -> None:
+    """Behind an 8 comes 1, which the model says; head 0 says 2 and head 1 says 3."""
+    found = medusa.targets([7, 8, 1, 2, 3], 2, 2)
+    nothing = medusa.NOTHING
+    assert found.tolist() == [[2, 3], [3, nothing], [nothing, nothing], [nothing, nothing]]
 
 
 def test_the_draft_has_five_to_ten_times_fewer_flops() -> None:
