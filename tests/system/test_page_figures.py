@@ -108,6 +108,42 @@ async def tick_ms(one: Visit) -> float:
     return statistics.median((await ticks_of(one))[1:])
 
 
+async def test_guesses_have_a_line_where_they_are_made(
+    embedded: LiveServer, visit: OpenPage
+) -> None:
+    """The server guesses nothing and the page says nothing of it; then /stats tells of some."""
+    plain = await visit(embedded.url)
+    await plain.wait_text("#status-text", "^ready$")
+    assert await plain.page.evaluate("document.querySelector('#drafts').hidden")
+    source = {"drafts": 10, "draft_tokens": 31, "accepted_tokens": 19}
+    drafts: dict[str, Any] = {
+        **source,
+        "acceptance": 19 / 31,
+        "drafts_per_step": 3.1,
+        "tokens_per_step": 2.9,
+        "draft_share": 0.15,
+        "verify_share": 0.06,
+        "speedup": 2.3,
+        "by_source": {"lookup": source, "draft": dict.fromkeys(source, 0)},
+    }
+
+    async def guessing(page: Any) -> None:
+        async def change(route: Any) -> None:
+            answer = await route.fetch()
+            stats = await answer.json()
+            for window in stats["windows"]:
+                window["drafts"] = drafts
+            await route.fulfill(response=answer, json=stats)
+
+        await page.route("**/stats*", change)
+
+    one = await visit(embedded.url, prepare=guessing)
+    said = r"61.?% of 3\.1 a step kept, 2\.9 tokens a step for 21.?% of its time \(lookup 61.?%\)"
+    await one.wait_text("#drafts", f"Guesses: {said}")
+    drafts["draft_tokens"] = 0
+    await one.wait_text("#drafts", r"Guesses: none in this window \(lookup, draft\)")
+
+
 async def test_256_requests_are_shown_each_tick(embedded: LiveServer, visit: OpenPage) -> None:
     one = await open_crowded(embedded.url, visit)
     assert await one.page.locator("#requests tr").count() == 256

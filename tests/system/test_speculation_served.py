@@ -8,21 +8,28 @@ the second is said to be one where guesses always pay, so that they are made how
 import concurrent.futures
 import itertools
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from drive import engine_for
+from headway.advise.diagnosis import diagnose
+from headway.advise.from_stats import reading_from_stats
+from headway.bench.trial import once
 from headway.core.embedded import model_folder
+from headway.core.options.bench import BenchOptions
 from headway.engine.cost import Prior, StepCost
 from headway.engine.speculation import make_speculator
 from headway.evals.skills.suite import examples
 from headway.server.models import answer_marks
+from headway.telemetry.snapshot import Snapshot
 from in_process import InProcess, fake_state
 
 GUESSES_PAY = Prior(
@@ -278,3 +285,35 @@ def test_a_burst_is_one_gap_and_then_none(guessing: InProcess) -> None:
     assert timings["draft_n"] >= timings["draft_n_accepted"] == 80 - sum(map(bool, sizes))
     assert gained["spec_decode_num_accepted_tokens_total"] == timings["draft_n_accepted"]
     assert timings["tpot_s"] * 79 == pytest.approx(timings["e2e_s"] - timings["ttft_s"])
+
+
+async def test_the_load_generator_and_the_server_agree(guessing: InProcess) -> None:
+    """Both count a gap for each token but the first, and of a burst all but one are 0.
+
+    The load generator asks a few things before, to see what the server can do.
+    """
+    before = counters(guessing)
+    given = {"concurrency": 2, "num_requests": 6, "warmup": 0.0}
+    given |= {"cooldown": 0.0, "input_len": "40", "output_len": "60", "temperature": 0.0}
+    report = await once(guessing.url, BenchOptions(**given), "test", None)
+    gained = {name: value - before.get(name, 0) for name, value in counters(guessing).items()}
+    itl, name = report.figures.itl_s, "inter_token_latency_seconds"
+    assert itl is not None and itl.count == 6 * 59
+    tokens = gained["generation_tokens_total"] - 6 * 60
+    assert gained[f"{name}_count"] - itl.count == tokens - (gained["request_success_total"] - 6)
+    zeros = sum(sum(x.chunk_tokens) - len(x.chunk_tokens) for x in report.run.exchanges)
+    kept = gained["spec_decode_num_accepted_tokens_total"]
+    assert 0 < zeros <= kept <= zeros + tokens and gained[f"{name}_bucket[0.001]"] >= kept
+
+
+def test_the_doctor_tells_what_it_brings(plain: InProcess, guessing: InProcess) -> None:
+    """Measured where tokens are guessed, and nothing where they are not."""
+    found = {}
+    for live in (plain, guessing):
+        polls = [msgspec.json.decode(fetch(live, "/stats"), type=Snapshot)] * 2
+        found[live] = diagnose(reading_from_stats(live.url, polls, seconds=300))
+    assert found[plain].drafts == []
+    kept, price = found[guessing].drafts
+    assert re.match(r"\d+% of \d.* guesses a step kept \(.*lookup \d+%.*\): \d\.\d\d tokens", kept)
+    assert re.search(r"take \d+% of the time in steps: \d\.\d\d times the tokens/s", price)
+    assert "drafts" not in {each.name for each in found[guessing].findings}
