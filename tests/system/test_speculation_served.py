@@ -25,9 +25,12 @@ from headway.advise.from_stats import reading_from_stats
 from headway.bench.trial import once
 from headway.core.embedded import model_folder
 from headway.core.options.bench import BenchOptions
+from headway.core.request import SamplingParams
 from headway.engine.cost import Prior, StepCost
+from headway.engine.engine import Engine
 from headway.engine.speculation import make_speculator
 from headway.evals.skills.suite import examples
+from headway.llm import LLM
 from headway.server.models import answer_marks
 from headway.telemetry.snapshot import Snapshot
 from in_process import InProcess, fake_state
@@ -57,11 +60,16 @@ UNLIKE = (
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 11}
 
 
+def always_pays(engine: Engine) -> None:
+    """Have it guess as on a machine where that pays."""
+    speculator = make_speculator(engine.settings.speculation, StepCost(GUESSES_PAY))
+    engine.scheduler.drafts.speculator = speculator
+
+
 def server(folder: Path, **options: Any) -> Iterator[InProcess]:
     engine = engine_for(model_folder(None), max_model_len=512, prefix_cache=False, **options)
     if options:
-        speculator = make_speculator(engine.settings.speculation, StepCost(GUESSES_PAY))
-        engine.scheduler.drafts.speculator = speculator
+        always_pays(engine)
     state = fake_state(engine, data_dir=str(folder / "data"))
     (row,) = state.rows
     row.format, row.reasoning = answer_marks(row.tokenizer, "auto")
@@ -317,3 +325,23 @@ def test_the_doctor_tells_what_it_brings(plain: InProcess, guessing: InProcess) 
     assert re.match(r"\d+% of \d.* guesses a step kept \(.*lookup \d+%.*\): \d\.\d\d tokens", kept)
     assert re.search(r"take \d+% of the time in steps: \d\.\d\d times the tokens/s", price)
     assert "drafts" not in {each.name for each in found[guessing].findings}
+
+
+def test_offline_answers_are_the_same_too() -> None:
+    """`LLM` with a stop string in the middle of what is guessed, log-probabilities and siblings."""
+    told = []
+    for options in ({}, {"speculate": "auto", "draft_model": "headway-draft", "max_drafts": 6}):
+        llm = LLM(model_folder(None), max_model_len=512, kv_memory="32MiB", **options)
+        if options:
+            always_pays(llm.engine)
+        sampling = [
+            SamplingParams(temperature=0, max_tokens=60, stop=[" the"], logprobs=1),
+            SamplingParams(temperature=1, seed=3, max_tokens=40, n=2),
+        ]
+        for _ in range(2):
+            found = llm.generate([STORY, COPY], sampling)
+            told.append([(o.text, o.token_ids, o.logprobs) for each in found for o in each.outputs])
+        assert bool(options) == (llm.engine.scheduler.drafts.speculator is not None)
+    assert told[0] == told[1] == told[2] == told[3]
+    counts = llm.engine.scheduler.drafts.speculator.counts
+    assert sum(kept for _, kept in counts.values()) > 20

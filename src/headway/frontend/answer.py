@@ -8,9 +8,8 @@ last delta, or the error that was put in instead.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from itertools import chain
 
 from headway.core.clock import Clock
 from headway.core.errors import RequestError, ServerFaultError
@@ -103,17 +102,23 @@ class Answer:
             for _ in range(sampling.n)
         ]
 
-    def pushed(self, update: SequenceUpdate) -> Iterator[tuple[Delta, bool]]:
+    def pushed(self, update: SequenceUpdate) -> Sequence[tuple[Delta, bool]]:
         """`push` of an update; of several tokens, as guesses bring them, of one after another where
         it matters which of them ends the answer, or belongs to which part of it.
 
         What is behind a stop string, or after the end, is dropped.
         """
         index = update.index
-        single = len(update.token_ids) < 2 or not self._one_by_one
-        for each in [update] if single else singles(update):
-            if not self.finished(index):
-                yield self.push(each)
+        if self.finished(index):
+            return ()
+        if len(update.token_ids) < 2 or not self._one_by_one:
+            return (self.push(update),)
+        found = []
+        for each in singles(update):
+            found.append(self.push(each))
+            if self.finished(index):
+                break
+        return found
 
     def push(self, update: SequenceUpdate) -> tuple[Delta, bool]:
         """What to show of `update`, and whether the engine must abort the sequence.
@@ -269,15 +274,16 @@ class Stream:
         arrived, self._arrived = self._arrived, []
         answer = self.answer
         deltas = []
-        for delta, abort in chain.from_iterable(map(answer.pushed, arrived)):
-            if abort:
-                self.resumed_tokens[delta.index] = None
-                self._abort(delta.index)
-            if delta.finish_reason == "error":
-                self.over = True
-                self.close()
-                raise ServerFaultError()
-            deltas.append(delta)
+        for update in arrived:
+            for delta, abort in answer.pushed(update):
+                if abort:
+                    self.resumed_tokens[update.index] = None
+                    self._abort(update.index)
+                if delta.finish_reason == "error":
+                    self.over = True
+                    self.close()
+                    raise ServerFaultError()
+                deltas.append(delta)
         if answer.num_unfinished == 0:
             self.over = True
         return deltas
