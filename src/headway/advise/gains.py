@@ -20,13 +20,12 @@ from headway.advise.symptoms import (
 from headway.advise.words import duration, percent, plural, tokens
 from headway.core.alternatives import highest
 from headway.core.memory_plan import gib
+from headway.core.speculation_config import DRAFTERS
 
 SHORTER = 0.2
 ACCEPTED = 0.6
 DRAFTS = 3
 USUAL = 0.5
-DRAFT = "draft"
-"""The source that is a drafting model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +276,7 @@ def other_drafts(r: Reading) -> Advice:
     speedup = r.drafts.speedup or 0.0
     lost = max(1 - speedup, 0.0)
     do = "--speculate off"
-    if DRAFT not in r.drafts.sources:
+    if not set(DRAFTERS) & set(r.drafts.sources):
         do += ", or --draft-model with a smaller model of the same tokenizer"
     return Advice(
         do=do,

@@ -242,7 +242,7 @@ TOGETHER = (
         names="speculative_config spec_method spec_model spec_tokens",
         ours=("speculate", "draft_model", "max_drafts"),
         read=speculation,
-        note="the methods ngram, suffix and draft_model, and no keys but method, model and "
+        note="the methods ngram, suffix, draft_model and medusa, and no keys but method, model and "
         "num_speculative_tokens: the most that is guessed",
     ),
 )

@@ -14,7 +14,12 @@ from typing import Any
 
 from headway.core.errors import UsageError
 
-METHODS = {"ngram": "lookup", "suffix": "lookup,suffixes", "draft_model": "draft"}
+METHODS = {
+    "ngram": "lookup",
+    "suffix": "lookup,suffixes",
+    "draft_model": "draft",
+    "medusa": "medusa",
+}
 """vLLM's method → who guesses here; its suffix decoding looks into the prompt as well."""
 SHORT = {
     "spec_method": "method",
@@ -82,7 +87,8 @@ def ours(config: dict[str, Any], name: str) -> dict[str, str]:
         raise UsageError(
             f"{name}: method {method} "
             + ("takes no model." if model is not None else "needs a model."),
-            "Give model, the folder of a smaller model, with draft_model alone.",
+            "Give model, the folder of a smaller model, with draft_model alone; Medusa heads lie "
+            "beside the model that is served.",
         )
     found = {"speculate": METHODS[method]}
     if model is not None:
