@@ -52,6 +52,31 @@ def test_a_cheap_copy_is_copied():
     assert sum(record.num_tokens for record in records) == 2 * (3 + 12 - 1)
 
 
+def test_who_would_be_preempted_at_once_does_not_start():
+    """Two users: below its share one of a low priority came back, was copied out for one of a
+    better priority, and came back before that one could start; nobody computed a token."""
+    shape = swap_settings(
+        block_bytes=CHEAP,
+        host=(9, 9),
+        num_blocks=(20, 20),
+        block_size=1,
+        windows=(9, 0),
+        max_num_seqs=3,
+        budget=13,
+        policy="priority",
+    )
+    world = World(shape)
+    world.executor.delay = lambda: 3
+    low, high = Terms(priority=1), Terms(priority=-1)
+    world.add([1] * 17, user="a", terms=Terms(priority=-2), max_tokens=1)
+    world.add([1, 2] * 4 + [3], user="", terms=low, max_tokens=4, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    for _ in range(2):
+        world.add([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 2, 2, 2, 2, 2], user="a", terms=high)
+    world.drain(limit=500)
+
+
 def test_a_dear_copy_is_computed_again():
     """What was lost is counted, to the token."""
     records = run(two_that_do_not_fit(block_bytes=DEAR))

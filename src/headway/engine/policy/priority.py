@@ -54,6 +54,13 @@ class Priority(Fcfs):
         """Those of a lower priority, the last rank first; its own priority keeps its place."""
         return [s for s in self.victims(running) if priority(s) > priority(newcomer)]
 
+    def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
+        """Where nobody of a better priority waits: that one would take the place back at once.
+
+        And where both are copied to host memory and back, neither would ever compute a token.
+        """
+        return all(priority(s) >= priority(taker) for s in waiting)
+
     def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
         """Anybody whose priority is no better."""
         return priority(sequence) >= priority(taker)
