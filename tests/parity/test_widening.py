@@ -7,20 +7,24 @@ size that is no power of two of the small one's, wider groups, longer heads, bia
 import dataclasses
 import itertools
 import json
+import shutil
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from drive import engine_for, finish, greedy
 from headway import LLM, SamplingParams
 from headway.compress.widen import SHAPES, Shape, Widening, find_shape, plan_widening, widen
 from headway.compress.widen.tensors import ROWS_AT_ONCE, entries
 from headway.core.errors import CheckpointError, HeadwayError, UsageError
 from headway.core.model_spec import read_model_spec
+from parity.drafting import Proposals
 from parity.tiny import edit_config, prompts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -145,6 +149,35 @@ def test_greedy_tokens_and_logprobs_through_headway(pair: tuple[Path, Path]):
         for one, other in zip(ours.prompt_logprobs[1:], theirs.prompt_logprobs[1:], strict=True):
             (mine,), (its,) = one.values(), other.values()
             assert mine.logprob == pytest.approx(its.logprob, abs=1e-4)
+
+
+def with_heads(small: Path, folder: Path) -> Path:
+    """A copy of the small model, with two random heads of two blocks."""
+    shutil.copytree(small, folder)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{head}.{block}.linear.{name}": torch.randn(shape, generator=generator)
+        for head, block in itertools.product(range(2), range(2))
+        for name, shape in (("weight", (36, 36)), ("bias", (36,)))
+    }
+    told = {"medusa_num_heads": "2", "medusa_num_layers": "2", "head": "shared"}
+    save_file(tensors, folder / "medusa.safetensors", metadata=told)
+    return folder
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_heads_guess_what_they_guess_of_the_small_model(toy: str, small: Path, tmp_path: Path):
+    folder, out = with_heads(small, tmp_path / "small"), tmp_path / "wide"
+    widen(folder, TOYS[toy], out)
+    told = []
+    for each in (folder, out):
+        engine = engine_for(each, speculate="medusa", dtype="float32", kernels="torch")
+        proposals = Proposals()
+        engine.scheduler.drafts.speculator = proposals
+        finish(engine, [greedy(i, ids, 12) for i, ids in enumerate(prompts([1, 5, 33, 90], 96))])
+        told.append(proposals.told)
+    assert len(told[0]) > 20 and told[0] == told[1]
+    assert len({tuple(guesses) for _, guesses in told[0]}) > 5
 
 
 def test_in_bf16_it_errs_no_more_than_the_small_model(pair: tuple[Path, Path]):
