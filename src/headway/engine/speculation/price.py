@@ -17,7 +17,7 @@ CLIP = 2.0
 ROW_SHARE = 0.1
 """Of a pass, what each row adds, before any was seen."""
 PRIOR = 4.0
-"""The prior counts as so many steps of 4 passes and 4 rows."""
+"""The prior counts as so many steps of 4 guesses, and as many of 16."""
 OVERHEAD_S = 1e-4
 """Of a pass, whatever its size: calls, tensors, the draw."""
 
@@ -59,7 +59,8 @@ class DraftPrice:
         if self._sums is None:
             one = self._cost.seconds(Work(1, 1, 1, 1)) * self._share + OVERHEAD_S
             row_s, pass_s = ROW_SHARE * one, (1 - ROW_SHARE) * one
-            cases = ((4, 4), (4, 16))
+            passes = 1 if self._at_once else 4
+            cases = ((passes, 4), (passes, 16))
             pairs = [(p, r, p * pass_s + r * row_s) for p, r in cases]
             self._sums = [
                 PRIOR * sum(p * p for p, _, _ in pairs),

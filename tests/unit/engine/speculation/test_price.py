@@ -6,6 +6,16 @@ from headway.engine.cost import StepCost
 from headway.engine.speculation.price import DraftPrice
 
 
+def test_heads_that_are_dearer_than_expected_are_soon_known_to_be():
+    """Three times as dear: after 40 steps that is known, but for what is left of the prior."""
+    price = DraftPrice(StepCost(), 0.3, at_once=True)
+    expected = price.drafting
+    real_s = 3 * (expected.pass_s + 4 * expected.row_s)
+    for _ in range(40):
+        price.observe(4, 4, real_s)
+    assert price.drafting.pass_s + 4 * price.drafting.row_s == pytest.approx(real_s, rel=0.16)
+
+
 @pytest.mark.parametrize("at_once", [False, True], ids=["draft model", "heads"])
 def test_a_pass_and_a_row_are_learned(at_once: bool):
     """Seen: 2 ms a pass and 0.5 ms a row; a model takes a pass for each depth, heads one."""
