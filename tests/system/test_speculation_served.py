@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from drive import engine_for
 from headway.advise.diagnosis import diagnose
 from headway.advise.from_stats import reading_from_stats
+from headway.bench.page import as_text
 from headway.bench.trial import once
 from headway.core.embedded import model_folder
 from headway.core.options.bench import BenchOptions
@@ -307,6 +308,7 @@ async def test_the_load_generator_and_the_server_agree(guessing: InProcess) -> N
     gained = {name: value - before.get(name, 0) for name, value in counters(guessing).items()}
     itl, name = report.figures.itl_s, "inter_token_latency_seconds"
     assert itl is not None and itl.count == 6 * 59
+    assert re.search(r"drafts kept \d+\.\d%, acceptance length \d\.\d\d", as_text(report))
     tokens = gained["generation_tokens_total"] - 6 * 60
     assert gained[f"{name}_count"] - itl.count == tokens - (gained["request_success_total"] - 6)
     zeros = sum(sum(x.chunk_tokens) - len(x.chunk_tokens) for x in report.run.exchanges)

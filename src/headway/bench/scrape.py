@@ -17,7 +17,8 @@ GAUGES = frozenset(
 )
 COUNTERS = frozenset(
     "prefix_cache_queries_total prefix_cache_hits_total prompt_tokens_total "
-    "generation_tokens_total num_preemptions_total "
+    "generation_tokens_total num_preemptions_total spec_decode_num_drafts_total "
+    "spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total "
     "request_queue_time_seconds_sum request_queue_time_seconds_count "
     "request_prefill_time_seconds_sum request_prefill_time_seconds_count "
     "request_decode_time_seconds_sum request_decode_time_seconds_count "

@@ -154,6 +154,10 @@ def server_lines(report: Report) -> list[str]:
             parts.append(f"mean {label} {milliseconds(mean_s)}")
     if queries := counters.get("prefix_cache_queries_total"):
         parts.append(f"cache hits {counters.get('prefix_cache_hits_total', 0) / queries:.1%}")
+    if guessed := counters.get("spec_decode_num_draft_tokens_total"):
+        kept = counters.get("spec_decode_num_accepted_tokens_total", 0)
+        length = 1 + kept / counters.get("spec_decode_num_drafts_total", guessed)
+        parts.append(f"drafts kept {kept / guessed:.1%}, acceptance length {length:.2f}")
     if "num_preemptions_total" in counters:
         parts.append(f"preemptions {counters['num_preemptions_total']:.0f}")
     sampled = report.run.server.sampled_s
