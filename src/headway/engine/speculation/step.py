@@ -26,12 +26,14 @@ class StepDrafts:
         self.verified: list[tuple[str, int, int]] = []
         """Of this step's guesses: (who made them, how many of a sequence, how many were right)."""
         self._by_id: dict[int, Drafts] = {}
+        self._riding: set[int] = set()
+        """Whose guesses are in the step: one that was preempted may come back in it without."""
 
     def plan(self, decodes: TypingSequence[Sequence], budget: int) -> bool:
         """Guess beside `decodes`, at most `budget` tokens; whether anybody has guesses."""
         if self.speculator is None:
             return False
-        self.verified = []
+        self.verified, self._riding = [], set()
         beside, most_s = self.policy.beside_drafts(decodes)
         self._by_id = self.speculator.plan(decodes, beside, max(budget, 0), most_s)
         return bool(self._by_id)
@@ -51,11 +53,12 @@ class StepDrafts:
         row.token_ids += drafts.token_ids
         row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose
         if row.num_drafts:
+            self._riding.add(row.sequence_id)
             self.policy.drafted(sequence, row.num_drafts)
 
     def forget(self) -> None:
         """The step was run without guesses: nothing is to be learned of them."""
-        self._by_id = {}
+        self._by_id, self._riding = {}, set()
 
     def keep(self, sequence: Sequence, sample: Sample, update: SequenceUpdate) -> None:
         """The tokens of `sample` are known now; those guessed right are computed as well.
@@ -70,7 +73,9 @@ class StepDrafts:
             self.kv.insert(sequence)
             self.policy.kept(sequence, num_kept)
         drafts = self.of(sequence)
-        if drafts.token_ids:
+        if sequence.sequence_id not in self._riding:
+            drafts = drafts._replace(token_ids=[])
+        else:
             update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_kept
             self.verified.append((drafts.source, len(drafts.token_ids), num_kept))
         self.speculator.came(sequence, drafts, num_kept, sample.drafts)
