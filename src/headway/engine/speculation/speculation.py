@@ -26,6 +26,8 @@ from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.suffixes import TAIL, PastAnswers
 
 LOOKUP, SUFFIXES, FORCED, MEDUSA = "lookup", "suffixes", "forced", "medusa"
+TRIED = 3
+"""Guesses that are tried where none seems to pay: with the decode, a knot of the cost curve."""
 PROBE_SHARE = 0.01
 """Of the time, what a drafter that does not pay may take to be seen at all."""
 
@@ -74,8 +76,8 @@ class Speculation:
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
         """By source: guesses verified, guesses kept."""
         self._by_id: dict[int, Guessing] = {}
-        self._unasked_s = 0.0
-        """Seconds of steps since the drafter was asked last."""
+        self._unasked_s = self._untried_s = 0.0
+        """Seconds of steps since the drafter was asked last, and since more rows were tried."""
 
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
@@ -95,6 +97,7 @@ class Speculation:
         counts = [0] * len(decodes)
         if any(values):
             counts = choose(values, starts, self.cost, alone, beside, budget=budget, most_s=most_s)
+            self._try_more(values, counts, starts, beside, budget - sum(counts), most_s)
         found: dict[int, Drafts] = {}
         for sequence, candidate, count in zip(decodes, best, counts, strict=True):
             if count and candidate is not None:
@@ -104,6 +107,33 @@ class Speculation:
         if self.price is not None:
             self._ask(decodes, states, best, found, alone, beside, budget, most_s)
         return found
+
+    def _try_more(
+        self,
+        values: list[list[float]],
+        counts: list[int],
+        starts: list[int],
+        beside: Work,
+        room: int,
+        most_s: float,
+    ) -> None:
+        """Verify more guesses of one sequence where that takes a hundredth of the time since.
+
+        What rows cost is learned from steps that have them: those that seemed dear, because others
+        used the machine or nobody ever saw so many, would seem so for ever.
+        """
+        index = max(range(len(values)), key=lambda i: sum(values[i][counts[i] :]))
+        count = counts[index]
+        more = min(len(values[index]), max(TRIED, 2 * count + 1), count + room)
+        for at, riding in zip(starts, counts, strict=True):
+            beside = self.cost.with_drafts(beside, at, riding) if riding else beside
+        step_s = self.cost.seconds(beside)
+        self._untried_s += step_s
+        tried = self.cost.with_drafts(beside, starts[index] + count, more - count)
+        tried_s = self.cost.seconds(tried)
+        dearer_s = tried_s - step_s
+        if more > count and dearer_s <= PROBE_SHARE * self._untried_s and tried_s <= most_s:
+            counts[index], self._untried_s = more, 0.0
 
     def _state(self, sequence: Sequence) -> Guessing:
         state = self._by_id.get(sequence.sequence_id)
