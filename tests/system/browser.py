@@ -111,7 +111,8 @@ async def visits(browser: Any) -> AsyncIterator[OpenPage]:
         return one
 
     yield visit
-    for one, _ in opened:
+    said = [text for one, refusals in opened for text in one.unexpected(refusals)]
+    for one, _ in opened:  # who polls while its routes go is refused, and its console says so
         await one.page.unroute_all(behavior="ignoreErrors")  # an answer on its way fails no test
         await one.page.context.close()
-    assert [text for one, refusals in opened for text in one.unexpected(refusals)] == []
+    assert said == [], said
