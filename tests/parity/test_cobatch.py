@@ -64,11 +64,11 @@ def test_tokens_do_not_depend_on_what_runs_beside_them(alone: Engine, engines: l
 
 
 def test_tokens_do_not_depend_on_guesses(alone: Engine, engines: list[Engine]):
-    """30 mixes of each model, most tokens guessed beforehand."""
+    """14 mixes of each model, most tokens guessed beforehand; two on each engine."""
     kept: list[int] = []
-    for number in range(30):
+    for number in range(14):
         check_mix(number, alone, engines, kept)
-    assert sum(kept) > 500, "the guesses are too bad to prove much"
+    assert sum(kept) > 150, "the guesses are too bad to prove much"
 
 
 @pytest.mark.hardening

@@ -56,7 +56,7 @@ def test_every_request_gets_its_own_tokens(shape, chosen):
         logging.disable(logging.NOTSET)
 
 
-@settings(max_examples=max(EXAMPLES // 2, 1))
+@settings(max_examples=max(EXAMPLES // 3, 1))
 @given(shapes, operations, st.randoms(use_true_random=False))
 def test_guesses_change_no_token(shape, chosen, random):
     """Nor do drafts, right or wrong, whatever happens beside them."""
