@@ -61,14 +61,36 @@ def test_a_drafter_that_fails_is_left_out(caplog: pytest.LogCaptureFixture):
     engine, proposals = drafting_engine(max_model_len=256)
     requests = some_requests(random.Random(4), 4)
     wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
-    drafter = engine.executor.drafter  # type: ignore[attr-defined]
-    drafter.forward.model.embedding.weight.data.fill_(float("nan"))
+
+    def fail(batch: object) -> None:
+        raise RuntimeError("told to fail")
+
+    engine.executor.drafter.forward = fail  # type: ignore[attr-defined]
     answers = finish(engine, requests)
     assert {k: a.token_ids for k, a in answers.items()} == {
         k: a.token_ids for k, a in wanted.items()
     }
     assert engine.executor.drafter is None  # type: ignore[attr-defined]
     assert "go on without it" in caplog.text and not proposals.num_guessed
+
+
+def test_an_overflow_of_the_drafter_is_that_sequences_alone():
+    """Its guesses are wrong; the others' are kept, the drafter goes on, the tokens are the same."""
+    engine, proposals = drafting_engine(max_model_len=256)
+    poison = 3999
+    requests = some_requests(random.Random(4), 6)
+    requests.append(Request(99, [5, poison, 7, 8], SamplingParams(temperature=0, max_tokens=12)))
+    wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
+    drafter = engine.executor.drafter  # type: ignore[attr-defined]
+    drafter.forward.model.embedding.weight.data[poison] = float("inf")
+    answers = finish(engine, requests)
+    assert {k: a.token_ids for k, a in answers.items()} == {
+        k: a.token_ids for k, a in wanted.items()
+    }
+    assert engine.executor.drafter is drafter  # type: ignore[attr-defined]
+    assert proposals.num_kept > 5
+    for layer in drafter.forward.kv:
+        assert bool(layer.k.isfinite().all()) and bool(layer.v.isfinite().all())
 
 
 def test_a_model_that_cannot_draft_is_refused(tmp_path_factory: pytest.TempPathFactory):

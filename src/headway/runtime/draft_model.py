@@ -142,13 +142,17 @@ class DraftModel:
         return self.forward.kv_bytes
 
     def _run(self, batch: Batch) -> Tensor:
-        """Hidden states, and what was written noted; what is not finite is not kept."""
+        """Hidden states, and what was written noted; of a row that is not finite nothing is."""
         hidden_TH = self.forward(batch)
         bad_T = self.forward.wipe_bad(hidden_TH, batch)
+        bad = set[int]()
         if bad_T is not None:
-            raise FloatingPointError("the draft model's numbers are not finite")
+            parts = bad_T.split(batch.query_lens)
+            bad = {row for row, part in enumerate(parts) if bool(part.any())}
         size, table_SB = self._block_size, batch.block_tables_GSB[0].numpy()
         for row, (length, end) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+            if row in bad:  # its guesses are wrong, and nobody else's
+                continue
             first, last = (end - length) // size, (end - 1) // size
             self._valid[table_SB[row, first:last]] = size
             self._valid[table_SB[row, last]] = end - last * size
