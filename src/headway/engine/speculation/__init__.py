@@ -2,11 +2,13 @@
 
     drafts      what the scheduler asks of whoever guesses, and what it hears back
     step        the guesses of one step, from the plan to what came of them
+    sources     who guesses in each step, for that costs microseconds
     lookup      what followed the end of a sequence where it stood in it before
     suffixes    the same in past answers, by cache salt
     acceptance  the chance that a guess is kept, from all requests and from its own
     shadow      scores guesses that nobody verified
     controller  how many guesses of each sequence bring the most tokens a second
+    asking      when the runtime's drafter is asked
 
 The runtime samples behind each guess what it would sample anyway (`core.plan.ScheduledSequence`):
 guesses change how fast tokens come and never which. Nothing here knows of tensors.

@@ -48,62 +48,60 @@ class Drafting(NamedTuple):
 FREE = Drafting()
 
 
+class PlainStep(NamedTuple):
+    """A step as it is without guesses, and what room it has for them.
+
+    `starts[i]` is the position of the first guess of decode i. `decodes` is what the decodes do
+    alone, `work` what the step does. At most `budget` guesses fit in all, and with them the step
+    should last no longer than `most_s`.
+    """
+
+    starts: Sequence[int]
+    decodes: Work
+    work: Work
+    budget: int
+    most_s: float = inf
+
+
 def choose(
     values: Sequence[Sequence[float]],
-    starts: Sequence[int],
+    plain: PlainStep,
     cost: StepCost,
-    decodes: Work,
-    beside: Work | None = None,
-    *,
-    budget: int,
-    most_s: float = inf,
     drafting: Drafting = FREE,
 ) -> list[int]:
     """How many guesses of each sequence to verify, or with `drafting` to draft and then verify.
 
     `values[i]` are the chances that the guesses of decode i are reached and kept: they never rise
-    along it. Empty: it has none. `starts[i]` is the position of its first guess. `decodes` is what
-    the decodes do alone, `beside` what the step does without guesses, where that is more. At most
-    `budget` guesses in all, and none that make the step longer than `most_s`.
+    along it. Empty: it has none.
 
-    >>> cost = StepCost()
     >>> decodes = Work(2, 2, 200, 200)
-    >>> choose([[0.9, 0.8], []], [100, 100], cost, decodes, budget=8)
+    >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 8), StepCost())
     [2, 0]
-    >>> choose([[0.9, 0.8], []], [100, 100], cost, decodes, budget=1)
+    >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 1), StepCost())
     [1, 0]
     """
     counts = [0] * len(values)
     best = max([chances[0] for chances in values if chances], default=0.0)
-    most = min(budget, sum([len(chances) for chances in values]))
+    most = min(plain.budget, sum([len(chances) for chances in values]))
     if best <= 0 or most < 1:
         return counts
-    step = Step(len(values), cost, decodes, beside or decodes, most, most_s, drafting)
-    if not step.may_gain(best, min(starts)):
+    step = Step(plain, cost, most, drafting)
+    if not step.may_gain(best):
         return counts
-    for taken in step.best_of(values, starts):
+    for taken in step.best_of(values):
         counts[taken] += 1
     return counts
 
 
 class Step:
-    """A step of `num_decodes`, and what up to `most` guesses add to its seconds."""
+    """A step, and what up to `most` guesses add to its seconds."""
 
-    def __init__(
-        self,
-        num_decodes: int,
-        cost: StepCost,
-        decodes: Work,
-        beside: Work,
-        most: int,
-        most_s: float,
-        drafting: Drafting,
-    ) -> None:
-        self.num_decodes, self.drafting = num_decodes, drafting
-        self.alone_s, beside_s = cost.seconds(decodes), cost.seconds(beside)
-        self.room_s = most_s - beside_s
+    def __init__(self, plain: PlainStep, cost: StepCost, most: int, drafting: Drafting) -> None:
+        self.starts, self.num_decodes, self.drafting = plain.starts, len(plain.starts), drafting
+        self.alone_s, beside_s = cost.seconds(plain.decodes), cost.seconds(plain.work)
+        self.room_s = plain.most_s - beside_s
         self.context_s = cost.attended_s
-        tokens, sampled, attended, read = beside
+        tokens, sampled, attended, read = plain.work
         windows = len(cost.windows)
         self.ends = [0, *knots(tokens, most)]
         self.ends_s = [
@@ -113,16 +111,16 @@ class Step:
             for end in self.ends
         ]
 
-    def may_gain(self, best: float, start: int) -> bool:
+    def may_gain(self, best: float) -> bool:
         """Whether guesses could pay though each had the `best` chance and the shortest context.
 
         Between knots the price of all grows in proportion, so the least price a guess is at one.
         """
         least_s = min([s / end for end, s in zip(self.ends[1:], self.ends_s[1:])])
-        least_s += self.context_s * (start + 1) + self.drafting.pass_s / self.num_decodes
+        least_s += self.context_s * (min(self.starts) + 1) + self.drafting.pass_s / self.num_decodes
         return best * self.alone_s > self.num_decodes * least_s
 
-    def best_of(self, values: Sequence[Sequence[float]], starts: Sequence[int]) -> list[int]:
+    def best_of(self, values: Sequence[Sequence[float]]) -> list[int]:
         """The sequence of each guess that is taken; of as good choices the one with fewest."""
         added_s, taken = self._prices(), []
         rate = self.num_decodes / self.alone_s
@@ -134,7 +132,7 @@ class Step:
                 price = rate * self.context_s
                 guesses = [
                     (price * place - chance, index, chance, place)
-                    for index, (chances, start) in enumerate(zip(values, starts))
+                    for index, (chances, start) in enumerate(zip(values, self.starts))
                     for place, chance in enumerate(chances[:depth], start + 1)
                     if chance > rate * least_s
                 ]

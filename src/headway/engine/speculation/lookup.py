@@ -37,6 +37,9 @@ class Guess(NamedTuple):
     match: int
 
 
+NO_GUESS = Guess([], 0)
+
+
 class Lookup:
     """Guesses for one sequence from its own `tokens`: the list that grows, of which it copies none.
 

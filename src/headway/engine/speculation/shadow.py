@@ -13,9 +13,7 @@ seen before a step is spent on it.
 """
 
 from headway.engine.speculation.acceptance import Acceptance, Own
-from headway.engine.speculation.lookup import Guess
-
-NOTHING = Guess([], 0)
+from headway.engine.speculation.lookup import NO_GUESS, Guess
 
 
 class Shadow:
@@ -25,7 +23,7 @@ class Shadow:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._guess, self._start = NOTHING, 0
+        self._guess, self._start = NO_GUESS, 0
 
     def settle(self, tokens: list[int], acceptance: Acceptance, own: Own) -> None:
         """Learn what became of the guess, if the `tokens` that are known now decide it."""
@@ -40,7 +38,7 @@ class Shadow:
         else:
             num_kept = next(at for at, token in enumerate(came) if token != guessed[at])
         acceptance.observe(self.source, match, len(guessed), num_kept, own)
-        self._guess = NOTHING
+        self._guess = NO_GUESS
         self._start += num_kept + 1
 
     def remember(self, tokens: list[int], guess: Guess) -> None:
@@ -55,4 +53,4 @@ class Shadow:
         guess, came = self._guess, len(tokens) - self._start
         if guess.token_ids and came > 0:
             acceptance.observe(self.source, guess.match, came, came, own)
-        self._guess = NOTHING
+        self._guess = NO_GUESS

@@ -4,8 +4,7 @@
                        their guesses whether those were verified or not, so a request that begins to
                        copy is seen before a single guess of it has cost anything
     forced             where a grammar leaves one text, its tokens
-    draft or medusa    guesses for the next step where that pays, its own time included; where it
-                       does not it is asked now and then, for what it would be worth today
+    draft or medusa    guesses for the next step where that pays, its own time included
 
 Of each sequence the source whose guesses promise most tokens rides.
 """
@@ -16,50 +15,41 @@ from typing import NamedTuple
 from headway.core.plan import StepResult
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
-from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import Acceptance, Own
-from headway.engine.speculation.controller import Drafting, choose
+from headway.engine.speculation.asking import PROBE_SHARE, Asking
+from headway.engine.speculation.controller import PlainStep, choose
 from headway.engine.speculation.drafts import Drafts, fitting
-from headway.engine.speculation.lookup import Guess, Lookup
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
-from headway.engine.speculation.suffixes import TAIL, PastAnswers
+from headway.engine.speculation.sources import make_sources
 
-LOOKUP, SUFFIXES, FORCED, MEDUSA = "lookup", "suffixes", "forced", "medusa"
 TRIED = 3
 """Guesses that are tried where none seems to pay: with the decode, a knot of the cost curve."""
-PROBE_SHARE = 0.01
-"""Of the time, what a drafter that does not pay may take to be seen at all."""
+EMPTY = Drafts([])
 
 
 class Candidate(NamedTuple):
     """What a source guesses of a sequence, and what it is worth: the chances of each guess."""
 
-    source: str
-    token_ids: list[int]
-    match: int
+    drafts: Drafts
     chances: list[float]
+
+
+NO_CANDIDATE = Candidate(EMPTY, [])
 
 
 class Guessing:
     """What is known of one sequence's guesses."""
 
-    __slots__ = ("drafted", "lookup", "own", "proposed", "shadows")
+    __slots__ = ("drafted", "own", "proposed", "shadows")
 
-    def __init__(self, tokens: list[int] | None) -> None:
-        self.lookup = None if tokens is None else Lookup(tokens)
-        self.own = Own()
-        self.shadows: dict[str, Shadow] = {}
+    def __init__(self, shadows: dict[str, Shadow]) -> None:
+        self.own, self.shadows = Own(), shadows
         self.proposed: list[int] = []
         """What the drafter guesses of the next tokens."""
         self.drafted: list[int] = []
         """The same of the tokens that this step brings."""
-
-    def shadow(self, source: str) -> Shadow:
-        """What scores the guesses of a source that are not verified."""
-        if source not in self.shadows:
-            self.shadows[source] = Shadow(source)
-        return self.shadows[source]
 
 
 class Speculation:
@@ -68,16 +58,16 @@ class Speculation:
     def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
         self.config, self.cost = config, cost
         self.acceptance = Acceptance()
-        self.past = PastAnswers() if SUFFIXES in config.sources else None
-        self.drafter, self.price = config.drafter, None
+        self.sources = make_sources(config)
+        self.drafter, self.asking = config.drafter, None
         if self.drafter:
-            at_once = self.drafter == MEDUSA
-            self.price = DraftPrice(cost, config.draft_share, at_once=at_once)
+            price = DraftPrice(cost, config.draft_share, at_once=config.medusa is not None)
+            self.asking = Asking(price, cost)
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
         """By source: guesses verified, guesses kept."""
         self._by_id: dict[int, Guessing] = {}
-        self._unasked_s = self._untried_s = 0.0
-        """Seconds of steps since the drafter was asked last, and since more rows were tried."""
+        self._untried_s = 0.0
+        """Seconds of steps since more rows were tried."""
 
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
@@ -87,36 +77,74 @@ class Speculation:
         """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
         if not decodes:
             return {}
+        starts = [sequence.computed + 1 for sequence in decodes]
+        alone = work_of([sequence.computed for sequence in decodes], self.cost.windows)
+        plain = PlainStep(starts, alone, beside, budget, most_s)
         states = [self._state(sequence) for sequence in decodes]
         best = [
             self._best(sequence, state) for sequence, state in zip(decodes, states, strict=True)
         ]
-        starts = [sequence.computed + 1 for sequence in decodes]
-        alone = work_of([sequence.computed for sequence in decodes], self.cost.windows)
-        values = [candidate.chances if candidate else [] for candidate in best]
-        counts = [0] * len(decodes)
-        if any(values):
-            counts = choose(values, starts, self.cost, alone, beside, budget=budget, most_s=most_s)
-            self._try_more(values, counts, starts, beside, budget - sum(counts), most_s)
-        found: dict[int, Drafts] = {}
-        for sequence, candidate, count in zip(decodes, best, counts, strict=True):
-            if count and candidate is not None:
-                found[sequence.sequence_id] = Drafts(
-                    candidate.token_ids[:count], candidate.source, candidate.match
+        counts = self._num_verified(best, plain)
+        found = {
+            sequence.sequence_id: drafts._replace(token_ids=drafts.token_ids[:count])
+            for sequence, (drafts, _), count in zip(decodes, best, counts, strict=True)
+            if count
+        }
+        if self.asking is not None:
+            values = [
+                self._drafting_chances(sequence, state, candidate, count)
+                for sequence, state, candidate, count in zip(
+                    decodes, states, best, counts, strict=True
                 )
-        if self.price is not None:
-            self._ask(decodes, states, best, found, alone, beside, budget, most_s)
+            ]
+            asked = self.asking.counts(values, plain)
+            for sequence, count in zip(decodes, asked, strict=True):
+                if count:
+                    drafts = found.get(sequence.sequence_id, EMPTY)
+                    found[sequence.sequence_id] = drafts._replace(propose=count)
         return found
 
-    def _try_more(
-        self,
-        values: list[list[float]],
-        counts: list[int],
-        starts: list[int],
-        beside: Work,
-        room: int,
-        most_s: float,
-    ) -> None:
+    def _state(self, sequence: Sequence) -> Guessing:
+        state = self._by_id.get(sequence.sequence_id)
+        if state is None:
+            shadows = {source.name: Shadow(source.name) for source in self.sources}
+            state = self._by_id[sequence.sequence_id] = Guessing(shadows)
+        return state
+
+    def _best(self, sequence: Sequence, state: Guessing) -> Candidate:
+        """The candidate that promises most tokens; all are compared with what comes."""
+        most, tokens = self.config.max_drafts, sequence.tokens
+        guesses = []
+        for source in self.sources:
+            guess = source.guess(sequence, most)
+            if guess.token_ids:
+                state.shadows[source.name].remember(tokens, guess)
+                guesses.append(Drafts(guess.token_ids, source.name, guess.match))
+        state.drafted, state.proposed = state.proposed, []
+        if state.drafted:
+            guesses.append(Drafts(state.drafted, self.drafter))
+        best, worth = NO_CANDIDATE, 0.0
+        for drafts in guesses:
+            token_ids = fitting(sequence, drafts.token_ids, most)
+            if token_ids:
+                chances = self.acceptance.chances(
+                    drafts.source, drafts.match, len(token_ids), state.own
+                )
+                if sum(chances) > worth:
+                    best = Candidate(drafts._replace(token_ids=token_ids), chances)
+                    worth = sum(chances)
+        return best
+
+    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> list[int]:
+        """How many guesses of each candidate are verified."""
+        values = [candidate.chances for candidate in best]
+        if not any(values):
+            return [0] * len(values)
+        counts = choose(values, plain, self.cost)
+        self._try_more(values, counts, plain)
+        return counts
+
+    def _try_more(self, values: list[list[float]], counts: list[int], plain: PlainStep) -> None:
         """Verify more guesses of one sequence where that takes a hundredth of the time since.
 
         What rows cost is learned from steps that have them: those that seemed dear, because others
@@ -124,102 +152,30 @@ class Speculation:
         """
         index = max(range(len(values)), key=lambda i: sum(values[i][counts[i] :]))
         count = counts[index]
+        room = plain.budget - sum(counts)
         more = min(len(values[index]), max(TRIED, 2 * count + 1), count + room)
-        for at, riding in zip(starts, counts, strict=True):
-            beside = self.cost.with_drafts(beside, at, riding) if riding else beside
-        step_s = self.cost.seconds(beside)
+        work = plain.work
+        for start, riding in zip(plain.starts, counts, strict=True):
+            work = self.cost.with_drafts(work, start, riding) if riding else work
+        step_s = self.cost.seconds(work)
         self._untried_s += step_s
-        tried = self.cost.with_drafts(beside, starts[index] + count, more - count)
+        tried = self.cost.with_drafts(work, plain.starts[index] + count, more - count)
         tried_s = self.cost.seconds(tried)
         dearer_s = tried_s - step_s
-        if more > count and dearer_s <= PROBE_SHARE * self._untried_s and tried_s <= most_s:
+        if more > count and dearer_s <= PROBE_SHARE * self._untried_s and tried_s <= plain.most_s:
             counts[index], self._untried_s = more, 0.0
 
-    def _state(self, sequence: Sequence) -> Guessing:
-        state = self._by_id.get(sequence.sequence_id)
-        if state is None:
-            tokens = sequence.tokens if LOOKUP in self.config.sources else None
-            state = self._by_id[sequence.sequence_id] = Guessing(tokens)
-        return state
-
-    def _best(self, sequence: Sequence, state: Guessing) -> Candidate | None:
-        """The candidate that promises most tokens; all are compared with what comes."""
-        most, tokens = self.config.max_drafts, sequence.tokens
-        guesses: list[tuple[str, Guess]] = []
-        if state.lookup is not None:
-            guesses.append((LOOKUP, state.lookup.guess(most)))
-        if self.past is not None:
-            salt = sequence.request.principal.cache_salt
-            guesses.append((SUFFIXES, self.past.guess(salt, tokens, most)))
-        if sequence.grammar is not None and FORCED in self.counts:
-            guesses.append((FORCED, Guess(sequence.grammar.forced()[:most], 0)))
-        for source, guess in guesses:
-            if guess.token_ids:
-                state.shadow(source).remember(tokens, guess)
-        state.drafted, state.proposed = state.proposed, []
-        guesses.append((self.drafter, Guess(state.drafted, 0)))
-        best, worth = None, 0.0
-        for source, (token_ids, match) in guesses:
-            token_ids = fitting(sequence, token_ids, most) if token_ids else token_ids
-            if token_ids:
-                chances = self.acceptance.chances(source, match, len(token_ids), state.own)
-                if sum(chances) > worth:
-                    best, worth = Candidate(source, token_ids, match, chances), sum(chances)
-        return best
-
-    def _ask(
-        self,
-        decodes: TypingSequence[Sequence],
-        states: list[Guessing],
-        best: list[Candidate | None],
-        found: dict[int, Drafts],
-        alone: Work,
-        beside: Work,
-        budget: int,
-        most_s: float,
-    ) -> None:
-        """Ask the drafter for the next step's guesses where it would pay then."""
-        assert self.price is not None
-        values = []
-        for sequence, state, candidate in zip(decodes, states, best, strict=True):
-            riding = found.get(sequence.sequence_id)
-            num_riding = len(riding.token_ids) if riding else 0
-            room = sequence.max_len - len(sequence.tokens) - num_riding - 2
-            count = min(self.config.max_proposed, room)
-            chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
-            if candidate and candidate.source != self.drafter:
-                lost = 1 - candidate.chances[-1]  # else what costs nothing goes on as well
-                chances = [lost * chance for chance in chances]
-            values.append(chances)
-        starts = [sequence.computed + 1 for sequence in decodes]
-        drafting = self.price.drafting
-        counts = choose(
-            values,
-            starts,
-            self.cost,
-            alone,
-            beside,
-            budget=budget,
-            most_s=most_s,
-            drafting=drafting,
-        )
-        if not any(counts):
-            counts = self._probe(values, drafting, self.cost.seconds(beside))
-        for sequence, count in zip(decodes, counts, strict=True):
-            if count:
-                drafts = found.get(sequence.sequence_id, Drafts([]))
-                found[sequence.sequence_id] = drafts._replace(propose=count)
-
-    def _probe(self, values: list[list[float]], drafting: Drafting, step_s: float) -> list[int]:
-        """Two guesses of one sequence where that is a hundredth of the time since the last."""
-        counts = [0] * len(values)
-        self._unasked_s += step_s
-        if 2 * (drafting.pass_s + drafting.row_s) < PROBE_SHARE * self._unasked_s:
-            index = next((i for i, chances in enumerate(values) if chances), None)
-            if index is not None:
-                counts[index] = min(2, len(values[index]))
-                self._unasked_s = 0.0
-        return counts
+    def _drafting_chances(
+        self, sequence: Sequence, state: Guessing, candidate: Candidate, num_riding: int
+    ) -> list[float]:
+        """The chances of what the drafter would guess of the tokens behind this step."""
+        room = sequence.max_len - len(sequence.tokens) - num_riding - 2
+        count = min(self.config.max_proposed, room)
+        chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
+        if candidate.chances and candidate.drafts.source != self.drafter:
+            lost = 1 - candidate.chances[-1]  # else what costs nothing goes on as well
+            chances = [lost * chance for chance in chances]
+        return chances
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
@@ -248,10 +204,8 @@ class Speculation:
 
     def ended(self, result: StepResult) -> None:
         """What the drafter took in this step."""
-        if self.price is not None and result.timings.draft_s:
-            self._unasked_s = 0.0
-            lengths = [len(sample.drafts) for sample in result.samples if sample.drafts]
-            self.price.observe(max(lengths, default=0), sum(lengths), result.timings.draft_s)
+        if self.asking is not None:
+            self.asking.ended(result)
 
     def left(self, sequence: Sequence) -> None:
         """Forget what is kept of it; an answer that has ended may be given again."""
@@ -259,8 +213,5 @@ class Speculation:
         if state is not None:
             for shadow in state.shadows.values():
                 shadow.close(sequence.tokens, self.acceptance, state.own)
-        if self.past is not None and sequence.state == FINISHED and sequence.num_generated:
-            begin = sequence.num_prompt
-            tail = sequence.tokens[max(0, begin - TAIL) : begin]
-            salt = sequence.request.principal.cache_salt
-            self.past.add(salt, tail, sequence.tokens[begin:])
+        for source in self.sources:
+            source.left(sequence)

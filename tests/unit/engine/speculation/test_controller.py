@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.engine.cost import NOTHING, NUM_KNOTS, NUM_PARTS, Prior, StepCost, Work
-from headway.engine.speculation.controller import FREE, Drafting, choose, knots
+from headway.engine.speculation.controller import FREE, Drafting, PlainStep, choose, knots
 
 
 class Known(StepCost):
@@ -26,6 +26,12 @@ STEADY = Known([0.01, 0.011, 0.013, 0.017, 0.025, 0.041], [1e-4, 1e-5, 1e-8, 1e-
 
 def of_decodes(starts: list[int]) -> Work:
     return Work(len(starts), len(starts), sum(starts), sum(starts))
+
+
+def plain(starts: list[int], work: Work | None = None, budget=99, most_s=inf) -> PlainStep:
+    """A step of decodes, and of more where `work` says so."""
+    decodes = of_decodes(starts) if starts else NOTHING
+    return PlainStep(starts, decodes, work or decodes, budget, most_s)
 
 
 def rate(cost, values, starts, counts, beside=None, drafting=FREE):
@@ -101,9 +107,7 @@ def test_no_choice_is_better(cost, given, budget, beside, drafting):
     """With prompts beside, a context that costs, a drafting model, and a curve of any shape."""
     values, starts = given
     beside = added(beside, starts) if beside else None
-    counts = choose(
-        values, starts, cost, of_decodes(starts), beside, budget=budget, drafting=drafting
-    )
+    counts = choose(values, plain(starts, beside, budget), cost, drafting)
     assert sum(counts) <= budget
     assert all(0 <= n <= len(chances) for n, chances in zip(counts, values, strict=True))
     found = rate(cost, values, starts, counts, beside, drafting)
@@ -118,7 +122,7 @@ def test_never_worse_than_none_and_within_what_is_allowed(cost, given, budget, l
     work = of_decodes(starts)
     none_s = cost.seconds(work)
     most_s = longer * none_s
-    counts = choose(values, starts, cost, work, budget=budget, most_s=most_s, drafting=drafting)
+    counts = choose(values, plain(starts, None, budget, most_s), cost, drafting)
     assert sum(counts) <= budget
     none = [0] * len(values)
     assert rate(cost, values, starts, counts) >= rate(cost, values, starts, none) * (1 - 1e-9)
@@ -136,10 +140,7 @@ def test_more_acceptance_never_gives_fewer(cost, given, times, drafting):
     top = max([1e-9, *(chance for chances in values for chance in chances)])
     small = [[chance / top / times for chance in chances] for chances in values]
     large = [[chance / top for chance in chances] for chances in values]
-    few, many = (
-        choose(v, starts, cost, of_decodes(starts), budget=99, drafting=drafting)
-        for v in (small, large)
-    )
+    few, many = (choose(v, plain(starts), cost, drafting) for v in (small, large))
     assert sum(few) <= sum(many)
 
 
@@ -147,21 +148,21 @@ def test_it_looks_behind_a_dear_row():
     """The second token takes 10 ms more, the third to the sixteenth nothing: all or none."""
     cost = Known([0.01, 0.02, 0.02, 0.02, 0.02, 0.4], [1e-6, 1e-9, 1e-12, 1e-9])
     chances = [0.8**depth for depth in range(1, 16)]
-    assert choose([chances[:1]], [9], cost, of_decodes([9]), budget=99) == [0]
-    assert choose([chances], [9], cost, of_decodes([9]), budget=99) == [15]
-    assert choose([chances], [9], cost, of_decodes([9]), budget=1) == [0]
+    assert choose([chances[:1]], plain([9]), cost) == [0]
+    assert choose([chances], plain([9]), cost) == [15]
+    assert choose([chances], plain([9], budget=1), cost) == [0]
 
 
 def test_who_copies_gets_guesses_and_who_does_not_gets_none():
     values = [[0.95, 0.9, 0.86, 0.82], [0.05, 0.003], [], [0.6, 0.2]]
-    counts = choose(values, [100] * 4, STEADY, of_decodes([100] * 4), budget=99)
+    counts = choose(values, plain([100] * 4), STEADY)
     assert counts[0] == 4 and counts[1:3] == [0, 0]
 
 
 def test_the_shorter_context_goes_first_where_context_is_dear():
     cost = Known([0.01, 0.012, 0.016], [1e-6, 1e-9, 1e-6, 1e-9])
     values = [[0.5, 0.25], [0.5, 0.25]]
-    counts = choose(values, [9000, 90], cost, of_decodes([9000, 90]), budget=1)
+    counts = choose(values, plain([9000, 90], budget=1), cost)
     assert counts == [0, 1]
 
 
@@ -170,17 +171,16 @@ def test_the_price_of_context_is_that_of_the_rate_that_is_reached():
     At 200 tokens/s the first is worth more; it gives 242 tokens/s, the second 245."""
     cost = Known([0.0074] * 3, [1e-9, 1e-9, 1e-6, 1e-9])
     starts = [599, 1999]
-    assert choose([[0.6], [0.9]], starts, cost, of_decodes(starts), budget=1) == [1, 0]
+    assert choose([[0.6], [0.9]], plain(starts, budget=1), cost) == [1, 0]
 
 
 def test_prompts_beside_do_not_make_guesses_cheap():
     """A step of 0.4 s of prompts: a guess kept one time in 30 saves a thirtieth of a decode's
     10 ms, and takes 1 ms, however long the step is."""
     cost = Known([0.01 + 0.001 * (1 << at) for at in range(12)], [1e-6, 1e-9, 1e-12, 1e-9])
-    decodes = of_decodes([100])
     beside = added(Work(400, 1, 80_000, 400), [100])
-    assert choose([[0.03]], [100], cost, decodes, beside, budget=9) == [0]
-    assert choose([[0.3]], [100], cost, decodes, beside, budget=9) == [1]
+    assert choose([[0.03]], plain([100], beside, 9), cost) == [0]
+    assert choose([[0.3]], plain([100], beside, 9), cost) == [1]
 
 
 def test_off_where_rows_cost_as_much_as_steps():
@@ -188,17 +188,17 @@ def test_off_where_rows_cost_as_much_as_steps():
     cost = StepCost(Prior(weights_s=0.001, token_s=0.001))
     starts = [500] * 32
     values = [[0.6, 0.36, 0.2]] * 32
-    assert choose(values, starts, cost, of_decodes(starts), budget=999) == [0] * 32
+    assert choose(values, plain(starts), cost) == [0] * 32
     starts = [500]
     cost = StepCost(Prior(weights_s=0.013, token_s=0.0005))
-    assert choose(values[:1], starts, cost, of_decodes(starts), budget=999) == [3]
+    assert choose(values[:1], plain(starts), cost) == [3]
 
 
 def test_a_drafting_model_drafts_fewer_the_more_it_costs():
     chances = [[0.8**depth for depth in range(1, 9)]] * 2
     starts = [100, 100]
     drafted = [
-        choose(chances, starts, STEADY, of_decodes(starts), budget=99, drafting=Drafting(each, 0.0))
+        choose(chances, plain(starts), STEADY, Drafting(each, 0.0))
         for each in (0.0, 1e-3, 3e-3, 2e-2)
     ]
     sums = [sum(counts) for counts in drafted]
@@ -211,8 +211,7 @@ def test_a_drafting_model_drafts_fewer_the_more_it_costs():
 )
 def test_nothing_to_choose(values, budget, most_s):
     starts = [5] * len(values)
-    work = of_decodes(starts) if values else NOTHING
-    counts = choose(values, starts, STEADY, work, budget=budget, most_s=most_s)
+    counts = choose(values, plain(starts, None, budget, most_s), STEADY)
     assert counts == [0] * len(values)
 
 

@@ -1,0 +1,53 @@
+"""When the runtime's drafter is asked for guesses, and of which sequences: where that pays.
+
+It guesses behind the sampling of a step what the next step verifies. What it takes is learned from
+the steps in which it was asked; where it does not pay it is asked now and then, for what it would
+be worth today.
+"""
+
+from collections.abc import Sequence as TypingSequence
+
+from headway.core.plan import StepResult
+from headway.engine.cost import StepCost
+from headway.engine.speculation.controller import Drafting, PlainStep, choose
+from headway.engine.speculation.price import DraftPrice
+
+PROBE_SHARE = 0.01
+"""Of the time, what a drafter that does not pay may take to be seen at all."""
+
+
+class Asking:
+    """How many guesses the drafter is asked for; `price` is what it takes."""
+
+    def __init__(self, price: DraftPrice, cost: StepCost) -> None:
+        self.price, self.cost = price, cost
+        self._unasked_s = 0.0
+        """Seconds of steps since the drafter was asked last."""
+
+    def counts(self, values: TypingSequence[list[float]], plain: PlainStep) -> list[int]:
+        """Of each decode how many; `values` are the chances that they will be kept."""
+        drafting = self.price.drafting
+        counts = choose(values, plain, self.cost, drafting)
+        if any(counts):
+            return counts
+        return self._probe(values, drafting, self.cost.seconds(plain.work))
+
+    def _probe(
+        self, values: TypingSequence[list[float]], drafting: Drafting, step_s: float
+    ) -> list[int]:
+        """Two guesses of one sequence where that is a hundredth of the time since the last."""
+        counts = [0] * len(values)
+        self._unasked_s += step_s
+        if 2 * (drafting.pass_s + drafting.row_s) < PROBE_SHARE * self._unasked_s:
+            index = next((i for i, chances in enumerate(values) if chances), None)
+            if index is not None:
+                counts[index] = min(2, len(values[index]))
+                self._unasked_s = 0.0
+        return counts
+
+    def ended(self, result: StepResult) -> None:
+        """What the drafter took in this step."""
+        if result.timings.draft_s:
+            self._unasked_s = 0.0
+            lengths = [len(sample.drafts) for sample in result.samples if sample.drafts]
+            self.price.observe(max(lengths, default=0), sum(lengths), result.timings.draft_s)

@@ -1,0 +1,79 @@
+"""Sources of guesses that cost microseconds: they guess in each step, verified or not."""
+
+from typing import Protocol
+
+from headway.core.speculation_config import SpeculationConfig
+from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.lookup import NO_GUESS, Guess, Lookup
+from headway.engine.speculation.suffixes import TAIL, PastAnswers
+
+
+class Source(Protocol):
+    """Guesses what follows a sequence; `name` is as `--speculate` and the metrics have it."""
+
+    name: str
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        """Up to `most` tokens that may follow it."""
+        ...
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence is over, or was preempted: what is kept of it may go."""
+        ...
+
+
+class FromItself:
+    """What followed the last tokens where they stood in prompt or answer before."""
+
+    name = "lookup"
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Lookup] = {}
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        lookup = self._by_id.get(sequence.sequence_id)
+        if lookup is None:
+            lookup = self._by_id[sequence.sequence_id] = Lookup(sequence.tokens)
+        return lookup.guess(most)
+
+    def left(self, sequence: Sequence) -> None:
+        self._by_id.pop(sequence.sequence_id, None)
+
+
+class FromPastAnswers:
+    """The same in past answers of the same user; an answer that has ended may be given again."""
+
+    name = "suffixes"
+
+    def __init__(self) -> None:
+        self.past = PastAnswers()
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        return self.past.guess(sequence.request.principal.cache_salt, sequence.tokens, most)
+
+    def left(self, sequence: Sequence) -> None:
+        if sequence.state == FINISHED and sequence.num_generated:
+            begin = sequence.num_prompt
+            tail = sequence.tokens[max(0, begin - TAIL) : begin]
+            salt = sequence.request.principal.cache_salt
+            self.past.add(salt, tail, sequence.tokens[begin:])
+
+
+class Forced:
+    """Where a grammar leaves one text, its tokens."""
+
+    name = "forced"
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        if sequence.grammar is None:
+            return NO_GUESS
+        return Guess(sequence.grammar.forced()[:most], 0)
+
+    def left(self, sequence: Sequence) -> None:
+        pass
+
+
+def make_sources(config: SpeculationConfig) -> list[Source]:
+    """Those of the settings' sources that are here, not in the runtime."""
+    known: list[type[Source]] = [FromItself, FromPastAnswers, Forced]
+    return [source() for source in known if source.name in config.sources]
