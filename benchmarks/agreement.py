@@ -12,6 +12,14 @@ of those ratios, and between what 95% of the medians lie when the rounds are dra
 tool's means are also set beside those that the server itself counted of the same requests
 (`/metrics`): this compares the clocks alone.
 
+With `--together` the tools of a round send at once, each its share of the rate, and only requests
+that left while all were sending count: whatever the machine does, it does to all of them. Their
+rates differ a little, so that none always comes behind another.
+
+    headway   |———————————————————————————|        0.97 requests/s
+    aiperf            |———————————————————————————|        1.03
+    counted           |———————————————————|
+
 The tools are other people's: `--aiperf` and `--guidellm` are the paths of their commands, best in
 environments of their own.
 """
@@ -27,8 +35,10 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from headway.bench.scrape import parse
 
@@ -41,22 +51,45 @@ FIGURES = {
 """Our name → the histogram in which a server counts it."""
 MOST_CACHED = 0.02
 """Of a run's prompt tokens: more that the server had already, and its TTFT is not another's."""
+RATES_APART = 0.06
+"""Of tools that send at once, so much between one's rate and the next one's."""
 LEAST_DRAWN, DRAWS = 5, 4000
 """Rounds of which an interval can be told; how often they are drawn again."""
 Figures = dict[str, float]
 
 
+class Answer(NamedTuple):
+    """One request as a tool saw it: when it left, seconds since 1970, and its figures in ms."""
+
+    sent_s: float
+    ttft_ms: float
+    tpot_ms: float
+    e2e_ms: float
+
+
 @dataclass
 class Reading:
-    """What a tool says of its run, in ms by figure, and what the server counted of it.
-
-    `counters` are of the tool's timed requests alone, where it knows them itself.
-    """
+    """What a tool says of its run, in ms by figure, and what the server counted of it."""
 
     medians: Figures
     means: Figures
-    counters: dict[str, float] | None = None
     own: Figures = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, answers: list[Answer]) -> Self:
+        """The medians and means of these answers."""
+        columns = dict(zip(FIGURES, list(zip(*answers, strict=True))[1:], strict=True))
+        return cls(
+            {figure: statistics.median(values) for figure, values in columns.items()},
+            {figure: statistics.mean(values) for figure, values in columns.items()},
+        )
+
+
+class Run(NamedTuple):
+    """A run of a tool. `counters` are of its timed requests alone, where it knows them itself."""
+
+    answers: list[Answer]
+    counters: dict[str, float] | None = None
 
 
 def own_means(counters: dict[str, float]) -> Figures:
@@ -119,7 +152,7 @@ def scrape(url: str) -> dict[str, float]:
         return {}
 
 
-def ours(args: argparse.Namespace, folder: Path) -> Reading:
+def ours(args: argparse.Namespace, folder: Path) -> Run:
     """`headway bench`; from when a request left, as the others count, not from when it was due."""
     path = folder / "headway.json"
     run(
@@ -131,26 +164,18 @@ def ours(args: argparse.Namespace, folder: Path) -> Reading:
         ],
         folder,
     )
-    report = json.loads(path.read_text())
-    answers, tpot_s = report["run"]["exchanges"], report["figures"]["tpot_s"]
-    ttft_ms = [(x["chunk_s"][0] - x["sent_s"]) * 1e3 for x in answers]
-    e2e_ms = [(x["chunk_s"][-1] - x["sent_s"]) * 1e3 for x in answers]
-    return Reading(
-        {
-            "TTFT": statistics.median(ttft_ms),
-            "TPOT": tpot_s["p50"] * 1e3,
-            "e2e": statistics.median(e2e_ms),
-        },
-        {
-            "TTFT": statistics.mean(ttft_ms),
-            "TPOT": tpot_s["mean"] * 1e3,
-            "e2e": statistics.mean(e2e_ms),
-        },
-        report["run"]["server"]["counters"],
-    )
+    found = json.loads(path.read_text())["run"]
+    answers = []
+    for each in found["exchanges"]:
+        first_s, last_s = each["chunk_s"][0], each["chunk_s"][-1]
+        tpot_s = (last_s - first_s) / (each["output_tokens"] - 1)
+        e2e_s = last_s - each["sent_s"]
+        seconds = (first_s - each["sent_s"], tpot_s, e2e_s)
+        answers.append(Answer(found["started_at"] + each["sent_s"], *(s * 1e3 for s in seconds)))
+    return Run(answers, found["server"]["counters"])
 
 
-def aiperf(args: argparse.Namespace, folder: Path) -> Reading:
+def aiperf(args: argparse.Namespace, folder: Path) -> Run:
     """NVIDIA's AIPerf: its inter token latency is (e2e − TTFT) / (n − 1).
 
     By itself it reads the server's metrics each 333 ms and works on them on the server's cores:
@@ -170,16 +195,17 @@ def aiperf(args: argparse.Namespace, folder: Path) -> Reading:
         ],
         folder,
     )
-    (path,) = (folder / "aiperf").rglob("profile_export_aiperf.json")
-    found = json.loads(path.read_text())
-    names = {"TTFT": "time_to_first_token", "TPOT": "inter_token_latency", "e2e": "request_latency"}
-    return Reading(
-        {figure: found[name]["p50"] for figure, name in names.items()},
-        {figure: found[name]["avg"] for figure, name in names.items()},
-    )
+    (path,) = (folder / "aiperf").rglob("profile_export.jsonl")
+    answers = []
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        names = ("time_to_first_token", "inter_token_latency", "request_latency")
+        figures = (row["metrics"][name]["value"] for name in names)
+        answers.append(Answer(row["metadata"]["request_start_ns"] / 1e9, *figures))
+    return Run(answers)
 
 
-def guidellm(args: argparse.Namespace, folder: Path) -> Reading:
+def guidellm(args: argparse.Namespace, folder: Path) -> Run:
     """guidellm: its inter token latency is (e2e − TTFT) / (n − 1); request latency in seconds."""
     path = folder / "guidellm.json"
     backend = {
@@ -202,19 +228,20 @@ def guidellm(args: argparse.Namespace, folder: Path) -> Reading:
         folder,
     )
     (benchmark,) = json.loads(path.read_text())["benchmarks"]
-    requests = benchmark["requests"]["successful"]
-    values = {
-        "TTFT": [r["time_to_first_token_ms"] for r in requests],
-        "TPOT": [r["inter_token_latency_ms"] for r in requests],
-        "e2e": [r["request_latency"] * 1e3 for r in requests],
-    }
-    return Reading(
-        {figure: statistics.median(each) for figure, each in values.items()},
-        {figure: statistics.mean(each) for figure, each in values.items()},
+    return Run(
+        [
+            Answer(
+                row["request_start_time"],
+                row["time_to_first_token_ms"],
+                row["inter_token_latency_ms"],
+                row["request_latency"] * 1e3,
+            )
+            for row in benchmark["requests"]["successful"]
+        ]
     )
 
 
-TOOLS: dict[str, Callable[[argparse.Namespace, Path], Reading]] = {
+TOOLS: dict[str, Callable[[argparse.Namespace, Path], Run]] = {
     "headway": ours,
     "aiperf": aiperf,
     "guidellm": guidellm,
@@ -267,23 +294,72 @@ def above_own(reading: Reading, figure: str) -> float:
     return reading.means[figure] / reading.own[figure] - 1
 
 
+def run_of(tool: str, args: argparse.Namespace, run_name: str, **load: float) -> Run:
+    """Let one tool send its run, with `load` in place of the arguments of that name."""
+    given = argparse.Namespace(**{**vars(args), **load, "tool": tool, "run_name": run_name})
+    with tempfile.TemporaryDirectory() as folder:
+        return TOOLS[tool](given, Path(folder))
+
+
 def measured(tool: str, args: argparse.Namespace, run_name: str) -> Reading:
     """One run of one tool, told on stderr; ends the script when its prompts were not new."""
-    args.tool, args.run_name = tool, run_name
     before = scrape(args.url)
-    with tempfile.TemporaryDirectory() as folder:
-        found = TOOLS[tool](args, Path(folder))
-    counters = found.counters or growth(before, scrape(args.url))
-    found.own, share = own_means(counters), cached_share(counters)
-    print(
-        f"{run_name}: {told(found.medians)}; means {told(found.means)}, the server's own "
-        f"{told(found.own)}; {'?' if share is None else f'{share:.1%}'} of the prompts was cached",
-        file=sys.stderr,
-        flush=True,
-    )
+    answers, counters = run_of(tool, args, run_name)
+    found = Reading.of(answers)
+    counters = counters or growth(before, scrape(args.url))
+    found.own = own_means(counters)
+    say(run_name, found, f", the server's own {told(found.own)}; {new_or_exit(counters)}")
+    return found
+
+
+def measured_together(tools: list[str], args: argparse.Namespace, name: str) -> dict[str, Reading]:
+    """All tools at once, each its share of the rate; what left while all were sending."""
+    before, middle = scrape(args.url), (len(tools) - 1) / 2
+    with ThreadPoolExecutor(len(tools)) as pool:
+        runs = {
+            tool: pool.submit(
+                run_of,
+                tool,
+                args,
+                f"{name} {tool}",
+                rate=args.rate / len(tools) * (1 + RATES_APART * (place - middle)),
+            )
+            for place, tool in enumerate(tools)
+        }
+    cached = new_or_exit(growth(before, scrape(args.url)))
+    shared = overlap({tool: run.result().answers for tool, run in runs.items()})
+    found = {tool: Reading.of(answers) for tool, answers in shared.items()}
+    for tool, reading in found.items():
+        say(f"{name} {tool}", reading, f"; {len(shared[tool])} requests count; {cached}")
+    return found
+
+
+def overlap(runs: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
+    """Of each run the answers to what left while all of them were sending; ends the script where
+    that is nothing."""
+    first_s = max(min(answer.sent_s for answer in answers) for answers in runs.values())
+    last_s = min(max(answer.sent_s for answer in answers) for answers in runs.values())
+    found = {
+        tool: [answer for answer in answers if first_s <= answer.sent_s <= last_s]
+        for tool, answers in runs.items()
+    }
+    if not all(found.values()):
+        sys.exit("The tools did not send at the same time: give them more with --count.")
+    return found
+
+
+def new_or_exit(counters: dict[str, float]) -> str:
+    """What share of the prompts was cached; ends the script when they were not new."""
+    share = cached_share(counters)
     if share is not None and share > MOST_CACHED:
         sys.exit("The prompts were not new to the server: the figures say nothing.")
-    return found
+    return f"{'?' if share is None else f'{share:.1%}'} of the prompts was cached"
+
+
+def say(name: str, reading: Reading, more: str) -> None:
+    """One run on stderr, when it is over."""
+    text = f"{name}: {told(reading.medians)}; means {told(reading.means)}{more}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def told(figures: Figures) -> str:
@@ -305,13 +381,17 @@ def main() -> None:
     parser.add_argument("--input", type=int, default=80, help="words of a prompt")
     parser.add_argument("--output", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--together", action="store_true", help="all tools at once, not in turn")
     args = parser.parse_args()
     chosen = ["headway", *(name for name in ("aiperf", "guidellm") if getattr(args, name))]
     rounds: list[dict[str, Reading]] = []
     begun = secrets.token_hex(4)
     for number in range(args.rounds):
-        turns = order(chosen, number)
-        found = {tool: measured(tool, args, f"{begun} {number} {tool}") for tool in turns}
+        turns, name = order(chosen, number), f"{begun} {number}"
+        if args.together:
+            found = measured_together(turns, args, name)
+        else:
+            found = {tool: measured(tool, args, f"{name} {tool}") for tool in turns}
         rounds.append({tool: found[tool] for tool in chosen})
     print(table(rounds))
 

@@ -171,11 +171,37 @@ def test_what_a_tool_asked_before_its_timed_requests_is_not_counted(
     found = {"prefix_cache_hits_total": 80.0, "prefix_cache_queries_total": 1000.0}
     scrapes = iter([{}, found])
     monkeypatch.setattr(agreement, "scrape", lambda url: next(scrapes))
-    figures = dict.fromkeys(agreement.FIGURES, 5.0)
-    reading = agreement.Reading(figures, figures, {"prefix_cache_queries_total": 900.0})
-    monkeypatch.setitem(agreement.TOOLS, "headway", lambda args, folder: reading)
+    run = agreement.Run([agreement.Answer(0, 5, 5, 5)], {"prefix_cache_queries_total": 900.0})
+    monkeypatch.setitem(agreement.TOOLS, "headway", lambda args, folder: run)
     given = argparse.Namespace(url="http://127.0.0.1")
-    assert agreement.measured("headway", given, "a run") is reading
+    assert agreement.measured("headway", given, "a run").medians["e2e"] == 5
+
+
+def test_of_tools_that_send_at_once_only_what_left_while_all_did_counts(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """One begins eight seconds later; at first the other has the machine for itself."""
+
+    def tool(begins_s: float):
+        def sends(args: argparse.Namespace, folder: Path) -> agreement.Run:
+            rates.append(args.rate)
+            times = [begins_s + at / args.rate for at in range(args.count)]
+            return agreement.Run([agreement.Answer(t, 1 + (t >= 8), 1, 1) for t in times])
+
+        return sends
+
+    rates: list[float] = []
+    monkeypatch.setattr(agreement, "scrape", lambda url: {})
+    monkeypatch.setitem(agreement.TOOLS, "headway", tool(0.0))
+    monkeypatch.setitem(agreement.TOOLS, "aiperf", tool(8.0))
+    given = argparse.Namespace(url="", rate=4.0, count=40)
+    found = agreement.measured_together(["headway", "aiperf"], given, "a round")
+    assert found["headway"].means["TTFT"] == found["aiperf"].means["TTFT"] == 2
+    assert sum(rates) == pytest.approx(4.0) and rates[0] != rates[1]
+    with pytest.raises(SystemExit, match="--count"):
+        agreement.measured_together(
+            ["headway", "aiperf"], given.__class__(**{**vars(given), "count": 2}), ""
+        )
 
 
 def test_a_tools_clock_is_set_beside_the_servers_own():
