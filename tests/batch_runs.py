@@ -38,7 +38,8 @@ def jsonl(*entries: Any) -> bytes:
 class Endpoint:
     """Answers with the line's own name; `rule` says what happens first.
 
-    After `stuck_after` answers it gives none any more.
+    After `stuck_after` answers it gives none any more, and none while its gate is shut: what runs at
+    once is counted so, however fast the machine is.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class Endpoint:
         self.stuck_after = stuck_after
         self.asked: Counter[str] = Counter()
         self.running = self.most = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["method"] == "POST" and scope["caller"].principal.service_class == "batch"
@@ -59,6 +62,7 @@ class Endpoint:
         self.most = max(self.most, self.running)
         try:
             await asyncio.sleep(0.001 if self.asked.total() <= self.stuck_after else 600)
+            await self.gate.wait()
             self.rule(name)
         finally:
             self.running -= 1
@@ -105,6 +109,12 @@ async def begin(runner: Runner, names: list[str], owner: str = "me", **fields: A
     await runner.batches.add(batch, 100)
     runner.take(batch.id)
     return batch.id
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for `condition`; the test's own timeout is the limit."""
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 async def over(runner: Runner, batch_id: str) -> Batch:

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from batch_calls import ended, jsonl, line, results, upload, wait_until
-from batch_runs import Endpoint, begin, names_of, over, running, written
+from batch_runs import Endpoint, begin, names_of, over, running, until, written
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.edge.key_file import digest
@@ -44,13 +44,12 @@ def limited(runner: Runner, folder: Path, **limits: int) -> VirtualClock:
     return clock
 
 
-async def settled(endpoint: Endpoint) -> int:
-    """How many lines were asked, once no more are for a while."""
-    last = -1
-    while endpoint.asked.total() != last:
-        last = endpoint.asked.total()
-        await asyncio.sleep(0.3)
-    return last
+async def rested(runner: Runner, endpoint: Endpoint, least: int) -> int:
+    """How many lines were asked, at least so many, once none runs and their owner may begin none."""
+    await until(
+        lambda: endpoint.asked.total() >= least and not runner.lane.busy and "me" in runner._rests
+    )
+    return endpoint.asked.total()
 
 
 async def test_lines_are_requests_of_their_key(tmp_path: Path) -> None:
@@ -59,11 +58,11 @@ async def test_lines_are_requests_of_their_key(tmp_path: Path) -> None:
     async with running(tmp_path / "d", endpoint, batch_concurrency=8) as runner:
         clock = limited(runner, tmp_path, requests_per_minute=480)
         mine = await begin(runner, names_of(280, "mine"))
-        assert await settled(endpoint) == 240
+        assert await rested(runner, endpoint, 240) == 240
         others = await over(runner, await begin(runner, names_of(20, "other"), owner="other"))
         assert others.request_counts.completed == 20 and endpoint.asked.total() == 260
         clock.advance(1)
-        assert await settled(endpoint) == 268
+        assert await rested(runner, endpoint, 268) == 268
         clock.advance(60)
         batch = await over(runner, mine)
         assert (batch.status, batch.request_counts.completed) == ("completed", 280)
@@ -82,25 +81,33 @@ async def test_a_timer_that_is_early_ends_the_rest(
     async with running(tmp_path / "d", Endpoint()) as runner:
         clock = limited(runner, tmp_path, requests_per_minute=480)
         batch_id = await begin(runner, names_of(250))
-        while not runner._rests:
-            await asyncio.sleep(0.001)
+        await until(lambda: runner._rests)
         clock.advance(60)
         assert (await over(runner, batch_id)).request_counts.completed == 250
 
 
-async def test_as_many_lines_run_at_once_as_the_key_may_less_one(tmp_path: Path) -> None:
+async def test_as_many_lines_run_at_once_as_the_key_may_less_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one has ended the next begins: no timer ends a rest here, until the last part."""
+    monkeypatch.setattr("headway.server.batches.runner.LEAST_REST_S", 3600.0)
     endpoint = Endpoint()
     async with running(tmp_path / "d", endpoint, batch_concurrency=8) as runner:
         limited(runner, tmp_path, requests_at_once=3)
-        batch = await over(runner, await begin(runner, names_of(30)))
+        endpoint.gate.clear()
+        batch_id = await begin(runner, names_of(30))
+        await until(lambda: endpoint.running >= 2 and "me" in runner._rests)
+        endpoint.gate.set()
+        batch = await over(runner, batch_id)
         assert batch.request_counts.completed == 30 and endpoint.most == 2
         owner = runner.state.keyring.named("me")
         assert owner is not None and owner.meter.num_running == 0
         for _ in range(3):
             owner.meter.enter()
         endpoint.asked.clear()
+        monkeypatch.undo()
         waiting = await begin(runner, names_of(3))
-        assert await settled(endpoint) == 0
+        assert await rested(runner, endpoint, 0) == 0
         owner.meter.leave()
         owner.meter.leave()
         assert (await over(runner, waiting)).request_counts.completed == 3
@@ -134,7 +141,7 @@ async def test_a_batch_waits_for_a_key_that_is_gone(
     async with running(tmp_path / "d", endpoint) as runner:
         runner.state.keyring = Keyring(file=key_file(tmp_path, other="admin: false"))
         batch_id = await begin(runner, names_of(3))
-        assert await settled(endpoint) == 0
+        assert await rested(runner, endpoint, 0) == 0
         key_file(tmp_path, me="admin: false")
         runner.state.keyring.reload()
         assert (await over(runner, batch_id)).request_counts.completed == 3
@@ -182,17 +189,11 @@ def test_lines_take_tokens_of_their_key_and_one_that_never_fits_fails(live: InPr
     live.state.keyring.callers = []
     live.state.keyring.reload()
     meter = live.state.keyring.named("few").meter
-    lines = [line(f"{i}", max_tokens=60, ignore_eos=True) for i in range(48)]
+    lines = [line(f"{i}", max_tokens=60, ignore_eos=True) for i in range(60)]
     never = [line("never", max_tokens=400, ignore_eos=True, n=16)]
     with client_of(live, "few") as client:
         batch_id = run(client, lines + never)
-
-        def stalled() -> bool:
-            left = meter.tokens.left
-            time.sleep(0.5)
-            return left == meter.tokens.left and meter.num_running == 0
-
-        wait_until(stalled)
+        wait_until(lambda: "few" in live.runner._rests and meter.num_running == 0)
         used = client.batches.retrieve(batch_id).usage.total_tokens
         assert 0 < used <= TOKENS / 2 <= meter.tokens.left
         told = client.completions.create(model="tiny", prompt="Tell me", max_tokens=500)
@@ -201,7 +202,7 @@ def test_lines_take_tokens_of_their_key_and_one_that_never_fits_fails(live: InPr
             clock.advance(10)
             time.sleep(0.05)
         batch = ended(client, batch_id)
-        assert (batch.request_counts.completed, batch.request_counts.failed) == (48, 1)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (60, 1)
         (error,) = results(client, batch.error_file_id).values()
     body = error["response"]["body"]["error"]
     assert error["custom_id"] == "never" and body["code"] == "tokens_per_minute_exceeded"

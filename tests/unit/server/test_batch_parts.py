@@ -13,7 +13,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from batch_runs import PATH, Endpoint, begin, died, entry, jsonl, names_of, over, running, written
+from batch_runs import (
+    PATH,
+    Endpoint,
+    begin,
+    died,
+    entry,
+    jsonl,
+    names_of,
+    over,
+    running,
+    until,
+    written,
+)
 from headway.core.errors import RequestError, StorageError
 from headway.server.batches import open_runner
 from headway.server.batches.call import batch_body
@@ -108,16 +120,16 @@ async def test_others_go_first_and_a_batch_never_starves():
 
 
 async def test_a_batch_stopped_at_any_line_goes_on_where_it_was(tmp_path: Path):
-    endpoint, chance, stops = Endpoint(), random.Random(5), 0
+    endpoint, chance, stops = Endpoint(), random.Random(5), 6
     async with running(tmp_path / "d", endpoint) as runner:
         batch_id = await begin(runner, names_of(700))
-    while True:
+    for _ in range(stops):
+        enough = endpoint.asked.total() + chance.randrange(1, 100)
         async with running(tmp_path / "d", endpoint) as runner:
-            with contextlib.suppress(TimeoutError):
-                batch = await asyncio.wait_for(over(runner, batch_id), 0.02 + chance.random() / 5)
-                break
-        stops += 1
-    assert stops >= 2
+            await until(lambda runner=runner, enough=enough: endpoint.asked.total() >= enough)
+            await asyncio.sleep(chance.random() / 500)
+    async with running(tmp_path / "d", endpoint) as runner:
+        batch = await over(runner, batch_id)
     assert batch.status == "completed" and batch.request_counts.completed == 700
     assert batch.usage.total_tokens == 700 * 5
     found = written(runner, batch.output_file_id)
@@ -130,27 +142,32 @@ async def test_a_batch_stopped_at_any_line_goes_on_where_it_was(tmp_path: Path):
 
 
 async def test_lines_run_at_once_as_many_as_told(tmp_path: Path):
+    """No line ends before so many run; that no more begin is seen until all have run."""
     endpoint = Endpoint()
     async with running(tmp_path / "d", endpoint, batch_concurrency=5) as runner:
-        await over(runner, await begin(runner, names_of(60)))
-        assert endpoint.most == 5
-        endpoint.most = 0
-        runner.lane.others = 1
-        await over(runner, await begin(runner, names_of(20)))
-        assert endpoint.most == 1
+        for others, most in ((0, 5), (1, 1)):
+            runner.lane.others, endpoint.most = others, 0
+            endpoint.gate.clear()
+            batch_id = await begin(runner, names_of(60))
+            await until(lambda most=most: endpoint.running >= most)
+            endpoint.gate.set()
+            assert (await over(runner, batch_id)).request_counts.completed == 60
+            assert endpoint.most == most
 
 
 async def test_owners_take_turns(tmp_path: Path):
     order: list[str] = []
     endpoint = Endpoint(order.append)
+    endpoint.gate.clear()
     async with running(tmp_path / "d", endpoint, batch_concurrency=1) as runner:
-        runner.lane.others = 1
         long = await begin(runner, names_of(300, "long"), owner="a")
         short = await begin(runner, names_of(10, "short"), owner="b")
+        await until(lambda: {long, short} <= runner._jobs.keys())
+        endpoint.gate.set()
         await over(runner, short)
         await over(runner, long)
     last = max(i for i, name in enumerate(order) if name.startswith("short"))
-    assert last < 200, "the short batch did not wait for the long one"
+    assert last < 25, "the short batch did not wait for the long one"
 
 
 async def test_a_line_that_kills_the_engine_fails_alone(tmp_path: Path):

@@ -17,6 +17,7 @@ from headway.server.tokenizer_pool import (
     LONG_THREADS,
     SHORT_THREADS,
     TRIM_BYTES,
+    TRIM_S,
     Lane,
     TokenizerPool,
     checkpoint,
@@ -49,16 +50,17 @@ class Body:
 
 
 class Gate:
-    """Work that waits to be let through, and who began it."""
+    """Work that waits to be let through, and who began it; `ends` let one through alone."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
         self.begun: list[str] = []
+        self.ends: dict[str, threading.Event] = {}
 
     def work(self, name: str) -> Callable[[], str]:
         def run() -> str:
             self.begun.append(name)
-            self.opened.wait()
+            self.ends.get(name, self.opened).wait()
             return name
 
         return run
@@ -79,15 +81,20 @@ async def test_a_short_text_does_not_wait_for_long_ones() -> None:
 
 
 async def test_users_take_turns_and_none_has_every_thread() -> None:
+    """One piece of work ends at a time, the oldest, and the next begins in its place."""
     lane, gate = Lane("test", SHORT_THREADS), Gate()
+    gate.ends = {f"{user}{i}": threading.Event() for user in "ab" for i in range(6)}
     tasks = [asyncio.create_task(lane.run("a", gate.work(f"a{i}"))) for i in range(6)]
     await until(lambda: len(gate.begun) == SHORT_THREADS - 1)
     tasks += [asyncio.create_task(lane.run("b", gate.work(f"b{i}"))) for i in range(3)]
     await until(lambda: "b0" in gate.begun)
-    gate.opened.set()
+    for number in range(len(tasks)):
+        most = min(SHORT_THREADS + number, len(tasks))
+        await until(lambda most=most: len(gate.begun) == most)
+        gate.ends[gate.begun[number]].set()
     await asyncio.gather(*tasks)
-    assert gate.begun[:3] == ["a0", "a1", "b0"]
-    assert gate.begun.index("b2") < gate.begun.index("a5")
+    assert sorted(gate.begun[:2]) == ["a0", "a1"]
+    assert gate.begun[2:] == ["b0", "a2", "b1", "a3", "b2", "a4", "a5"]
     assert lane.num_waiting == 0
 
 
@@ -153,17 +160,25 @@ async def test_what_work_raises_is_raised() -> None:
 
 
 async def test_memory_goes_back_once_for_bodies_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again after those that come later."""
-    pool, trims = TokenizerPool(), []
-    monkeypatch.setattr(tokenizer_pool, "TRIM_S", 0.05)
+    """And again after those that come later; its time is over when the test says so."""
+    pool, trims, timers = TokenizerPool(), [], []
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+
+    def held(delay: float, *call: Any) -> Any:
+        return timers.append(call[0]) if delay == TRIM_S else later(delay, *call)
+
+    monkeypatch.setattr(loop, "call_later", held)
     monkeypatch.setattr(tokenizer_pool, "trim", lambda: trims.append(1))
     for expected in (1, 2):
         jobs = [pool.run(f"user {i}", TRIM_BYTES, stays, lambda: None) for i in range(8)]
         await asyncio.gather(*jobs)
+        (trim,) = timers
+        timers.clear()
+        trim()
         await until(lambda expected=expected: len(trims) == expected)
     await pool.run("a", TRIM_BYTES - 1, stays, lambda: None)
-    await asyncio.sleep(0.1)
-    assert len(trims) == 2
+    assert not timers
 
 
 async def test_the_parser_rests_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:

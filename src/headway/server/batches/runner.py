@@ -336,13 +336,12 @@ class Runner:
         One that met a limit of its key goes back and counts for nothing; one during which the
         engine died runs again alone. Returns whether the line counts for its key.
         """
-        batch_id, owner = job.batch.id, caller.principal.name
+        batch_id = job.batch.id
         answer = await self._ask_patiently(job.batch, line, caller)
         if answer.status == LIMITED:
             (job.alone if line.tries else job.waiting).appendleft(line)
-            self._rest(owner, answer.retry_after_s or WAIT_S)
+            self._rest(caller.principal.name, answer.retry_after_s or WAIT_S)
             return False
-        self._end_rest(owner)
         if answer.code == ENGINE_DIED:
             await self._patiently(lambda: self.batches.tried(batch_id, line.number))
             if line.tries + 1 < MOST_TRIES:
@@ -366,6 +365,8 @@ class Runner:
             job.failure = failure
             job.stop()
         caller.meter.leave(counted=counted)
+        if counted:
+            self._end_rest(caller.principal.name)
         self.lane.leave()
         job.check_over()
         self._woken.set()
