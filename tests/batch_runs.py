@@ -38,8 +38,8 @@ def jsonl(*entries: Any) -> bytes:
 class Endpoint:
     """Answers with the line's own name; `rule` says what happens first.
 
-    After `stuck_after` answers it gives none any more, and none while its gate is shut: what runs at
-    once is counted so, however fast the machine is.
+    After `stuck_after` answers it gives none any more, and none while its gate is shut: so what
+    runs at once is counted, however fast the machine is.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def limited(runner: Runner, folder: Path, **limits: int) -> VirtualClock:
 
 
 async def rested(runner: Runner, endpoint: Endpoint, least: int) -> int:
-    """How many lines were asked, at least so many, once none runs and their owner may begin none."""
+    """How many lines were asked, at least so many, once none runs and their owner rests."""
     await until(
         lambda: endpoint.asked.total() >= least and not runner.lane.busy and "me" in runner._rests
     )
