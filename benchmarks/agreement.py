@@ -13,12 +13,13 @@ tool's means are also set beside those that the server itself counted of the sam
 (`/metrics`): this compares the clocks alone.
 
 With `--together` the tools of a round send at once, each its share of the rate, and only requests
-that left while all were sending count: whatever the machine does, it does to all of them. Their
-rates differ a little, so that none always comes behind another.
+that left while all were sending count: whatever the machine does, it does to all of them. Ours
+begins when another's first request is there. The rates differ a little, so that none always comes
+behind another.
 
-    headway   |———————————————————————————|        0.97 requests/s
-    aiperf            |———————————————————————————|        1.03
-    counted           |———————————————————|
+    aiperf    |———————————————————————————|        0.97 requests/s
+    headway        |———————————————————————————|   1.03
+    counted        |——————————————————————|
 
 The tools are other people's: `--aiperf` and `--guidellm` are the paths of their commands, best in
 environments of their own.
@@ -33,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -315,23 +317,30 @@ def measured(tool: str, args: argparse.Namespace, run_name: str) -> Reading:
 def measured_together(tools: list[str], args: argparse.Namespace, name: str) -> dict[str, Reading]:
     """All tools at once, each its share of the rate; what left while all were sending."""
     before, middle = scrape(args.url), (len(tools) - 1) / 2
+
+    def send(place: int, tool: str) -> Run:
+        if tool == "headway":
+            wait_for_another(args.url, before)
+        rate = args.rate / len(tools) * (1 + RATES_APART * (place - middle))
+        return run_of(tool, args, f"{name} {tool}", rate=rate)
+
     with ThreadPoolExecutor(len(tools)) as pool:
-        runs = {
-            tool: pool.submit(
-                run_of,
-                tool,
-                args,
-                f"{name} {tool}",
-                rate=args.rate / len(tools) * (1 + RATES_APART * (place - middle)),
-            )
-            for place, tool in enumerate(tools)
-        }
+        runs = {tool: pool.submit(send, place, tool) for place, tool in enumerate(tools)}
     cached = new_or_exit(growth(before, scrape(args.url)))
     shared = overlap({tool: run.result().answers for tool, run in runs.items()})
     found = {tool: Reading.of(answers) for tool, answers in shared.items()}
     for tool, reading in found.items():
         say(f"{name} {tool}", reading, f"; {len(shared[tool])} requests count; {cached}")
     return found
+
+
+def wait_for_another(url: str, before: dict[str, float]) -> None:
+    """Until the server has counted a prompt since `before`; a minute where it counts none."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if growth(before, scrape(url)).get("prompt_tokens_total"):
+            return
+        time.sleep(0.2)
 
 
 def overlap(runs: dict[str, list[Answer]]) -> dict[str, list[Answer]]:

@@ -5,6 +5,7 @@ known.
 """
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from pathlib import Path
@@ -191,7 +192,8 @@ def test_of_tools_that_send_at_once_only_what_left_while_all_did_counts(
         return sends
 
     rates: list[float] = []
-    monkeypatch.setattr(agreement, "scrape", lambda url: {})
+    scrapes = itertools.count()
+    monkeypatch.setattr(agreement, "scrape", lambda url: {"prompt_tokens_total": next(scrapes)})
     monkeypatch.setitem(agreement.TOOLS, "headway", tool(0.0))
     monkeypatch.setitem(agreement.TOOLS, "aiperf", tool(8.0))
     given = argparse.Namespace(url="", rate=4.0, count=40)
