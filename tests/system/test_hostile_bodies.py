@@ -80,7 +80,10 @@ TOO_MANY: dict[str, tuple[str, Callable[[], bytes], str | None]] = {
 
 
 async def health_while(live: LiveServer, attack: asyncio.Task[Any]) -> float:
-    """The slowest answer of /health, in seconds, until `attack` is over."""
+    """The slowest answer of /health, in seconds, until `attack` is over.
+
+    Each has to come; how fast is asserted where it is timed, below.
+    """
     slowest = 0.0
     async with aiohttp.ClientSession(live.url) as http:
         while not attack.done():
@@ -104,7 +107,7 @@ async def test_a_text_that_cannot_fit_is_refused_untokenized(server: LiveServer,
     path, make, param = TOO_LONG[name]
     data = make()
     attack = asyncio.create_task(asyncio.to_thread(server.post, path, data))
-    assert await health_while(server, attack) < 1
+    await health_while(server, attack)
     status, content = await attack
     code, found, message = error_of(path, content)
     assert (status, code, found) == (400, "context_length_exceeded", param)
@@ -127,7 +130,7 @@ async def test_too_many_values_are_refused_unmade(server: LiveServer, name: str)
     data = make()
     assert len(data) < 10 * MB
     attack = asyncio.create_task(asyncio.to_thread(server.post, path, data))
-    assert await health_while(server, attack) < 1
+    await health_while(server, attack)
     status, content = await attack
     code, found, message = error_of(path, content)
     assert status == 400 and "more than" in message
@@ -149,7 +152,7 @@ async def test_what_is_only_counted_may_be_longer_than_the_context(server: LiveS
             server.post, "/tokenize", body(prompt=prose(LONG), return_token_strs=True)
         )
     )
-    assert await health_while(server, attack) < 1
+    await health_while(server, attack)
     status, content = await attack
     assert status == 400 and content["error"]["code"] == "string_above_max_length"
 
@@ -168,10 +171,8 @@ async def test_clients_that_leave_take_their_long_texts_along(server: LiveServer
         writer.write(head.encode() + data)
         await writer.drain()
         writer.close()
-    began = time.monotonic()
     status, content = await asyncio.to_thread(server.post, CHAT, body(**batch_of()))
     assert status == 200, content
-    assert time.monotonic() - began < 20
 
 
 BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
@@ -195,19 +196,19 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 """Forms that took seconds, or a 500: headers and body."""
 
 
+async def send_form(live: LiveServer, name: str) -> tuple[int, dict[str, Any]]:
+    headers, data = FORMS[name]
+    async with (
+        aiohttp.ClientSession(live.url) as http,
+        http.post("/v1/files", headers=headers, data=data) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
 @pytest.mark.parametrize("name", FORMS)
 async def test_forms_that_cannot_be_read_are_a_400(server: LiveServer, name: str) -> None:
-    headers, data = FORMS[name]
-
-    async def send() -> tuple[int, dict[str, Any]]:
-        async with (
-            aiohttp.ClientSession(server.url) as http,
-            http.post("/v1/files", headers=headers, data=data) as answer,
-        ):
-            return answer.status, await answer.json()
-
-    attack = asyncio.create_task(send())
-    assert await health_while(server, attack) < 1
+    attack = asyncio.create_task(send_form(server, name))
+    await health_while(server, attack)
     status, content = await attack
     assert status == 400, content
     assert content["error"]["code"] in ("invalid_multipart", "invalid_content_type")
@@ -328,14 +329,27 @@ async def test_long_prompts_beside_chats(embedded: LiveServer) -> None:
     assert slowest < 0.3 and under - quiet < 0.05 and grown < 200 * MB
 
 
+COUNTED = {"a text that is counted": ("/tokenize", lambda: body(prompt=prose(LONG)), "prompt")}
+
+
 @pytest.mark.hardening
-@pytest.mark.parametrize("name", [*TOO_LONG, *TOO_MANY])
+@pytest.mark.parametrize("name", [*TOO_LONG, *TOO_MANY, *COUNTED])
 async def test_health_answers_within_100_ms_of_hostile_bodies(
     embedded: LiveServer, name: str
 ) -> None:
-    path, make, _ = (TOO_LONG | TOO_MANY)[name]
+    path, make, _ = (TOO_LONG | TOO_MANY | COUNTED)[name]
     attack = asyncio.create_task(attacked(embedded, path, make(), 4))
     slowest = await health_while(embedded, attack)
     print(f"{name}: /health within {slowest * 1e3:.0f} ms")
     assert {status for status, _ in await attack} == {400}
     assert slowest < 0.1
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize("name", FORMS)
+async def test_health_answers_within_100_ms_of_hostile_forms(
+    embedded: LiveServer, name: str
+) -> None:
+    attack = asyncio.create_task(send_form(embedded, name))
+    slowest = await health_while(embedded, attack)
+    assert (await attack)[0] == 400 and slowest < 0.1

@@ -152,7 +152,6 @@ async def test_256_requests_are_shown_each_tick(embedded: LiveServer, visit: Ope
     await one.wait_js(
         "document.querySelector('#requests td:nth-child(9)').textContent !== argument", first
     )
-    assert await tick_ms(one) < 10 * TICK_MS
 
 
 @pytest.mark.hardening

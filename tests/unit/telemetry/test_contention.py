@@ -21,7 +21,6 @@ for _ in range(int(sys.argv[1])):
     print(child.pid, flush=True)
 """
 """Starts processes that spin and ends: they are nobody's children then."""
-DEADLINE_S = 60.0
 
 
 class Proc:
@@ -148,14 +147,12 @@ def test_a_process_that_spins_beside_us_is_seen():
     spinning = [int(pid) for pid in subprocess.check_output(command, text=True).split()]
     try:
         watch = CoreWatch(time.monotonic)
-        deadline_s, found = time.monotonic() + DEADLINE_S, None
-        while time.monotonic() < deadline_s:
+        while True:  # the test's own timeout is the limit
             found = watch.sample()
-            if found is not None and found.others_share > THRESHOLDS["others_share"]:
+            seen = found is not None and found.others_share > THRESHOLDS["others_share"]
+            if seen and found.run_queue > THRESHOLDS["run_queue"]:
                 break
-            time.sleep(0.5)
-        assert found.others_share > THRESHOLDS["others_share"]
-        assert found.run_queue > THRESHOLDS["run_queue"]
+            time.sleep(0.1)
     finally:
         for pid in spinning:
             os.kill(pid, signal.SIGKILL)
