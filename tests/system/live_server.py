@@ -69,6 +69,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def started_at(pid: int) -> int:
+    """When a process began, in clock ticks of the system."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def children(pid: int) -> list[int]:
     """The living processes whose parent is `pid`."""
     found = []

@@ -1,12 +1,13 @@
 """Every limit of a real server through the official client: status, code, headers, metric.
 
-The engine computes nothing and takes 10 ms a step of two tokens, so a prompt of 400 tokens is two
-seconds of work and more, whatever machine the tests run on.
+The engine computes nothing. While requests have to wait for it it is stopped, so that they do
+however fast the machine is; its server is told to bear with that.
 """
 
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 import urllib.request
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import openai
 import pytest
-from live_server import NO_TORCH, LiveServer
+from live_server import NO_TORCH, LiveServer, engines, started_at
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.edge.key_file import row_text
@@ -33,8 +35,10 @@ patient: {}
 LIMITS = "    limits: {queue_requests: 1, max_output_tokens: 9}\n"
 PLAIN, IMPATIENT, OPERATOR = "key-of-anybody", "key-of-the-impatient", "key-of-the-operator"
 SLOW = [5] * 400
-"""A prompt of 200 steps."""
+"""A prompt of 200 steps of 10 ms."""
 QUEUE = 6
+PATIENT = "--engine-timeout=10m"
+"""A server that does not mind that its engine is stopped."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def house(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (folder / "keys.yaml").write_text("keys:\n" + rows + LIMITS)
     live = LiveServer(
         tiny_model, NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-num-seqs=2",
-        "--max-num-batched-tokens=2", f"--max-queue={QUEUE}", "--no-prefix-cache",
+        "--max-num-batched-tokens=2", f"--max-queue={QUEUE}", "--no-prefix-cache", PATIENT,
         f"--classes={folder / 'classes.yaml'}", f"--key-file={folder / 'keys.yaml'}",
         f"--api-key={OPERATOR}",
     )  # fmt: skip
@@ -65,13 +69,16 @@ def client_of(live: LiveServer, key: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=live.url + "/v1", api_key=key, max_retries=0)
 
 
+def told(live: LiveServer, path: str) -> bytes:
+    """What it says to the operator's key."""
+    asked = urllib.request.Request(live.url + path, headers={"authorization": f"Bearer {OPERATOR}"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return bytes(answer.read())
+
+
 def metric(live: LiveServer, name: str, **labels: str) -> float:
-    """The sum of a metric's samples, asked with the operator's key."""
-    request = urllib.request.Request(
-        live.url + "/metrics", headers={"authorization": f"Bearer {OPERATOR}"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
+    """The sum of a metric's samples."""
+    lines = told(live, "/metrics").decode().splitlines()
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     found = [x for x in lines if x.startswith(f"headway:{name}") and all(w in x for w in wanted)]
     return sum(float(line.rpartition(" ")[2]) for line in found)
@@ -87,28 +94,51 @@ async def ask(client: openai.AsyncOpenAI, row: str = "default", **fields: Any) -
     return await client.completions.create(**body, extra_body=extra)
 
 
+class Waiting:
+    """The requests that the first engine of a server has, while it is stopped and when it goes."""
+
+    def __init__(self, live: LiveServer) -> None:
+        self.live = live
+        self.pid = min(engines(live.pid), key=lambda pid: (started_at(pid), pid))
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def count(self) -> int:
+        """How many are neither answered nor given up."""
+        number: int = msgspec.json.decode(told(self.live, "/stats"))["now"]["num_requests"]
+        return number
+
+    async def reach(self, count: int, tasks: list[asyncio.Task[Any]]) -> None:
+        """Wait until it has so many, none of which has been answered."""
+        while await asyncio.to_thread(self.count) < count:
+            assert not any(task.done() for task in tasks)
+            await asyncio.sleep(0.01)
+
+
 @contextlib.asynccontextmanager
 async def waiting(
     live: LiveServer, client: openai.AsyncOpenAI, count: int, **fields: Any
-) -> AsyncIterator[None]:
-    """`count` requests that wait for their first token: slow prompts."""
-
-    def there() -> float:
-        return sum(metric(live, f"num_requests_{what}") for what in ("running", "waiting"))
-
+) -> AsyncIterator[Waiting]:
+    """`count` requests that wait for their first token: their engine is stopped."""
+    found = Waiting(live)
+    found.stop()
     body = {"prompt": SLOW, **fields}
     tasks = [asyncio.create_task(ask(client, **body)) for _ in range(count)]
     try:
-        while await asyncio.to_thread(there) < count:
-            assert not any(task.done() for task in tasks)
-            await asyncio.sleep(0.01)
-        yield
+        await found.reach(count, tasks)
+        yield found
     finally:
+        found.go()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while await asyncio.to_thread(there):
-            await asyncio.sleep(0.01)
+        for each in ("running", "waiting"):
+            while await asyncio.to_thread(metric, live, f"num_requests_{each}"):
+                await asyncio.sleep(0.01)
 
 
 # limit → (status, code, param): the table of docs/admission.md
@@ -154,11 +184,15 @@ async def test_an_answer_of_no_given_length_is_cut_to_the_limit(house: LiveServe
 
 
 async def test_requests_at_once_of_each_user(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
-    async with client_of(house, OPERATOR) as other, waiting(house, plain, 1, row="single"):
+    async with (
+        client_of(house, OPERATOR) as other,
+        waiting(house, plain, 1, row="single") as held,
+    ):
         with pytest.raises(openai.RateLimitError) as refused:
             await ask(plain, "single")
         assert refused.value.code == "rate_limit_exceeded"
         assert int(refused.value.response.headers["retry-after"]) >= 1
+        held.go()
         await ask(other, "single")
     assert rejections(house, "requests_at_once") == 1
 
@@ -192,12 +226,18 @@ def overloaded(refused: Any) -> None:
 async def test_a_full_queue(house: LiveServer, plain: openai.AsyncOpenAI) -> None:
     """Refused at once, while another user still finds a place; then all is as before."""
     before = rejections(house, "queue_requests")
-    async with client_of(house, OPERATOR) as other, waiting(house, plain, QUEUE, row="patient"):
+    async with (
+        client_of(house, OPERATOR) as other,
+        waiting(house, plain, QUEUE, row="patient") as held,
+    ):
         with pytest.raises(openai.InternalServerError) as refused:
             await ask(plain)
         overloaded(refused)
         assert rejections(house, "queue_requests") == before + 1
-        await ask(other)
+        another = asyncio.create_task(ask(other))
+        await held.reach(QUEUE + 1, [another])
+        held.go()
+        await another
     await ask(plain)
 
 
@@ -230,14 +270,14 @@ async def test_a_predicted_wait(house: LiveServer, plain: openai.AsyncOpenAI) ->
 
 
 FULL = (NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--max-queue=1",
-        "--max-num-batched-tokens=1", "--no-prefix-cache")  # fmt: skip
+        "--max-num-batched-tokens=1", "--no-prefix-cache", PATIENT)  # fmt: skip
 
 
 @contextlib.asynccontextmanager
-async def full(live: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    """A client of a server whose queue of one is taken."""
-    async with client_of(live, "none") as client, waiting(live, client, 1):
-        yield client
+async def full(live: LiveServer) -> AsyncIterator[tuple[openai.AsyncOpenAI, Waiting]]:
+    """A client of a server whose queue of one is taken, and who takes it."""
+    async with client_of(live, "none") as client, waiting(live, client, 1) as held:
+        yield client, held
 
 
 async def texts(client: openai.AsyncOpenAI, model: str) -> tuple[str, str, Any]:
@@ -262,7 +302,7 @@ async def test_another_server_answers_what_would_be_refused(
     live = LiveServer(tiny_model, *FULL, f"--fallback-model=nickname={server.url}/v1")
     try:
         live.wait_ready()
-        async with full(live) as client:
+        async with full(live) as (client, _):
             whole, streamed, (model, headers) = await texts(client, "m")
             assert whole == streamed == expected
             assert model == "nickname"
@@ -279,19 +319,30 @@ async def test_another_server_answers_what_would_be_refused(
         live.close()
 
 
+async def too_late(held: Waiting, completions: Any, stream: bool) -> Any:
+    """The answer to a request whose time is over before the engine looks at it."""
+    held.stop()
+    hurried = {"slo": {"ttft_ms": 1}}
+    asked = completions.create(
+        model="m", prompt=[5, 6, 7], max_tokens=4, stream=stream, extra_body=hurried
+    )
+    task = asyncio.create_task(asked)
+    await held.reach(2, [task])
+    held.go()
+    return await task
+
+
 async def test_what_is_given_up_goes_to_the_fallback(tiny_model: Path, server: LiveServer) -> None:
     """Let in, and then it cannot be in time any more; without a fallback that is a 503."""
     shed = (NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", "--late=shed",
-            "--max-queue-wait=1000", "--max-num-batched-tokens=1", "--no-prefix-cache")  # fmt: skip
-    hurried = {"slo": {"ttft_ms": 1}}
+            "--max-queue-wait=1000", "--max-num-batched-tokens=1", "--no-prefix-cache",
+            PATIENT)  # fmt: skip
     live = LiveServer(tiny_model, *shed, f"--fallback-model=nickname={server.url}/v1")
     try:
         live.wait_ready()
-        async with full(live) as client:
+        async with full(live) as (client, held):
             for stream in (False, True):
-                raw = await client.completions.with_raw_response.create(
-                    model="m", prompt=[5, 6, 7], max_tokens=4, stream=stream, extra_body=hurried
-                )
+                raw = await too_late(held, client.completions.with_raw_response, stream)
                 assert raw.headers["x-headway-fallback"] == "nickname; reason=late"
         assert live.metric("fallback_requests_total", reason="late") == 2
         assert live.metric("admission_rejections_total", reason="given_up") == 0
@@ -300,12 +351,10 @@ async def test_what_is_given_up_goes_to_the_fallback(tiny_model: Path, server: L
     live = LiveServer(tiny_model, *shed)
     try:
         live.wait_ready()
-        async with full(live) as client:
+        async with full(live) as (client, held):
             for stream in (False, True):
                 with pytest.raises(openai.APIStatusError) as given_up:
-                    await client.completions.create(
-                        model="m", prompt=[5, 6, 7], max_tokens=4, stream=stream, extra_body=hurried
-                    )
+                    await too_late(held, client.completions, stream)
                 assert (given_up.value.status_code, given_up.value.code) == (503, "overloaded")
                 assert given_up.value.response.headers["retry-after"] == "1"
         assert live.metric("admission_rejections_total", reason="given_up") == 2
@@ -317,7 +366,7 @@ async def test_a_second_engine_answers_what_would_be_refused(tiny_model: Path) -
     live = LiveServer(tiny_model, *FULL, f"--fallback-model=second={tiny_model}")
     try:
         live.wait_ready()
-        async with full(live) as client:
+        async with full(live) as (client, _):
             messages: Any = [{"role": "user", "content": "hello"}]
             raw = await client.chat.completions.with_raw_response.create(
                 model="m", messages=messages, max_tokens=4

@@ -185,18 +185,29 @@ def test_a_client_that_tries_again_is_counted(priced: LiveServer) -> None:
 
 
 def test_running_requests_are_listed(start_server: StartServer) -> None:
-    """Eight streams on the null executor, two at a time: they run or wait, and tokens grow."""
-    live = start_server(NO_TORCH, "--max-num-seqs=2").wait_ready()
+    """Eight answers on the null executor, two at a time: they run or wait, and tokens grow.
+
+    The engine is stopped until all of them are there, and while we look at the first two, long ones.
+    """
+    live = start_server(NO_TORCH, "--max-num-seqs=2", "--engine-timeout=10m").wait_ready()
+    engine = live.engine_pid()
+    os.kill(engine, signal.SIGSTOP)
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(ask, live, max_tokens=100) for _ in range(8)]
-        wait_until(lambda: len(stats(live).now.requests) == 8)
+        answers = []
+        for num_tokens in (400, 400, *[20] * 6):
+            answers.append(pool.submit(ask, live, max_tokens=num_tokens))
+            wait_until(lambda: len(stats(live).now.requests) == len(answers))
 
         def queued() -> Now | None:
+            os.kill(engine, signal.SIGCONT)
+            time.sleep(0.05)
+            os.kill(engine, signal.SIGSTOP)
             now = stats(live).now
             decoding = any(request.state == "decode" for request in now.requests)
             return now if now.num_waiting >= 5 and decoding else None
 
         found = wait_until(queued)
+        os.kill(engine, signal.SIGCONT)
         states = [request.state for request in found.requests]
         assert states.count("waiting") >= 5 and "decode" in states
         assert found.num_running == 2 and found.kv_groups[0].blocks_used > 0
