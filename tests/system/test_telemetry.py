@@ -187,7 +187,7 @@ def test_a_client_that_tries_again_is_counted(priced: LiveServer) -> None:
 def test_running_requests_are_listed(start_server: StartServer) -> None:
     """Eight answers on the null executor, two at a time: they run or wait, and tokens grow.
 
-    The engine is stopped until all of them are there, and while we look at the first two, long ones.
+    The engine is stopped until all of them are there, and while we look; the first two are long.
     """
     live = start_server(NO_TORCH, "--max-num-seqs=2", "--engine-timeout=10m").wait_ready()
     engine = live.engine_pid()
