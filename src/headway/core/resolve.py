@@ -4,10 +4,19 @@
 are planned in `core.memory_plan`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from headway.core.cache_config import CacheConfig
+from headway.core.drafter import (
+    draft_share,
+    listed_bytes,
+    medusa_share,
+    plan_draft,
+    plan_draft_vocabulary,
+    plan_draft_weights,
+    plan_medusa_weights,
+)
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.core.memory_plan import (
@@ -15,11 +24,9 @@ from headway.core.memory_plan import (
     kv_budget,
     plan_blocks,
     plan_host_blocks,
-    plan_plain,
-    plan_rounded,
     plan_weights,
 )
-from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
+from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import GROUPS, Quantization
 from headway.core.reasons import Reason, Reasons
@@ -112,15 +119,24 @@ def resolve(
         "weight_cache_bytes", choose_cache(options, kernels, quantization, weights), shown=gib
     )
     groups, draft_group, share = model.kv_groups, -1, 0.0
+    listed = 0
+    if draft is not None or medusa is not None:
+        listed = plan_draft_vocabulary(options, model, draft, medusa, reasons)
+    elif options.draft_vocab_size:
+        raise UsageError(
+            f"--draft-vocab-size {options.draft_vocab_size} is given, but no model or head drafts.",
+            "Leave it out, or name draft or medusa in --speculate.",
+        )
     if draft is not None:
         groups, draft_group = plan_draft(model, draft)
-        share = draft.num_parameters / model.num_parameters
+        share = draft_share(model, draft, listed)
         choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
         weights += reasons.choose("draft_weights", choice, shown=gib)
     elif medusa is not None:
-        share = medusa_share(model, medusa)
-        choice = plan_medusa_weights(medusa, dtype)
+        share = medusa_share(model, medusa, listed)
+        choice = plan_medusa_weights(medusa, dtype, kernels, quantization)
         weights += reasons.choose("medusa_weights", choice, shown=gib)
+    weights += listed_bytes(draft or model, listed, dtype, kernels, quantization)
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
     num_blocks, max_model_len = plan_blocks(
         options, model, groups, kv_dtype, budget, max_num_seqs, batched, reasons
@@ -160,64 +176,21 @@ def resolve(
         pack_weights=pack_weights,
         weight_cache_bytes=weight_cache,
         scheduler=SchedulerConfig.of(options),
-        speculation=choose_speculation(options, draft_group, share, medusa, reasons),
+        speculation=choose_speculation(options, draft_group, share, medusa, listed, reasons),
     )
     return settings, reasons
-
-
-def plan_draft(model: ModelSpec, draft: ModelSpec) -> tuple[tuple[KVGroupSpec, ...], int]:
-    """(the model's KV groups, one of which the draft's layers ride on, which one).
-
-    Keys and values of the draft lie in blocks of the same numbers, so what the model finds again,
-    shares or copies the draft finds, shares and copies too. Windows would take them away.
-    """
-    groups = model.kv_groups
-    group = next((i for i, group in enumerate(groups) if not group.window), None)
-    if group is None:
-        raise UsageError(
-            "A draft model needs a model with layers of full attention; this one has windows only.",
-            "Leave out --draft-model.",
-        )
-    riding = replace(groups[group], riders=draft.kv_groups)
-    return (*groups[:group], riding, *groups[group + 1 :]), group
-
-
-def plan_draft_weights(
-    machine: Machine,
-    draft: ModelSpec,
-    device: str,
-    dtype: str,
-    kernels: str,
-    quantization: Quantization,
-) -> tuple[int, str]:
-    """(bytes of the draft's weights, why): of the model's type, rounded as the model's are."""
-    if quantization.format != "none":
-        return plan_rounded(machine, draft, dtype, quantization)
-    _, num_bytes, _ = plan_plain(machine, draft, device, dtype, kernels)
-    return num_bytes, f"{draft.num_parameters:,} parameters of {dtype}"
-
-
-def plan_medusa_weights(medusa: MedusaSpec, dtype: str) -> tuple[int, str]:
-    """(bytes of the heads' weights, why): of the model's type, never rounded."""
-    num_bytes = medusa.num_parameters * DTYPE_BYTES[dtype]
-    return num_bytes, f"{medusa.num_heads} heads, {medusa.num_parameters:,} parameters of {dtype}"
-
-
-def medusa_share(model: ModelSpec, medusa: MedusaSpec) -> float:
-    """What a pass of all heads reads, as a share of the model's parameters."""
-    output = model.vocab_size * model.hidden_size if medusa.shares_head else 0
-    return (medusa.num_parameters + output) / model.num_parameters
 
 
 def choose_speculation(
     options: EngineOptions,
     draft_group: int,
-    draft_share: float,
+    share: float,
     medusa: MedusaSpec | None,
+    listed: int,
     reasons: Reasons,
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
-    config = SpeculationConfig.of(options, draft_group, draft_share, medusa)
+    config = SpeculationConfig.of(options, draft_group, share, medusa, listed)
     why = "given" if options.speculate != "auto" else "what costs little and pays where it is used"
     reasons.choose("speculate", (config.sources, why), shown=lambda s: ", ".join(s) or "off")
     return config

@@ -41,6 +41,8 @@ class SpeculationConfig:
     draft_group: int = -1
     draft_share: float = 0.0
     medusa: MedusaSpec | None = None
+    draft_vocab_size: int = 0
+    """The drafter guesses among so many tokens; 0: all."""
 
     @property
     def drafter(self) -> str:
@@ -66,10 +68,12 @@ class SpeculationConfig:
         draft_group: int,
         draft_share: float,
         medusa: MedusaSpec | None = None,
+        draft_vocab_size: int = 0,
     ) -> Self:
         """What the options say; UsageError for a source that is none, or is not there.
 
-        `medusa` are the heads beside the model's weights, where there are any.
+        `medusa` are the heads beside the model's weights, where there are any. The drafter guesses
+        among the first and latest `draft_vocab_size` tokens, 0: among all.
         """
         given = options.speculate.replace(" ", "")
         if given == "off":
@@ -111,4 +115,5 @@ class SpeculationConfig:
             draft_group=draft_group,
             draft_share=draft_share,
             medusa=medusa if "medusa" in names else None,
+            draft_vocab_size=draft_vocab_size,
         )

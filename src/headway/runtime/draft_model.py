@@ -28,6 +28,7 @@ from headway.core.resolve import Settings
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.checkpoint import Progress
+from headway.runtime.draft_vocabulary import DraftVocabulary
 from headway.runtime.drafter import Wanted
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import Kernels
@@ -63,11 +64,16 @@ class DraftModel:
         self._num_groups, self._block_size = groups, settings.cache.block_size
         self._most_tokens = settings.max_num_batched_tokens
         self._valid = np.zeros(num_blocks, np.int64)
+        size = settings.speculation.draft_vocab_size
+        self.vocabulary = DraftVocabulary(self.forward, size) if size else None
         library = kernels.library
         self._sampler = Sampler(None if library is None else NativeSampling(library))
 
     def follow(self, plan: StepPlan) -> None:
         """Note what becomes of blocks, after the state has; before the model computes."""
+        if self.vocabulary is not None:
+            for sequence in plan.new:
+                self.vocabulary.saw(sequence.token_ids)
         copies = [copy for copy in plan.copies if copy.group == self.group]
         if copies:
             for index in range(self._num_groups):
@@ -95,6 +101,8 @@ class DraftModel:
         A sequence with more to compute than fits in a step gets none, and is further next time.
         """
         found: dict[int, list[int]] = {}
+        if self.vocabulary is not None:
+            self.vocabulary.refresh()
         rows, room = [], self._most_tokens
         for sequence, count, _ in wanted:
             begin, known = self._begin(sequence), sequence.num_known
@@ -115,7 +123,7 @@ class DraftModel:
         guessing = [(sequence, count, list[int]()) for (sequence, count, _, _), _ in going]
         while guessing:
             views = [s.ahead(guesses) if guesses else s for s, _, guesses in guessing]
-            token_ids, _ = self._sampler.sample(self._logits(hidden_RH, views), views, NO_MASKS)
+            token_ids = self._draw(hidden_RH, views)
             for (sequence, _, guesses), token_id in zip(guessing, token_ids, strict=True):
                 if token_id != NO_TOKEN:
                     guesses.append(token_id)
@@ -134,7 +142,8 @@ class DraftModel:
     @property
     def weight_bytes(self) -> int:
         """What its weights take."""
-        return self.forward.weight_bytes
+        listed = 0 if self.vocabulary is None else self.vocabulary.nbytes
+        return self.forward.weight_bytes + listed
 
     @property
     def kv_bytes(self) -> int:
@@ -165,14 +174,28 @@ class DraftModel:
         batch.block_tables_GSB *= self._num_groups
         return batch
 
-    def _logits(self, hidden_RH: Tensor, views: list[WorkerSequence]) -> Tensor:
+    def _draw(self, hidden_RH: Tensor, views: list[WorkerSequence]) -> list[int]:
+        """A token a row, drawn as the model will draw its own."""
+        by_token = any(edits_logits(view.new.sampling) for view in views)
+        if self.vocabulary is None:
+            logits = self._logits(hidden_RH, by_token)
+        else:
+            logits = self.vocabulary.logits(hidden_RH)
+            if by_token:
+                logits = self.vocabulary.spread(logits, self._vocab_size)
+        chosen, _ = self._sampler.sample(logits, views, NO_MASKS)
+        if self.vocabulary is None or by_token:
+            return chosen
+        return self.vocabulary.token_ids(chosen)
+
+    def _logits(self, hidden_RH: Tensor, by_token: bool) -> Tensor:
         """Logits of the model's own vocabulary: padding on either side is never proposed.
 
         Fewer are as good where nobody's parameters name tokens.
         """
         logits_RV = self.forward.logits(hidden_RH)
         more = self._vocab_size - logits_RV.shape[1]
-        if more > 0 and any(edits_logits(view.new.sampling) for view in views):
+        if more > 0 and by_token:
             return functional.pad(logits_RV, (0, more), value=NEVER)
         return logits_RV if more >= 0 else logits_RV[:, : self._vocab_size].contiguous()
 
@@ -195,6 +218,8 @@ class DraftModel:
 
         Called after each verification.
         """
+        if self.vocabulary is not None:
+            self.vocabulary.saw_answer(sequence)
         at, rest = divmod(sequence.num_known - 1, self._block_size)
         table = self.state.table(self.group, sequence)
         if at < len(table):

@@ -7,12 +7,14 @@ t7, and so on: a chain of as many guesses as there are heads, each its head's li
                  ├── blocks of head 0 ── output matrix ── argmax ▶ t6, a guess
                  └── blocks of head 1 ── output matrix ── argmax ▶ t7, a guess
 
-A block is x + SiLU(linear(x)). All heads of all sequences are one product for each block and one
-for the output, so two guesses take little more time than one. The heads keep nothing between steps:
-the state is that of the row behind which the last token of the sample was drawn.
+A block is x + SiLU(linear(x)). The matrices have the format of the model's output matrix, and
+where heads share that, all of them multiply one list of tokens (`DraftVocabulary`) at once. The
+heads keep nothing between steps: the state is that of the row behind which the last token of the
+sample was drawn.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -24,6 +26,7 @@ from headway.core.speculation_config import MedusaSpec
 from headway.runtime.batch import WorkerSequence
 from headway.runtime.checkpoint import read_tensor, readable
 from headway.runtime.checkpoint_files import MEDUSA_FILE
+from headway.runtime.draft_vocabulary import DraftVocabulary
 from headway.runtime.drafter import Wanted
 from headway.runtime.forward import Forward
 
@@ -39,56 +42,82 @@ class Medusa:
 
     def __init__(self, folder: Path, medusa: MedusaSpec, target: Forward) -> None:
         self.model = target.model
+        self._kernel = target.kernels.of_drafter
+        size = target.settings.speculation.draft_vocab_size
+        self.vocabulary = DraftVocabulary(target, size) if size else None
         path, like = folder / MEDUSA_FILE, {"dtype": target.dtype, "device": target.settings.device}
-        heads = range(medusa.num_heads)
         with readable(path), safe_open(path, framework="pt") as file:
 
-            def stacked(pattern: str) -> Tensor:
-                parts = [read_tensor(file, path, f"{head}.{pattern}") for head in heads]
-                return torch.stack([part.to(**like) for part in parts])
+            def read(name: str) -> Tensor:
+                return read_tensor(file, path, name).to(**like)
 
-            self.blocks = [
-                (
-                    stacked(f"{layer}.linear.weight").transpose(1, 2).contiguous(),
-                    stacked(f"{layer}.linear.bias")[:, None],
-                )
-                for layer in range(medusa.num_layers)
+            self.heads = [
+                [
+                    (
+                        self._kernel.prepare(read(f"{head}.{layer}.linear.weight")),
+                        read(f"{head}.{layer}.linear.bias"),
+                    )
+                    for layer in range(medusa.num_layers)
+                ]
+                for head in range(medusa.num_heads)
             ]
-            self.output_NHV: Tensor | None = None
+            self.outputs = []
             if not medusa.shares_head:
-                self.output_NHV = stacked(f"{medusa.num_layers}.weight").transpose(1, 2)
+                self.outputs = [
+                    self._kernel.prepare(read(f"{head}.{medusa.num_layers}.weight"))
+                    for head in range(medusa.num_heads)
+                ]
 
     def follow(self, plan: StepPlan) -> None:
-        """Nothing is kept for blocks."""
+        """Nothing is kept for blocks; tokens of prompts are noted."""
+        if self.vocabulary is not None:
+            for sequence in plan.new:
+                self.vocabulary.saw(sequence.token_ids)
 
     def cut(self, sequence: WorkerSequence) -> None:
-        """Nothing is kept for guesses."""
+        """Nothing is kept for guesses; tokens of answers are noted."""
+        if self.vocabulary is not None:
+            self.vocabulary.saw_answer(sequence)
 
     def propose(self, wanted: list[Wanted], hidden_RH: Tensor) -> dict[int, list[int]]:
         """The likeliest token of each head, up to `most` heads for each sequence."""
+        if self.vocabulary is not None:
+            self.vocabulary.refresh()
         most = max(each.most for each in wanted)
-        found_RN = self.guesses(hidden_RH[[each.row for each in wanted]], most).tolist()
+        found_RN = self.guesses(hidden_RH[[each.row for each in wanted]], most)
         return {
             each.sequence.new.sequence_id: guesses[: each.most]
             for each, guesses in zip(wanted, found_RN, strict=True)
         }
 
-    def guesses(self, hidden_RH: Tensor, count: int) -> Tensor:
-        """What the first `count` heads guess behind these states, (R, N)."""
+    def guesses(self, hidden_RH: Tensor, count: int) -> list[list[int]]:
+        """What the first `count` heads guess behind each of these states."""
         x_RH = self.model.norm(hidden_RH)
-        x_NRH = x_RH.expand(min(count, len(self.blocks[0][0])), -1, -1)
-        num_heads, num_rows, hidden = x_NRH.shape
-        for weight_NHH, bias_N1H in self.blocks:
-            inner = torch.baddbmm(bias_N1H[:num_heads], x_NRH, weight_NHH[:num_heads])
-            x_NRH = x_NRH + functional.silu(inner)
-        if self.output_NHV is None:
-            logits = self.model.head(x_NRH.reshape(-1, hidden))
+        states_NRH = [self._state(x_RH, blocks) for blocks in self.heads[:count]]
+        if self.outputs:
+            logits = [
+                self._kernel(state_RH, output, None)
+                for state_RH, output in zip(states_NRH, self.outputs, strict=False)
+            ]
+            return torch.stack(logits, 1).float().argmax(-1).tolist()
+        states = torch.stack(states_NRH, 1).flatten(0, 1)
+        if self.vocabulary is None:
+            found = self.model.head(states).float().argmax(-1).tolist()
         else:
-            logits = torch.bmm(x_NRH, self.output_NHV[:num_heads])
-        return logits.argmax(-1).view(num_heads, num_rows).T
+            logits_RL = self.vocabulary.multiply(states)
+            found = self.vocabulary.token_ids(logits_RL.float().argmax(-1).tolist())
+        width = len(states_NRH)
+        return [found[at : at + width] for at in range(0, len(found), width)]
+
+    def _state(self, x_RH: Tensor, blocks: list[tuple[Any, Tensor]]) -> Tensor:
+        """What one head gives to its output matrix."""
+        for weight, bias_H in blocks:
+            x_RH = x_RH + functional.silu(self._kernel(x_RH, weight, bias_H))
+        return x_RH
 
     @property
     def weight_bytes(self) -> int:
         """What the heads take beside the model's weights."""
-        own = [] if self.output_NHV is None else [self.output_NHV]
-        return sum(tensor.nbytes for block in [*self.blocks, own] for tensor in block)
+        blocks = [part for head in self.heads for block in head for part in block]
+        listed = 0 if self.vocabulary is None else self.vocabulary.nbytes
+        return listed + sum(part.nbytes for part in (*blocks, *self.outputs))

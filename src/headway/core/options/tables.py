@@ -141,6 +141,12 @@ class EngineOptions:
     )
     draft_model: str = option("", "Folder of a smaller model with the same tokenizer that drafts.")
     max_drafts: int = option(8, "Most guesses of a sequence in a step.", low=1, high=64)
+    draft_vocab_size: int | None = option(
+        None,
+        "Tokens that a draft model or Medusa heads guess among, the frequent and the recent; 0: "
+        "all. By default a third of the vocabulary, at most 32,768.",
+        low=0,
+    )
     threads: int | None = option(None, "CPU threads the model computes with.", low=1, high=1024)
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", low=0)
     executor: str = option(

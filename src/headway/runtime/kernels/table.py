@@ -77,6 +77,14 @@ class Kernels:
     are_finite: Callable[[Tensor], bool] = reference.are_finite
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
+    @property
+    def of_drafter(self) -> LinearKernel:
+        """The kernel of matrices that a drafter adds: the head's, where that is native.
+
+        Torch's plain one elsewhere, whose outputs can be replaced one by one too.
+        """
+        return self.linear_for("head") if self.library else PlainLinear(reference.linear)
+
     def linear_for(self, module: str) -> LinearKernel:
         """The kernel of one linear layer: `layers.0.mlp.down`, `head`."""
         return self.quantized.get(self.quantization.format_of(module), self.linear)

@@ -51,9 +51,12 @@ class Decoder(nn.Module):
             x_TH = layer(x_TH, step)
         return x_TH
 
-    def logits(self, x_RH: Tensor) -> Tensor:
-        """Logits of these rows, (R, vocab): as the head gives them, or changed, in fp32."""
-        logits_RV: Tensor = self.head(self.norm(x_RH))
+    def logits(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Logits of these rows, (R, vocab): as the head gives them, or changed, in fp32.
+
+        `head` may stand in for the model's: a part of it, say.
+        """
+        logits_RV: Tensor = (head or self.head)(self.norm(x_RH))
         if self.spec.logits_scale != 1.0:
             logits_RV = logits_RV.float() * self.spec.logits_scale
         if self.spec.logits_softcap:

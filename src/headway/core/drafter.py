@@ -1,0 +1,153 @@
+"""What a drafter adds to a model: its weights, its KV, how many tokens it guesses among.
+
+It does not guess among all tokens, for most are never said: a guess that is missing costs time and
+no token, and an output matrix over 152,000 tokens is a third of what a small drafting model reads
+(FR-Spec, Zhao et al. 2025). Tokens of a BPE have the ids of their merges, so the first are the
+frequent ones, and what came lately comes again:
+
+    Qwen3's 151,669 tokens, of text covered by    books   Wikipedia   code   JSON schemas
+    the first 32,768                               0.93        0.94   0.96           0.95
+    the first 32,768 and 2,048 that came lately    0.98        0.98   0.99          0.996
+"""
+
+from dataclasses import replace
+
+from headway.core.errors import UsageError
+from headway.core.machine import Machine
+from headway.core.memory_plan import plan_plain, plan_rounded
+from headway.core.model_spec import KVGroupSpec, ModelSpec
+from headway.core.options import EngineOptions
+from headway.core.quantization import Quantization
+from headway.core.reasons import Reasons
+from headway.core.speculation_config import MedusaSpec
+
+MOST, SHARE = 32_768, 3
+"""Of a vocabulary a third at most, and this many: EAGLE-3's heads have 32,000."""
+FEWEST = 4_096
+"""A smaller list is not worth its while: such a vocabulary is little of a pass."""
+LEARNED, LEARNED_SHARE = 2_048, 8
+"""Of the list so many, or this part of it, are tokens that came lately; the others the first."""
+TOGETHER = 64
+"""Rows of an output matrix that are packed together: panels are whole in any instruction set."""
+
+
+def choose_draft_vocabulary(
+    given: int | None, spec: ModelSpec, size: int, *, own_output: bool = False
+) -> tuple[int, str]:
+    """(how many of `size` tokens are guessed with the output matrix of `spec`, why); 0: all.
+
+    `own_output`: they are not guessed with that, for each head has one of its own.
+    """
+    whole = "the output matrix"
+    why = "heads have output matrices of their own" if own_output else ""
+    if not spec.tied:
+        why = f"{whole} is not the embedding, whose rows a list is made of"
+    if why and given:
+        raise UsageError(
+            f"--draft-vocab-size {given}: {why}.", "Leave it out, or give 0: all tokens."
+        )
+    if why:
+        return 0, f"all {size:,}: {why}"
+    if given and given % TOGETHER:
+        raise UsageError(
+            f"--draft-vocab-size {given} is not a multiple of {TOGETHER}.",
+            f"Give {-(-given // TOGETHER) * TOGETHER}.",
+        )
+    if given is not None:
+        return (given if given < size else 0), "given"
+    fitting = min(MOST, size // SHARE // TOGETHER * TOGETHER)
+    if fitting < FEWEST:
+        return 0, f"all {size:,}: {whole} is small"
+    return fitting, f"of {size:,}: the first, and those that came lately"
+
+
+def num_learned(size: int) -> int:
+    """How many of a list of `size` are tokens that came lately.
+
+    >>> num_learned(32_768), num_learned(1_024), num_learned(64)
+    (2048, 128, 64)
+    """
+    return max(min(LEARNED, size // LEARNED_SHARE // TOGETHER * TOGETHER), TOGETHER)
+
+
+def plan_draft(model: ModelSpec, draft: ModelSpec) -> tuple[tuple[KVGroupSpec, ...], int]:
+    """(the model's KV groups, one of which the draft's layers ride on, which one).
+
+    Keys and values of the draft lie in blocks of the same numbers, so what the model finds again,
+    shares or copies the draft finds, shares and copies too. Windows would take them away.
+    """
+    groups = model.kv_groups
+    group = next((i for i, group in enumerate(groups) if not group.window), None)
+    if group is None:
+        raise UsageError(
+            "A draft model needs a model with layers of full attention; this one has windows only.",
+            "Leave out --draft-model.",
+        )
+    riding = replace(groups[group], riders=draft.kv_groups)
+    return (*groups[:group], riding, *groups[group + 1 :]), group
+
+
+def plan_draft_weights(
+    machine: Machine,
+    draft: ModelSpec,
+    device: str,
+    dtype: str,
+    kernels: str,
+    quantization: Quantization,
+) -> tuple[int, str]:
+    """(bytes of the draft's weights, why): of the model's type, rounded as the model's are."""
+    if quantization.format != "none":
+        return plan_rounded(machine, draft, dtype, quantization)
+    _, num_bytes, _ = plan_plain(machine, draft, device, dtype, kernels)
+    return num_bytes, f"{draft.num_parameters:,} parameters of {dtype}"
+
+
+def plan_medusa_weights(
+    medusa: MedusaSpec, dtype: str, kernels: str, quantization: Quantization
+) -> tuple[int, str]:
+    """(bytes of the heads' weights, why)."""
+    format = format_of_drafter(kernels, quantization)
+    num_bytes = quantization.weight_bytes(format, 1, medusa.num_parameters, dtype)
+    told = dtype if format == "none" else format
+    return num_bytes, f"{medusa.num_heads} heads, {medusa.num_parameters:,} parameters of {told}"
+
+
+def plan_draft_vocabulary(
+    options: EngineOptions,
+    model: ModelSpec,
+    draft: ModelSpec | None,
+    medusa: MedusaSpec | None,
+    reasons: Reasons,
+) -> int:
+    """Among how many tokens the drafter guesses; 0: all."""
+    size = min(model.vocab_size, (draft or model).vocab_size)
+    own_output = draft is None and medusa is not None and not medusa.shares_head
+    choice = choose_draft_vocabulary(
+        options.draft_vocab_size, draft or model, size, own_output=own_output
+    )
+    return reasons.choose("draft_vocab_size", choice)
+
+
+def format_of_drafter(kernels: str, quantization: Quantization) -> str:
+    """The format of matrices that a drafter adds: the output matrix's; torch rounds none."""
+    return quantization.format_of("head") if kernels == "native" else "none"
+
+
+def listed_bytes(
+    model: ModelSpec, listed: int, dtype: str, kernels: str, quantization: Quantization
+) -> int:
+    """What that part of the output matrix takes beside the whole."""
+    format = format_of_drafter(kernels, quantization)
+    return quantization.weight_bytes(format, listed, model.hidden_size, dtype)
+
+
+def draft_share(model: ModelSpec, draft: ModelSpec, listed: int) -> float:
+    """What a pass of the draft reads, as a share of the model's parameters."""
+    unread = draft.vocab_size - listed if listed else 0
+    return (draft.num_parameters - unread * draft.hidden_size) / model.num_parameters
+
+
+def medusa_share(model: ModelSpec, medusa: MedusaSpec, listed: int) -> float:
+    """What a pass of all heads reads, as a share of the model's parameters."""
+    outputs = (listed or model.vocab_size) if medusa.shares_head else 0
+    return (medusa.num_parameters + outputs * model.hidden_size) / model.num_parameters

@@ -1,0 +1,111 @@
+"""The tokens that a drafter guesses among, and their part of its output matrix.
+
+    the first tokens of the vocabulary, 0 … 30,719 │ 2,048 that came lately
+
+The first are those that a BPE merged first, so they are frequent; the others are learned from
+prompts and answers: a token that comes takes the place of the one that came longest ago, and its
+row of the embedding is packed in place of that one's. A token that is not here is never guessed:
+it comes all the same, for guesses are verified.
+
+R rows, H hidden size, L tokens of the list, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from headway.core.drafter import TOGETHER, num_learned
+from headway.runtime.batch import WorkerSequence
+from headway.runtime.forward import Forward
+from headway.runtime.native.linear import PackedWeight
+from headway.runtime.native.lower import lower
+from headway.runtime.native.quantized import PackedLevels
+from headway.runtime.sampler import NEVER
+
+LATEST = 16
+"""Of an answer so many of the last tokens are looked at in each step."""
+
+
+class DraftVocabulary:
+    """`size` tokens of the vocabulary of `forward`, whose output matrix is its embedding."""
+
+    def __init__(self, forward: Forward, size: int) -> None:
+        self._model, self._kernel = forward.model, forward.kernels.of_drafter
+        self._rows_VH = forward.model.embedding.weight.detach()
+        self._num_first = size - num_learned(size)
+        self._learned = list(range(self._num_first, size))
+        self._lately = {token_id: at for at, token_id in enumerate(self._learned)}
+        """Learned token → its place among those, the one that came longest ago first."""
+        self._changed: set[int] = set()
+        """Which groups of `TOGETHER` learned tokens are not packed as they are now."""
+        self._packed = self._kernel.prepare(self._rows_VH[:size].clone())
+        self._program = None
+        library, hidden = forward.kernels.library, forward.spec.hidden_size
+        if library is not None:
+            self._program, _ = lower(self._plain_logits, library, forward.dtype, given=hidden)
+
+    @property
+    def nbytes(self) -> int:
+        """What its part of the output matrix takes."""
+        return sum(part.nbytes for part in parts_of(self._packed))
+
+    def saw(self, token_ids: Sequence[int]) -> None:
+        """These tokens came: they are guessed from the next `refresh` on."""
+        first, end, lately = self._num_first, len(self._rows_VH), self._lately
+        for token_id in token_ids:
+            if first <= token_id < end:
+                place = lately.pop(token_id, None)
+                if place is None:
+                    place = lately.pop(next(iter(lately)))
+                    self._learned[place] = token_id
+                    self._changed.add(place // TOGETHER)
+                lately[token_id] = place
+
+    def saw_answer(self, sequence: WorkerSequence) -> None:
+        """Tokens were sampled: the last that are known."""
+        self.saw(sequence.generated[-LATEST:])
+
+    def refresh(self) -> None:
+        """Take up what came, before a proposal."""
+        for group in self._changed:
+            begin = group * TOGETHER
+            token_ids = self._learned[begin : begin + TOGETHER]
+            group_parts = parts_of(self._kernel.prepare(self._rows_VH[token_ids]))
+            for whole, part in zip(parts_of(self._packed), group_parts, strict=True):
+                at = (self._num_first + begin) // TOGETHER * len(part)
+                whole[at : at + len(part)] = part
+        self._changed.clear()
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """`Decoder.logits` of the list's tokens, (R, L); valid until the next call."""
+        if self._program is not None:
+            return self._program.over(hidden_RH)
+        return self._plain_logits(hidden_RH)
+
+    def _plain_logits(self, hidden_RH: Tensor) -> Tensor:
+        return self._model.logits(hidden_RH, self.multiply)
+
+    def multiply(self, x_RH: Tensor) -> Tensor:
+        """The list's part of the output matrix alone, (R, L)."""
+        return self._kernel(x_RH, self._packed, None)
+
+    def token_ids(self, places: list[int]) -> list[int]:
+        """The tokens at these places of the list; NO_TOKEN, which is none, stays."""
+        first, learned = self._num_first, self._learned
+        return [place if place < first else learned[place - first] for place in places]
+
+    def spread(self, logits_RL: Tensor, vocab_size: int) -> Tensor:
+        """The same by token id, (R, V); tokens that are not in the list are never drawn."""
+        logits_RV = logits_RL.new_full((len(logits_RL), vocab_size), NEVER)
+        logits_RV[:, : self._num_first] = logits_RL[:, : self._num_first]
+        logits_RV[:, self._learned] = logits_RL[:, self._num_first :]
+        return logits_RV
+
+
+def parts_of(packed: Tensor | PackedWeight | PackedLevels) -> list[Tensor]:
+    """The tensors of a prepared weight, each in the order of the outputs."""
+    if isinstance(packed, Tensor):
+        return [packed]
+    if isinstance(packed, PackedLevels) and packed.scales is not None:
+        return [packed.panels, packed.scales]
+    return [packed.panels]
