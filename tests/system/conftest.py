@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from live_server import LiveServer
+from live_server import Hold, LiveServer
 from tiny_model import write_tiny_model
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -61,6 +61,12 @@ def start_server(tiny_model: Path) -> Iterator[StartServer]:
     yield start
     for live in started:
         live.close()
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Hold:
+    """Keeps a dead engine's next one from starting until a test has looked."""
+    return Hold(tmp_path)
 
 
 @pytest.fixture

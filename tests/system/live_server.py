@@ -95,6 +95,25 @@ def engines(pid: int) -> list[int]:
     return found
 
 
+class Hold:
+    """While it is on, no engine starts of a server that has `env`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._flag = folder / "hold"
+        self.env = {"PYTHONPATH": str(folder)}
+        (folder / "sitecustomize.py").write_text(
+            "import os, sys, time\n"
+            f"while 'headway.assemble' in sys.orig_argv and os.path.exists({str(self._flag)!r}):\n"
+            "    time.sleep(0.02)\n"
+        )
+
+    def on(self) -> None:
+        self._flag.touch()
+
+    def off(self) -> None:
+        self._flag.unlink(missing_ok=True)
+
+
 class LiveServer:
     """One server process. `url` is known once `wait_ready` came back."""
 

@@ -17,16 +17,19 @@ from live_server import LiveServer, clean_environment, headway, wait_until
 
 from conftest import StartServer
 
-LINES, MANY_LINES = 300, 5000
+LINES, NUM_LONG, MANY_LINES = 300, 32, 5000
 TMPFS_BYTES = 1_500_000
 
 
-def lines_of(count: int, model: str, max_tokens: int = 24) -> list[dict[str, Any]]:
+def lines_of(
+    count: int, model: str, max_tokens: int = 24, num_long: int = 0
+) -> list[dict[str, Any]]:
+    """With long ones at the end a batch of which a part is done is far from over."""
     bodies = (
         {
             "model": model,
             "prompt": f"Once upon a time {i} ",
-            "max_tokens": max_tokens,
+            "max_tokens": max_tokens if i < count - num_long else 400,
             "temperature": 0,
             "ignore_eos": True,
         }
@@ -91,7 +94,7 @@ def test_a_batch_survives_two_kills(start_server: StartServer, tmp_path: Path) -
     batch_id, done = "", 0
     for share in (1 / 3, 2 / 3):
         live = start_server(flag).wait_ready()
-        lines = lines_of(LINES, live.model)
+        lines = lines_of(LINES, live.model, num_long=NUM_LONG)
         with client_of(live) as client:
             batch_id = batch_id or begin(client, lines)
             assert num_done(client, batch_id) >= done
@@ -112,7 +115,7 @@ def test_a_batch_survives_two_kills(start_server: StartServer, tmp_path: Path) -
 
 def test_the_engine_dies_under_a_batch(start_server: StartServer) -> None:
     live = start_server().wait_ready()
-    lines = lines_of(LINES, live.model)
+    lines = lines_of(LINES, live.model, num_long=NUM_LONG)
     with client_of(live) as client:
         batch_id = begin(client, lines)
         until_done(client, batch_id, LINES // 3)
@@ -173,7 +176,7 @@ def test_a_full_disk_refuses_uploads_and_nothing_else(
 
 def test_an_offline_batch_survives_two_kills(tiny_model: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(jsonl(lines_of(LINES, "tiny", max_tokens=48)))
+    source.write_bytes(jsonl(lines_of(LINES, "tiny", 48, NUM_LONG)))
     arguments = ("batch", str(tiny_model), str(source), f"--output={target}", "--kv-memory=64MiB")
     for share in (1 / 4, 1 / 2):
         process = subprocess.Popen(

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import openai
 import pytest
-from live_server import NO_TORCH, LiveServer, alive, engines, wait_until
+from live_server import NO_TORCH, Hold, LiveServer, alive, engines, wait_until
 from streams import Reader, open_streams
 
 from conftest import StartServer
@@ -63,8 +63,10 @@ async def alone(live: LiveServer, reader: Reader) -> list[int]:
         return (await reader.again(http).read()).token_ids
 
 
-async def test_the_official_client_sees_no_more_than_a_pause(start_server: StartServer) -> None:
-    live = start_server().wait_ready()
+async def test_the_official_client_sees_no_more_than_a_pause(
+    start_server: StartServer, hold: Hold
+) -> None:
+    live = start_server(env=hold.env).wait_ready()
     model, engine = live.model, live.engine_pid()
     async with openai.AsyncOpenAI(
         base_url=live.url + "/v1", api_key="none", max_retries=0
@@ -73,12 +75,14 @@ async def test_the_official_client_sees_no_more_than_a_pause(start_server: Start
             model=model, prompt=[5], max_tokens=500, stream=True, extra_body={"ignore_eos": True}
         )
         await anext(stream)
+        hold.on()
         os.kill(engine, signal.SIGKILL)
         rest = asyncio.create_task(last_reason(stream))
         await in_thread(lambda: not live.is_ready())
         with pytest.raises(openai.InternalServerError) as refused:
             await client.completions.create(model=model, prompt=[5])
         assert refused.value.status_code == 503 and refused.value.code == "not_ready"
+        hold.off()
         assert await rest == "length"
     await in_thread(live.is_ready)
 
@@ -89,17 +93,20 @@ async def last_reason(stream: openai.AsyncStream) -> str | None:
 
 
 def test_a_dead_idle_engine_is_noticed_and_requests_meanwhile_get_a_503(
-    start_server: StartServer,
+    start_server: StartServer, hold: Hold
 ) -> None:
     """Who comes before the death is noticed waits for the next engine; who comes then is told."""
-    live = start_server(NO_TORCH).wait_ready()
+    live = start_server(NO_TORCH, env=hold.env).wait_ready()
     body = {"model": live.model, "prompt": [5], "max_tokens": 2}
+    hold.on()
     os.kill(live.engine_pid(), signal.SIGKILL)
     with ThreadPoolExecutor(max_workers=50) as pool:
         asked = []
         while not restarted(live):
             asked.append(pool.submit(live.post, "/v1/completions", body))
             time.sleep(0.05)
+            if any(one.done() and one.result()[0] == 503 for one in asked):
+                hold.off()
         answers = [one.result() for one in asked]
     assert {status for status, _ in answers} <= {200, 503}
     codes = {answer["error"]["code"] for status, answer in answers if status == 503}

@@ -34,18 +34,17 @@ WALL_CLOCK = {"core/clock.py", "cli/serve.py"}
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_behind_the_logs_stops_nobody(tiny_model: Path) -> None:
     """Neither the greeting nor a line of the log can be written, and requests are answered."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     live = LiveServer.__new__(LiveServer)
-    live.url, live.headers = f"http://127.0.0.1:{port}", {}
+    live.headers = {}
     with open("/dev/full", "wb") as full:
         live.process = subprocess.Popen(
-            [sys.executable, "-m", "headway.cli.main", "serve", str(tiny_model), f"--port={port}",
+            [sys.executable, "-m", "headway.cli.main", "serve", str(tiny_model), "--port=0",
              NO_TORCH, "--kv-memory=64MiB"],
             stdin=subprocess.DEVNULL, stdout=full, stderr=full, env=clean_environment(),
         )  # fmt: skip
     try:
+        port = wait_until(lambda: listening_port(live.pid))
+        live.url = f"http://127.0.0.1:{port}"
         wait_until(lambda: answers(live) and live.is_ready())
         body = {"model": live.model, "prompt": [5], "max_tokens": 1, "an unknown field": 1}
         assert live.post("/v1/completions", body)[0] == 200
@@ -54,6 +53,16 @@ def test_a_full_disk_behind_the_logs_stops_nobody(tiny_model: Path) -> None:
         live.process.terminate()
         status = live.process.wait(60)
     assert status == 0
+
+
+def listening_port(pid: int) -> int | None:
+    """The port that a process listens on, from the inodes of its sockets."""
+    mine = {os.readlink(place) for place in Path(f"/proc/{pid}/fd").iterdir() if place.is_symlink()}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and f"socket:[{inode}]" in mine:
+            return int(local.rpartition(":")[2], 16)
+    return None
 
 
 def answers(live: LiveServer) -> bool:

@@ -14,8 +14,11 @@ NUM_STREAMS = 200
 
 
 async def stream(client: openai.AsyncOpenAI, index: int, drop_after: int | None) -> int:
-    """Read one stream, or leave it after some chunks; returns the tokens usage tells, or -1."""
-    wanted = 10 + index % 50
+    """Read one stream, or leave it after some chunks; returns the tokens usage tells, or -1.
+
+    Those that are left are long: however many tokens come in a chunk, they do not end before.
+    """
+    wanted = 10 + index % 50 if drop_after is None else 400
     chunks = await client.completions.create(
         model="tiny",
         prompt=[5 + index, 7, 9] * (1 + index % 20),

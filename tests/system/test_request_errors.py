@@ -290,17 +290,19 @@ async def test_a_body_over_the_limit_is_a_413(server: LiveServer) -> None:
 
 
 async def test_a_huge_prompt_holds_up_nobody_else(http: aiohttp.ClientSession) -> None:
-    """A megabyte takes a while to encode; another request is answered meanwhile."""
-    huge = asyncio.create_task(send(http, "/tokenize", {"prompt": "word " * 200_000}))
-    answered = 0
-    while not huge.done():
-        await asyncio.sleep(0.01)
-        async with http.get("/health") as answer:
-            assert answer.status == 200
-        answered += not huge.done()
+    """A megabyte takes a while to encode; others are answered meanwhile: in one of ten tries."""
+    answered, tries = 0, 10
+    while answered < 2 and tries > 0:
+        answered, tries = 0, tries - 1
+        huge = asyncio.create_task(send(http, "/tokenize", {"prompt": "word " * 200_000}))
+        while not huge.done():
+            await asyncio.sleep(0.01)
+            async with http.get("/health") as answer:
+                assert answer.status == 200
+            answered += not huge.done()
+        status, content, _ = await huge
+        assert (status, len(content["tokens"])) == (200, content["count"])
     assert answered > 1
-    status, content, _ = await huge
-    assert (status, len(content["tokens"])) == (200, content["count"])
 
 
 async def test_tokenize_and_back(http: aiohttp.ClientSession) -> None:

@@ -128,7 +128,7 @@ async def test_the_engine_goes_when_its_server_is_killed(start_server: StartServ
         _, ended = await open_streams(http, model, 3)
         live.signal(signal.SIGKILL)
         await asyncio.gather(ended, return_exceptions=True)
-    await asyncio.to_thread(wait_until, lambda: not alive(engine), 30)
+    await asyncio.to_thread(wait_until, lambda: not alive(engine))
     live.wait_end()
 
 
@@ -138,7 +138,7 @@ def test_the_engine_goes_when_its_server_is_killed_while_loading(
     live = start_server()
     (engine,) = wait_until(lambda: engines(live.pid))
     live.signal(signal.SIGKILL)
-    wait_until(lambda: not alive(engine), 60)
+    wait_until(lambda: not alive(engine))
     live.wait_end()
 
 
@@ -178,10 +178,10 @@ def test_a_thread_that_never_ends_does_not_keep_the_server(
     flag.touch()
     time.sleep(0.5)
     live.signal(signal.SIGTERM)
-    assert live.wait_end(30) != 0
+    assert live.wait_end() != 0
     if deed != "in C, with the lock":  # there nobody can say where: it is killed from outside
         assert "Timeout" in live.stderr and "in stuck" in live.stderr, live.stderr
-    wait_until(lambda: not alive(engine), 30)
+    wait_until(lambda: not alive(engine))
 
 
 def test_a_watchdog_whose_server_is_gone_before_it_looks_ends() -> None:
@@ -189,7 +189,7 @@ def test_a_watchdog_whose_server_is_gone_before_it_looks_ends() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-I", "-S", program, ours.fileno(), 10, os.getppid()]
-        ended = subprocess.run([*map(str, command)], pass_fds=[ours.fileno()], timeout=30)
+        ended = subprocess.run([*map(str, command)], pass_fds=[ours.fileno()], timeout=120)
     assert ended.returncode == 0
 
 
@@ -199,4 +199,4 @@ def test_a_server_that_ends_in_time_leaves_no_watchdog(start_server: StartServer
     assert len(below) == 2
     live.signal(signal.SIGTERM)
     assert live.wait_end() == 0
-    wait_until(lambda: not any(map(alive, below)), 10)
+    wait_until(lambda: not any(map(alive, below)))

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from live_server import LiveServer
+from live_server import LiveServer, wait_until
 from surface_clients import (
     USER,
     Clients,
@@ -84,9 +84,7 @@ def test_call_cancel(clients: Clients, told: LiveServer) -> None:
     assert running.status == "queued" and running.background
     assert clients.openai.responses.cancel(running.id).status == "cancelled"
     wait_for(clients, running.id, "cancelled")
-    ended = time.monotonic() + 30
-    while not told.idle():
-        assert time.monotonic() < ended
+    wait_until(told.idle)
     assert clients.openai.responses.cancel(running.id).status == "cancelled"
     at_once = clients.openai.responses.create(**INPUT)
     with pytest.raises(openai.BadRequestError):

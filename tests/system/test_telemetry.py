@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from live_server import NO_TORCH, LiveServer, headway, wait_until
+from live_server import NO_TORCH, Hold, LiveServer, headway, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import StartServer
@@ -231,12 +231,16 @@ def test_preemptions_are_seen_by_the_request(start_server: StartServer) -> None:
     assert sum(answer["timings"]["preemptions"] for answer in answers) == total
 
 
-def test_a_refusal_before_the_engine_is_ready_is_counted(start_server: StartServer) -> None:
-    live = start_server(NO_TORCH).wait_ready()
+def test_a_refusal_before_the_engine_is_ready_is_counted(
+    start_server: StartServer, hold: Hold
+) -> None:
+    live = start_server(NO_TORCH, env=hold.env).wait_ready()
+    hold.on()
     os.kill(live.engine_pid(), signal.SIGKILL)
     wait_until(lambda: not live.is_ready())
     status, _ = live.post("/v1/completions", {"model": live.model, **BODY})
     assert status == 503
+    hold.off()
     wait_until(live.is_ready)
     totals = stats(live).totals
     assert sum(totals.admission_rejections.values()) == 1 and totals.engine_restarts == 1

@@ -83,7 +83,7 @@ async def test_states_go_to_the_unit(tmp_path, abstract):
     path = f"@headway-test-{os.getpid()}" if abstract else str(tmp_path / "unit")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unit:
         unit.bind("\0" + path[1:] if abstract else path)
-        unit.settimeout(5)
+        unit.settimeout(60)
         environment = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000", "OTHER": "1"}
         notifier = Notifier.take(environment)
         assert environment == {"OTHER": "1"}, "a child would speak for the unit"

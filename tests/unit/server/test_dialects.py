@@ -241,7 +241,6 @@ def test_a_wrong_block_is_refused_by_name(messages: Any, code: str, param: str) 
     assert caught.value.param is not None and caught.value.param.endswith(param)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_great_many_messages_of_one_turn_take_no_longer_each(role: str) -> None:
     """Copying what came before for each of them would take minutes."""
