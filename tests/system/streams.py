@@ -10,7 +10,10 @@ LONG: dict[str, Any] = {"max_tokens": 480, "temperature": 0, "ignore_eos": True,
 
 
 class Reader:
-    """One streamed completion; `events` grows until the server closes the stream."""
+    """One streamed completion; `events` grows until the server closes the stream.
+
+    What is sent while nothing else is, so that the connection stays open, is no event.
+    """
 
     def __init__(self, http: aiohttp.ClientSession, model: str, prompt: list[int]) -> None:
         self.events: list[str] = []
@@ -29,7 +32,8 @@ class Reader:
             async for piece in answer.content.iter_any():
                 data += piece
                 *whole, data = data.split(b"\n\n")
-                self.events += [event.decode().removeprefix("data: ") for event in whole]
+                texts = [event.decode() for event in whole]
+                self.events += [t.removeprefix("data: ") for t in texts if not t.startswith(":")]
             assert data == b"", data
         return self
 
