@@ -1,9 +1,10 @@
-"""How many guesses of a drafter are kept: `python benchmarks/kept_by_depth.py FOLDER`.
+"""How many guesses of a source are kept: `python benchmarks/kept_by_depth.py FOLDER`.
 
 Held-out chats of every skill are answered greedily, one row a skill. In each step the drafter, the
 Medusa heads beside the model or with `--draft` a drafting model, guesses all it may, and all is
-verified, whether that pays or not. Told are tokens a step and sequence, and by depth the share of
-steps in which a guess was reached and kept: its chance, which never rises with the depth.
+verified, whether that pays or not. With `--source` lookahead, or another that is no model, guesses;
+it remembers what it saw of all skills. Told are tokens a step and sequence, and by depth the share
+of steps in which a guess was reached and kept: its chance, which never rises with the depth.
 """
 
 import argparse
@@ -11,22 +12,28 @@ from itertools import islice
 from pathlib import Path
 
 from headway import LLM
-from headway.core.plan import StepResult
+from headway.core.plan import Sample, StepResult
 from headway.core.request import Request, SamplingParams
-from headway.engine.cost import Work
+from headway.engine.cost import Prior, StepCost, Work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts
 from headway.engine.speculation.drafts import fitting
+from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 
 MAX_TOKENS = 200
 
 
-class AskedAlways:
-    """A speculator that asks for `most` guesses in every step, and verifies all of them."""
+GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
+"""A machine on which a step takes a second whatever it does: there all guesses are verified."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+
+class AskedAlways:
+    """A speculator that asks for `most` guesses in every step, and verifies all of them; of the
+    runtime's drafter, or of `source`."""
+
+    def __init__(self, most: int, source: Speculation | None = None) -> None:
+        self.most, self.source = most, source
         self.rows = self.tokens = 0
         self.tried, self.kept = [0] * most, [0] * most
         self._next: dict[int, list[int]] = {}
@@ -34,6 +41,8 @@ class AskedAlways:
     def plan(
         self, decodes: list[Sequence], beside: Work, budget: int, most_s: float
     ) -> dict[int, Drafts]:
+        if self.source is not None:
+            return self.source.plan(decodes, beside, budget, most_s)
         found = {}
         for sequence in decodes:
             guesses = fitting(sequence, self._next.pop(sequence.sequence_id, []), budget)
@@ -43,19 +52,24 @@ class AskedAlways:
             found[sequence.sequence_id] = Drafts(guesses, "asked", propose=most)
         return found
 
-    def came(self, sequence: Sequence, drafts: Drafts, num_kept: int, proposed: list[int]) -> None:
-        self._next[sequence.sequence_id] = proposed
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        num_kept = len(sample.token_ids) - 1
+        self._next[sequence.sequence_id] = sample.drafts
         for depth in range(len(drafts.token_ids)):
             self.tried[depth] += 1
             self.kept[depth] += num_kept > depth
         self.rows += 1
         self.tokens += 1 + num_kept
+        if self.source is not None:
+            self.source.came(sequence, drafts, sample)
 
     def ended(self, result: StepResult) -> None:
         pass
 
     def left(self, sequence: Sequence) -> None:
         self._next.pop(sequence.sequence_id, None)
+        if self.source is not None:
+            self.source.left(sequence)
 
 
 def row(name: str, asked: list[AskedAlways]) -> str:
@@ -73,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft", type=Path, help="a drafting model in place of heads")
+    parser.add_argument("--source", help="lookup, suffixes or lookahead in place of a drafter")
     parser.add_argument("--max-drafts", type=int, default=8)
     parser.add_argument("--questions", type=int, default=10, help="of each skill and level")
     parser.add_argument("--quantization", default="none")
@@ -80,7 +95,7 @@ def main() -> None:
     drafter = (
         {"speculate": "draft", "draft_model": str(chosen.draft)}
         if chosen.draft
-        else {"speculate": "medusa"}
+        else {"speculate": chosen.source or "medusa"}
     )
     llm = LLM(
         chosen.folder,
@@ -93,8 +108,10 @@ def main() -> None:
     print(f"| skill | tokens | a step | {' | '.join(str(1 + depth) for depth in range(most))} |")
     print("| --- | --- | --- |" + " --- |" * most)
     everything = []
+    config = llm.settings.speculation
+    source = Speculation(config, StepCost(GUESSES_PAY)) if chosen.source else None
     for skill in SKILLS:
-        asked = AskedAlways(most)
+        asked = AskedAlways(most, source)
         llm.engine.scheduler.drafts.speculator = asked
         prompts = [
             tokenizer.chat_ids(example.messages)

@@ -9,6 +9,9 @@ second of decoding (steps with a prompt in them are left out), as a median of `-
 those without guesses; tokens a step and sequence, the share of guesses kept, and what drafting took
 of the time. Each repeat has prompts of its own, the same for all; what a speculator has learned is
 forgotten for the next row of the table. The tokens are compared: they must be the same.
+
+With `--row-costs 0.1` no clock is read: a step takes 10 ms, and a tenth of that more for each row
+beyond the first. So what sources without a model bring is told of a small model on a busy machine.
 """
 
 import argparse
@@ -19,7 +22,7 @@ from pathlib import Path
 
 from headway import LLM
 from headway.core.request import Request, SamplingParams
-from headway.engine.cost import Prior, StepCost
+from headway.engine.cost import Prior, StepCost, Work
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 
@@ -62,8 +65,25 @@ def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[list
     return [spread[at * size : (at + 1) * size][:most] for at in range(repeats)]
 
 
-def answer(llm: LLM, requests: list[Request]) -> tuple[Run, dict[tuple[int, int], list[int]]]:
-    """Run them together; what it took and the tokens of each."""
+def seconds_of(num_rows: int, row_costs: float) -> float:
+    """A step of 10 ms, and of so much of that more for each row beyond the first."""
+    return 0.01 * (1 + row_costs * (num_rows - 1))
+
+
+def cost_of_rows(row_costs: float) -> StepCost:
+    """What has learned `seconds_of`."""
+    cost = StepCost(Prior(0.01, 1e-9, 1e-9, 1e-12, 1e-12, 1e-12))
+    for _ in range(300):
+        for knot in range(9):
+            rows = 1 << knot
+            cost.learn(Work(rows, rows, 100 * rows, 100 * rows), seconds_of(rows, row_costs))
+    return cost
+
+
+def answer(
+    llm: LLM, requests: list[Request], row_costs: float | None
+) -> tuple[Run, dict[tuple[int, int], list[int]]]:
+    """Run them together; what it took, by the clock or by `row_costs`, and the tokens of each."""
     engine, run = llm.engine, Run()
     answers: dict[tuple[int, int], list[int]] = {}
     for request in requests:
@@ -76,16 +96,19 @@ def answer(llm: LLM, requests: list[Request]) -> tuple[Run, dict[tuple[int, int]
         if record.num_tokens and not record.num_prefill_tokens:
             run.tokens += sum(len(update.token_ids) for update in updates)
             run.rows += record.num_sampled - record.num_drafts
-            run.seconds += record.duration_s
+            rows, by_clock = record.num_tokens, record.duration_s
+            run.seconds += by_clock if row_costs is None else seconds_of(rows, row_costs)
             run.guessed += record.num_drafts
             run.kept += record.num_kept_drafts
             run.draft_s += record.draft_s
     return run, answers
 
 
-def speculators_of(llm: LLM, names: list[str], fixed: list[int]) -> dict[str, Speculation | None]:
+def speculators_of(
+    llm: LLM, names: list[str], fixed: list[int], cost: StepCost | None
+) -> dict[str, Speculation | None]:
     """By name one speculator each, with a memory of its own; "off" has none."""
-    config, cost = llm.settings.speculation, llm.engine.cost
+    config, cost = llm.settings.speculation, cost or llm.engine.cost
     found: dict[str, Speculation | None] = {"off": None}
     for name in names:
         sources = config.sources if name == "auto" else tuple(name.split(","))
@@ -109,8 +132,10 @@ def main() -> None:
     parser.add_argument("--max-drafts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
+    parser.add_argument("--row-costs", type=float, help="no clock: a row's share of a step")
     chosen = parser.parse_args()
 
+    cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
     given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
     given |= {"quantization": chosen.quantization, "max_drafts": chosen.max_drafts}
     drafting = {"draft_model": str(chosen.draft)} if chosen.draft else {}
@@ -122,7 +147,7 @@ def main() -> None:
     for batch in chosen.batches:
         for kind in chosen.kinds:
             sets = make_prompts(plain, kind, chosen.repeats, max(batch, chosen.requests))
-            speculators = speculators_of(guessing, chosen.speculate, chosen.fixed)
+            speculators = speculators_of(guessing, chosen.speculate, chosen.fixed, cost)
             runs: dict[str, list[Run]] = {name: [] for name in speculators}
             same = dict.fromkeys(speculators, True)
             for prompts in sets:
@@ -144,7 +169,7 @@ def main() -> None:
                             )
                             for i, ids in enumerate(part)
                         ]
-                        run, answers = answer(llm, requests)
+                        run, answers = answer(llm, requests, chosen.row_costs)
                         told |= answers
                         for field in Run.__slots__:
                             setattr(total, field, getattr(total, field) + getattr(run, field))

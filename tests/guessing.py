@@ -41,7 +41,8 @@ class Guesser:
             for token in following[:count]
         ]
 
-    def came(self, sequence, drafts, num_kept, proposed):
+    def came(self, sequence, drafts, sample):
+        num_kept = len(sample.token_ids) - 1
         assert 0 <= num_kept <= len(drafts.token_ids)
         self.num_guessed += len(drafts.token_ids)
         self.num_kept += num_kept

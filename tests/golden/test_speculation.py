@@ -3,11 +3,13 @@
 import pytest
 from tokenizers import Tokenizer
 
-from drive import engine_for, finish
+from drive import engine_for, finish, greedy
 from headway.core import grammar as grammars
 from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost
+from headway.engine.speculation import Drafts
+from headway.engine.speculation.drafts import fitting
 from headway.engine.speculation.speculation import Speculation
 
 TEXTS = (
@@ -55,7 +57,9 @@ def expected() -> list[tuple[list[int], str | None]]:
     return [(a.token_ids, a.finish_reason) for a in answers.values()]
 
 
-@pytest.mark.parametrize("speculate", ["lookup", "suffixes", "forced", "draft", "medusa", "auto"])
+@pytest.mark.parametrize(
+    "speculate", ["lookup", "suffixes", "forced", "lookahead", "draft", "medusa", "auto"]
+)
 def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int], str | None]]):
     options: dict[str, object] = {"speculate": speculate, "max_model_len": 256}
     if speculate in ("draft", "auto"):
@@ -70,3 +74,39 @@ def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int],
             assert not answer.logprobs or [e.token_id for e in answer.logprobs] == answer.token_ids
     for source, (guessed, kept) in speculation.counts.items():
         assert guessed >= kept > 5, (source, speculation.counts)
+
+
+class Wrong:
+    """Guesses three tokens that never come, and keeps what was said behind them."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[list[int], int]] = []
+
+    def plan(self, decodes, beside, budget, most_s):
+        return {
+            each.sequence_id: Drafts(fitting(each, [600, 601, 602], 3), "wrong") for each in decodes
+        }
+
+    def came(self, sequence, drafts, sample):
+        if drafts.token_ids and len(sample.token_ids) == 1:
+            before = sequence.tokens[:-1]
+            for at, token_id in enumerate(sample.behind, 1):
+                self.told.append(([*before, *drafts.token_ids[:at]], token_id))
+            assert len(sample.behind) == len(drafts.token_ids)
+
+    def ended(self, result):
+        pass
+
+    def left(self, sequence):
+        pass
+
+
+def test_what_is_told_behind_wrong_guesses_is_what_the_model_says_there():
+    engine = engine_for(model_folder(None), max_model_len=256)
+    engine.scheduler.drafts.speculator = wrong = Wrong()
+    finish(engine, [greedy(1, [5, 6, 7], 20), greedy(2, [300, 301], 20)])
+    engine.scheduler.drafts.speculator = None
+    assert len(wrong.told) > 50 and len({token_id for _, token_id in wrong.told}) > 3
+    one = SamplingParams(temperature=0, max_tokens=1)
+    answers = finish(engine, [Request(10 + i, ids, one) for i, (ids, _) in enumerate(wrong.told)])
+    assert [a.token_ids for a in answers.values()] == [[token_id] for _, token_id in wrong.told]

@@ -13,6 +13,7 @@ from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence
+from headway.engine.speculation import Speculator
 
 VOCABULARY = 61
 LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789 {}[]:,."-+_!?<>=/*()'
@@ -114,11 +115,16 @@ def same(ours: Answer, expected: Answer) -> None:
 
 
 def check_mix(
-    number: int, alone: Engine, engines: list[Engine], kept: list[int] | None = None
+    number: int,
+    alone: Engine,
+    engines: list[Engine],
+    kept: list[int] | None = None,
+    speculator: Speculator | None = None,
 ) -> int:
     """Run mix `number` together and alone; returns how many preemptions it had.
 
     Where `kept` is given, most tokens are guessed beforehand; it gains how many guesses were right.
+    Or `speculator` guesses.
     """
     rng = random.Random(number)
     engine = engines[number % len(engines)]
@@ -130,7 +136,7 @@ def check_mix(
         return list(answer.token_ids)
 
     guesser = Guesser(random.Random(number), VOCABULARY, known)
-    engine.scheduler.drafts.speculator = guesser if kept is not None else None
+    engine.scheduler.drafts.speculator = guesser if kept is not None else speculator
     aborts = {rng.randrange(30): request for request in requests if rng.random() < 0.15}
     aborted = {request.request_id for request in aborts.values()}
     before = engine.scheduler.num_preemptions

@@ -27,7 +27,8 @@ class Proposals:
             found[sequence.sequence_id] = Drafts(guesses, "draft", propose=max(min(COUNT, room), 0))
         return found
 
-    def came(self, sequence, drafts, num_kept, proposed):
+    def came(self, sequence, drafts, sample):
+        num_kept, proposed = len(sample.token_ids) - 1, sample.drafts
         self._next[sequence.sequence_id] = proposed
         self.num_guessed += len(drafts.token_ids)
         self.num_kept += num_kept

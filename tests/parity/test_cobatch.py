@@ -12,7 +12,10 @@ import pytest
 
 from drive import engine_for, finish
 from headway.core.request import Request, SamplingParams
+from headway.core.speculation_config import SpeculationConfig
+from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
+from headway.engine.speculation.speculation import Speculation
 from parity.cobatch import ALONE, ENGINES, MAX_LEN, VOCABULARY, check_mix, write_letters
 from parity.tiny import edit_config, save, tiny_model
 
@@ -24,6 +27,8 @@ WINDOWS = {
     "use_sliding_window": True,
     "sliding_window": 5,
 }
+GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
+"""A machine on which a step takes a second, whatever it does."""
 FAMILIES = {"llama": {"head_dim": 32}, "qwen3": WINDOWS}
 """One full group, whose memory matrix tiles read as it lies, and two of which one soon forgets."""
 
@@ -69,6 +74,34 @@ def test_tokens_do_not_depend_on_guesses(alone: Engine, engines: list[Engine]):
     for number in range(14):
         check_mix(number, alone, engines, kept)
     assert sum(kept) > 150, "the guesses are too bad to prove much"
+
+
+@pytest.fixture
+def lookahead() -> Speculation:
+    """All guesses are verified, as a step takes no longer with them."""
+    return Speculation(SpeculationConfig(sources=("lookahead",)), StepCost(GUESSES_PAY))
+
+
+def test_tokens_do_not_depend_on_windows(
+    alone: Engine, engines: list[Engine], lookahead: Speculation
+):
+    """14 mixes of each model; what one mix left is guessed in the next."""
+    for number in range(20, 34):
+        check_mix(number, alone, engines, speculator=lookahead)
+    guessed, kept = lookahead.counts["lookahead"]
+    assert guessed > kept > 150, "the guesses are too bad to prove much"
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize("first", range(60, 1060, 50))
+def test_tokens_do_not_depend_on_windows_at_length(
+    alone: Engine, engines: list[Engine], lookahead: Speculation, first: int
+):
+    """1,000 more of each model."""
+    for number in range(first, first + 50):
+        check_mix(number, alone, engines, speculator=lookahead)
+    guessed, kept = lookahead.counts["lookahead"]
+    assert guessed > kept > 500, "the guesses are too bad to prove much"
 
 
 @pytest.mark.hardening

@@ -142,13 +142,15 @@ class GrammarMasks(msgspec.Struct, array_like=True):
 class Sample(msgspec.Struct, array_like=True, gc=False):
     """What one sequence sampled: one token, or with drafts those kept and one more.
 
-    `logprobs` has one entry per token. `drafts` are the drafter's guesses of what follows.
+    `logprobs` has one entry per token. `drafts` are the drafter's guesses of what follows. `behind`
+    is what was sampled behind drafts that were not kept: what might come after them.
     """
 
     sequence_id: int
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     drafts: list[int] = []
+    behind: list[int] = []
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):

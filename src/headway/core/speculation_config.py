@@ -8,9 +8,11 @@ from headway.core.options import EngineOptions
 
 FREE = ("lookup", "suffixes", "forced")
 """Sources that cost microseconds."""
+WINDOWED = ("lookahead",)
+"""Sources whose guesses are rows that look for n-grams as well."""
 DRAFTERS = ("draft", "medusa")
 """Sources that compute: a drafting model, Medusa heads. A step asks one of them."""
-SOURCES = (*FREE, *DRAFTERS)
+SOURCES = (*FREE, *WINDOWED, *DRAFTERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

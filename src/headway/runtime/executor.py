@@ -173,10 +173,11 @@ class TorchExecutor:
             if token_ids[begin] == NO_TOKEN:
                 result.failed[sequence_id] = "its parameters and masks forbid every token"
             elif sequence_id not in result.failed:
-                count, entries = 1, logprobs[begin]
+                count, entries, behind = 1, logprobs[begin], []
                 if scheduled.num_drafts:
                     usable = self._usable.get(sequence_id, end - begin)
                     count = num_kept(token_ids[begin : begin + usable], scheduled.drafts)
+                    behind = chosen(token_ids[begin + count : begin + usable])
                     if entries is not None:
                         entries = [
                             one for row in logprobs[begin : begin + count] for one in row or []
@@ -184,7 +185,7 @@ class TorchExecutor:
                 kept = token_ids[begin : begin + count]
                 sequence.generated += kept
                 sequence.last_step = result.step
-                result.samples.append(Sample(sequence_id, kept, entries))
+                result.samples.append(Sample(sequence_id, kept, entries, behind=behind))
                 last_rows.append(begin + count - 1)
         return last_rows
 
@@ -319,6 +320,11 @@ def num_kept(sampled: list[int], drafts: list[int]) -> int:
     while count < len(sampled) and sampled[count - 1] == drafts[count - 1]:
         count += 1
     return count if sampled[count - 1] != NO_TOKEN else count - 1
+
+
+def chosen(sampled: list[int]) -> list[int]:
+    """What was sampled up to the first row whose parameters and masks forbid every token."""
+    return sampled[: sampled.index(NO_TOKEN)] if NO_TOKEN in sampled else sampled
 
 
 def probe_accelerator(device: str) -> Accelerator | None:

@@ -137,7 +137,7 @@ class EngineOptions:
     speculate: str = option(
         "off",
         "Who guesses tokens that are verified together, at the same tokens: auto, off, or some of "
-        "lookup, suffixes, forced, draft, medusa, with commas.",
+        "lookup, suffixes, forced, lookahead, draft, medusa, with commas.",
     )
     draft_model: str = option("", "Folder of a smaller model with the same tokenizer that drafts.")
     max_drafts: int = option(8, "Most guesses of a sequence in a step.", low=1, high=64)

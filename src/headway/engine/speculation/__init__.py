@@ -5,6 +5,7 @@
     sources     who guesses in each step, for that costs microseconds
     lookup      what followed the end of a sequence where it stood in it before
     suffixes    the same in past answers, by cache salt
+    lookahead   what the model said behind wrong guesses, and a window of them
     acceptance  the chance that a guess is kept, from all requests and from its own
     shadow      scores guesses that nobody verified
     controller  how many guesses of each sequence bring the most tokens a second

@@ -18,6 +18,7 @@ was expected of them: as odds, shrunk to 1 as long as there are few (`Own`).
 """
 
 from headway.engine.cost import rising
+from headway.engine.speculation.lookup import Match
 
 NUM_DEPTHS = 16
 """Guesses at this depth and deeper share the last cell."""
@@ -31,6 +32,8 @@ CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MOST))
 FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
 """By length, what is kept before any was seen: as in the chats."""
 DRAFTED = (0.7,) * NUM_DEPTHS
+POOLED = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
+"""By the kinds of `lookahead`."""
 PRIOR = 2.0
 """The prior counts as so many guesses, always: no share is ever 0 or 1."""
 FADE = 1 - 1 / 32
@@ -78,11 +81,11 @@ class Own:
 
 
 class Curve:
-    """The share kept by cell, of all requests; `falls` or rises from cell to cell."""
+    """The share kept by cell, of all requests; it `falls` or rises with the cell; None: neither."""
 
     __slots__ = ("_hits", "_is_stale", "_prior", "_shares", "_tries", "falls")
 
-    def __init__(self, prior: tuple[float, ...], *, falls: bool) -> None:
+    def __init__(self, prior: tuple[float, ...], *, falls: bool | None) -> None:
         self.falls = falls
         self._prior = prior
         self._tries = [0.0] * len(prior)
@@ -111,7 +114,9 @@ class Curve:
                 (hits + PRIOR * prior) / seen
                 for hits, prior, seen in zip(self._hits, self._prior, tries)
             ]
-            if self.falls:
+            if self.falls is None:
+                self._shares = shares
+            elif self.falls:
                 self._shares = rising(shares[::-1], tries[::-1])[::-1]
             else:
                 self._shares = rising(shares, tries)
@@ -124,9 +129,9 @@ class Acceptance:
     def __init__(self) -> None:
         self._curves: dict[tuple[str, bool], Curve] = {}
 
-    def chances(self, source: str, match: int, count: int, own: Own) -> list[float]:
+    def chances(self, source: str, match: Match, count: int, own: Own) -> list[float]:
         """For each of `count` guesses behind a match of `match` tokens the chance that it is
-        reached and kept; `match` 0: a source that has none.
+        reached and kept; `match` 0: a source that has none. Or it is their kinds.
 
         >>> chances = Acceptance().chances("lookup", 2, 3, Own())
         >>> [round(chance, 2) for chance in chances]
@@ -141,7 +146,7 @@ class Acceptance:
             chances.append(chance)
         return chances
 
-    def observe(self, source: str, match: int, num_guessed: int, num_kept: int, own: Own) -> None:
+    def observe(self, source: str, match: Match, num_guessed: int, num_kept: int, own: Own) -> None:
         """Of `num_guessed` guesses the first `num_kept` were right; of those behind the first that
         was wrong nothing is known."""
         if num_guessed < 1:
@@ -154,17 +159,22 @@ class Acceptance:
             curve.learn(cell, depth < num_kept)
         own.saw(source, num_kept, expected, len(reached) - num_kept, len(reached) - expected)
 
-    def _curve(self, source: str, match: int) -> Curve:
-        key = source, match > 0
+    def _curve(self, source: str, match: Match) -> Curve:
+        key = source, bool(match)
         curve = self._curves.get(key)
         if curve is None:
-            curve = Curve(FOUND, falls=False) if match else Curve(DRAFTED, falls=True)
+            if isinstance(match, tuple):
+                curve = Curve(POOLED, falls=None)
+            else:
+                curve = Curve(FOUND, falls=False) if match else Curve(DRAFTED, falls=True)
             self._curves[key] = curve
         return curve
 
 
-def cells(match: int, count: int) -> tuple[int, ...]:
-    """The cells of `count` guesses behind a match; without one, those of their depths."""
+def cells(match: Match, count: int) -> tuple[int, ...]:
+    """The cells of `count` guesses: their kinds, or behind a match, or those of their depths."""
+    if isinstance(match, tuple):
+        return match[:count]
     if match:
         return CELL_OF_LENGTH[match : match + count]
     return CELL_OF_DEPTH[:count]

@@ -93,6 +93,18 @@ def choose(
     return counts
 
 
+def may_pay(value: float, plain: PlainStep, cost: StepCost, most: int) -> bool:
+    """Whether up to `most` guesses could pay if each had this value.
+
+    >>> decodes = Work(2, 2, 200, 200)
+    >>> plain = PlainStep([100, 100], decodes, decodes, 8)
+    >>> may_pay(0.9, plain, StepCost(), 8), may_pay(0.001, plain, StepCost(), 8)
+    (True, False)
+    """
+    most = min(plain.budget, most)
+    return most > 0 and Step(plain, cost, most, FREE).may_gain(value)
+
+
 class Step:
     """A step, and what up to `most` guesses add to its seconds."""
 

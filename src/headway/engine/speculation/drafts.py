@@ -3,21 +3,23 @@
 from collections.abc import Sequence as TypingSequence
 from typing import NamedTuple, Protocol
 
-from headway.core.plan import StepResult
+from headway.core.plan import Sample, StepResult
 from headway.engine.cost import Work
 from headway.engine.sequence import Sequence
+from headway.engine.speculation.lookup import Match
 
 
 class Drafts(NamedTuple):
     """Guesses of what follows a sequence's known tokens, and who made them.
 
-    `match` is what the source knows of their worth, the length of what it found again, say;
+    `match` is what the source knows of their worth, the length of what it found again, say, or the
+    kind of each;
     `propose` asks the runtime's drafter for so many guesses of what follows this step.
     """
 
     token_ids: list[int]
     source: str = ""
-    match: int = 0
+    match: Match = 0
     propose: int = 0
 
 
@@ -36,11 +38,10 @@ class Speculator(Protocol):
         """
         ...
 
-    def came(self, sequence: Sequence, drafts: Drafts, num_kept: int, proposed: list[int]) -> None:
-        """`num_kept` of the drafts were right; the tokens that came are known by now.
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        """Of the drafts all but the last token of `sample` were right; `sequence` has them by now.
 
-        Called for every decode, with or without drafts. `proposed` is what the runtime's drafter
-        guesses of the next tokens.
+        Called for every decode, with or without drafts.
         """
         ...
 

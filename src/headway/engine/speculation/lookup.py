@@ -30,11 +30,15 @@ MIXER = 40503
 """An odd number near 2¹⁶ / 1.618: spreads the pairs of tokens over the table."""
 
 
+Match = int | tuple[int, ...]
+"""How long a match was, or of what kind each guess is."""
+
+
 class Guess(NamedTuple):
     """Tokens that may come next, found behind a match of `match` tokens; 0: nothing was found."""
 
     token_ids: list[int]
-    match: int
+    match: Match
 
 
 NO_GUESS = Guess([], 0)

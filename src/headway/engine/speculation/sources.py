@@ -2,8 +2,11 @@
 
 from typing import Protocol
 
+from headway.core.plan import Sample
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.drafts import Drafts
+from headway.engine.speculation.lookahead import Lookahead
 from headway.engine.speculation.lookup import NO_GUESS, Guess, Lookup
 from headway.engine.speculation.suffixes import TAIL, PastAnswers
 
@@ -15,6 +18,10 @@ class Source(Protocol):
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
         """Up to `most` tokens that may follow it."""
+        ...
+
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        """Of these drafts, of whichever source, that is what became."""
         ...
 
     def left(self, sequence: Sequence) -> None:
@@ -36,6 +43,9 @@ class FromItself:
             lookup = self._by_id[sequence.sequence_id] = Lookup(sequence.tokens)
         return lookup.guess(most)
 
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        pass
+
     def left(self, sequence: Sequence) -> None:
         self._by_id.pop(sequence.sequence_id, None)
 
@@ -50,6 +60,9 @@ class FromPastAnswers:
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
         return self.past.guess(sequence.request.principal.cache_salt, sequence.tokens, most)
+
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        pass
 
     def left(self, sequence: Sequence) -> None:
         if sequence.state == FINISHED and sequence.num_generated:
@@ -69,11 +82,14 @@ class Forced:
             return NO_GUESS
         return Guess(sequence.grammar.forced()[:most], 0)
 
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        pass
+
     def left(self, sequence: Sequence) -> None:
         pass
 
 
 def make_sources(config: SpeculationConfig) -> list[Source]:
     """Those of the settings' sources that are here, not in the runtime."""
-    known: list[type[Source]] = [FromItself, FromPastAnswers, Forced]
+    known: list[type[Source]] = [FromItself, FromPastAnswers, Forced, Lookahead]
     return [source() for source in known if source.name in config.sources]

@@ -4,6 +4,8 @@
                        their guesses whether those were verified or not, so a request that begins to
                        copy is seen before a single guess of it has cost anything
     forced             where a grammar leaves one text, its tokens
+    lookahead          n-grams that the model itself said behind wrong guesses, of every source;
+                       so each row is worth what it verifies and what it may leave
     draft or medusa    guesses for the next step where that pays, its own time included
 
 Of each sequence the source whose guesses promise most tokens rides.
@@ -12,14 +14,15 @@ Of each sequence the source whose guesses promise most tokens rides.
 from collections.abc import Sequence as TypingSequence
 from typing import NamedTuple
 
-from headway.core.plan import StepResult
+from headway.core.plan import Sample, StepResult
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import Acceptance, Own
 from headway.engine.speculation.asking import PROBE_SHARE, Asking
-from headway.engine.speculation.controller import PlainStep, choose
+from headway.engine.speculation.controller import PlainStep, choose, may_pay
 from headway.engine.speculation.drafts import Drafts, fitting
+from headway.engine.speculation.lookahead import WINDOW, Lookahead
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import make_sources
@@ -30,13 +33,14 @@ EMPTY = Drafts([])
 
 
 class Candidate(NamedTuple):
-    """What a source guesses of a sequence, and what it is worth: the chances of each guess."""
+    """What a source guesses of a sequence: the chance of each guess, and what its row is worth."""
 
     drafts: Drafts
     chances: list[float]
+    values: list[float]
 
 
-NO_CANDIDATE = Candidate(EMPTY, [])
+NO_CANDIDATE = Candidate(EMPTY, [], [])
 
 
 class Guessing:
@@ -59,6 +63,7 @@ class Speculation:
         self.config, self.cost = config, cost
         self.acceptance = Acceptance()
         self.sources = make_sources(config)
+        self.lookahead = next((s for s in self.sources if isinstance(s, Lookahead)), None)
         self.drafter, self.asking = config.drafter, None
         if self.drafter:
             price = DraftPrice(cost, config.draft_share, at_once=config.medusa is not None)
@@ -80,6 +85,10 @@ class Speculation:
         starts = [sequence.computed + 1 for sequence in decodes]
         alone = work_of([sequence.computed for sequence in decodes], self.cost.windows)
         plain = PlainStep(starts, alone, beside, budget, most_s)
+        if self.lookahead is not None:
+            likely = self.acceptance.chances(self.lookahead.name, (WINDOW,), 1, Own())[0]
+            value = likely + self.lookahead.worth
+            self.lookahead.has_window = may_pay(value, plain, self.cost, self.config.max_drafts)
         states = [self._state(sequence) for sequence in decodes]
         best = [
             self._best(sequence, state) for sequence, state in zip(decodes, states, strict=True)
@@ -87,7 +96,7 @@ class Speculation:
         counts = self._num_verified(best, plain)
         found = {
             sequence.sequence_id: drafts._replace(token_ids=drafts.token_ids[:count])
-            for sequence, (drafts, _), count in zip(decodes, best, counts, strict=True)
+            for sequence, (drafts, _, _), count in zip(decodes, best, counts, strict=True)
             if count
         }
         if self.asking is not None:
@@ -123,6 +132,7 @@ class Speculation:
         state.drafted, state.proposed = state.proposed, []
         if state.drafted:
             guesses.append(Drafts(state.drafted, self.drafter))
+        refills = self.lookahead.worth if self.lookahead is not None else 0.0
         best, worth = NO_CANDIDATE, 0.0
         for drafts in guesses:
             token_ids = fitting(sequence, drafts.token_ids, most)
@@ -131,13 +141,14 @@ class Speculation:
                     drafts.source, drafts.match, len(token_ids), state.own
                 )
                 if sum(chances) > worth:
-                    best = Candidate(drafts._replace(token_ids=token_ids), chances)
+                    values = [chance + (1 - chance) * refills for chance in chances]
+                    best = Candidate(drafts._replace(token_ids=token_ids), chances, values)
                     worth = sum(chances)
         return best
 
     def _num_verified(self, best: list[Candidate], plain: PlainStep) -> list[int]:
         """How many guesses of each candidate are verified."""
-        values = [candidate.chances for candidate in best]
+        values = [candidate.values for candidate in best]
         if not any(values):
             return [0] * len(values)
         counts = choose(values, plain, self.cost)
@@ -179,11 +190,12 @@ class Speculation:
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
-    def came(self, sequence: Sequence, drafts: Drafts, num_kept: int, proposed: list[int]) -> None:
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         """Compare every candidate with the tokens that came, verified or not."""
         state = self._by_id.get(sequence.sequence_id)
         if state is None:
             return
+        num_kept = len(sample.token_ids) - 1
         if drafts.token_ids:
             counts = self.counts[drafts.source]
             counts[0] += len(drafts.token_ids)
@@ -192,7 +204,9 @@ class Speculation:
             shadow.settle(sequence.tokens, self.acceptance, state.own)
         if state.drafted:
             self._score_drafted(state, sequence.tokens[len(sequence.tokens) - num_kept - 1 :])
-        state.proposed = proposed
+        state.proposed = sample.drafts
+        for source in self.sources:
+            source.came(sequence, drafts, sample)
 
     def _score_drafted(self, state: Guessing, came: list[int]) -> None:
         """Compare what the drafter guessed with what came, as far as that goes."""

@@ -78,7 +78,7 @@ class StepDrafts:
         else:
             update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_kept
             self.verified.append((drafts.source, len(drafts.token_ids), num_kept))
-        self.speculator.came(sequence, drafts, num_kept, sample.drafts)
+        self.speculator.came(sequence, drafts, sample)
 
     def ended(self, result: StepResult) -> None:
         """All samples of the step were told."""

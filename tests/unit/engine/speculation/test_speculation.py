@@ -34,7 +34,7 @@ def test_rows_that_seemed_dear_are_tried_again():
         sequence.take(Sample(1, kept), 0.0)
         sequence.computed = len(sequence.tokens) - 1
         if drafts:
-            speculation.came(sequence, drafts, count, [])
+            speculation.came(sequence, drafts, Sample(1, kept))
         if count > 3:
             break
     assert counts[-1] > 3, "it never learned that rows are cheap"
