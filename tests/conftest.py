@@ -1,9 +1,20 @@
-"""Fixtures that tests of several rooms share."""
+"""Fixtures that tests of several rooms share, and hypothesis settings that repeat.
+
+`HEADWAY_HYPOTHESIS=explore` draws new examples at each run; the default draws the same ones.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "repeat", deadline=None, derandomize=True, database=None, suppress_health_check=SLOW
+)
+settings.register_profile("explore", deadline=None, database=None, suppress_health_check=SLOW)
+settings.load_profile(os.environ.get("HEADWAY_HYPOTHESIS", "repeat"))
 
 # Modules whose assertions tell their values as a test's do.
 SHARED = (

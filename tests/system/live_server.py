@@ -21,9 +21,11 @@ from typing import Any
 
 import msgspec
 
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0
 NO_TORCH = "--executor=null"
 """For tests of processes and streams, not of tokens: the engine starts in half the time."""
+PATIENT = "--engine-timeout=10m"
+"""For tests that stop the engine for a while, however long that is."""
 GREETING = re.compile(r"Headway is ready: (http://[^/\s]+)/v1")
 
 

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 import openai
 import pytest
-from live_server import NO_TORCH, LiveServer, engines, started_at
+from live_server import NO_TORCH, PATIENT, LiveServer, engines, started_at
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.edge.key_file import row_text
@@ -37,8 +37,6 @@ PLAIN, IMPATIENT, OPERATOR = "key-of-anybody", "key-of-the-impatient", "key-of-t
 SLOW = [5] * 400
 """A prompt of 200 steps of 10 ms."""
 QUEUE = 6
-PATIENT = "--engine-timeout=10m"
-"""A server that does not mind that its engine is stopped."""
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from live_server import LiveServer, clean_environment, headway, wait_until
+from live_server import PATIENCE_S, LiveServer, clean_environment, headway, wait_until
 
 from conftest import StartServer
 
@@ -63,12 +63,16 @@ def num_done(client: openai.OpenAI, batch_id: str) -> int:
     return counts.completed + counts.failed if counts else 0
 
 
-def until_done(client: openai.OpenAI, batch_id: str, count: int, timeout_s: float = 90) -> int:
+def until_done(
+    client: openai.OpenAI, batch_id: str, count: int, timeout_s: float = PATIENCE_S
+) -> int:
     """Wait until at least `count` lines are done."""
     return wait_until(lambda: (n := num_done(client, batch_id)) >= count and n, timeout_s=timeout_s)
 
 
-def completed(client: openai.OpenAI, batch_id: str, timeout_s: float = 90) -> dict[str, Any]:
+def completed(
+    client: openai.OpenAI, batch_id: str, timeout_s: float = PATIENCE_S
+) -> dict[str, Any]:
     """custom_id → line of the batch's output, once it is complete; every id once, none failed."""
 
     def over() -> openai.types.Batch | None:

@@ -119,7 +119,7 @@ def test_the_first_output_comes_soon() -> None:
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline()
-        assert time.monotonic() - started < 30  # 300 ms are the aim, on an idle machine
+        assert time.monotonic() - started < 120  # 300 ms are the aim, on an idle machine
         process.stdout.read()
     assert process.wait() == 0
 

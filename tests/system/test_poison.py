@@ -19,11 +19,12 @@ import zmq
 from deadly_engine import DIES, DIES_ONCE, HANGS, MAX_LEN, RAISES, VOCAB_SIZE
 
 from fakes import answer
+from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.core.request import Request, SamplingParams
 from headway.engine import messages
 from headway.frontend.answer import Stream
-from headway.frontend.process import ProcessClient
+from headway.frontend.process import WATCH_INTERVAL_S, ProcessClient
 
 PROGRAM = Path(__file__).with_name("deadly_engine.py")
 NUM_TOKENS = 30
@@ -201,6 +202,22 @@ async def test_a_client_that_drains_waits_for_those_that_go_on(client: ProcessCl
     assert found[0] == alone([1, 2])[0][-len(found[0]) :]
     await ending
     assert client.status == "draining"
+
+
+async def test_who_did_not_listen_has_heard_no_silence(client: ProcessClient) -> None:
+    """A machine that stood still for a minute, and an engine that stands still by itself."""
+    clock = client.clock = VirtualClock()
+    assert client._watcher is not None and client.pid is not None
+    client._watcher.cancel()
+    os.kill(client.pid, signal.SIGSTOP)
+    client._last_beat_s = client._looked_s = 0.0
+    clock.advance(client.timeout_s + 1)
+    client._listen()
+    assert client._trouble() is None
+    while (why := client._trouble()) is None:
+        clock.advance(WATCH_INTERVAL_S)
+        client._listen()
+    assert "was silent for" in why and clock.now_s() > 2 * client.timeout_s
 
 
 async def test_random_frames_on_each_socket_end_nothing(client: ProcessClient) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from live_server import NO_TORCH, LiveServer, alive, children, engines, wait_until
+from live_server import NO_TORCH, PATIENT, LiveServer, alive, children, engines, wait_until
 from streams import open_streams
 
 from conftest import StartServer
@@ -29,7 +29,7 @@ def left_behind(live: LiveServer, engine: int) -> list[object]:
 async def test_running_streams_finish_and_new_requests_are_refused(
     start_server: StartServer, number: signal.Signals
 ) -> None:
-    live = start_server().wait_ready()
+    live = start_server(PATIENT, "--drain-timeout=10m").wait_ready()
     model, engine = live.model, live.engine_pid()
     async with aiohttp.ClientSession(live.url) as http:
         _, ended = await open_streams(http, model, NUM_STREAMS)
@@ -52,7 +52,7 @@ async def test_running_streams_finish_and_new_requests_are_refused(
 
 
 async def test_streams_beyond_the_drain_time_end_with_an_error(start_server: StartServer) -> None:
-    live = start_server("--drain-timeout=0.5").wait_ready()
+    live = start_server(NO_TORCH, PATIENT, "--drain-timeout=0.5").wait_ready()
     model, engine = live.model, live.engine_pid()
     async with aiohttp.ClientSession(live.url) as http:
         _, ended = await open_streams(http, model, NUM_STREAMS)
@@ -67,7 +67,7 @@ async def test_streams_beyond_the_drain_time_end_with_an_error(start_server: Sta
 async def test_an_engine_that_dies_while_draining_is_not_waited_for(
     start_server: StartServer,
 ) -> None:
-    live = start_server().wait_ready()
+    live = start_server(NO_TORCH).wait_ready()
     model, engine = live.model, live.engine_pid()
     async with aiohttp.ClientSession(live.url) as http:
         _, ended = await open_streams(http, model, NUM_STREAMS)
@@ -83,7 +83,7 @@ async def test_an_engine_that_dies_while_draining_is_not_waited_for(
 
 
 async def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
-    live = start_server().wait_ready()
+    live = start_server(NO_TORCH, PATIENT).wait_ready()
     model, engine = live.model, live.engine_pid()
     async with aiohttp.ClientSession(live.url) as http:
         _, ended = await open_streams(http, model, NUM_STREAMS)
@@ -122,7 +122,7 @@ def test_a_server_asked_to_end_as_it_starts_its_engine_ends_cleanly(
 
 
 async def test_the_engine_goes_when_its_server_is_killed(start_server: StartServer) -> None:
-    live = start_server().wait_ready()
+    live = start_server(NO_TORCH).wait_ready()
     model, engine = live.model, live.engine_pid()
     async with aiohttp.ClientSession(live.url) as http:
         _, ended = await open_streams(http, model, 3)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from live_server import NO_TORCH, Hold, LiveServer, headway, wait_until
+from live_server import NO_TORCH, PATIENT, Hold, LiveServer, headway, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import StartServer
@@ -189,7 +189,7 @@ def test_running_requests_are_listed(start_server: StartServer) -> None:
 
     The engine is stopped until all of them are there, and while we look; the first two are long.
     """
-    live = start_server(NO_TORCH, "--max-num-seqs=2", "--engine-timeout=10m").wait_ready()
+    live = start_server(NO_TORCH, "--max-num-seqs=2", PATIENT).wait_ready()
     engine = live.engine_pid()
     os.kill(engine, signal.SIGSTOP)
     with ThreadPoolExecutor(8) as pool:

@@ -84,7 +84,7 @@ class ProcessClient:
         self._process: asyncio.subprocess.Process | None = None
         self._pair: zmq.Socket[bytes] | None = None
         self._beat: zmq.Socket[bytes] | None = None
-        self._last_beat_s = 0.0
+        self._last_beat_s = self._looked_s = 0.0
         self._pulse = messages.Beat(0.0, 0.0)
         self._died_s: float | None = None
         self._quarantine = CrashQuarantine()
@@ -131,7 +131,7 @@ class ProcessClient:
         sockets.mkdir(mode=0o700)
         self._pair = self._bind(zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
         self._beat = self._bind(zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
-        self._last_beat_s = self.clock.now_s()
+        self._last_beat_s = self._looked_s = self.clock.now_s()
         self._pulse = messages.Beat(0.0, 0.0)
         self._process = await asyncio.create_subprocess_exec(
             *self.command(sockets),
@@ -169,8 +169,7 @@ class ProcessClient:
         """Notice an engine that is dead, silent or stuck, and start another."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            self._hear()
-            self._drain()
+            self._listen()
             if self._has_changed:
                 await self._kill()
                 self._give_up(changed())
@@ -187,6 +186,17 @@ class ProcessClient:
                 return
             if not await self._restart(why):
                 return
+
+    def _listen(self) -> None:
+        """Take what has come in; a time in which we did not look is no silence of the engine.
+
+        A machine that stood still for a minute stood still for both: the engine speaks next.
+        """
+        now_s = self.clock.now_s()
+        self._last_beat_s += max(0.0, now_s - self._looked_s - 2 * WATCH_INTERVAL_S)
+        self._looked_s = now_s
+        self._hear()
+        self._drain()
 
     def _trouble(self) -> str | None:
         """What is wrong with the engine process, or None."""
