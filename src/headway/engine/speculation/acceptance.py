@@ -24,6 +24,8 @@ NUM_DEPTHS = 16
 """Guesses at this depth and deeper share the last cell."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 """The least length of each cell of a curve by length."""
+WITH, AGAINST = "with", "against"
+"""What a drafter says beside a guess that was found: the same, or something else."""
 MOST = 512
 """Guesses and lengths up to this are looked up; none is longer."""
 CELL_OF_LENGTH = tuple(sum(least <= at for least in LENGTHS[1:]) for at in range(2 * MOST))
@@ -31,7 +33,10 @@ CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MOST))
 
 FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
 """By length, what is kept before any was seen: as in the chats."""
-DRAFTED = (0.7,) * NUM_DEPTHS
+CONTRADICTED = tuple(share * share for share in FOUND)
+"""The same where the drafter says something else."""
+DRAFTED = (0.9,) * NUM_DEPTHS
+"""By depth. High, for what is asked is soon known, and what is not asked never."""
 POOLED = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
 """By the kinds of `lookahead`."""
 PRIOR = 2.0
@@ -127,9 +132,11 @@ class Acceptance:
     """The chances of guesses, by source; `observe` what came of them to keep it true."""
 
     def __init__(self) -> None:
-        self._curves: dict[tuple[str, bool], Curve] = {}
+        self._curves: dict[tuple[str, bool, str], Curve] = {}
 
-    def chances(self, source: str, match: Match, count: int, own: Own) -> list[float]:
+    def chances(
+        self, source: str, match: Match, count: int, own: Own, beside: str = ""
+    ) -> list[float]:
         """For each of `count` guesses behind a match of `match` tokens the chance that it is
         reached and kept; `match` 0: a source that has none. Or it is their kinds.
 
@@ -137,7 +144,7 @@ class Acceptance:
         >>> [round(chance, 2) for chance in chances]
         [0.45, 0.25, 0.15]
         """
-        shares = self._curve(source, match).shares
+        shares = self._curve(source, match, beside).shares
         odds = own.odds(source)
         chance, chances = 1.0, []
         for cell in cells(match, count):
@@ -146,12 +153,20 @@ class Acceptance:
             chances.append(chance)
         return chances
 
-    def observe(self, source: str, match: Match, num_guessed: int, num_kept: int, own: Own) -> None:
+    def observe(
+        self,
+        source: str,
+        match: Match,
+        num_guessed: int,
+        num_kept: int,
+        own: Own,
+        beside: str = "",
+    ) -> None:
         """Of `num_guessed` guesses the first `num_kept` were right; of those behind the first that
         was wrong nothing is known."""
         if num_guessed < 1:
             return
-        curve = self._curve(source, match)
+        curve = self._curve(source, match, beside)
         reached = cells(match, min(num_kept + 1, num_guessed))
         shares = curve.lately
         expected = sum([shares[cell] for cell in reached])
@@ -159,14 +174,15 @@ class Acceptance:
             curve.learn(cell, depth < num_kept)
         own.saw(source, num_kept, expected, len(reached) - num_kept, len(reached) - expected)
 
-    def _curve(self, source: str, match: Match) -> Curve:
-        key = source, bool(match)
+    def _curve(self, source: str, match: Match, beside: str) -> Curve:
+        key = source, bool(match), beside
         curve = self._curves.get(key)
         if curve is None:
             if isinstance(match, tuple):
                 curve = Curve(POOLED, falls=None)
             else:
-                curve = Curve(FOUND, falls=False) if match else Curve(DRAFTED, falls=True)
+                found = CONTRADICTED if beside == AGAINST else FOUND
+                curve = Curve(found, falls=False) if match else Curve(DRAFTED, falls=True)
             self._curves[key] = curve
         return curve
 

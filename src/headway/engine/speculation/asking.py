@@ -35,14 +35,13 @@ class Asking:
     def _probe(
         self, values: TypingSequence[list[float]], drafting: Drafting, step_s: float
     ) -> list[int]:
-        """Two guesses of one sequence where that is a hundredth of the time since the last."""
-        counts = [0] * len(values)
+        """One guess of every sequence where that is a hundredth of the time since the last: a pass
+        is what costs, and each of its rows tells as much as the first."""
+        counts = [min(len(chances), 1) for chances in values]
         self._unasked_s += step_s
-        if 2 * (drafting.pass_s + drafting.row_s) < PROBE_SHARE * self._unasked_s:
-            index = next((i for i, chances in enumerate(values) if chances), None)
-            if index is not None:
-                counts[index] = min(2, len(values[index]))
-                self._unasked_s = 0.0
+        if drafting.pass_s + sum(counts) * drafting.row_s > PROBE_SHARE * self._unasked_s:
+            return [0] * len(values)
+        self._unasked_s = 0.0
         return counts
 
     def ended(self, result: StepResult) -> None:

@@ -19,11 +19,11 @@ from headway.engine.speculation.lookup import NO_GUESS, Guess
 class Shadow:
     """The guess of one source for one sequence that is not decided yet; or when the next may be."""
 
-    __slots__ = ("_guess", "_start", "source")
+    __slots__ = ("_beside", "_guess", "_start", "source")
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._guess, self._start = NO_GUESS, 0
+        self._guess, self._start, self._beside = NO_GUESS, 0, ""
 
     def settle(self, tokens: list[int], acceptance: Acceptance, own: Own) -> None:
         """Learn what became of the guess, if the `tokens` that are known now decide it."""
@@ -37,20 +37,20 @@ class Shadow:
             return
         else:
             num_kept = next(at for at, token in enumerate(came) if token != guessed[at])
-        acceptance.observe(self.source, match, len(guessed), num_kept, own)
+        acceptance.observe(self.source, match, len(guessed), num_kept, own, self._beside)
         self._guess = NO_GUESS
         self._start += num_kept + 1
 
-    def remember(self, tokens: list[int], guess: Guess) -> None:
+    def remember(self, tokens: list[int], guess: Guess, beside: str = "") -> None:
         """`guess` is of what follows `tokens`: scored unless one before it still is, or the token
         that verification would have given behind that one is not there yet."""
         if not self._guess.token_ids and len(tokens) >= self._start:
-            self._guess, self._start = guess, len(tokens)
+            self._guess, self._start, self._beside = guess, len(tokens), beside
 
     def close(self, tokens: list[int], acceptance: Acceptance, own: Own) -> None:
         """The sequence is over: what came so far is all that decides."""
         self.settle(tokens, acceptance, own)
         guess, came = self._guess, len(tokens) - self._start
         if guess.token_ids and came > 0:
-            acceptance.observe(self.source, guess.match, came, came, own)
+            acceptance.observe(self.source, guess.match, came, came, own, self._beside)
         self._guess = NO_GUESS

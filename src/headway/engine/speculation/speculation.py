@@ -8,7 +8,8 @@
                        so each row is worth what it verifies and what it may leave
     draft or medusa    guesses for the next step where that pays, its own time included
 
-Of each sequence the source whose guesses promise most tokens rides.
+Of each sequence the source whose guesses promise most tokens rides. Where the drafter has guessed
+too, that tells of the others: what it contradicts is seldom right, what it says as well mostly.
 """
 
 from collections.abc import Sequence as TypingSequence
@@ -18,7 +19,7 @@ from headway.core.plan import Sample, StepResult
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.sequence import Sequence
-from headway.engine.speculation.acceptance import Acceptance, Own
+from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
 from headway.engine.speculation.asking import PROBE_SHARE, Asking
 from headway.engine.speculation.controller import PlainStep, choose, may_pay
 from headway.engine.speculation.drafts import Drafts, fitting
@@ -123,22 +124,21 @@ class Speculation:
     def _best(self, sequence: Sequence, state: Guessing) -> Candidate:
         """The candidate that promises most tokens; all are compared with what comes."""
         most, tokens = self.config.max_drafts, sequence.tokens
-        guesses = []
+        state.drafted, state.proposed = state.proposed, []
+        guesses = [(Drafts(state.drafted, self.drafter), "")] if state.drafted else []
         for source in self.sources:
             guess = source.guess(sequence, most)
             if guess.token_ids:
-                state.shadows[source.name].remember(tokens, guess)
-                guesses.append(Drafts(guess.token_ids, source.name, guess.match))
-        state.drafted, state.proposed = state.proposed, []
-        if state.drafted:
-            guesses.append(Drafts(state.drafted, self.drafter))
+                beside = said_beside(guess.token_ids, state.drafted)
+                state.shadows[source.name].remember(tokens, guess, beside)
+                guesses.append((Drafts(guess.token_ids, source.name, guess.match), beside))
         refills = self.lookahead.worth if self.lookahead is not None else 0.0
         best, worth = NO_CANDIDATE, 0.0
-        for drafts in guesses:
+        for drafts, beside in guesses:
             token_ids = fitting(sequence, drafts.token_ids, most)
             if token_ids:
                 chances = self.acceptance.chances(
-                    drafts.source, drafts.match, len(token_ids), state.own
+                    drafts.source, drafts.match, len(token_ids), state.own, beside
                 )
                 if sum(chances) > worth:
                     values = [chance + (1 - chance) * refills for chance in chances]
@@ -184,8 +184,9 @@ class Speculation:
         count = min(self.config.max_proposed, room)
         chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
         if candidate.chances and candidate.drafts.source != self.drafter:
-            lost = 1 - candidate.chances[-1]  # else what costs nothing goes on as well
-            chances = [lost * chance for chance in chances]
+            free = candidate.chances[num_riding:] or candidate.chances[-1:]
+            if sum(free) > sum(chances):  # it goes on with this chance, and then as well
+                chances = [(1 - free[0]) * chance for chance in chances]
         return chances
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
@@ -229,3 +230,15 @@ class Speculation:
                 shadow.close(sequence.tokens, self.acceptance, state.own)
         for source in self.sources:
             source.left(sequence)
+
+
+def said_beside(guessed: list[int], drafted: list[int]) -> str:
+    """What the drafter says to a guess of what follows the same tokens; "": nothing.
+
+    >>> said_beside([5, 6, 7], [5, 6]), said_beside([5, 6, 7], [5, 8]), said_beside([5], [])
+    ('with', 'against', '')
+    """
+    if not drafted:
+        return ""
+    both = min(len(guessed), len(drafted))
+    return WITH if guessed[:both] == drafted[:both] else AGAINST

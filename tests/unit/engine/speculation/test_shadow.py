@@ -16,9 +16,9 @@ class Heard(Acceptance):
         super().__init__()
         self.heard: list[tuple[str, int, int, int]] = []
 
-    def observe(self, source, match, num_guessed, num_kept, own):
+    def observe(self, source, match, num_guessed, num_kept, own, beside=""):
         self.heard.append((source, match, num_guessed, num_kept))
-        super().observe(source, match, num_guessed, num_kept, own)
+        super().observe(source, match, num_guessed, num_kept, own, beside)
 
 
 def answer() -> tuple[list[int], list[int]]:

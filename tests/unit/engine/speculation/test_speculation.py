@@ -1,11 +1,15 @@
 """The speculator as a whole: what it does over many steps."""
 
+from dataclasses import replace
+from math import inf
+
 from headway.core.plan import Sample
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.sequence import Sequence
-from headway.engine.speculation.speculation import Speculation
+from headway.engine.speculation.drafts import NO_DRAFTS
+from headway.engine.speculation.speculation import Candidate, Speculation
 
 
 def copying_sequence() -> Sequence:
@@ -38,3 +42,64 @@ def test_rows_that_seemed_dear_are_tried_again():
         if count > 3:
             break
     assert counts[-1] > 3, "it never learned that rows are cheap"
+
+
+DRAFTING = SpeculationConfig(sources=("lookup", "draft"), max_drafts=4, draft_share=0.01)
+CHEAP = Prior(weights_s=1.0, token_s=1e-6, sampled_s=1e-6)
+"""A machine on which guesses cost nothing."""
+
+
+def test_what_the_drafter_contradicts_does_not_ride():
+    """Behind 1 2 3 4 5 came 1 all through the prompt; in the answer comes another token each time,
+    and the drafter knows. Its one or two guesses promise less than four behind a long match."""
+    speculation = Speculation(DRAFTING, StepCost(CHEAP))
+    sequence = copying_sequence()
+    truth = [token for new in range(100, 160) for token in (new, 1, 2, 3, 4, 5)]
+    sources = []
+    while sequence.num_generated < len(truth) - 10:
+        at = sequence.num_generated
+        sequence.computed = len(sequence.tokens) - 1
+        beside = work_of([sequence.computed], (0,))
+        drafts = speculation.plan([sequence], beside, 512, inf).get(1, NO_DRAFTS)
+        guessed, came = drafts.token_ids, truth[at:]
+        kept = next((n for n, token in enumerate(guessed) if token != came[n]), len(guessed))
+        if came[0] >= 100:
+            sources.append(drafts.source)
+        sample = Sample(1, came[: kept + 1], drafts=came[kept + 1 : kept + 2 + at % 2])
+        sequence.take(sample, 0.0)
+        speculation.came(sequence, drafts, sample)
+    assert set(sources[-8:]) == {"draft"}
+
+
+def test_a_doubtful_match_does_not_keep_the_drafter_from_being_asked():
+    """One token was found again: that a guess behind it may be right is no reason to wait."""
+    speculation = Speculation(DRAFTING, StepCost(CHEAP))
+    request = Request(1, [7, 8, 9, 5, 6, 3, 4, 7], SamplingParams(temperature=0))
+    sequence = Sequence(1, request, 0, num_groups=1, stop_ids=frozenset(), max_len=500, seed=0)
+    sequence.computed = len(sequence.tokens) - 1
+    riding = speculation.plan([sequence], work_of([sequence.computed], (0,)), 512, inf)[1]
+    assert riding.source == "lookup" and riding.propose == DRAFTING.max_drafts
+    state = speculation._by_id[1]
+    chances = speculation.acceptance.chances("draft", 0, 4, state.own)
+    found = speculation.acceptance.chances("lookup", 1, 4, state.own)
+    candidate = Candidate(riding, found, found)
+    wanted = speculation._drafting_chances(sequence, state, candidate, len(riding.token_ids))
+    assert wanted == chances
+
+
+def test_a_probe_asks_for_one_guess_of_every_sequence():
+    """What a pass costs is paid once: each sequence in it tells as much as the first."""
+    dear = Prior(weights_s=1e-3, token_s=1.0)
+    speculation = Speculation(replace(DRAFTING, sources=("draft",)), StepCost(dear))
+    request = Request(1, [7, 8, 9], SamplingParams(temperature=0))
+    decodes = [
+        Sequence(n, request, 0, num_groups=1, stop_ids=frozenset(), max_len=500, seed=0)
+        for n in range(4)
+    ]
+    for sequence in decodes:
+        sequence.computed = len(sequence.tokens) - 1
+    for _ in range(400):
+        found = speculation.plan(decodes, work_of([2] * 4, (0,)), 512, inf)
+        if found:
+            break
+    assert [drafts.propose for drafts in found.values()] == [1, 1, 1, 1]
