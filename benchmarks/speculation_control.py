@@ -1,0 +1,405 @@
+"""Does the controller of guesses choose well? `python benchmarks/speculation_control.py FOLDER`.
+
+    regret:4:chats  tokens a second of `auto` beside the best fixed choice: no guesses, or always
+                    2, 4 or 8 of one source; at 4 streams of chats
+    change:4        4 streams of books become copies, books again, and so on: after how many steps
+                    the number of guesses is the best fixed choice's
+    slo:2:0         2 requests a second with objectives, off and on: shares within them
+
+All choices answer the same requests in one engine, side by side (`lanes.py`): each step is one of
+the choice that has the fewest tokens so far, so what the machine does beside slows all alike. Each
+has a cost model of its own, which knows what the engine learned at its start, and a memory of its
+own of what was kept. Prompts are computed before: they are in the prefix cache. After a quarter of
+the time the three best fixed choices go on alone. Requests with objectives have two engines, with
+prompts and all (`speculation_objectives.py`); the last number of their cell is their seed.
+Intervals are of 95%, over twentieths of the run drawn again. The tokens are compared: they must be
+the same.
+
+    python benchmarks/speculation_control.py WIDE --draft DRAFT --json cells.jsonl --seconds 100 \\
+        --only regret:1:chats change:4 slo:2:0
+    python benchmarks/speculation_control.py --json cells.jsonl --plot change.svg
+
+A cell that the file has is not run again. For a model of few parameters widen it first (`headway
+widen`), for there a step takes as long as Python does.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count, cycle
+from pathlib import Path
+
+import numpy as np
+
+from common import markdown
+from headway import LLM
+from headway.core.slo import parse_slo
+from headway.core.speculation_config import SpeculationConfig
+from headway.engine.cost import StepCost
+from headway.engine.speculation.asking import Asking
+from headway.engine.speculation.controller import PlainStep
+from headway.engine.speculation.speculation import Candidate, Speculation
+from headway.measure.chart import Panel, chart
+from judged import Data, interval, say
+from lanes import MAX_TOKENS, Lane, Mark, Track, prompts_of
+from speculation_objectives import Side, block, objectives_table
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared")
+KINDS = ("copies", "chats", "books")
+STREAMS = (1, 4, 16, 32)
+FIXED = (2, 4, 8)
+PARTS = 20
+SCREENED, REMAINING = 0.25, 3
+"""After this share of the time so many fixed choices go on."""
+PHASES = ("books", "copies", "books", "copies", "books")
+SMOOTH = 5
+"""Steps over which the number of guesses is averaged."""
+
+
+# ── choices ─────────────────────────────────────────────────────────────────────────────────
+
+
+def all_of(values: Sequence[Sequence[float]], budget: int) -> list[int]:
+    """Every guess there is, as far as they fit."""
+    counts = []
+    for chances in values:
+        counts.append(min(len(chances), budget))
+        budget -= counts[-1]
+    return counts
+
+
+class AlwaysAsking(Asking):
+    """Asks for as many guesses as it may."""
+
+    def counts(self, values: Sequence[list[float]], plain: PlainStep) -> list[int]:
+        return all_of(values, plain.budget)
+
+
+class Always(Speculation):
+    """Verifies and drafts as many guesses as it may, whatever they bring."""
+
+    def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
+        super().__init__(config, cost)
+        if self.asking is not None:
+            self.asking = AlwaysAsking(self.asking.price, cost)
+
+    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> list[int]:
+        return all_of([candidate.chances for candidate in best], plain.budget)
+
+
+def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepCost], Speculation] | None]:
+    """By name who makes the speculator of a choice; "off" has none."""
+    config = llm.settings.speculation
+    found: dict[str, Callable[[StepCost], Speculation] | None] = {"off": None}
+    found["auto"] = lambda cost: Speculation(config, cost)
+    for source in [name for name in config.sources if name != "forced"]:
+        for most in fixed:
+            only = replace(config, sources=(source,), max_drafts=most)
+            found[f"{source} {most}"] = lambda cost, only=only: Always(only, cost)
+    return found
+
+
+# ── cells ───────────────────────────────────────────────────────────────────────────────────
+
+
+def track_of(llm: LLM, kinds: Sequence[str], given: argparse.Namespace) -> Track:
+    """All choices beside each other, with endless prompts of these kinds, one a phase."""
+    prompts = {kind: prompts_of(llm, kind, given.text) for kind in kinds}
+    track = Track(llm, [prompts[kind] for kind in kinds])
+    config = llm.settings.speculation
+    if config.drafter:
+        asking = replace(config, sources=(config.drafter,))
+        track.asking = Always(asking, track.known)
+    for name, make in makers(llm, given.fixed).items():
+        if not given.choices or name in ("off", "auto", *given.choices):
+            track.add(name, make)
+    return track
+
+
+def regret(llm: LLM, streams: int, kind: str, given: argparse.Namespace) -> Data:
+    """All choices for `--seconds`; seconds by twentieths of the tokens that all had."""
+    track = track_of(llm, [kind], given)
+    begun_s, screened = time.monotonic(), False
+    while (spent_s := time.monotonic() - begun_s) < given.seconds:
+        if spent_s > SCREENED * given.seconds and not screened:
+            screen(track)
+            screened = True
+        lane = track.next_lane()
+        track.fill(lane, streams)
+        track.step(lane)
+    track.end()
+    most = min(lane.tokens for lane in track.lanes if not lane.is_over)
+    return {
+        "tokens": most,
+        "same": track.same(),
+        "lanes": {lane.name: told(lane, min(most, lane.tokens)) for lane in track.lanes},
+    }
+
+
+def screen(track: Track) -> None:
+    """End the fixed choices that are not among the best so far."""
+    fixed = [lane for lane in track.lanes if lane.name not in ("off", "auto")]
+    fixed.sort(key=lambda lane: sum(mark.seconds for mark in lane.marks) / lane.tokens)
+    for lane in fixed[REMAINING:]:
+        track.drop(lane)
+        lane.is_over = True
+
+
+def change(llm: LLM, streams: int, given: argparse.Namespace) -> Data:
+    """All choices while the traffic changes: by phase their rates and guesses step by step."""
+    track = track_of(llm, PHASES, given)
+    for phase in range(len(PHASES)):
+        ends = (phase + 1) * given.phase_tokens
+        while (lane := track.next_lane()).tokens < ends:
+            track.fill(lane, streams)
+            track.step(lane)
+        track.end()
+    lanes = {lane.name: traced(lane) for lane in track.lanes}
+    return {"same": track.same(), "lanes": lanes}
+
+
+def traced(lane: Lane) -> list[Data]:
+    """By phase: tokens a second, and for each step guesses a sequence."""
+    found = []
+    for phase in range(len(PHASES)):
+        marks = [mark for mark in lane.marks if mark.phase == phase]
+        tokens, seconds = sum(m.tokens for m in marks), sum(m.seconds for m in marks)
+        guesses = [round(m.guessed / m.rows, 2) for m in marks if m.rows]
+        found.append({"rate": tokens / seconds, "guesses": guesses})
+    return found
+
+
+def objectives(given: argparse.Namespace, rate: float, seed: int) -> Data:
+    """`--requests` at a rate, without guesses and with them."""
+    options = options_of(given) | {"policy": "slo", "max_num_seqs": 32}
+    options["kv_memory"] = "512MiB"
+    plain = {k: v for k, v in options.items() if k not in ("speculate", "draft_model")}
+    sides = [Side(given.folder, plain), Side(given.folder, options)]
+    llm_tokenizer = LLM(given.folder, load_format="dummy", executor="null")
+    mix = cycle(prompts_of(llm_tokenizer, kind, given.text) for kind in KINDS)
+    mixed = (next(next(mix)) for _ in count())
+    for _ in range(seed * given.requests):
+        next(mixed)
+    block(sides, mixed, rate, 10, 1000 + seed, given.slo, MAX_TOKENS)
+    rows = block(sides, mixed, rate, given.requests, seed, given.slo, MAX_TOKENS)
+    return {"rate": rate, "rows": rows}
+
+
+def told(lane: Lane, most: int) -> Data:
+    """Of the first `most` tokens: seconds by part, and guesses a sequence and step."""
+    rows = sum(mark.rows for mark in lane.marks)
+    return {
+        "seconds": np.diff(at_tokens(lane.marks, np.linspace(0, most, PARTS + 1))).tolist(),
+        "rate": sum(m.tokens for m in lane.marks) / sum(m.seconds for m in lane.marks),
+        "tokens_a_step": sum(mark.tokens for mark in lane.marks) / max(rows, 1),
+        "tokens": most,
+        "guessed": sum(mark.guessed for mark in lane.marks),
+        "kept": sum(mark.kept for mark in lane.marks),
+        "rows": rows,
+        "drafting": sum(m.draft_s for m in lane.marks) / sum(m.seconds for m in lane.marks),
+    }
+
+
+def at_tokens(marks: Sequence[Mark], tokens: np.ndarray) -> np.ndarray:
+    """Seconds that had passed when so many tokens were there; steps are straight lines."""
+    seconds = np.cumsum([0.0, *(mark.seconds for mark in marks)])
+    return np.interp(tokens, np.cumsum([0, *(mark.tokens for mark in marks)]), seconds)
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────
+
+
+def regret_table(cells: Sequence[Data]) -> str:
+    """For each cell the rates, the best fixed choice, and what auto lost against it."""
+    rows = []
+    for cell in cells:
+        lanes = {name: np.array(lane["seconds"]) for name, lane in cell["lanes"].items()}
+        whole = [n for n, lane in cell["lanes"].items() if lane["tokens"] == cell["tokens"]]
+        best = min((n for n in whole if n != "auto"), key=lambda name: lanes[name].sum())
+        low, high = interval(regrets(lanes["auto"], lanes[best]))
+        lost = 1 - lanes[best].sum() / lanes["auto"].sum()
+        first = 1 - lanes[best][:2].sum() / lanes["auto"][:2].sum()
+        auto = cell["lanes"]["auto"]
+        rows.append(
+            [
+                cell["streams"],
+                cell["kind"],
+                f"{cell['tokens'] / lanes['off'].sum():.1f}",
+                f"{lanes['off'].sum() / lanes['auto'].sum():.2f}",
+                f"{best}: {lanes['off'].sum() / lanes[best].sum():.2f}",
+                f"{100 * lost:+.1f}% ({100 * low:+.1f} to {100 * high:+.1f})",
+                f"{100 * first:+.0f}%",
+                f"{auto['guessed'] / auto['rows']:.2f}, "
+                f"{auto['kept'] / max(auto['guessed'], 1):.0%}",
+                "yes" if cell["same"] else "NO",
+            ]
+        )
+    columns = ["streams", "kind", "tok/s off", "x auto", "x best fixed", "regret", "first tenth"]
+    return markdown([*columns, "guesses a step, kept", "same"], rows)
+
+
+def regrets(auto: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """Regret of drawn twentieths of the run."""
+    drawn = np.random.default_rng(0).integers(0, len(auto), (2000, len(auto)))
+    return 1 - best[drawn].sum(axis=1) / auto[drawn].sum(axis=1)
+
+
+def rates_table(cells: Sequence[Data]) -> str:
+    """Times off of every choice, over the tokens that it had."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell["lanes"]))
+    rows = []
+    for cell in cells:
+        rates = {n: lane["rate"] for n, lane in cell["lanes"].items()}
+        ratios = [f"{rates[n] / rates['off']:.2f}" if n in rates else "–" for n in names[1:]]
+        rows.append([cell["streams"], cell["kind"], *ratios])
+    return markdown(["streams", "kind", *names[1:]], rows)
+
+
+def change_table(cells: Sequence[Data]) -> str:
+    """For each change: the best fixed choices before and after, and the steps that auto took."""
+    rows = []
+    for cell in cells:
+        for phase in range(1, len(PHASES)):
+            best = [best_fixed(cell, at) for at in (phase - 1, phase)]
+            auto = cell["lanes"]["auto"][phase]
+            rates = [cell["lanes"][name][phase]["rate"] for name in ("off", best[1])]
+            rows.append(
+                [
+                    cell["streams"],
+                    f"{PHASES[phase - 1]} to {PHASES[phase]}",
+                    f"{best[0]}, {best[1]}",
+                    f"{rates[1] / rates[0]:.2f}, {auto['rate'] / rates[0]:.2f}",
+                    *(f"{guesses_of(cell, best[at], phase - 1 + at):.1f}" for at in (0, 1)),
+                    steps_to_change(cell, phase),
+                    " ".join(f"{g:.1f}" for g in auto["guesses"][:12]),
+                ]
+            )
+    columns = ["streams", "change", "best before, after", "x off: best, auto", "guesses before"]
+    return markdown([*columns, "after", "steps", "guesses of auto, step by step"], rows)
+
+
+def best_fixed(cell: Data, phase: int) -> str:
+    """The fixed choice with most tokens a second in a phase."""
+    names = [name for name in cell["lanes"] if name != "auto"]
+    return max(names, key=lambda name: cell["lanes"][name][phase]["rate"])
+
+
+def guesses_of(cell: Data, name: str, phase: int) -> float:
+    """Guesses a sequence and step, in the mean of a phase."""
+    return float(np.mean(cell["lanes"][name][phase]["guesses"]))
+
+
+def steps_to_change(cell: Data, phase: int) -> int | None:
+    """Steps until the number of guesses, in the mean of five, is nearer to that of the best fixed
+    choice than to that of the best before; None: never."""
+    before = guesses_of(cell, best_fixed(cell, phase - 1), phase - 1)
+    after = guesses_of(cell, best_fixed(cell, phase), phase)
+    guesses = cell["lanes"]["auto"][phase]["guesses"]
+    for at in range(len(guesses)):
+        mean = float(np.mean(guesses[at : at + SMOOTH]))
+        if abs(mean - after) <= abs(mean - before):
+            return at
+    return None
+
+
+def panels(cells: Sequence[Data]) -> list[Panel]:
+    """Guesses a sequence around the changes."""
+    found = []
+    for cell in cells:
+        for phase in (1, 2):
+            line = cell["lanes"]["auto"][phase]["guesses"][:60]
+            best = best_fixed(cell, phase)
+            fixed = guesses_of(cell, best, phase)
+            lines = {"auto": list(enumerate(line)), "best fixed": [(0, fixed), (len(line), fixed)]}
+            title = f"{cell['streams']} streams, {PHASES[phase - 1]} to {PHASES[phase]}"
+            found.append(Panel(title=title, x="steps", y="guesses a sequence", lines=lines))
+    return found
+
+
+# ── a script ────────────────────────────────────────────────────────────────────────────────
+
+
+def options_of(given: argparse.Namespace) -> dict[str, object]:
+    """The engine, with room for all lanes at once."""
+    drafting = {"draft_model": str(given.draft)} if given.draft else {}
+    return drafting | {
+        "speculate": "auto",
+        "quantization": given.quantization,
+        "max_model_len": 512,
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": 2048,
+        "kv_memory": given.kv_memory,
+        "policy": "fcfs",
+    }
+
+
+def measure(given: argparse.Namespace, cells: dict[str, Data]) -> None:
+    """Run what is missing, and keep each cell as soon as it is there."""
+    llm = None
+    for name in given.only:
+        if name in cells or given.folder is None:
+            continue
+        what, first, *rest = name.split(":")
+        if what == "slo":
+            cell = objectives(given, float(first), int(rest[0]))
+        else:
+            llm = llm or LLM(given.folder, **options_of(given))
+            streams = int(first)
+            run = change if what == "change" else regret
+            cell = run(llm, streams, *rest, given) | {"streams": streams, "kind": (rest or [""])[0]}
+        cells[name] = cell | {"name": name}
+        say(name)
+        if given.json:
+            with given.json.open("a") as file:
+                file.write(json.dumps(cells[name]) + "\n")
+
+
+def read_cells(path: Path | None) -> dict[str, Data]:
+    """By name what was measured before."""
+    if path is None or not path.exists():
+        return {}
+    return {cell["name"]: cell for cell in map(json.loads, path.read_text().splitlines())}
+
+
+def main() -> None:
+    """Run the cells that are missing, and print the tables of all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    every = [f"regret:{streams}:{kind}" for streams in STREAMS for kind in KINDS]
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--draft", type=Path, help="drafting model")
+    parser.add_argument("--quantization", default="int4")
+    parser.add_argument("--kv-memory", default="3GiB")
+    parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "val.txt")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of each cell of regret")
+    parser.add_argument("--fixed", type=int, nargs="+", default=FIXED)
+    parser.add_argument("--choices", nargs="+", help="of the fixed ones, beside off and auto")
+    parser.add_argument("--phase-tokens", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=100, help="of each cell with objectives")
+    parser.add_argument("--slo", type=parse_slo, default="ttft=1500ms,tpot=50ms")
+    parser.add_argument("--only", nargs="+", default=every, help="cells")
+    parser.add_argument("--json", type=Path, help="one cell a line; those there are not run again")
+    parser.add_argument("--plot", type=Path, help="write the plot of the changes as SVG here")
+    given = parser.parse_args()
+    cells = read_cells(given.json)
+    measure(given, cells)
+    kinds: dict[str, list[Data]] = {"regret": [], "change": [], "slo": []}
+    for name, cell in cells.items():
+        kinds[name.partition(":")[0]].append(cell)
+    if kinds["regret"]:
+        print(regret_table(kinds["regret"]), rates_table(kinds["regret"]), sep="\n\n", end="\n\n")
+    if kinds["change"]:
+        print(change_table(kinds["change"]), end="\n\n")
+        if given.plot:
+            given.plot.write_text(chart(panels(kinds["change"])), encoding="utf-8")
+    if kinds["slo"]:
+        print(objectives_table(kinds["slo"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What `speculation_control.py` says follows from the cells it keeps; here they are made up."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+import speculation_control as control
+import speculation_objectives as objectives
+from headway.core.request import Request, SamplingParams
+from headway.core.slo import Slo
+from headway.engine.speculation.controller import PlainStep
+from lanes import Mark
+
+
+def mark(seconds: float, tokens: int) -> Mark:
+    return Mark(seconds, tokens, rows=1, guessed=0, kept=0, draft_s=0.0, phase=0)
+
+
+def test_seconds_are_read_at_tokens_between_steps():
+    marks = [mark(1.0, 4), mark(3.0, 2)]
+    assert control.at_tokens(marks, np.array([0, 2, 4, 5, 6])).tolist() == [0, 0.5, 1, 2.5, 4]
+
+
+def lane(seconds: float, tokens: int = 100) -> dict[str, object]:
+    """A lane that took so long for so many tokens, evenly."""
+    told = {"seconds": [seconds / control.PARTS] * control.PARTS, "tokens": tokens}
+    return told | {"rate": tokens / seconds, "guessed": 4, "kept": 2, "rows": 2}
+
+
+def test_regret_is_against_the_best_choice_that_went_on():
+    """One that was ended early had other tokens, fewer and perhaps easier."""
+    lanes = {"off": lane(12), "auto": lane(10), "draft 2": lane(8), "lookup 2": lane(1, 20)}
+    cell = {"streams": 4, "kind": "chats", "tokens": 100, "same": True, "lanes": lanes}
+    text = control.regret_table([cell])
+    assert "| 1.20 | draft 2: 1.50 | +20.0% (+20.0 to +20.0) | +20% | 2.00, 50% | yes |" in text
+
+
+def test_steps_to_a_change_end_nearer_to_the_new_best_choice():
+    slow = {"rate": 1.0, "guesses": [0.0] * 20}
+    cell = {
+        "lanes": {
+            "off": [slow, slow],
+            "draft 4": [slow | {"rate": 0.5}, {"rate": 3.0, "guesses": [4.0] * 20}],
+            "auto": [slow, {"rate": 3.0, "guesses": [0, 0, 0, 0, 0, 0, 0, 3, 4, 4, 4, 4]}],
+        }
+    }
+    assert control.steps_to_change(cell, 1) == 5  # of steps 5 … 9 the mean is 2.2
+    cell["lanes"]["auto"][1]["guesses"] = [0.0] * 12
+    assert control.steps_to_change(cell, 1) is None
+
+
+def test_all_guesses_are_taken_as_far_as_they_fit():
+    assert control.all_of([[0.5, 0.4], [], [0.1]], 8) == [2, 0, 1]
+    assert control.all_of([[0.5, 0.4], [], [0.1]], 2) == [2, 0, 0]
+    plain = PlainStep([5], None, None, 1)
+    assert control.AlwaysAsking(None, None).counts([[0.1, 0.1]], plain) == [1]
+
+
+def test_objectives_are_compared_in_pairs():
+    rows = [
+        {"met": [off, on], "same": True, "tpot_s": [0.03, 0.02], "ttft_s": [1.0, 0.5]}
+        for off, on in [(True, True), (False, True), (False, False), (True, True)] * 25
+    ]
+    text = objectives.objectives_table([{"rate": 2.0, "rows": rows}])
+    assert "| 2 | 100 | 50% (40 to 60) | 75% (66 to 82) | +25.0 (" in text
+    assert "| 1.00, 1.50 | 30, 20 | 1.00, 0.50 | yes |" in text
+
+
+def test_a_clock_of_turns_runs_while_its_engine_has_the_machine(monkeypatch: pytest.MonkeyPatch):
+    now = iter([10.0, 12.0, 50.0, 50.5])
+    monkeypatch.setattr(objectives.time, "perf_counter", lambda: next(now))
+    clock = objectives.TurnClock()
+    clock.begin()
+    clock.end()
+    assert clock.now_s() == 2.0
+    clock.skip_to(5.0)
+    clock.begin()
+    clock.end()
+    assert clock.now_s() == 5.5
+
+
+def test_a_request_is_met_by_its_first_token_and_the_mean_of_the_others():
+    asked = objectives.Asked(Request(1, [1], SamplingParams(), arrived_s=1.0), "chats")
+    assert not asked.is_met(Slo(ttft_s=9.0))
+    asked.first_s, asked.last_s, asked.num_tokens = 2.0, 3.0, 11
+    assert asked.is_met(Slo(ttft_s=1.0, tpot_s=0.1))
+    assert not asked.is_met(Slo(ttft_s=1.0, tpot_s=0.09))
+    assert not asked.is_met(Slo(ttft_s=0.9))
