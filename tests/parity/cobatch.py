@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from drive import Answer, finish
+from drive import Answer, engine_for, finish
 from guessing import Guesser
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
@@ -14,6 +14,7 @@ from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Speculator
+from parity.tiny import save, tiny_model
 
 VOCABULARY = 61
 LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789 {}[]:,."-+_!?<>=/*()'
@@ -29,6 +30,21 @@ ENGINES = [
     {"num_blocks": 17, "block_size": 5, "max_num_seqs": 2, "max_num_batched_tokens": 2},
     {"num_blocks": 9, "block_size": 8, "max_num_seqs": 5, "attention_backend": "sdpa"},
 ]
+
+
+def rounded_engines(folder: Path, **options: object) -> tuple[Engine, list[Engine]]:
+    """An engine for one request at a time and some with little room, of a model of a few weights.
+
+    `options` are formats of weights and KV. All have native attention: rounded activations turn the
+    last bit of another backend's into a step of 1/127.
+    """
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    save(tiny_model("llama", **shape, max_position_embeddings=MAX_LEN), folder)
+    write_letters(folder)
+    rooms = [{**room, "attention_backend": "auto"} for room in ENGINES]
+    engines = [engine_for(folder, **room, **options) for room in rooms]
+    return engine_for(folder, **ALONE, **options), engines
 
 
 def write_letters(folder: Path) -> None:

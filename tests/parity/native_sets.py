@@ -1,5 +1,8 @@
 """The native kernels of every instruction set that this CPU runs, for tests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +24,14 @@ each_instruction_set = pytest.mark.parametrize(
     indirect=True,
 )
 """Parametrizes `library`, a fixture of tests/parity/conftest.py, with three threads."""
+
+
+@contextmanager
+def only(name: str) -> Iterator[None]:
+    """Engines that are made meanwhile have the kernels of this instruction set alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_native, "instruction_sets", lambda: [name])
+        yield
 
 
 def cut_in_blocks(atols: tuple[float, float]) -> pytest.MarkDecorator:

@@ -113,15 +113,7 @@ def mixed(
     """An engine for one request at a time, and some with little room."""
     if request.param["kv_cache_dtype"] == "int8" and not best_instruction_set()[0]:
         pytest.skip("KV in int8 is for native attention")
-    shape = {"vocab_size": cobatch.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    model = tiny_model("llama", **shape, max_position_embeddings=cobatch.MAX_LEN)
-    folder = save(model, tmp_path_factory.mktemp("mixed"))
-    cobatch.write_letters(folder)
-    # rounded activations turn the last bit of another backend's attention into a step of 1/127
-    rooms = [{**options, "attention_backend": "auto"} for options in cobatch.ENGINES]
-    engines = [engine_for(folder, **room, **request.param) for room in rooms]
-    return engine_for(folder, **cobatch.ALONE, **request.param), engines
+    return cobatch.rounded_engines(tmp_path_factory.mktemp("mixed"), **request.param)
 
 
 def test_tokens_do_not_depend_on_what_runs_beside_them(mixed):
