@@ -201,6 +201,17 @@ def test_a_padding_token_in_the_prompt_does_no_harm(toy: str, small: Path, tmp_p
         assert (found.argmax(-1) < SMALL["vocab_size"]).all()
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_sample_no_padding_token(quantization: str, pair: tuple[Path, Path]):
+    """The floor survives a scale a row: hot samples are tokens of the small model."""
+    llm = LLM(pair[1], quantization=quantization, skip_tokenizer_init=True, kv_memory="16MiB")
+    hot = SamplingParams(temperature=2, seed=1, max_tokens=60, ignore_eos=True)
+    answers = llm.generate(prompts([1, 5, 33, 90], SMALL["vocab_size"]), hot, use_tqdm=False)
+    sampled = [token for answer in answers for token in answer.outputs[0].token_ids]
+    assert len(sampled) == 240
+    assert max(sampled) < SMALL["vocab_size"]
+
+
 @pytest.mark.parametrize("toy", ["qwen", "qwen-longer-heads"])
 def test_float32_is_one_part(toy: str, tmp_path: Path):
     """A float32 folder stays float32, and its norm weights need no second part."""

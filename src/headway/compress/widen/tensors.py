@@ -27,6 +27,9 @@ FLOOR_GAIN = 2.0**11
 """The last norm's weight there."""
 PADDING = -(2.0**14)
 """What rows beyond the small vocabulary have there: their logits are below -32768 / rms."""
+GUARD = 2.0**11
+"""What reads a padding token's floor, in gate and up: so it is written with a weight about as small
+as its neighbours', and a scale a row, as int8 has, keeps these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +193,14 @@ def paint_squares(canvas_IH: Tensor, plan: Widening) -> None:
     channels = torch.arange(h)
     canvas_IH[2 * channels, channels] = 1
     canvas_IH[2 * channels + 1, channels] = -1
-    canvas_IH[2 * h, plan.floor] = -1
+    canvas_IH[2 * h, plan.floor] = -GUARD
 
 
 def paint_floor(canvas_HI: Tensor, plan: Widening) -> None:
-    """Squares → FLOOR; a padding token's own -2^14, whose square is H, → about +2^15 - 2^14."""
+    """Squares → FLOOR; a padding token's -2^14, squared H · GUARD², → about +2^15 - 2^14."""
     h, H = plan.small.hidden_size, plan.large.hidden_size
     canvas_HI[plan.floor, : 2 * h] = power_of_two(FLOOR * plan.num_copies / H)
-    canvas_HI[plan.floor, 2 * h] = power_of_two(-2 * PADDING / H)
+    canvas_HI[plan.floor, 2 * h] = power_of_two(-2 * PADDING / H / GUARD**2)
 
 
 def power_of_two(value: float) -> float:
