@@ -336,6 +336,26 @@ def test_the_victim_is_who_can_bear_it():
     assert [v.request.terms for v in victims] == [lost, patient, hurried]
 
 
+def test_time_per_token_counts_the_tokens_of_a_burst():
+    """Where steps bring four tokens of a sequence each may last four times as long, and who is
+    late by steps of one token is not given up."""
+    world = roomy("slo")
+    world.add([7] * 20, terms=Terms(ttft_s=9, tpot_s=0.01), max_tokens=100, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    policy, (sequence,) = world.engine.scheduler.policy, world.engine.scheduler.running
+    now_s = world.clock.now_s()
+    single_s, calm_s = policy.bears_s(sequence, now_s, 0.001)
+    assert policy.misses(sequence, now_s + 0.5, 0.009), "97 tokens save a millisecond each"
+    for _ in range(100):
+        policy.took(sequence, 1)
+        policy.kept(sequence, 3)
+    burst_s, burst_calm_s = policy.bears_s(sequence, now_s, 0.001)
+    assert burst_calm_s == pytest.approx(4 * calm_s, rel=0.01)
+    assert burst_s == pytest.approx(max(single_s + 3 * 0.8 * 0.01, 4 * 0.65 * 0.01), rel=0.01)
+    assert not policy.misses(sequence, now_s + 0.5, 0.009)
+
+
 @pytest.mark.parametrize(("policy", "matched"), [("fcfs", 0), ("fair", 0), ("slo", 8)])
 def test_what_a_policy_keeps_of_a_sequence_is_its_own(policy, matched):
     """Only the one that looks prefixes up tells of tokens in memory, and keeps what it saw."""

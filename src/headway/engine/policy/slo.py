@@ -162,16 +162,20 @@ class Slo(Fcfs):
         """How long a step may last for a decode to meet its TPOT, and how long for less reason.
 
         Token k is due k objectives after the first: time that earlier ones saved may be spent.
-        Infinite where it has no objective, or cannot meet it any more.
+        Where steps bring several of its tokens, the last of them is due so much later. Infinite
+        where it has no objective, or cannot meet it any more.
         """
         terms = sequence.request.terms
         first_s = sequence.first_token_s
         if terms.tpot_s is None or first_s is None or self.is_lost(sequence):
             return inf, inf
-        due_s = first_s + sequence.num_generated * terms.tpot_s * TARGET - now_s
+        gained = state(sequence).gained
+        last = sequence.num_generated + gained - 1
+        due_s = first_s + last * terms.tpot_s * TARGET - now_s
         if due_s < 0 and self.misses(sequence, now_s, decode_s):
             return inf, inf
-        return max(due_s, terms.tpot_s * CATCH_UP), terms.tpot_s * UNHURRIED
+        burst_s = gained * terms.tpot_s
+        return max(due_s, burst_s * CATCH_UP), burst_s * UNHURRIED
 
     def is_lost(self, sequence: Sequence) -> bool:
         """Whether it has missed its first token's objective for good."""
@@ -193,7 +197,7 @@ class Slo(Fcfs):
             return self.is_lost(sequence)
         late_s = from_s - sequence.first_token_s - sequence.num_generated * tpot_s
         left = sequence.max_len - len(sequence.tokens)
-        return late_s > left * max(tpot_s - decode_s, 0.0)
+        return late_s > left * max(tpot_s - decode_s / state(sequence).gained, 0.0)
 
     def work_of(self, rows: list[Sequence]) -> Work:
         """What `rows` do as decodes."""
@@ -366,16 +370,18 @@ class Slo(Fcfs):
         """Its user pays, the step grows, and those who came earlier and are behind age."""
         generated = sequence.computed >= sequence.num_prompt
         self.users.charge(sequence, num_tokens, generated=generated)
+        if generated and num_tokens == 1:
+            state(sequence).decoded()
         if self._behind:
             self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
             for other in self._behind:
                 if other.sequence_id < sequence.sequence_id:
-                    kept: SloState = other.policy_state
-                    kept.overtaken += num_tokens
+                    state(other).overtaken += num_tokens
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
         self.users.charge(sequence, num_drafts, generated=True)
+        state(sequence).kept(num_drafts)
 
     # ── who makes way ───────────────────────────────────────────────────────────────────────
 

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from headway.engine.sequence import WAITING, Sequence
 
+GAINED_FOLLOWS = 0.1
+"""How far the tokens of one step move what steps are taken to bring of a sequence."""
+
 
 @dataclass(slots=True)
 class SloState:
@@ -11,12 +14,22 @@ class SloState:
 
     `matched` of its tokens were in memory when it was last looked up, while it waits. Of prompts
     that came later `overtaken` tokens were computed while it was behind. `missed` says whether its
-    first token came too late; None before that was asked.
+    first token came too late; None before that was asked. A step brings `gained` of its tokens in
+    the mean: more than 1 where guesses come.
     """
 
     matched: int
     overtaken: int = 0
     missed: bool | None = None
+    gained: float = 1.0
+
+    def decoded(self) -> None:
+        """A step brings its next token."""
+        self.gained += GAINED_FOLLOWS * (1 - self.gained)
+
+    def kept(self, num_tokens: int) -> None:
+        """The same step brought so many more."""
+        self.gained += GAINED_FOLLOWS * num_tokens
 
 
 def state(sequence: Sequence) -> SloState:
