@@ -6,7 +6,7 @@
 //     AVX-512 VNNI  vpdpbusd, unsigned times signed into 32 bits: w + 128 and a start of -128 · Σa
 //     AVX2, int8    |w| times a with the sign of w: at most 2 · 127 · 127 = 32258 in 16 bits
 //     AVX2, int4    q + 8 times a: at most 2 · 15 · 127 = 3810. Sums wrap in 16 bits and end right:
-//                   from -8 · Σa on, what remains is Σ q · a, at most 32 · 7 · 127 = 28448
+//                   from -8 · Σa on, what remains is Σ q · a, at most 32 · 8 · 127 = 32512
 //     elsewhere     32-bit multiplications of widened bytes
 //
 // A start for int4 is -8 · Σa over a group. In AVX2 it is two 16-bit numbers, since vpmaddubsw adds the

@@ -9,19 +9,34 @@
 namespace headway {
 namespace {
 
+// The largest number by size; of two as large the negative one, of zeros -0, of NaNs any. Turned by
+// one bit, numbers are ordered by size and then by sign.
+template <Type type>
+float extreme(const void* weight, int64_t first, int64_t end) {
+    Words most = Words{} + 1;
+    for (int64_t at = first; at < end; at += lanes) {
+        const Words bits = bits_of<Words>(floats_before(weight, at, end, type));
+        const Words turned = bits << 1 | bits >> 31;
+        most = turned > most ? turned : most;
+    }
+    uint32_t best = 1;
+    for (int lane = 0; lane < lanes; ++lane) best = std::max(best, most[lane]);
+    return bits_of<float>(best >> 1 | best << 31);
+}
+
 // Levels of numbers first … end - 1, which share a scale; returns it. A number without a finite
 // quotient becomes 0, and one that is not finite shows in the scale.
 template <Type type>
 float round_group(const void* weight, int64_t first, int64_t end, bool int4, int8_t* levels) {
-    const float limit = int4 ? 7 : 127;
-    float scale = largest<type>(weight, first, end) / limit;
-    if (int4) scale = of_f16(to_f16(scale));
+    const float least = int4 ? -8 : -127, most = int4 ? 7 : 127;
+    const float scale = int4 ? of_f16(to_f16(extreme<type>(weight, first, end) / least))
+                             : largest<type>(weight, first, end) / most;
     for (int64_t at = first; at < end; at += lanes, levels += lanes) {
         Floats quotients = floats_before(weight, at, end, type) / scale;
         const Words size = bits_of<Words>(quotients) & 0x7FFFFFFFu;
         quotients = bits_of<Floats>(bits_of<Words>(quotients) &
                                     bits_of<Words>(size < 0x7F800000u));
-        quotients = quotients > limit ? all(limit) : quotients < -limit ? all(-limit) : quotients;
+        quotients = quotients > most ? all(most) : quotients < least ? all(least) : quotients;
         const Bytes bytes = bytes_of(rounded(quotients));
         std::memcpy(levels, &bytes, std::min<int64_t>(lanes, end - at));
     }

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headway.core.quantization import GROUPS
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
-from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
+from headway.runtime.rounding import LEVELS, RoundedWeight, round_rows, round_weight
 from parity.native_sets import cut_in_blocks, each_instruction_set, loaded, operands
 
 ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}
@@ -40,14 +40,14 @@ def test_native_equals_the_definition(library, rows, inputs, outputs, group, dty
 @each_instruction_set
 @each_format
 def test_the_largest_levels_do_not_overflow(library, group):
-    """Every product 127 · ±127 or 127 · ±7, over inputs of a large layer: sums are still exact."""
-    inputs, most = 20_001, 7 if group else 127
-    signs = torch.ones(3, inputs)
-    signs[1, ::2], signs[2, 1::3] = -1, -1
-    levels = (signs * most).to(torch.int8)
+    """Every product 127 · ±127, 127 · 7 or 127 · -8, over inputs of a large layer: exact sums."""
+    inputs, (least, most) = 20_001, LEVELS["int4" if group else "int8"]
+    signs = torch.ones(4, inputs)
+    signs[1, ::2], signs[2, 1::3], signs[3] = -1, -1, -1
+    levels = torch.where(signs > 0, most, least).to(torch.int8)
     count = -(-inputs // group) if group else 1
     native = NativeQuantizedLinear(library, group)
-    packed = native.pack(RoundedWeight(levels, torch.ones(3, count), group))
+    packed = native.pack(RoundedWeight(levels, torch.ones(4, count), group))
     x = torch.cat([signs, -signs]) * 127
     exact = (x.double() @ levels.double().T).float()
     torch.testing.assert_close(native(x, packed, None), exact, rtol=1e-6, atol=0)
@@ -158,12 +158,32 @@ def test_what_is_not_finite_stays_in_its_row(library, group, dtype):
 
 @each_format
 def test_weights_are_off_by_half_a_level_at_most(group):
+    """But for what is as large as int4's level -8 with the other sign: it becomes 7."""
     for seed in range(5):
         weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(seed))
         rounded = round_weight(weight, group)
         step = rounded.scales_OG.repeat_interleave(group or 300, 1)[:, :300]
-        off = (rounded.levels_OH * step - weight).abs() / step
-        assert off.max() < (0.51 if group else 0.5001)
+        off = (rounded.levels_OH * step - weight).abs() / step.abs()
+        clamped = (rounded.levels_OH == 7) & (weight / step > 7.5) & (group > 0)
+        assert off[~clamped].max() < (0.51 if group else 0.5001)
+        assert clamped.float().mean() < 0.01 and off.max() < 1.01
+
+
+def test_the_largest_of_an_int4_group_is_level_minus_8():
+    """Whatever its sign; of two as large the negative one, and zeros keep a scale of +0."""
+    weight = torch.zeros(4, 64)
+    weight[:3, :4] = torch.tensor([[0.8, -0.3, 0.76, 0], [-0.8, 0.3, 0.8, 0], [0, 0, -1.6, 1.4]])
+    rounded = round_weight(weight, 32)
+    assert rounded.levels_OH[:3, :4].tolist() == [[-8, 3, -8, 0], [-8, 3, 7, 0], [0, 0, -8, 7]]
+    wanted = torch.tensor([[-0.1, 0], [0.1, 0], [0.2, 0], [0, 0]]).half().float()
+    assert torch.equal(rounded.scales_OG, wanted) and not rounded.scales_OG[:, 1].signbit().any()
+    for seed in range(5):
+        weight = torch.randn(40, 256, generator=torch.Generator().manual_seed(seed))
+        groups, levels = (
+            each.unflatten(1, (-1, 64)) for each in (weight, round_weight(weight, 64).levels_OH)
+        )
+        largest = groups.abs().argmax(-1, keepdim=True)
+        assert levels.gather(-1, largest).eq(-8).all()
 
 
 @each_instruction_set

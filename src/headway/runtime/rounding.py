@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-LEVELS = {"int8": 127, "int4": 7}
+LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
 SMALLEST_ROW = 1e-30
 """A row whose largest number is not above it counts as zeros."""
 ROUNDED_AT_ONCE = 1 << 22
@@ -33,8 +33,8 @@ def round_weight(weight_OH: Tensor, group: int) -> RoundedWeight:
     """weight = level · scale, rounded to the nearest; 16 MiB of fp32 copies at a time.
 
     `group` 0 is int8 with one scale for an output, else int4 with one for so many inputs, rounded
-    to fp16 first; the last group may be smaller. [0.7 -0.3 0.04 0] has the scale 0.1 in int4 and
-    the levels [7 -3 0 0].
+    to fp16 first; the last group may be smaller. An int4 scale has the sign that makes the largest
+    number level -8: [0.8 -0.3 0.76 0] has the scale -0.1 and the levels [-8 3 -8 0].
     """
     rows = max(1, ROUNDED_AT_ONCE // weight_OH.shape[1])
     parts = [round_outputs(part, group) for part in weight_OH.detach().split(rows)]
@@ -45,13 +45,20 @@ def round_weight(weight_OH: Tensor, group: int) -> RoundedWeight:
 def round_outputs(weight_OH: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """(levels, scales) of some outputs."""
     inputs = weight_OH.shape[1]
-    size, most = (group, LEVELS["int4"]) if group else (inputs, LEVELS["int8"])
+    size, (least, most) = (group, LEVELS["int4"]) if group else (inputs, LEVELS["int8"])
     weight = functional.pad(weight_OH.float(), (0, -inputs % size)).unflatten(1, (-1, size))
-    scale = weight.abs().amax(-1) / most
+    scale = extremes(weight) / least if group else weight.abs().amax(-1) / most
     if group:
         scale = scale.half().float()
-    levels = (weight / scale[..., None]).nan_to_num(0, 0, 0).round().clamp(-most, most)
+    levels = (weight / scale[..., None]).nan_to_num(0, 0, 0).round().clamp(least, most)
     return levels.to(torch.int8).flatten(1)[:, :inputs].contiguous(), scale
+
+
+def extremes(weight_OGI: Tensor) -> Tensor:
+    """(O, G): the largest number of each group by size; of two as large the negative one."""
+    least, most = weight_OGI.aminmax(dim=-1)
+    size = weight_OGI.abs().amax(-1)
+    return torch.where(most > -least, size, -size)
 
 
 def round_rows(x_TH: Tensor) -> tuple[Tensor, Tensor]:
