@@ -1,10 +1,11 @@
 """What a step and a streamed token cost beside the model: `python benchmarks/engine_overhead.py`.
 
 The executor does nothing, so all that is left is ours. Part 1 runs the engine in this process and
-times scheduling and book-keeping a step. Part 2 starts the real server with 32 streams on it and
-divides the CPU time of both its processes by the tokens streamed, and that of the server's process
-by the requests where each is a chat of one token; a bare ASGI application that sends as many chunks
-of the same size through the same HTTP server is measured beside it.
+times scheduling and book-keeping a step, without guesses and where `auto` finds none that pay.
+Part 2 starts the real server with 32 streams on it and divides the CPU time of both processes by
+the tokens streamed, and that of the server's process by the requests where each is a chat of one
+token; a bare ASGI application that sends as many chunks of the same size through the same HTTP
+server is measured beside it.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -26,6 +28,7 @@ from headway.assemble import plan_settings
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine import messages
+from headway.engine.cost import Prior
 from headway.engine.engine import Engine
 from headway.runtime.null import NullExecutor
 
@@ -46,15 +49,27 @@ uvicorn.run(app, port=int(sys.argv[1]), http="h11", loop="uvloop", log_level="er
 """
 
 
-def step_cost(folder: Path, num_seqs: int, steps: int) -> dict[str, float]:
+def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[str, float]:
     """Milliseconds a decode step of `num_seqs` spends outside the executor, message included."""
     options = EngineOptions(
-        max_num_seqs=num_seqs, max_num_batched_tokens=8192, load_format="dummy", device="cpu"
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=8192,
+        load_format="dummy",
+        device="cpu",
+        speculate=speculate,
     )
     spec, settings, _, _ = plan_settings(folder, options)
     blocks = num_seqs * -(-(len(PROMPT) + steps + 50) // settings.cache.block_size) + 1
     settings = replace(settings, cache=replace(settings.cache, num_blocks=(blocks,)))
-    engine = Engine(NullExecutor(), settings, vocab_size=spec.vocab_size, eos_token_ids=())
+    null = NullExecutor(cycle=random_cycle(spec.vocab_size))
+    engine = Engine(
+        null,
+        settings,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=(),
+        prior=Prior(weights_s=1e-6, token_s=1e-2),  # a guess costs what a decode does: none can pay
+    )
+    engine.cost.learn = lambda work, actual_s: None
     prompt = [token % spec.vocab_size for token in PROMPT]
     for i in range(num_seqs):
         engine.add(Request(i, prompt, SamplingParams(max_tokens=steps + 50)))
@@ -69,8 +84,15 @@ def step_cost(folder: Path, num_seqs: int, steps: int) -> dict[str, float]:
     assert record.num_sampled == num_seqs
     return {
         "median_ms": statistics.median(costs) * 1e3,
+        "mean_ms": statistics.mean(costs) * 1e3,
         "p95_ms": sorted(costs)[int(steps * 0.95)] * 1e3,
     }
+
+
+def random_cycle(vocab_size: int) -> tuple[int, ...]:
+    """Tokens that seldom follow each other twice."""
+    rng = random.Random(0)
+    return tuple(rng.randrange(vocab_size) for _ in range(10_000))
 
 
 def cpu_s(pid: int) -> float:
@@ -190,10 +212,14 @@ def main() -> None:
     from headway.cli.common import model_folder
 
     folder = model_folder(str(chosen.folder) if chosen.folder else None)
-    print("sequences   ms a step (median)   p95")
-    for num_seqs in (32, 256):
-        cost = step_cost(folder, num_seqs, chosen.steps)
-        print(f"{num_seqs:>9}   {cost['median_ms']:>18.3f}   {cost['p95_ms']:.3f}")
+    print("sequences   guesses   ms a step (mean)   median   p95")
+    for num_seqs in (1, 32, 256):
+        for speculate in ("off", "auto"):
+            cost = step_cost(folder, num_seqs, chosen.steps, speculate)
+            print(
+                f"{num_seqs:>9}   {speculate:>7}   {cost['mean_ms']:>16.3f}   "
+                f"{cost['median_ms']:>6.3f}   {cost['p95_ms']:.3f}"
+            )
     print("\nCPU microseconds a streamed token, 32 streams (medians of repeats)")
     runs = [token_cost(folder, 32, chosen.tokens) for _ in range(chosen.repeats)]
     for name in runs[0]:

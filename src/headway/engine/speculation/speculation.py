@@ -30,6 +30,9 @@ from headway.engine.speculation.sources import make_sources
 
 TRIED = 3
 """Guesses that are tried where none seems to pay: with the decode, a knot of the cost curve."""
+PATIENCE, RESTS = 16, 4
+"""After so many steps without a guess that pays, a sequence is looked at in one step of four: what
+is not looked at costs nothing, and who begins to copy is seen three steps later."""
 EMPTY = Drafts([])
 
 
@@ -47,7 +50,7 @@ NO_CANDIDATE = Candidate(EMPTY, [], [])
 class Guessing:
     """What is known of one sequence's guesses."""
 
-    __slots__ = ("drafted", "own", "proposed", "shadows")
+    __slots__ = ("drafted", "num_unpaid", "own", "proposed", "shadows")
 
     def __init__(self, shadows: dict[str, Shadow]) -> None:
         self.own, self.shadows = Own(), shadows
@@ -55,6 +58,13 @@ class Guessing:
         """What the drafter guesses of the next tokens."""
         self.drafted: list[int] = []
         """The same of the tokens that this step brings."""
+        self.num_unpaid = 0
+        """Steps since a guess of it was verified."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether the sources are asked: in every step, but of who gains nothing now and then."""
+        return self.num_unpaid < PATIENCE or self.num_unpaid % RESTS == 0 or bool(self.proposed)
 
 
 class Speculation:
@@ -92,9 +102,12 @@ class Speculation:
             self.lookahead.has_window = may_pay(value, plain, self.cost, self.config.max_drafts)
         states = [self._state(sequence) for sequence in decodes]
         best = [
-            self._best(sequence, state) for sequence, state in zip(decodes, states, strict=True)
+            self._best(sequence, state) if state.looks else NO_CANDIDATE
+            for sequence, state in zip(decodes, states, strict=True)
         ]
         counts = self._num_verified(best, plain)
+        for state, count in zip(states, counts, strict=True):
+            state.num_unpaid = 0 if count else state.num_unpaid + 1
         found = {
             sequence.sequence_id: drafts._replace(token_ids=drafts.token_ids[:count])
             for sequence, (drafts, _, _), count in zip(decodes, best, counts, strict=True)
@@ -150,6 +163,7 @@ class Speculation:
         """How many guesses of each candidate are verified."""
         values = [candidate.values for candidate in best]
         if not any(values):
+            self._untried_s += self.cost.seconds(plain.work)
             return [0] * len(values)
         counts = choose(values, plain, self.cost)
         self._try_more(values, counts, plain)

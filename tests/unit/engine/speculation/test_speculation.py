@@ -103,3 +103,25 @@ def test_a_probe_asks_for_one_guess_of_every_sequence():
         if found:
             break
     assert [drafts.propose for drafts in found.values()] == [1, 1, 1, 1]
+
+
+def test_who_gains_nothing_is_looked_at_now_and_then():
+    """Looking costs what a small model feels; who begins to copy is seen soon nevertheless."""
+    dear = StepCost(Prior(weights_s=1e-4, token_s=1.0))
+    speculation = Speculation(SpeculationConfig(sources=("lookup",)), dear)
+    sequence, looked = copying_sequence(), []
+    guess = speculation.sources[0].guess
+    speculation.sources[0].guess = lambda *given: looked.append(1) or guess(*given)
+    for step in range(300):
+        sequence.computed = len(sequence.tokens) - 1
+        work = work_of([sequence.computed], (0,))
+        drafts = speculation.plan([sequence], work, 512, inf).get(1, NO_DRAFTS)
+        assert step < 200 or len(looked) < 200 / 4 + 30
+        sample = Sample(1, [9 + step % 7])
+        sequence.take(sample, 0.0)
+        speculation.came(sequence, drafts, sample)
+        if step == 200:
+            speculation.cost = StepCost(CHEAP)
+        if drafts.token_ids:
+            break
+    assert 200 < step <= 205
