@@ -10,7 +10,9 @@ All answers lie one behind the other in a ring of fixed size, each closed by `EN
                                                          ↑ the next answer goes here
 
 The newest overwrites the oldest. What is of use stays nevertheless: an answer that repeats another
-is added in its turn, so the oldest is also what nothing repeated for longest.
+is added in its turn, so the oldest is also what nothing repeated for longest. Who says much takes
+the place of who says much: answers of a salt that holds less than its share are passed over, and
+are as new from then on.
 
 The index is as `lookup`'s, but by three tokens of a salt: the latest place, from there the ones
 before; where three find nothing, the latest place of two. (By pairs alone, 7,000 answers to
@@ -21,6 +23,7 @@ token, with its owner, before it counts.
 
 import hashlib
 from array import array
+from collections import Counter
 from functools import lru_cache
 
 from headway.engine.speculation.lookup import COUNTED, MIXER, Guess
@@ -36,6 +39,11 @@ TAIL = 16
 """Tokens of the prompt's end that are kept, so that an answer's first token can be guessed."""
 MOST_ADDED = 4096
 """Tokens of an answer that are kept, from its beginning: a millisecond when it ends."""
+MOST_PASSED = 2048
+"""Tokens of others' answers that are passed over at a time, a millisecond or two; where they are
+more the new answer is not kept, and the next one goes on behind them."""
+NOBODY = 0
+"""Whose the rest of an answer is that was overwritten in part."""
 END = -1
 MIXER_OF_FIRST = 2654435769
 """An odd number near 2³² / 1.618, for the first of three tokens beside `MIXER` for the second."""
@@ -52,6 +60,8 @@ class PastAnswers:
         self._triples = array("i", bytes(4 * self.size))
         self._pairs = array("i", bytes(4 * self.size))
         self._next = 1
+        self._held: Counter[int] = Counter()
+        """By owner, tokens of its answers that are whole."""
 
     @property
     def num_bytes(self) -> int:
@@ -64,20 +74,69 @@ class PastAnswers:
         kept = [*prompt_tail[-TAIL:], *answer][:most]
         if len(kept) < 3 or not answer:
             return
-        begin = self._next if self._next + len(kept) < self.size else 1
-        self._next = end = begin + len(kept) + 1
-        owner = owner_of(salt)
+        count, owner = len(kept) + 1, owner_of(salt)
+        begin = self._place(count, owner)
+        if begin is None:
+            return
+        self._next = end = begin + count
+        self._overwrite(begin, end)
+        self._held[owner] += count
         self._tokens[begin:end] = array("i", [*kept, END])
-        self._owners[begin:end] = array("q", [owner]) * (len(kept) + 1)
+        self._owners[begin:end] = array("q", [owner]) * count
+        self._previous[begin:end] = array("i", [0]) * count
+        self._index(begin, end)
+
+    def _place(self, count: int, owner: int) -> int | None:
+        """Where `count` tokens of `owner` go, past answers of those who hold less than a share;
+        None where those are too many for one time."""
+        share = self.size // (2 * (len(self._held) + 1))
+        passed = 0
+        while passed < MOST_PASSED:
+            begin = self._next if self._next + count <= self.size else 1
+            kept = [
+                (at, end)
+                for at, end in self._answers(begin, begin + count)
+                if self._owners[at] not in (owner, NOBODY) and self._held[self._owners[at]] <= share
+            ]
+            if not kept:
+                return begin
+            for at, end in kept:
+                self._index(at, end)
+            self._next = kept[-1][1]
+            passed += self._next - begin
+        return None
+
+    def _answers(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """(begin, end) of the answers that begin before `end`, the first at `begin`."""
+        found, end = [], min(end, len(self._tokens))
+        while begin < end:
+            close = self._tokens.index(END, begin) + 1
+            found.append((begin, close))
+            begin = close
+        return found
+
+    def _overwrite(self, begin: int, end: int) -> None:
+        """What is there belongs to nobody; nor does what remains of the last answer."""
+        for at, close in self._answers(begin, end):
+            owner = self._owners[at]
+            if owner != NOBODY:
+                self._held[owner] -= close - at
+                if not self._held[owner]:
+                    del self._held[owner]
+                self._owners[at:close] = array("q", [NOBODY]) * (close - at)
+
+    def _index(self, begin: int, end: int) -> None:
+        """Name the places of an answer as the latest."""
         triples, pairs, mask = self._triples, self._pairs, self.size - 1
-        chain, first, before = [0, 0], END, kept[0]
-        for place, token in enumerate(kept[1:-1], begin + 2):
+        previous, owner = self._previous, self._owners[begin]
+        first, before = END, self._tokens[begin]
+        for place, token in enumerate(self._tokens[begin + 1 : end - 2], begin + 2):
             pair = before * MIXER + token + owner
             triple = (first * MIXER_OF_FIRST + pair) & mask
-            chain.append(triples[triple])
+            if triples[triple] != place:
+                previous[place] = triples[triple]
             triples[triple] = pairs[pair & mask] = place
             first, before = before, token
-        self._previous[begin:end] = array("i", [*chain, 0])
 
     def guess(self, salt: str, tokens: list[int], most: int) -> Guess:
         """Up to `most` tokens that may follow `tokens`; of the longest matches the latest.
@@ -138,9 +197,13 @@ class PastAnswers:
         assert self._tokens[0] == self._tokens[self._next - 1] == self._tokens[-1] == END
         assert all(0 <= place < held for place in (*self._triples, *self._pairs))
         assert all(0 <= place < held for place in self._previous)
-        for place in range(1, held - 1):
-            alike = self._owners[place] == self._owners[place + 1]
-            assert alike or self._tokens[place] == END, "an answer has two owners"
+        owned: Counter[int] = Counter()
+        for begin, end in self._answers(1, held):
+            owners = set(self._owners[begin:end])
+            assert len(owners) == 1, "an answer has two owners"
+            owned[owners.pop()] += end - begin
+        del owned[NOBODY]
+        assert owned == self._held, "what each holds is miscounted"
 
 
 @lru_cache(maxsize=4096)
