@@ -32,6 +32,8 @@ class AskedAlways:
     """A speculator that asks for `most` guesses in every step, and verifies all of them; of the
     runtime's drafter, or of `source`."""
 
+    jumps, failure = False, ""
+
     def __init__(self, most: int, source: Speculation | None = None) -> None:
         self.most, self.source = most, source
         self.rows = self.tokens = 0

@@ -1,7 +1,9 @@
 """What guesses bring: `python benchmarks/speculation.py FOLDER --draft DRAFT`.
 
 One engine without guesses and one with them answer the same requests in turns, in batches of
-`--batches`: held-out chats of the skills, greedy; copies alone; and texts sampled at temperature 1.
+`--batches`: held-out chats of the skills, greedy; copies alone; texts sampled at temperature 1; and
+with a grammar JSON by the schema that is asked for, forced tool calls, and records of a schema with
+long names.
 The second does so once for each of `--speculate`, and for each of `--fixed` with so many guesses of
 `auto` in each step whatever they cost, as the controller's rivals. For a model of few parameters
 widen it first (`headway widen`), for there a step takes as long as Python does. Told are tokens a
@@ -15,22 +17,43 @@ beyond the first. So what sources without a model bring is told of a small model
 """
 
 import argparse
+import json
 import statistics
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from headway import LLM
+from headway.core import grammar as grammars
+from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost, Work
 from headway.engine.speculation.speculation import Speculation
+from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.frontend.text.tools.written import Offered, calls_grammar
+from headway.server.models import answer_marks
 
 MAX_TOKENS = 120
 GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
 """A machine on which a step takes a second whatever it does: there all guesses are verified."""
 KINDS = {"chats": tuple(SKILLS), "copies": ("copy",), "sampled": ("story", "tool", "recall")}
 """Name → skills; the last is drawn at temperature 1."""
+BY_GRAMMAR = {"json": ("extract",), "calls": ("tool",), "records": ("extract",)}
+"""The same where a grammar rules the answer."""
+NAMED = {"type": "string", "maxLength": 12}
+RECORD = {
+    "type": "object",
+    "properties": {
+        "customer_name": NAMED,
+        "favourite_colour": {"enum": ["red", "green", "blue", "grey", "white", "black"]},
+        "city_of_residence": NAMED,
+        "number_of_children": {"type": "integer", "minimum": 0, "maximum": 9},
+        "is_returning_customer": {"type": "boolean"},
+    },
+    "additionalProperties": False,
+}
+RECORD["required"] = list(RECORD["properties"])
 
 
 @dataclass(slots=True)
@@ -42,6 +65,7 @@ class Run:
     seconds: float = 0.0
     guessed: int = 0
     kept: int = 0
+    forced: int = 0
     draft_s: float = 0.0
 
     @property
@@ -50,17 +74,41 @@ class Run:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[list[int]]]:
-    """For each repeat `most` prompts that no other has."""
-    skills, each = KINDS[kind], -(-repeats * most // (len(KINDS[kind]) * len(LEVELS)))
-    found = []
+Prompt = tuple[list[int], Grammar | None]
+
+
+def grammar_of(llm: LLM, kind: str, example: Example) -> Grammar | None:
+    """What the answer must be: what the question shows as its schema or tools, or `RECORD`."""
+    if kind == "records":
+        return grammars.json_schema(RECORD, "schema")
+    if kind == "json":
+        begin = example.prompt.index("{")
+        return grammars.json_schema(
+            json.JSONDecoder().raw_decode(example.prompt, begin)[0], "schema"
+        )
+    if kind != "calls":
+        return None
+    found, _ = answer_marks(llm.needs_tokenizer(), "auto")
+    assert found is not None
+    lines = [line for line in example.system.splitlines() if line.startswith('{"type"')]
+    functions = [json.loads(line)["function"] for line in lines]
+    offered = [Offered(name=f["name"], schema=f["parameters"]) for f in functions]
+    text = calls_grammar(found.written, offered, forced=True, several=False)
+    return Grammar(kind="structural", text=text, param="tools")
+
+
+def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[Prompt]]:
+    """For each repeat `most` prompts that no other has, each with its grammar."""
+    skills = (KINDS | BY_GRAMMAR)[kind]
+    each = -(-repeats * most // (len(skills) * len(LEVELS)))
+    found: list[Prompt] = []
     for skill in skills:
         for level in LEVELS:
             for example in islice(examples(skill, level, TEST_SEED), each):
                 ids = llm.needs_tokenizer().chat_ids(example.messages)
                 if len(ids) + MAX_TOKENS < llm.settings.max_model_len:
-                    found.append(ids)
-    spread = [ids for start in range(repeats) for ids in found[start::repeats]]
+                    found.append((ids, grammar_of(llm, kind, example)))
+    spread = [each for start in range(repeats) for each in found[start::repeats]]
     size = len(spread) // repeats
     return [spread[at * size : (at + 1) * size][:most] for at in range(repeats)]
 
@@ -100,6 +148,7 @@ def answer(
             run.seconds += by_clock if row_costs is None else seconds_of(rows, row_costs)
             run.guessed += record.num_drafts
             run.kept += record.num_kept_drafts
+            run.forced += record.num_forced
             run.draft_s += record.draft_s
     return run, answers
 
@@ -128,7 +177,7 @@ def main() -> None:
     parser.add_argument("--fixed", type=int, nargs="+", default=[], help="guesses in each step")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, *BY_GRAMMAR])
     parser.add_argument("--max-drafts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
@@ -141,8 +190,9 @@ def main() -> None:
     drafting = {"draft_model": str(chosen.draft)} if chosen.draft else {}
     plain = LLM(chosen.folder, **given)
     guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)
-    print("| batch | kind | source | tok/s | x off | tokens a step | kept | drafting | same |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    heads = "batch,kind,source,tok/s,x off,tokens a step,kept,forced,drafting,same".split(",")
+    print("|", " | ".join(heads), "|")
+    print("|", " | ".join(["---"] * len(heads)), "|")
     first = 0
     for batch in chosen.batches:
         for kind in chosen.kinds:
@@ -164,10 +214,13 @@ def main() -> None:
                                 first + 1000 * number + i,
                                 ids,
                                 SamplingParams(
-                                    temperature=temperature, seed=i, max_tokens=MAX_TOKENS
+                                    temperature=temperature,
+                                    seed=i,
+                                    max_tokens=MAX_TOKENS,
+                                    grammar=grammar,
                                 ),
                             )
-                            for i, ids in enumerate(part)
+                            for i, (ids, grammar) in enumerate(part)
                         ]
                         run, answers = answer(llm, requests, chosen.row_costs)
                         told |= answers
@@ -185,6 +238,7 @@ def main() -> None:
                     f"| {batch} | {kind} | {name} | {rate:.1f} | {rate / base:.2f} | "
                     f"{whole['tokens'] / max(whole['rows'], 1):.2f} | "
                     f"{whole['kept'] / max(whole['guessed'], 1):.0%} of {whole['guessed']} | "
+                    f"{whole['forced'] / max(whole['tokens'], 1):.0%} | "
                     f"{whole['draft_s'] / whole['seconds']:.0%} | "
                     f"{'yes' if same[name] else 'NO'} |",
                     flush=True,

@@ -210,6 +210,7 @@ class FakeExecutor:
         for transfer in plan.transfers:
             self._begin(transfer)
         for row in plan.scheduled:
+            self.sequences[row.sequence_id].tokens += row.forced
             for table, blocks in zip(
                 self.sequences[row.sequence_id].tables, row.new_blocks, strict=True
             ):

@@ -16,6 +16,8 @@ class Guesser:
     `truth` gives all tokens that a sequence will generate, or none where nobody knows.
     """
 
+    jumps, failure = True, ""
+
     def __init__(
         self, rng: random.Random, vocab_size: int, truth: Callable[[Sequence], list[int]]
     ) -> None:

@@ -35,11 +35,15 @@ class Walker:
         self._closers = np.array([piece in CLOSERS for piece in pieces])
         self._seeds: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
+        self.num_forced = 0
 
     def submit(self, plan: StepPlan) -> None:
         for new in plan.new:
             self._seeds[new.sequence_id] = new.seed
             self._lengths[new.sequence_id] = len(new.token_ids)
+        for row in plan.scheduled:
+            self._lengths[row.sequence_id] += row.num_forced
+            self.num_forced += row.num_forced
         self._plan = plan
 
     def sample(self, step: int, masks: GrammarMasks) -> None:

@@ -41,6 +41,7 @@ def some_requests(first: int) -> list[Request]:
         SamplingParams(temperature=0.7, seed=6, top_p=0.9, frequency_penalty=0.5, max_tokens=30),
         SamplingParams(temperature=0, min_tokens=20, max_tokens=30, logit_bias={17: 2.0}),
         SamplingParams(temperature=0.5, seed=7, max_tokens=60, grammar=SHAPE),
+        SamplingParams(temperature=0.5, seed=8, max_tokens=60, grammar=SHAPE, logprobs=0),
     )
     found = []
     for text in TEXTS:
@@ -67,17 +68,22 @@ def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int],
     engine = engine_for(model_folder(None), **options)
     speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
     engine.scheduler.drafts.speculator = speculation
+    drafts, forced = engine.scheduler.drafts, list[int]()
     for again in range(3):
-        answers = finish(engine, some_requests(1000 * again))
+        requests = some_requests(1000 * again)
+        answers = finish(engine, requests, lambda _: forced.append(drafts.num_forced))
         assert [(a.token_ids, a.finish_reason) for a in answers.values()] == expected
         for answer in answers.values():
             assert not answer.logprobs or [e.token_id for e in answer.logprobs] == answer.token_ids
     for source, (guessed, kept) in speculation.counts.items():
         assert guessed >= kept > 5, (source, speculation.counts)
+    assert (sum(forced) > 10) == ("forced" in speculation.counts)
 
 
 class Wrong:
     """Guesses three tokens that never come, and keeps what was said behind them."""
+
+    jumps, failure = False, ""
 
     def __init__(self) -> None:
         self.told: list[tuple[list[int], int]] = []

@@ -12,6 +12,8 @@ COUNT = 5
 class Proposals:
     """Asks for `COUNT` guesses of everybody in each step; keeps what it was told, and verifies."""
 
+    jumps, failure = False, ""
+
     def __init__(self) -> None:
         self.told: list[tuple[list[int], list[int]]] = []
         """(all tokens known, guesses of what follows)."""

@@ -168,7 +168,7 @@ class Forecast:
                 entry.untouched.discard(number)
         spent_s = record.duration_s + record.gap_s
         self.step_s = record.duration_s
-        if record.num_decode_tokens and (record.verified or self._gained > 1):
+        if record.num_decode_tokens and (record.has_more or self._gained > 1):
             self._gained += GAINED_FOLLOWS * (record.tokens_per_decode - self._gained)
         if record.num_prefill_tokens or self.entries:
             keep = 0.5 ** (spent_s / HALF_LIFE_S)

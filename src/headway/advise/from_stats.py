@@ -215,6 +215,8 @@ def drafts(found: DraftStats | None) -> DraftReading:
         tokens_per_step=found.tokens_per_step,
         price=(found.draft_share or 0.0) + (found.verify_share or 0.0) if known else None,
         speedup=found.speedup,
+        forced=found.jump_forward_tokens,
+        failure=found.failure,
         kept={
             name: each.accepted_tokens / each.draft_tokens
             for name, each in found.by_source.items()

@@ -215,7 +215,8 @@ class DraftReading:
     Of a sequence that decodes `per_step` tokens are guessed in a mean step, the share `acceptance`
     of them comes, and `tokens_per_step` in all. `price` is what drafting and verifying take of the
     time of steps, `speedup` the tokens a second over those without. `kept` is the acceptance by
-    source.
+    source. Grammars forced `forced` tokens; `failure` says why the drafter
+    is not asked.
     """
 
     sources: tuple[str, ...] = ()
@@ -225,6 +226,8 @@ class DraftReading:
     price: float | None = None
     speedup: float | None = None
     kept: dict[str, float] = field(default_factory=dict)
+    forced: int = 0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -345,19 +345,23 @@ def see_decode(r: Reading) -> list[str]:
 
 
 def see_drafts(r: Reading) -> list[str]:
-    """What drafts bring here, measured; empty where nobody guesses or nothing was decoded."""
+    """What drafts and forced tokens bring here, measured; empty where nobody guesses or nothing was
+    decoded."""
     d = r.drafts
+    found = [f"the drafter failed: {d.failure}"] if d.failure else []
     if d.tokens_per_step is None:
-        return []
+        return found
+    if d.forced:
+        found.append(f"grammars forced {d.forced} tokens, which nobody guessed or sampled")
     if not d.acceptance:
         guessed = "none of the guesses came" if d.per_step else "no guess was worth its price"
-        found = [f"{', '.join(d.sources)}: {guessed}"]
+        found.append(f"{', '.join(d.sources)}: {guessed}")
     else:
         kept = ", ".join(f"{name} {percent(share)}" for name, share in d.kept.items())
-        found = [
+        found.append(
             f"{percent(d.acceptance)} of {d.per_step or 0:.2g} guesses a step kept ({kept}): "
             f"{d.tokens_per_step:.2f} tokens a step"
-        ]
+        )
     if d.price is not None and d.speedup is not None:
         found.append(
             f"drafting and verifying take {percent(d.price)} of the time in steps: "

@@ -59,6 +59,11 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
         sampled        a  b x y        the result holds a b x; c was wrong, so y means nothing
 
     `propose` asks the drafter for so many guesses of what follows (`Sample.drafts`).
+
+    Of the tokens before the drafts the last `num_forced` are news: a grammar left only them, so
+    nobody sampled them. They are known from now on:
+
+        token_ids      t9 { " n a b c      t9 was sampled; { " n are forced, a b c are drafts
     """
 
     sequence_id: int
@@ -68,16 +73,23 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     sample: bool
     num_drafts: int = 0
     propose: int = 0
+    num_forced: int = 0
 
     @property
     def drafts(self) -> list[int]:
         """The tokens at the end that are guesses."""
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
+    @property
+    def forced(self) -> list[int]:
+        """The tokens before the drafts that are news."""
+        end = len(self.token_ids) - self.num_drafts
+        return self.token_ids[end - self.num_forced : end]
+
     def without_drafts(self) -> "ScheduledSequence":
-        """The same row, for a step that must be as plain as possible."""
+        """The same row of a sequence introduced anew, for a step as plain as possible."""
         known = self.token_ids[: len(self.token_ids) - self.num_drafts]
-        return msgspec.structs.replace(self, token_ids=known, num_drafts=0, propose=0)
+        return msgspec.structs.replace(self, token_ids=known, num_drafts=0, propose=0, num_forced=0)
 
 
 class BlockCopy(msgspec.Struct, array_like=True, gc=False):
@@ -177,6 +189,7 @@ class StepResult(msgspec.Struct, array_like=True):
     `transfer_s` in all, beside the model or not. A plan that schedules nobody waits for some.
 
     `failed` maps a sequence the runtime could not advance to the reason, for the log.
+    `draft_failure` says why the drafter could not guess where it was asked to.
     `experts_read` counts the experts that were hit, over all layers; 0 for a dense model.
     """
 
@@ -188,6 +201,7 @@ class StepResult(msgspec.Struct, array_like=True):
     failed: dict[int, str] = {}
     experts_read: int = 0
     transfer_s: float = 0.0
+    draft_failure: str = ""
 
 
 class Ceilings(msgspec.Struct, kw_only=True):

@@ -228,7 +228,7 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     says that it ended before its grammar was satisfied: cut off by `max_tokens`, say.
     `prompt_logprobs` (first position None), `num_cached_tokens` and `first_scheduled_s`, on the
     clock of `Request.arrived_s`, come once, with the first token. Of `num_drafts` guesses of these
-    tokens `num_kept_drafts` were right.
+    tokens `num_kept_drafts` were right; the last `num_forced` of them its grammar forced.
     """
 
     request_id: int
@@ -243,3 +243,4 @@ class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
     incomplete: bool = False
     num_drafts: int = 0
     num_kept_drafts: int = 0
+    num_forced: int = 0

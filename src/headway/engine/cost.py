@@ -62,6 +62,18 @@ class Work(NamedTuple):
     attended_tokens: int
     kv_tokens_read: int
 
+    def with_tokens(self, start: int, count: int, num_groups: int, *, sampled: int = 0) -> "Work":
+        """This and `count` tokens from position `start` of a row that is in it: it reads the whole
+        context anyway. `sampled` more are sampled from; negative counts take them out."""
+        place = abs(count)
+        attended = place * start + place * (place + 1) // 2
+        return Work(
+            self.num_tokens + count,
+            self.num_sampled + sampled,
+            self.attended_tokens + (attended if count > 0 else -attended),
+            self.kv_tokens_read + count * num_groups,
+        )
+
 
 NOTHING = Work(0, 0, 0, 0)
 
@@ -180,23 +192,21 @@ class StepCost:
 
         They read the KV that the decode before them reads: its row has the whole context.
         """
-        return Work(
-            work.num_tokens + count,
-            work.num_sampled + count,
-            work.attended_tokens + count * start + count * (count + 1) // 2,
-            work.kv_tokens_read + count * len(self.windows),
-        )
+        return work.with_tokens(start, count, len(self.windows), sampled=count)
 
-    def drafts_s(self, work: Work, drafts: Iterable[tuple[int, int]]) -> float:
-        """Of a step that does `work`, what (first position, count) of its drafts take."""
-        without = work
+    def drafts_s(
+        self,
+        work: Work,
+        drafts: Iterable[tuple[int, int]],
+        forced: Iterable[tuple[int, int]] = (),
+    ) -> float:
+        """Of a step that does `work`, what (first position, count) of its drafts and of its forced
+        tokens take."""
+        without, groups = work, len(self.windows)
         for start, count in drafts:
-            without = Work(
-                without.num_tokens - count,
-                without.num_sampled - count,
-                without.attended_tokens - count * start - count * (count + 1) // 2,
-                without.kv_tokens_read - count * len(self.windows),
-            )
+            without = without.with_tokens(start, -count, groups, sampled=-count)
+        for start, count in forced:
+            without = without.with_tokens(start, -count, groups)
         return self.seconds(work) - self.seconds(without)
 
     def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:

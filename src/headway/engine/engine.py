@@ -375,8 +375,7 @@ class Engine:
         record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
         record.sample_s, record.draft_s = timings.sample_s, timings.draft_s
         record.num_drafts = record.num_sampled - sum([row.sample for row in plan.scheduled])
-        if record.num_drafts or record.draft_s:
-            scheduler.drafts.tell(record, plan, result, self.cost)
+        scheduler.drafts.tell(record, plan, result, self.cost)
         record.experts_read = result.experts_read
         record.prefill_s_per_token = scheduler.policy.token_s
         record.alone_s_per_token = scheduler.policy.alone_s
@@ -397,7 +396,8 @@ class Engine:
         found = []
         for row in plan.scheduled:
             sequence = self.scheduler.by_id(row.sequence_id)
-            if sequence is not None and len(row.token_ids) > row.num_drafts + 1:
+            num_more = row.num_drafts + row.num_forced
+            if sequence is not None and len(row.token_ids) > num_more + 1:
                 end = row.start + len(row.token_ids)
                 found.append((sequence.request.request_id, sequence.index, end))
         return found

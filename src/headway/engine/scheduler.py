@@ -2,7 +2,8 @@
 
 There is no prefill phase and no decode phase. `schedule` spends the budget in two passes:
 
-    1  running sequences with one token to compute (decodes): each always fits
+    1  running sequences with one token to compute (decodes), or some that a grammar forced with
+       it: each always fits
     2  sequences with more to compute, running (chunks of prompts, resumed ones) or waiting; one
        that waits starts when there are rows and blocks for the whole of it
 
@@ -131,12 +132,12 @@ class Scheduler:
     def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
         """Pass 1; returns the budget that is left."""
         budget, num_stalled = self.max_num_batched_tokens, 0
-        has_drafts = self.drafts.plan(decodes, budget - len(decodes))
-        for sequence in decodes:
+        counts = self.drafts.plan(decodes, budget)
+        for sequence, count in zip(decodes, counts, strict=True):
             if budget == 0:
                 break
             while sequence.state == RUNNING:
-                if self._schedule(plan, sequence, 1, self.drafts.of(sequence)):
+                if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
                     break
                 victim = self._victim(plan)
@@ -144,8 +145,8 @@ class Scheduler:
                     num_stalled += 1
                     break
                 self.preempt(victim)
-        if has_drafts:
-            plan.scheduled.sort(key=lambda row: row.num_drafts > 0)
+        if self.max_num_batched_tokens - budget > len(plan.scheduled):
+            plan.scheduled.sort(key=lambda row: len(row.token_ids) > 1)
         return budget
 
     def _reclaim(self, plan: StepPlan) -> bool:
@@ -288,8 +289,9 @@ class Scheduler:
             self._introduce(plan, sequence)
             new_blocks = [list(table) for table in sequence.block_tables]
         tokens = sequence.tokens
-        chunk = tokens[-1:] if count == 1 and end == len(tokens) else tokens[start:end]
-        row = ScheduledSequence(sequence.sequence_id, start, chunk, new_blocks, end == len(tokens))
+        chunk, sample = tokens[start:end], end == len(tokens)
+        row = ScheduledSequence(sequence.sequence_id, start, chunk, new_blocks, sample)
+        row.num_forced = sequence.num_news(start, end)
         plan.scheduled.append(row)
         self.policy.took(sequence, count)
         if drafts is not NO_DRAFTS:
@@ -358,7 +360,7 @@ class Scheduler:
             if sequence is not None:
                 if sequence.forks:
                     self._start_forks(sequence)
-                updates.append(sequence.take(sample, self.clock.now_s()))
+                updates.append(sequence.take(sample, self.clock.now_s(), jumps=self.drafts.jumps))
                 self.drafts.keep(sequence, sample, updates[-1])
                 if updates[-1].finish_reason is not None:
                     self._finish(sequence)

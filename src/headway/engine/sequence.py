@@ -5,8 +5,16 @@
     next step         t4 t5            the second number catches up with the first
 
 A prompt chunk, a decode step, a fork and a resumed sequence differ only in these two numbers.
+
+Where a grammar leaves one token nobody has to sample it: it is known at once, and the step that
+computes the sampled token computes it too (jump forward).
+
+    known     t0 … t4 {                { was sampled
+    forced            { " n a m e      five tokens are known behind it, and nothing was computed
+    next step         { " n a m e      one row of 6 tokens, of which the last is sampled from
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from headway.core.plan import NewSequence, Sample
@@ -17,6 +25,8 @@ from headway.engine.grammar.state import GrammarState
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 WAITING_FOR_KV = "waiting for KV"
 """It has a row and blocks; what was computed is on its way into them."""
+MOST_FORCED = 16
+"""Forced tokens taken at once: a step that computes them stays a step of decodes."""
 
 
 class Sequence:
@@ -37,6 +47,7 @@ class Sequence:
         "known_to_runtime",
         "max_len",
         "num_cached",
+        "num_forced",
         "num_given",
         "num_lost",
         "num_prompt",
@@ -81,6 +92,8 @@ class Sequence:
         """The keys of its full blocks, where there is a prefix cache."""
         self.num_remembered = 0
         """How many of its blocks the prefix cache has been told of."""
+        self.num_forced = 0
+        """How many of its last tokens a grammar forced, while the runtime does not know them."""
         self.state = WAITING
         self.known_to_runtime = False
         self.stop_ids = stop_ids
@@ -125,6 +138,25 @@ class Sequence:
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+    @property
+    def num_missing(self) -> int:
+        """Known tokens that are not computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it lacks one token to be sampled from, and else only forced ones."""
+        return self.state == RUNNING and 1 <= self.num_missing <= 1 + self.num_forced
+
+    def num_news(self, begin: int, end: int) -> int:
+        """How many of its tokens `begin` … `end` - 1 the runtime does not know."""
+        return end - max(begin, len(self.tokens) - self.num_forced) if self.num_forced else 0
+
+    @property
+    def may_jump(self) -> bool:
+        """Whether forced tokens need no logits: its log-probabilities are those of the model."""
+        return self.grammar is not None and self.request.sampling.logprobs is None
+
     def append(self, token_id: int) -> str | None:
         """Append a token; returns why the sequence ends with it, or None when it goes on.
 
@@ -141,11 +173,14 @@ class Sequence:
             return "stop"
         return "length" if len(self.tokens) >= self.max_len else None
 
-    def take(self, sample: Sample, now_s: float) -> SequenceUpdate:
-        """Append what was sampled up to the first token that ends the sequence."""
+    def take(self, sample: Sample, now_s: float, *, jumps: bool = False) -> SequenceUpdate:
+        """Append what was sampled up to the first token that ends the sequence.
+
+        Where it `jumps`, the tokens that its grammar forces behind that are appended too.
+        """
         token_ids, logprobs = sample.token_ids, sample.logprobs
-        request = self.request
-        update = SequenceUpdate(request.request_id, self.index, token_ids, logprobs=logprobs)
+        request, came = self.request, list[int]()
+        update = SequenceUpdate(request.request_id, self.index, came, logprobs=logprobs)
         if self.first_token_s is None:
             self.first_token_s = now_s
         if self.num_generated == 0:
@@ -153,18 +188,31 @@ class Sequence:
             update.num_cached_tokens = self.num_cached
             if self.wants_prompt_logprobs:
                 update.prompt_logprobs = self.prompt_logprobs
-        for count, token_id in enumerate(token_ids, 1):
+        self.num_forced = 0
+        for token_id in self._following(token_ids) if jumps and self.may_jump else token_ids:
             reason = self.append(token_id)
+            came.append(token_id)
             if reason is not None:
-                update.token_ids = token_ids[:count]
-                update.logprobs = logprobs[:count] if logprobs else None
+                update.logprobs = logprobs[: len(came)] if logprobs else None
                 update.finish_reason = reason
                 hidden = reason == "stop" and self.hides(token_id)
                 update.stop_token_id = token_id if hidden else None
                 if self.grammar is not None:
                     update.incomplete = not self.grammar.is_satisfied
                 break
+        update.num_forced = self.num_forced
         return update
+
+    def _following(self, sampled: list[int]) -> Iterator[int]:
+        """The tokens `sampled`, and then each that is forced where those before it are appended."""
+        yield from sampled
+        assert self.grammar is not None
+        while self.num_forced < MOST_FORCED:
+            token_id = self.grammar.only_token()
+            if token_id is None:
+                return
+            self.num_forced += 1
+            yield token_id
 
     def keep_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Append the entries that are new; a preempted prompt is computed twice, told once."""
@@ -175,8 +223,9 @@ class Sequence:
         return token_id in self.stop_ids or (self.grammar is not None and self.grammar.ended)
 
     def introduction(self) -> NewSequence:
-        """What the runtime is told of a sequence it does not know."""
+        """What the runtime is told of a sequence it does not know: every token, forced ones too."""
         sampling = self.request.sampling
+        self.num_forced = 0
         return NewSequence(
             self.sequence_id,
             self.index,
@@ -191,6 +240,7 @@ class Sequence:
     def check_integrity(self) -> None:
         """Assert what holds for a sequence between steps."""
         assert 0 <= self.computed <= len(self.tokens), self
+        assert 0 <= self.num_forced <= min(self.num_generated, MOST_FORCED), self
         if self.grammar is not None and not self.grammar.is_released:
             assert self.grammar.num_accepted == self.num_generated, self
         assert self.num_prompt <= len(self.tokens) <= self.max_len, self

@@ -25,7 +25,8 @@ class Delta:
     `stop_reason` the stop string or the stop token id that ended it, None for an end-of-text token
     or length. `incomplete` says that it ended before its grammar was satisfied. `parts` is what
     the text consists of where that is asked for: reasoning, calls and content; it may lag behind
-    `text`. Of `num_drafts` guesses of its tokens `num_kept_drafts` were right.
+    `text`. Of `num_drafts` guesses of its tokens `num_kept_drafts` were right; `num_forced` of its
+    tokens were forced by its grammar.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Delta:
         "logprobs",
         "num_cached_tokens",
         "num_drafts",
+        "num_forced",
         "num_kept_drafts",
         "parts",
         "prompt_logprobs",
@@ -58,6 +60,7 @@ class Delta:
         self.incomplete = update.incomplete
         self.num_drafts = update.num_drafts
         self.num_kept_drafts = update.num_kept_drafts
+        self.num_forced = update.num_forced
 
     @property
     def visible(self) -> bool:
@@ -168,8 +171,9 @@ class Answer:
 def singles(update: SequenceUpdate) -> list[SequenceUpdate]:
     """An update of several tokens as one of each: what comes once comes with the first, the end
     with the last. Of 3 guesses 2 were right: 3 are told with the first token, a right one with each
-    of the first two.
+    of the first two. A forced token is told with itself.
     """
+    first_forced = len(update.token_ids) - update.num_forced
     found = [
         SequenceUpdate(
             update.request_id,
@@ -177,6 +181,7 @@ def singles(update: SequenceUpdate) -> list[SequenceUpdate]:
             [token_id],
             logprobs=update.logprobs[at : at + 1] if update.logprobs else None,
             num_kept_drafts=int(at < update.num_kept_drafts),
+            num_forced=int(at >= first_forced),
         )
         for at, token_id in enumerate(update.token_ids)
     ]

@@ -98,6 +98,8 @@ class WorkerState:
             self._tables[block.group][row, block.index] = block.target
         for scheduled in plan.scheduled:
             sequence = self.sequences[scheduled.sequence_id]
+            if scheduled.num_forced:
+                sequence.generated += scheduled.forced
             for group, blocks in enumerate(scheduled.new_blocks):
                 if blocks:
                     have = sequence.num_blocks[group]

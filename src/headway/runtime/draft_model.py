@@ -85,6 +85,9 @@ class DraftModel:
                 self._valid[transfer.blocks] = 0
         new = {sequence.sequence_id for sequence in plan.new}
         for row in plan.scheduled:
+            if row.num_forced:  # what it had guessed in their place may be something else
+                known = self.state.sequences[row.sequence_id]
+                self._forget(known, known.num_known - row.num_forced)
             blocks = row.new_blocks[self.group]
             if not blocks:
                 continue
@@ -220,7 +223,11 @@ class DraftModel:
         """
         if self.vocabulary is not None:
             self.vocabulary.saw_answer(sequence)
-        at, rest = divmod(sequence.num_known - 1, self._block_size)
+        self._forget(sequence, sequence.num_known - 1)
+
+    def _forget(self, sequence: WorkerSequence, position: int) -> None:
+        """What was computed from `position` on is of no use."""
+        at, rest = divmod(position, self._block_size)
         table = self.state.table(self.group, sequence)
         if at < len(table):
             self._valid[table[at]] = min(int(self._valid[table[at]]), rest)

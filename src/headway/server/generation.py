@@ -197,6 +197,7 @@ class Progress:
                 timeline.published()
             timeline.num_drafts += delta.num_drafts
             timeline.num_kept_drafts += delta.num_kept_drafts
+            timeline.num_forced += delta.num_forced
             if delta.first_scheduled_s is not None:
                 self.num_cached += delta.num_cached_tokens
                 timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)

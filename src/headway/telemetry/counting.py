@@ -44,7 +44,7 @@ def count_step(registry: Registry, record: StepRecord, saved_s: float) -> None:
         registry.add("prompt_tokens_by_source", computed, "local_compute")
     if record.num_lost_tokens:
         registry.add("preempted_tokens", record.num_lost_tokens, "lost")
-    if record.verified or record.draft_s:
+    if record.has_more:
         count_drafts(registry, record)
 
 
@@ -62,6 +62,7 @@ def count_drafts(registry: Registry, record: StepRecord) -> None:
     6 tokens, 2 accepted, one at position 0 and one at 1."""
     add, by_source = registry.add, "spec_decode_num_{}_tokens_by_source".format
     add("spec_decode_num_drafts", len(record.verified))
+    add("jump_forward_tokens", record.num_forced)
     add("spec_decode_draft_seconds", record.draft_s)
     add("spec_decode_verify_seconds", record.verify_s)
     for source, count, kept in record.verified:

@@ -416,6 +416,7 @@ class Telemetry:
     def _setting(self) -> Setting:
         return Setting(
             sources=self.sources,
+            draft_failure=(self.last or BEFORE_ANY).draft_failure,
             work=self.work,
             roof=self.roof,
             classes=self.classes,

@@ -35,8 +35,10 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     or blocks are short, and the policy lets users reclaim their share, `user_slots` has for each
     user with a slot what it holds, as so many slots, and its weight. Of `num_drafts` guesses that
     were verified, `num_kept_drafts` were right, as `verified` tells by sequence: (who guessed, how
-    many, how many of them right). By the cost model the step took `verify_s` longer for them; the
-    drafter made `num_proposed` for the next step in `draft_s`.
+    many, how many of them right). A grammar forced `num_forced` of the tokens that came, nobody
+    sampled them; of those that came so before, the step computed `num_forced_rows`. By the cost
+    model it took `verify_s` longer for guesses and forced tokens; the drafter made `num_proposed`
+    for the next step in `draft_s`. `draft_failure` says why it is not asked, where it has failed.
     """
 
     step: int
@@ -84,16 +86,24 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     draft_s: float = 0.0
     verify_s: float = 0.0
     verified: list[tuple[str, int, int]] = []
+    num_forced: int = 0
+    num_forced_rows: int = 0
+    draft_failure: str = ""
 
     @property
     def num_prefill_tokens(self) -> int:
         return self.num_tokens - self.num_decode_tokens
 
     @property
+    def has_more(self) -> bool:
+        """Whether more tokens may have come than were sampled one by one."""
+        return bool(self.verified or self.draft_s or self.num_forced or self.num_forced_rows)
+
+    @property
     def tokens_per_decode(self) -> float:
-        """Tokens that a sequence gained that decoded; 1 where nobody guessed."""
-        decodes = self.num_decode_tokens - self.num_drafts
-        return 1 + self.num_kept_drafts / decodes if decodes > 0 else 1.0
+        """Tokens that a sequence gained that decoded; 1 where nobody guessed or was forced."""
+        decodes = self.num_decode_tokens - self.num_drafts - self.num_forced_rows
+        return 1 + (self.num_kept_drafts + self.num_forced) / decodes if decodes > 0 else 1.0
 
     @property
     def duration_s(self) -> float:
@@ -128,8 +138,13 @@ def count_work(record: StepRecord, rows: list[ScheduledSequence], windows: tuple
         record.num_decode_tokens = sum([row.sample for row in rows])
         record.attended_tokens = read = sum(starts) + tokens
     else:
+        record.num_forced_rows = sum([row.num_forced for row in rows])
         record.num_decode_tokens = sum(
-            [n for row, n in zip(rows, lengths) if row.sample and n == row.num_drafts + 1]
+            [
+                n
+                for row, n in zip(rows, lengths)
+                if row.num_forced or (row.sample and n == row.num_drafts + 1)
+            ]
         )
         record.attended_tokens = sum([n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths)])
         read = sum(starts) + tokens

@@ -149,8 +149,9 @@ ROWS = (
     Row(
         "spec_decode_verify_seconds",
         C,
-        "What steps took longer for the drafts that they verified, by the step cost.",
+        "What steps took longer for drafts and forced tokens, by the step cost.",
     ),
+    Row("jump_forward_tokens", C, "Tokens that a grammar forced: known without being sampled."),
     Row(
         "admission_rejections",
         C,

@@ -249,12 +249,15 @@ class SourceDrafts(msgspec.Struct, kw_only=True):
 
 class DraftStats(msgspec.Struct, kw_only=True):
     """What speculation brought. `drafts`, `draft_tokens` and `accepted_tokens` count what was
-    verified; `acceptance` = accepted / draft tokens.
+    verified; `acceptance` = accepted / draft tokens. `jump_forward_tokens` came because a grammar
+    forced them: nobody guessed or sampled them.
 
     Of a sequence that decodes, `drafts_per_step` tokens are guessed in a mean step and
-    `tokens_per_step` come: 1 + drafts_per_step · acceptance. Of the time of steps, drafting takes
-    `draft_share` and verifying `verify_share` more than the same steps without, by the step cost.
-    `speedup` = tokens_per_step · (1 − both shares), of the steps without prefill.
+    `tokens_per_step` come: 1 + drafts_per_step · acceptance + what was forced. Of the time of
+    steps, drafting takes `draft_share`, and verifying and computing forced tokens `verify_share`
+    more than the same steps without, by the step cost.
+    `speedup` = tokens_per_step · (1 − both shares), of the steps without prefill. `failure` says
+    why the drafting model or heads are not asked now, "" where they are.
     """
 
     drafts: int
@@ -267,6 +270,8 @@ class DraftStats(msgspec.Struct, kw_only=True):
     verify_share: float | None
     speedup: float | None
     by_source: dict[str, SourceDrafts]
+    jump_forward_tokens: int = 0
+    failure: str = ""
 
 
 class Window(msgspec.Struct, kw_only=True):

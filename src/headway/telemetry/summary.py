@@ -62,6 +62,8 @@ class Setting:
     max_num_seqs: int
     sources: tuple[str, ...] = ()
     """Who guesses tokens."""
+    draft_failure: str = ""
+    """Why the drafter is not asked now."""
 
 
 def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) -> Window:
@@ -105,21 +107,22 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
         verdict=verdict(stats, *places[:2], setting, cores, probe_share(slots)),
         cores=cores,
         cost=cost(ended, slots, *sums, covered_s, output_tokens_per_s, setting),
-        drafts=draft_stats(setting.sources, slots, *sums) if setting.sources else None,
+        drafts=draft_stats(setting, slots, *sums) if setting.sources else None,
     )
 
 
 def draft_stats(
-    sources: Sequence[str], slots: list[Slot], decode: StepSums, prefill: StepSums
+    setting: Setting, slots: list[Slot], decode: StepSums, prefill: StepSums
 ) -> DraftStats:
     """What was guessed and accepted, and what it took.
 
     100 decodes with 300 guesses, of which 150 came: 2.5 tokens a step. Where drafting and verifying
     took 40% of the time of those steps, 1.5 times the tokens came that would have come without.
+    Tokens that a grammar forced come beside them, and what computing them took counts as verifying.
     """
     sums = StepSums.over(len(decode.kv_tokens_read), decode, prefill)
     by_source = {}
-    for source in sources:
+    for source in setting.sources:
         counts = [slot.verified[source] for slot in slots if source in slot.verified]
         drafts, tokens, kept = map(sum, zip(*counts, strict=True)) if counts else (0, 0, 0)
         by_source[source] = SourceDrafts(drafts=drafts, draft_tokens=tokens, accepted_tokens=kept)
@@ -131,18 +134,20 @@ def draft_stats(
         draft_tokens=sums.num_drafts,
         accepted_tokens=sums.num_kept_drafts,
         acceptance=ratio(sums.num_kept_drafts, sums.num_drafts),
+        jump_forward_tokens=sums.num_forced,
         drafts_per_step=ratio(sums.num_drafts, sums.num_decodes),
         tokens_per_step=gained(sums),
         draft_share=ratio(sums.draft_s, worked_s),
         verify_share=ratio(sums.verify_s, worked_s),
         speedup=(tokens_per_step or 0.0) * (1 - (spent or 0.0)) if known else None,
         by_source=by_source,
+        failure=setting.draft_failure,
     )
 
 
 def gained(sums: StepSums) -> float | None:
     """Tokens that a sequence gained in a step in which it decoded."""
-    return ratio(sums.num_decodes + sums.num_kept_drafts, sums.num_decodes)
+    return ratio(sums.num_decodes + sums.num_kept_drafts + sums.num_forced, sums.num_decodes)
 
 
 def latencies(ended: Sequence[Ended]) -> dict[str, Percentiles]:

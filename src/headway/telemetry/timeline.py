@@ -47,6 +47,7 @@ class Timeline:
             "max_tokens",
             "n",
             "num_drafts",
+            "num_forced",
             "num_kept_drafts",
             "num_preemptions",
             "num_prompt",
@@ -90,8 +91,8 @@ class Timeline:
         self.prefill_s = self.preempted_s = 0.0
         self.cached_tokens = 0
         self.num_preemptions = self.preempted_after = 0
-        self.num_drafts = self.num_kept_drafts = 0
-        """Guesses of its tokens, and those that were right."""
+        self.num_drafts = self.num_kept_drafts = self.num_forced = 0
+        """Guesses of its tokens, those that were right, and tokens that its grammar forced."""
         self.computed: dict[tuple[int, int], int] = {}
         self.times = [array("d") for _ in range(num_choices)]
         self.ended: Ended | None = None
@@ -224,7 +225,8 @@ class Timeline:
         return np.concatenate(parts) if parts else np.empty(0)
 
     def timings(self) -> dict[str, Any]:
-        """What `timings: true` puts into the answer; seconds. Drafts where there were some."""
+        """What `timings: true` puts into the answer; seconds. Drafts and forced tokens where there
+        were some."""
         drafts = {"draft_n": self.num_drafts, "draft_n_accepted": self.num_kept_drafts}
         last_s = max((times[-1] for times in self.times if times), default=self.arrived_s)
         return {
@@ -237,6 +239,7 @@ class Timeline:
             "cached_tokens": self.cached_tokens,
             "preemptions": self.num_preemptions,
             **(drafts if self.num_drafts else {}),
+            **({"jump_forward_n": self.num_forced} if self.num_forced else {}),
         }
 
     def state(self) -> str:

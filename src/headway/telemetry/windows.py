@@ -44,6 +44,8 @@ class StepSums:
     idle_s: float = 0.0
     num_drafts: int = 0
     num_kept_drafts: int = 0
+    num_forced: int = 0
+    num_forced_rows: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
 
@@ -79,7 +81,9 @@ class StepSums:
         read = self.kv_tokens_read
         for group, tokens in enumerate(record.kv_tokens_read):
             read[group] += tokens
-        if record.verified or record.draft_s:
+        if record.has_more:
+            self.num_forced += record.num_forced
+            self.num_forced_rows += record.num_forced_rows
             self.num_drafts += record.num_drafts
             self.num_kept_drafts += record.num_kept_drafts
             self.draft_s += record.draft_s
@@ -99,8 +103,9 @@ class StepSums:
 
     @property
     def num_decodes(self) -> int:
-        """Sequences that decoded, summed over the steps; their drafts are no tokens they had."""
-        return self.num_decode_tokens - self.num_drafts
+        """Sequences that decoded, summed over the steps; their drafts are no tokens they had, and
+        forced tokens came before."""
+        return self.num_decode_tokens - self.num_drafts - self.num_forced_rows
 
     @property
     def duration_s(self) -> float:

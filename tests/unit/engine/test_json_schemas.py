@@ -27,7 +27,7 @@ from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
 from headway.engine.speculation.speculation import Speculation
 from headway.frontend.text import Tokenizer
 from random_schemas import Generator
-from schema_runs import Outcome, generate, real_schemas, walking_engine
+from schema_runs import Outcome, Walker, generate, real_schemas, walking_engine
 
 MAX_TOKENS = 4000
 REFUSED = {
@@ -129,7 +129,8 @@ def check_guesses(walker: Engine, tokenizer: Tokenizer, schemas: list[Any]) -> N
     walker.scheduler.drafts.speculator = None
     assert guessed == plain
     print(f"{walker.scheduler.next_step() - before} steps, {speculation.counts}")
-    assert speculation.counts["forced"][1] > len(schemas)
+    assert isinstance(walker.executor, Walker)
+    assert walker.executor.num_forced > 10 * len(schemas)
     walker.check_integrity()
 
 

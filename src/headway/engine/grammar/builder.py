@@ -138,7 +138,7 @@ class Builder:
         grammar = self._trial.check(ticket.grammar)
         template, first_mask = compile_grammar(self._vocabulary, grammar)
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text) + len(first_mask)
-        compiled = Compiled(template, first_mask, size)
+        compiled = Compiled(template, first_mask, size, self._source.vocab_size)
         self._keep(ticket.key, compiled)
         ticket.compiled = compiled
 

@@ -10,6 +10,7 @@ grammar "ab" | "abc", tokens a b c:
     accept c   num_accepted 3   is_complete: nothing may follow, the answer ends by itself
 """
 
+import numpy as np
 from llguidance import LLMatcher
 
 from headway.engine.grammar.compiler import told
@@ -18,12 +19,16 @@ from headway.engine.grammar.compiler import told
 class Compiled:
     """A grammar ready for use: a matcher that is copied, never advanced, and its first mask."""
 
-    __slots__ = ("first_mask", "num_bytes", "template")
+    __slots__ = ("first_mask", "num_bytes", "template", "vocab_size")
 
-    def __init__(self, template: LLMatcher, first_mask: bytes, num_bytes: int) -> None:
+    def __init__(
+        self, template: LLMatcher, first_mask: bytes, num_bytes: int, vocab_size: int
+    ) -> None:
         self.template = template
         self.first_mask = first_mask
         self.num_bytes = num_bytes
+        self.vocab_size = vocab_size
+        """Width of the logits; a mask may be wider."""
 
     def state(self) -> "GrammarState":
         """The state of a sequence that has generated nothing."""
@@ -81,11 +86,29 @@ class GrammarState:
     def forced(self) -> list[int]:
         """The tokens of the only text that can follow, as its tokenizer would cut it, or none.
 
-        Other tokens may spell the same text, so each is a good guess and no more.
+        Each is a good guess; only a mask says that no other token may spell the same text.
         """
         if self._matcher is None or self.error or self._matcher.is_stopped():
             return []
         return self._matcher.compute_ff_tokens()
+
+    def only_token(self) -> int | None:
+        """The token that the next mask allows where it allows one; None where more may follow.
+
+        The mask is looked at only where the text is forced: 10 µs for 152,000 tokens, else 2 µs.
+        """
+        if not self.forced():
+            return None
+        assert self._matcher is not None
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        if self._matcher.is_error():
+            return None
+        (places,) = mask.nonzero()
+        if len(places) != 1:
+            return None
+        word = int(mask[places[0]])
+        token_id = 32 * int(places[0]) + word.bit_length() - 1
+        return token_id if word.bit_count() == 1 and token_id < self.compiled.vocab_size else None
 
     def fail(self) -> None:
         """Keep the matcher's error."""

@@ -13,9 +13,9 @@ from typing import ClassVar, Self
 from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost, Work, work_of
+from headway.engine.cost import StepCost, Work
 from headway.engine.kv import KVCache
-from headway.engine.policy.policy import Turn, is_behind, lacking_one
+from headway.engine.policy.policy import Turn, decode_work, decoding, is_behind
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
 from headway.engine.slot_rate import SlotRate
@@ -56,7 +56,7 @@ class Fcfs:
 
     def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
         """All, oldest first."""
-        return lacking_one(running)
+        return decoding(running)
 
     def turns(
         self,
@@ -78,7 +78,7 @@ class Fcfs:
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
         """Their work, and as long as it pays."""
-        return work_of([s.computed for s in decodes], self.windows), inf
+        return decode_work(decodes, self.windows), inf
 
     def drafted(self, sequence: Sequence, num_drafts: int) -> None:
         """Nothing to note."""

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost, Work
+from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.kv import KVCache
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence
@@ -129,10 +129,19 @@ class Policy(Protocol):
 
 
 def is_behind(sequence: Sequence) -> bool:
-    """Whether a running sequence lacks more than the one token of a decode."""
-    return sequence.state == RUNNING and len(sequence.tokens) - sequence.computed > 1
+    """Whether a running sequence lacks more than the tokens of a decode."""
+    return sequence.state == RUNNING and sequence.num_missing > 1 + sequence.num_forced
 
 
-def lacking_one(running: list[Sequence]) -> list[Sequence]:
+def decoding(running: list[Sequence]) -> list[Sequence]:
     """The running sequences that decode, in their order."""
-    return [s for s in running if s.state == RUNNING and len(s.tokens) - s.computed == 1]
+    return [s for s in running if s.decodes]
+
+
+def decode_work(decodes: TypingSequence[Sequence], windows: tuple[int, ...]) -> Work:
+    """What `decodes` do, their forced tokens included; `windows` by KV group."""
+    work = work_of([s.computed for s in decodes], windows)
+    for sequence in decodes:
+        if sequence.num_missing > 1:
+            work = work.with_tokens(sequence.computed + 1, sequence.num_missing - 1, len(windows))
+    return work

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.policy import Turn, is_behind, lacking_one
+from headway.engine.policy.policy import Turn, decoding, is_behind
 from headway.engine.sequence import Sequence
 
 
@@ -29,7 +29,7 @@ class Priority(Fcfs):
 
     def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
         """All by rank, but the last where one of a better priority waits: it may need the place."""
-        rows = sorted(lacking_one(running), key=rank)
+        rows = sorted(decoding(running), key=rank)
         if rows and waiting and min(map(priority, waiting)) < priority(rows[-1]):
             rows.pop()
         return rows

@@ -37,11 +37,11 @@ from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
-from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work, work_of
+from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
-from headway.engine.policy.policy import Turn, is_behind, lacking_one
+from headway.engine.policy.policy import Turn, decode_work, decoding, is_behind
 from headway.engine.policy.slo_state import SloState, arrival, missing, state, takes_s
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
@@ -122,7 +122,7 @@ class Slo(Fcfs):
         """
         self._behind = []
         now_s = self.clock.now_s()
-        rows = lacking_one(running)
+        rows = decoding(running)
         first = [s for s in rows if not self.is_idle(s)]
         self._beside = self.work_of(first)
         decode_s = self.cost.seconds(self._beside)
@@ -137,7 +137,7 @@ class Slo(Fcfs):
             self._beside = self.work_of(left)
             return left
         for sequence in left:
-            more = self.cost.beside(self._beside, sequence.computed, 1)
+            more = self.cost.beside(self._beside, sequence.computed, sequence.num_missing)
             if self.cost.seconds(more) > self._calm_s:
                 break
             first.append(sequence)
@@ -201,7 +201,7 @@ class Slo(Fcfs):
 
     def work_of(self, rows: list[Sequence]) -> Work:
         """What `rows` do as decodes."""
-        return work_of([s.computed for s in rows], self.cost.windows)
+        return decode_work(rows, self.cost.windows)
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
         """Their work, and what they can bear to meet their objectives."""
@@ -209,7 +209,7 @@ class Slo(Fcfs):
 
     def drafted(self, sequence: Sequence, num_drafts: int) -> None:
         """The step grows."""
-        self._beside = self.cost.with_drafts(self._beside, sequence.computed + 1, num_drafts)
+        self._beside = self.cost.with_drafts(self._beside, len(sequence.tokens), num_drafts)
 
     # ── turns ───────────────────────────────────────────────────────────────────────────────
 

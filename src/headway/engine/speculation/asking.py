@@ -2,16 +2,27 @@
 
 It guesses behind the sampling of a step what the next step verifies. What it takes is learned from
 the steps in which it was asked; where it does not pay it is asked now and then, for what it would
-be worth today.
+be worth today. One that fails is asked again after a while, and after a few times no more:
+
+    fails   10 s of steps   fails   20 s   fails   40 s   fails   off until the engine starts anew
 """
 
+import logging
 from collections.abc import Sequence as TypingSequence
+from math import inf
 
 from headway.core.plan import StepResult
 from headway.engine.cost import StepCost
 from headway.engine.speculation.controller import Drafting, PlainStep, choose
 from headway.engine.speculation.price import DraftPrice
 
+log = logging.getLogger(__name__)
+
+PAUSES_S = (10.0, 20.0, 40.0)
+"""Seconds of steps until a drafter that has failed so often is asked again."""
+OFF = "off until the engine starts anew"
+FORGOTTEN = 1000
+"""After so many steps of guesses its failures are forgotten."""
 PROBE_SHARE = 0.01
 """Of the time, what a drafter that does not pay may take to be seen at all."""
 
@@ -23,6 +34,16 @@ class Asking:
         self.price, self.cost = price, cost
         self._unasked_s = 0.0
         """Seconds of steps since the drafter was asked last."""
+        self.failure = ""
+        """Why it is not asked, and until when; "" where it is."""
+        self._num_failures = self._num_good = 0
+        self._pause_s = 0.0
+
+    def is_able(self, plain: PlainStep) -> bool:
+        """Whether it may be asked in this step: it has not failed, or long ago."""
+        if self._pause_s > 0:
+            self._pause_s -= self.cost.seconds(plain.work)
+        return self._pause_s <= 0
 
     def counts(self, values: TypingSequence[list[float]], plain: PlainStep) -> list[int]:
         """Of each decode how many; `values` are the chances that they will be kept."""
@@ -46,7 +67,21 @@ class Asking:
 
     def ended(self, result: StepResult) -> None:
         """What the drafter took in this step."""
-        if result.timings.draft_s:
-            self._unasked_s = 0.0
+        if result.draft_failure:
+            self._failed(result.draft_failure)
+        elif result.timings.draft_s:
+            self._unasked_s, self.failure = 0.0, ""
+            self._num_good += 1
+            if self._num_good >= FORGOTTEN:
+                self._num_failures = 0
             lengths = [len(sample.drafts) for sample in result.samples if sample.drafts]
             self.price.observe(max(lengths, default=0), sum(lengths), result.timings.draft_s)
+
+    def _failed(self, reason: str) -> None:
+        """It goes on without guesses: for a while, or for good."""
+        again = self._num_failures < len(PAUSES_S)
+        self._pause_s = PAUSES_S[self._num_failures] if again else inf
+        self._num_failures, self._num_good = self._num_failures + 1, 0
+        until = f"asked again after {self._pause_s:.0f} s of steps" if again else OFF
+        self.failure = f"{reason}; {until}"
+        log.warning("the drafter failed (%d): %s", self._num_failures, self.failure)

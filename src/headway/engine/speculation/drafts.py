@@ -27,7 +27,16 @@ NO_DRAFTS = Drafts([])
 
 
 class Speculator(Protocol):
-    """Says in each step whose guesses are verified, and learns from what came of them."""
+    """Says in each step whose guesses are verified, and learns from what came of them.
+
+    Where it `jumps`, tokens that a grammar forces are known at once, without a draw. `failure` says
+    why the runtime's drafter is not asked, "" where it is.
+    """
+
+    jumps: bool
+
+    @property
+    def failure(self) -> str: ...
 
     def plan(
         self, decodes: TypingSequence[Sequence], beside: Work, budget: int, most_s: float

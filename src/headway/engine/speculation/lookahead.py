@@ -181,14 +181,15 @@ class Lookahead:
         window = self._by_id.get(sequence.sequence_id)
         if window is None:
             return
-        num_kept, window.said = len(sample.token_ids) - 1, sample.behind
+        num_kept, num_forced = len(sample.token_ids) - 1, sequence.num_forced
+        window.said = sample.behind[num_forced:]  # forced tokens came where the others stood
         if not drafts.token_ids:
             return
         kinds = window.kinds[:num_kept] if drafts.source == self.name else ()
         self._kept = FADE * self._kept + sum([kind & 1 for kind in kinds])
         self._said = FADE * self._said + len(sample.behind)
         guessed = drafts.token_ids[num_kept:]
-        before = drafts.token_ids[num_kept - 1] if num_kept else sequence.tokens[-2]
+        before = drafts.token_ids[num_kept - 1] if num_kept else sequence.tokens[-2 - num_forced]
         for token, following in zip(guessed, sample.behind):
             self.pool.add(window.owner, before, token, following, True)
             self.pool.add(window.user, before, token, following, True)

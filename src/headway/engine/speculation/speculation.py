@@ -3,7 +3,8 @@
     lookup, suffixes   guess in each step, for that costs microseconds; what comes is compared with
                        their guesses whether those were verified or not, so a request that begins to
                        copy is seen before a single guess of it has cost anything
-    forced             where a grammar leaves one text, its tokens
+    forced             where a grammar leaves one token, it is known without a guess; it is guessed
+                       where log-probabilities are asked for, which need logits
     lookahead          n-grams that the model itself said behind wrong guesses, of every source;
                        so each row is worth what it verifies and what it may leave
     draft or medusa    guesses for the next step where that pays, its own time included
@@ -17,7 +18,8 @@ from typing import NamedTuple
 
 from headway.core.plan import Sample, StepResult
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost, Work, work_of
+from headway.engine.cost import StepCost, Work
+from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
 from headway.engine.speculation.asking import PROBE_SHARE, Asking
@@ -26,7 +28,7 @@ from headway.engine.speculation.drafts import Drafts, fitting
 from headway.engine.speculation.lookahead import WINDOW, Lookahead
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
-from headway.engine.speculation.sources import make_sources
+from headway.engine.speculation.sources import Forced, make_sources
 
 TRIED = 3
 """Guesses that are tried where none seems to pay: with the decode, a knot of the cost curve."""
@@ -75,6 +77,7 @@ class Speculation:
         self.acceptance = Acceptance()
         self.sources = make_sources(config)
         self.lookahead = next((s for s in self.sources if isinstance(s, Lookahead)), None)
+        self.jumps = Forced.name in config.sources
         self.drafter, self.asking = config.drafter, None
         if self.drafter:
             price = DraftPrice(cost, config.draft_share, at_once=config.medusa is not None)
@@ -85,6 +88,11 @@ class Speculation:
         self._untried_s = 0.0
         """Seconds of steps since more rows were tried."""
 
+    @property
+    def failure(self) -> str:
+        """Why the drafter is not asked; "" where it is, or is none."""
+        return self.asking.failure if self.asking is not None else ""
+
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
     def plan(
@@ -93,8 +101,8 @@ class Speculation:
         """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
         if not decodes:
             return {}
-        starts = [sequence.computed + 1 for sequence in decodes]
-        alone = work_of([sequence.computed for sequence in decodes], self.cost.windows)
+        starts = [len(sequence.tokens) for sequence in decodes]
+        alone = decode_work(decodes, self.cost.windows)
         plain = PlainStep(starts, alone, beside, budget, most_s)
         if self.lookahead is not None:
             likely = self.acceptance.chances(self.lookahead.name, (WINDOW,), 1, Own())[0]
@@ -113,7 +121,7 @@ class Speculation:
             for sequence, (drafts, _, _), count in zip(decodes, best, counts, strict=True)
             if count
         }
-        if self.asking is not None:
+        if self.asking is not None and self.asking.is_able(plain):
             values = [
                 self._drafting_chances(sequence, state, candidate, count)
                 for sequence, state, candidate, count in zip(
@@ -217,9 +225,12 @@ class Speculation:
             counts[1] += num_kept
         for shadow in state.shadows.values():
             shadow.settle(sequence.tokens, self.acceptance, state.own)
+        sampled_to = len(sequence.tokens) - sequence.num_forced
         if state.drafted:
-            self._score_drafted(state, sequence.tokens[len(sequence.tokens) - num_kept - 1 :])
-        state.proposed = sample.drafts
+            self._score_drafted(state, sequence.tokens[sampled_to - num_kept - 1 :])
+        forced = sequence.tokens[sampled_to:]  # the drafter did not know them
+        follows = sample.drafts[: len(forced)] == forced
+        state.proposed = sample.drafts[len(forced) :] if follows else []
         for source in self.sources:
             source.came(sequence, drafts, sample)
 

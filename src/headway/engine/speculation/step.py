@@ -25,22 +25,38 @@ class StepDrafts:
         self.speculator = speculator
         self.verified: list[tuple[str, int, int]] = []
         """Of this step's guesses: (who made them, how many of a sequence, how many were right)."""
+        self.num_forced = 0
+        """Tokens that came in this step because a grammar forced them."""
         self._by_id: dict[int, Drafts] = {}
         self._riding: set[int] = set()
         """Whose guesses are in the step: one that was preempted may come back in it without."""
 
-    def plan(self, decodes: TypingSequence[Sequence], budget: int) -> bool:
-        """Guess beside `decodes`, at most `budget` tokens; whether anybody has guesses."""
+    @property
+    def jumps(self) -> bool:
+        """Whether tokens that a grammar forces need not be sampled."""
+        return self.speculator is not None and self.speculator.jumps
+
+    def plan(self, decodes: TypingSequence[Sequence], budget: int) -> list[int]:
+        """How many known tokens of each decode the step computes, of `budget` in all: one, and of
+        those that are forced what fits. What is left is for guesses."""
         if self.speculator is None:
-            return False
-        self.verified, self._riding = [], set()
+            return [1] * len(decodes)
+        counts, spare = [], max(budget - len(decodes), 0)
+        for sequence in decodes:
+            counts.append(1 + min(sequence.num_missing - 1, spare))
+            spare -= counts[-1] - 1
+        self.verified, self._riding, self.num_forced = [], set(), 0
         beside, most_s = self.policy.beside_drafts(decodes)
-        self._by_id = self.speculator.plan(decodes, beside, max(budget, 0), most_s)
-        return bool(self._by_id)
+        self._by_id = self.speculator.plan(decodes, beside, spare, most_s)
+        return counts
 
     def of(self, sequence: Sequence) -> Drafts:
         """The guesses that ride with `sequence`."""
         return self._by_id.get(sequence.sequence_id, NO_DRAFTS)
+
+    def behind(self, sequence: Sequence, count: int) -> Drafts:
+        """The guesses behind the next `count` tokens of `sequence`: behind all that are known."""
+        return self.of(sequence) if count == sequence.num_missing else NO_DRAFTS
 
     def leave_out(self, sequence: Sequence) -> Drafts:
         """There is no block for its guesses: what remains without them."""
@@ -68,6 +84,7 @@ class StepDrafts:
         if self.speculator is None:
             return
         num_kept = len(sample.token_ids) - 1
+        self.num_forced += update.num_forced
         if num_kept:
             sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
             self.kv.insert(sequence)
@@ -88,16 +105,26 @@ class StepDrafts:
     def tell(self, record: StepRecord, plan: StepPlan, result: StepResult, cost: StepCost) -> None:
         """Fill in what was guessed, what was right, and what it took; a step that was run again in
         halves has verified nothing."""
+        if self.speculator is not None:
+            record.draft_failure = self.speculator.failure
+        if not (record.num_drafts or record.draft_s or record.num_forced_rows or self.num_forced):
+            return
         record.num_proposed = sum([len(each.drafts) for each in result.samples])
         record.verified = self.verified
         record.num_kept_drafts = sum([kept for _, _, kept in self.verified])
-        if self.verified:
-            drafts = [
-                (row.start + len(row.token_ids) - row.num_drafts, row.num_drafts)
-                for row in plan.scheduled
-                if row.num_drafts
+        record.num_forced = self.num_forced
+        if self.verified or record.num_forced_rows:
+            rows = plan.scheduled
+            ends = [row.start + len(row.token_ids) - row.num_drafts for row in rows]
+            drafts = [(end, row.num_drafts) for row, end in zip(rows, ends) if row.num_drafts]
+            forced = [
+                (end - row.num_forced, row.num_forced)
+                for row, end in zip(rows, ends)
+                if row.num_forced
             ]
-            record.verify_s = cost.drafts_s(work_done(record), drafts)
+            record.verify_s = cost.drafts_s(
+                work_done(record), drafts if self.verified else (), forced
+            )
 
     def left(self, sequence: Sequence) -> None:
         """The runtime forgets `sequence`."""

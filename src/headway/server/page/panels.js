@@ -237,7 +237,10 @@ const PARTS = ["schedule", "prepare", "forward", "sample", "update", "other"];
 
 /** {drafts_per_step: 3.1, acceptance: 0.62, …} → 62% of 3.1 a step kept, 2.92 tokens a step … */
 export function draftsSaid(drafts) {
-  if (!drafts.draft_tokens) return `none in this window (${Object.keys(drafts.by_source).join(", ")})`;
+  const failed = drafts.failure ? `; the drafter failed: ${drafts.failure}` : "";
+  const forced = drafts.jump_forward_tokens ? `${said(count(drafts.jump_forward_tokens))} tokens forced by grammars; ` : "";
+  if (!drafts.draft_tokens)
+    return `${forced}none in this window (${Object.keys(drafts.by_source).join(", ")})${failed}`;
   const { acceptance, drafts_per_step, tokens_per_step } = drafts;
   const kept = `${said(share(acceptance))} of ${digits(drafts_per_step)} a step kept`;
   const cost = said(share(drafts.draft_share + drafts.verify_share));
@@ -245,7 +248,7 @@ export function draftsSaid(drafts) {
     .filter(([, one]) => one.draft_tokens)
     .map(([name, one]) => `${name} ${said(share(one.accepted_tokens / one.draft_tokens))}`);
   const gained = `${digits(tokens_per_step)} tokens a step for ${cost} of its time`;
-  return `${kept}, ${gained} (${sources.join(", ")})`;
+  return `${forced}${kept}, ${gained} (${sources.join(", ")})${failed}`;
 }
 
 export class DraftsLine {
