@@ -1,18 +1,27 @@
 """The drafting model guesses what it would say itself, wherever its keys and values come from."""
 
 import random
+from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
-from drive import engine_for, finish
+from drive import engine_for, finish, greedy
 from headway.core.embedded import model_folder
 from headway.core.errors import UsageError
-from headway.core.request import Request, SamplingParams
+from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
+from headway.engine.speculation.asking import OFF
+from headway.engine.speculation.speculation import Speculation
+from headway.runtime.drafter import Wanted
+from headway.telemetry.records import StepRecord
 from parity.drafting import COUNT, Proposals, some_requests
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
+"""A machine on which a step takes a second, whatever it does."""
 
 
 def drafting_engine(**options: object) -> tuple[Engine, Proposals]:
@@ -57,21 +66,93 @@ def test_it_guesses_what_it_would_say(options: dict[str, object]):
         assert said[number, 0].token_ids[: len(guesses)] == guesses
 
 
-def test_a_drafter_that_fails_is_left_out(caplog: pytest.LogCaptureFixture):
-    engine, proposals = drafting_engine(max_model_len=256)
-    requests = some_requests(random.Random(4), 4)
+def test_a_drafter_that_fails_is_asked_again_for_a_while(caplog: pytest.LogCaptureFixture):
+    """Requests go on; nobody plans for it until it is asked again; records say why; it comes back,
+    and where it fails again and again it is off for good."""
+    engine, _ = drafting_engine(max_model_len=256)
+    speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
+    engine.scheduler.drafts.speculator = speculation
+    requests = [greedy(number, [5 + number, 6, 7], 200) for number in range(2)]
     wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
+    drafter, calls = engine.executor.drafter, []  # type: ignore[attr-defined]
+    propose = drafter.propose
 
-    def fail(batch: object) -> None:
-        raise RuntimeError("told to fail")
+    def fail(*args: object) -> dict[int, list[int]]:
+        calls.append(engine.scheduler._step - 1)
+        if len(calls) in (2, 4, 6, 8):
+            raise RuntimeError("told to fail")
+        return dict(propose(*args))
 
-    engine.executor.drafter.forward = fail  # type: ignore[attr-defined]
+    drafter.propose = fail
+    records = []
+    step = engine.step
+
+    def keep() -> tuple[list[SequenceUpdate], StepRecord]:
+        updates, record = step()
+        records.append(record)
+        return updates, record
+
+    engine.step = keep  # type: ignore[method-assign]
     answers = finish(engine, requests)
     assert {k: a.token_ids for k, a in answers.items()} == {
         k: a.token_ids for k, a in wanted.items()
     }
-    assert engine.executor.drafter is None  # type: ignore[attr-defined]
-    assert "go on without it" in caplog.text and not proposals.num_guessed
+    gaps = [after - before for before, after in pairwise(calls)]
+    assert gaps[:6] == [1, 10, 1, 20, 1, 40], "a step takes a second there"
+    assert len(calls) == 8, "after the fourth failure it is not asked any more"
+    said = [record.draft_failure for record in records]
+    assert said[calls[0]] == "" and "asked again after 10 s" in said[calls[1]]
+    assert said[calls[2]] == "" and said[-1] == f"RuntimeError: told to fail; {OFF}"
+    assert caplog.text.count("the drafter failed (") == 4
+    good = {calls[at] for at in (0, 2, 4, 6)}
+    assert {record.step for record in records if record.num_proposed} <= good
+    assert records[calls[0]].num_proposed > 0 and records[calls[2]].num_proposed > 0
+    assert engine.executor.drafter is drafter  # type: ignore[attr-defined]
+
+
+def test_garbage_of_the_drafter_changes_nothing():
+    """Ids that are no tokens are no guesses; tokens that never come are thrown away."""
+    engine, proposals = drafting_engine(max_model_len=256)
+    requests, rng = some_requests(random.Random(4), 4), random.Random(5)
+    wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
+    garbage = [[-1], [4096], [5, 2**40], [7, -(2**63), 8], [3] * 500, [1, 2, 3], []]
+    propose = engine.executor.drafter.propose  # type: ignore[attr-defined]
+
+    def lie(wanted: list[Wanted], hidden_RH: object) -> dict[int, list[int]]:
+        propose(wanted, hidden_RH)
+        return {each.sequence.new.sequence_id: rng.choice(garbage) for each in wanted}
+
+    engine.executor.drafter.propose = lie  # type: ignore[attr-defined]
+    answers = finish(engine, requests)
+    assert {k: a.token_ids for k, a in answers.items()} == {
+        k: a.token_ids for k, a in wanted.items()
+    }
+    assert proposals.num_guessed > 100
+
+
+def test_a_sequence_that_leaves_between_guess_and_verification_leaves_nothing():
+    """Aborted with its guesses made, at each step in turn; the others' tokens are the same."""
+    requests = some_requests(random.Random(6), 4)
+    wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
+    engine, proposals = drafting_engine(max_model_len=256)
+    for step in range(1, 12):
+        victim = Request(1000 + step, [9, 8, 7, 6] * step, SamplingParams(max_tokens=50, n=2))
+
+        def leave(at: int, last: int = step, request_id: int = victim.request_id) -> None:
+            if at == last:
+                assert any(
+                    sequence_id in proposals._next for sequence_id in engine.scheduler._by_id
+                )
+                engine.abort(request_id, 1)
+                engine.check_integrity()
+                engine.abort(request_id)
+                engine.check_integrity()
+
+        again = [replace(each, request_id=each.request_id + 100 * step) for each in requests]
+        answers = finish(engine, [*again, victim], leave)
+        for (request_id, index), answer in wanted.items():
+            assert answers[request_id + 100 * step, index].token_ids == answer.token_ids
+    assert not proposals._next and not engine.kv.num_used and proposals.num_kept > 50
 
 
 def test_an_overflow_of_the_drafter_is_that_sequences_alone():

@@ -323,7 +323,8 @@ def test_the_doctor_tells_what_it_brings(plain: InProcess, guessing: InProcess) 
         polls = [msgspec.json.decode(fetch(live, "/stats"), type=Snapshot)] * 2
         found[live] = diagnose(reading_from_stats(live.url, polls, seconds=300))
     assert found[plain].drafts == []
-    kept, price = found[guessing].drafts
+    forced, kept, price = found[guessing].drafts
+    assert re.match(r"grammars forced \d+ tokens, which nobody guessed or sampled$", forced)
     assert re.match(r"\d+% of \d.* guesses a step kept \(.*lookup \d+%.*\): \d\.\d\d tokens", kept)
     assert re.search(r"take \d+% of the time in steps: \d\.\d\d times the tokens/s", price)
     assert "drafts" not in {each.name for each in found[guessing].findings}

@@ -194,7 +194,7 @@ class TorchExecutor:
     ) -> float:
         """Let the drafter guess what follows, where the plan asks for it; the seconds it took.
 
-        One that fails is not asked again: requests go on without.
+        Where it fails the result says why, and requests go on without.
         """
         assert self.drafter is not None
         started = self._clock.now_s()
@@ -209,12 +209,12 @@ class TorchExecutor:
             return 0.0
         try:
             found = self.drafter.propose(wanted, hidden_RH)
-        except Exception:
+        except Exception as error:
             log.exception("%s failed; requests go on without it", self.drafter.name)
-            self.drafter = None
+            result.draft_failure = f"{type(error).__name__}: {error}"
             return self._clock.now_s() - started
         for sample in result.samples:
-            sample.drafts = found.get(sample.sequence_id, [])
+            sample.drafts = tokens_of(found.get(sample.sequence_id, []), self.spec.vocab_size)
         return self._clock.now_s() - started
 
     def _quarantine(
@@ -325,6 +325,16 @@ def num_kept(sampled: list[int], drafts: list[int]) -> int:
 def chosen(sampled: list[int]) -> list[int]:
     """What was sampled up to the first row whose parameters and masks forbid every token."""
     return sampled[: sampled.index(NO_TOKEN)] if NO_TOKEN in sampled else sampled
+
+
+def tokens_of(guesses: list[int], vocab_size: int) -> list[int]:
+    """The guesses before the first that is no token.
+
+    >>> tokens_of([5, 6, -1, 7], 100), tokens_of([5, 100], 100)
+    ([5, 6], [5])
+    """
+    bad = (at for at, token_id in enumerate(guesses) if not 0 <= token_id < vocab_size)
+    return guesses[: next(bad, len(guesses))]
 
 
 def probe_accelerator(device: str) -> Accelerator | None:
