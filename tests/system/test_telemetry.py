@@ -216,8 +216,13 @@ def test_running_requests_are_listed(start_server: StartServer) -> None:
         running = next(r for r in found.requests if r.state == "decode")
         assert running.computed_tokens == 4 + running.generated_tokens - 1
         assert [len(answer.result()["choices"]) for answer in answers] == [1] * 8
-    done = stats(live)
-    assert done.now.requests == [] and done.windows[0].latency["queue"].p99 > 0.5
+
+    def counted() -> Snapshot | None:
+        found = stats(live)  # its windows may be a moment old
+        return found if found.windows[1].latency["queue"].count == 8 else None
+
+    done = wait_until(counted)
+    assert done.now.requests == [] and done.windows[1].latency["queue"].p99 > 0.5
     assert done.windows[0].verdict.kind in ("capacity", "contention"), done.windows[0].verdict
 
 
