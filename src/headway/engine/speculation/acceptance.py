@@ -153,6 +153,10 @@ class Acceptance:
             chances.append(chance)
         return chances
 
+    def shares(self, source: str, match: Match) -> list[float]:
+        """Of all requests the share kept of guesses that are reached, by cell."""
+        return self._curve(source, match, "").shares
+
     def observe(
         self,
         source: str,

@@ -86,23 +86,23 @@ def choose(
     if best <= 0 or most < 1:
         return counts
     step = Step(plain, cost, most, drafting)
-    if not step.may_gain(best):
+    if best <= step.least_value:
         return counts
     for taken in step.best_of(values):
         counts[taken] += 1
     return counts
 
 
-def may_pay(value: float, plain: PlainStep, cost: StepCost, most: int) -> bool:
-    """Whether up to `most` guesses could pay if each had this value.
+def least_value(plain: PlainStep, cost: StepCost, most: int) -> float:
+    """What none of up to `most` guesses may be worth less than, to pay.
 
-    >>> decodes = Work(2, 2, 200, 200)
-    >>> plain = PlainStep([100, 100], decodes, decodes, 8)
-    >>> may_pay(0.9, plain, StepCost(), 8), may_pay(0.001, plain, StepCost(), 8)
-    (True, False)
+    >>> one, many = Work(1, 1, 100, 100), Work(64, 64, 6400, 6400)
+    >>> plain = [PlainStep([100] * work.num_tokens, work, work, 8) for work in (one, many)]
+    >>> [round(least_value(each, StepCost(), 8), 2) for each in plain]
+    [0.0, 0.91]
     """
     most = min(plain.budget, most)
-    return most > 0 and Step(plain, cost, most, FREE).may_gain(value)
+    return Step(plain, cost, most, FREE).least_value if most > 0 else inf
 
 
 class Step:
@@ -123,14 +123,15 @@ class Step:
             for end in self.ends
         ]
 
-    def may_gain(self, best: float) -> bool:
-        """Whether guesses could pay though each had the `best` chance and the shortest context.
+    @property
+    def least_value(self) -> float:
+        """What one with the shortest context has to be worth at least, so that it could pay.
 
         Between knots the price of all grows in proportion, so the least price a guess is at one.
         """
         least_s = min([s / end for end, s in zip(self.ends[1:], self.ends_s[1:])])
         least_s += self.context_s * (min(self.starts) + 1) + self.drafting.pass_s / self.num_decodes
-        return best * self.alone_s > self.num_decodes * least_s
+        return self.num_decodes * least_s / self.alone_s
 
     def best_of(self, values: Sequence[Sequence[float]]) -> list[int]:
         """The sequence of each guess that is taken; of as good choices the one with fewest."""

@@ -47,6 +47,10 @@ SEED = 4096
 FILL, WINDOW, FOUND = 0, 1, 2
 """Kinds of a guess; found in the pool it is 2 + 4 where another sequence of the user left it, + 2
 behind two tokens, + 1 where the model said it behind a wrong guess. So what it said is odd."""
+KINDS = tuple(range(10))
+SLACK = 0.5
+"""Guesses of so much of the least chance that pays are looked for: of this request more may be kept
+than of others."""
 MARGIN = 0.5
 """A guess that is kept and was said ahead counts so much: its own row had a price, and something
 else might have been guessed. In chats whose rows make a step 3, 5, 10 and 15% longer each, 0 gave
@@ -129,8 +133,7 @@ class Lookahead:
 
     def __init__(self, size: int = SIZE) -> None:
         self.pool = Pool(size)
-        self.has_window = True
-        """Whether guesses of which nothing is known ride as well: rows cost little in this step."""
+        self._shares, self._least = [1.0] * len(KINDS), 0.0
         self._by_id: dict[int, Window] = {}
         self._kept = self._said = 0.0
 
@@ -139,8 +142,14 @@ class Lookahead:
         """Tokens that what is said behind a wrong guess will bring."""
         return MARGIN * (self._kept + PRIOR_KEPT) / (self._said + PRIOR_SAID)
 
+    def begin(self, shares: list[float], least: float) -> None:
+        """A step in which rows that are worth less than `least` do not pay; of guesses that are
+        reached these `shares` are kept, by kind."""
+        self._shares, self._least = shares, SLACK * (least - self.worth)
+
     def guess(self, sequence: Sequence, most: int) -> Guess:
-        """What is known of the next `most` tokens, and the window where and while it is not."""
+        """What is known of the next `most` tokens, and the window where it is not, as far as rows
+        may pay."""
         tokens = sequence.tokens
         window = self._by_id.get(sequence.sequence_id)
         if window is None:
@@ -148,12 +157,12 @@ class Lookahead:
         self._take_in(window, sequence)
         if most < 1:
             return NO_GUESS
-        guesses, kinds = [], []
+        guesses, kinds, chance = [], [], 1.0
         before, token = tokens[-2] if len(tokens) > 1 else ANY, tokens[-1]
         for at in range(most):
             kind, following = self.pool.best(window.owner, window.user, before, token)
             if kind == FILL:
-                if not self.has_window:
+                if chance * self._shares[WINDOW] < self._least:
                     break
                 if at < len(window.said):
                     kind, following = WINDOW, window.said[at]
@@ -162,6 +171,9 @@ class Lookahead:
             before, token = token, following
             guesses.append(token)
             kinds.append(kind)
+            chance *= self._shares[kind]
+            if chance < self._least:
+                break
         window.kinds = tuple(kinds)
         return Guess(guesses, window.kinds) if guesses else NO_GUESS
 

@@ -23,9 +23,9 @@ from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
 from headway.engine.speculation.asking import PROBE_SHARE, Asking
-from headway.engine.speculation.controller import PlainStep, choose, may_pay
+from headway.engine.speculation.controller import PlainStep, choose, least_value
 from headway.engine.speculation.drafts import Drafts, fitting
-from headway.engine.speculation.lookahead import WINDOW, Lookahead
+from headway.engine.speculation.lookahead import KINDS, Lookahead
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
@@ -105,9 +105,8 @@ class Speculation:
         alone = decode_work(decodes, self.cost.windows)
         plain = PlainStep(starts, alone, beside, budget, most_s)
         if self.lookahead is not None:
-            likely = self.acceptance.chances(self.lookahead.name, (WINDOW,), 1, Own())[0]
-            value = likely + self.lookahead.worth
-            self.lookahead.has_window = may_pay(value, plain, self.cost, self.config.max_drafts)
+            least = least_value(plain, self.cost, self.config.max_drafts)
+            self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), least)
         states = [self._state(sequence) for sequence in decodes]
         best = [
             self._best(sequence, state) if state.looks else NO_CANDIDATE

@@ -190,6 +190,22 @@ def test_rows_are_worth_what_they_leave():
     assert useful.worth > before > 5 * useless.worth > 0
 
 
+def test_no_more_is_looked_for_than_may_pay():
+    """Rows that cost a share of a token: guesses that are likely ride, windows do not."""
+    source, sequence = Lookahead(), sequence_of([1, 2, 3, 4, 1, 2])
+    shares = [0.03, 0.2, *[0.5] * 8]
+
+    def kinds(least: float) -> tuple[int, ...]:
+        source.begin(shares, least)
+        return source.guess(sequence, 8).match
+
+    assert len(kinds(0.0)) == 8
+    assert kinds(0.3) == (FOUND + 2,) * 4, "0.5 0.25 0.125 0.06, half of what pays is slack"
+    assert kinds(1.5) == (FOUND + 2,), "one is scored at any rate"
+    sequence.tokens.append(50)
+    assert kinds(0.0)[0] == FILL and kinds(1.5) == 0, "nothing is known behind 50"
+
+
 def num_riding(row_s: float, model) -> float:
     """Guesses a step, of a sequence of 300 tokens, where a step takes 10 ms and so much a row."""
     cost = StepCost(Prior(weights_s=0.01, token_s=row_s, sampled_s=row_s))
