@@ -25,6 +25,9 @@ FORGOTTEN = 1000
 """After so many steps of guesses its failures are forgotten."""
 PROBE_SHARE = 0.01
 """Of the time, what a drafter that does not pay may take to be seen at all."""
+PATIENCE, RESTS = 16, 4
+"""After so many steps without a guess that pays, a sequence is looked at in one step of four: what
+is not looked at costs nothing, and who begins to copy is seen three steps later."""
 
 
 class Asking:
@@ -34,6 +37,8 @@ class Asking:
         self.price, self.cost = price, cost
         self._unasked_s = 0.0
         """Seconds of steps since the drafter was asked last."""
+        self._num_unpaid = 0
+        """Steps since it paid to ask."""
         self.failure = ""
         """Why it is not asked, and until when; "" where it is."""
         self._num_failures = self._num_good = 0
@@ -48,9 +53,12 @@ class Asking:
     def counts(self, values: TypingSequence[list[float]], plain: PlainStep) -> list[int]:
         """Of each decode how many; `values` are the chances that they will be kept."""
         drafting = self.price.drafting
-        counts = choose(values, plain, self.cost, drafting)
-        if any(counts):
-            return counts
+        if self._num_unpaid < PATIENCE or self._num_unpaid % RESTS == 0:
+            counts = choose(values, plain, self.cost, drafting)
+            if any(counts):
+                self._num_unpaid = 0
+                return counts
+        self._num_unpaid += 1
         return self._probe(values, drafting, self.cost.seconds(plain.work))
 
     def _probe(

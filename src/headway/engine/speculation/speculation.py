@@ -22,7 +22,7 @@ from headway.engine.cost import StepCost, Work
 from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
-from headway.engine.speculation.asking import PROBE_SHARE, Asking
+from headway.engine.speculation.asking import PATIENCE, PROBE_SHARE, RESTS, Asking
 from headway.engine.speculation.controller import PlainStep, choose, least_value
 from headway.engine.speculation.drafts import Drafts, fitting
 from headway.engine.speculation.lookahead import KINDS, Lookahead
@@ -32,9 +32,6 @@ from headway.engine.speculation.sources import Forced, make_sources
 
 TRIED = 3
 """Guesses that are tried where none seems to pay: with the decode, a knot of the cost curve."""
-PATIENCE, RESTS = 16, 4
-"""After so many steps without a guess that pays, a sequence is looked at in one step of four: what
-is not looked at costs nothing, and who begins to copy is seen three steps later."""
 EMPTY = Drafts([])
 
 

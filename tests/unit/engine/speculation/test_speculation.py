@@ -8,7 +8,10 @@ from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.sequence import Sequence
+from headway.engine.speculation.asking import Asking
+from headway.engine.speculation.controller import PlainStep
 from headway.engine.speculation.drafts import NO_DRAFTS
+from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.speculation import Candidate, Speculation
 
 
@@ -125,3 +128,27 @@ def test_who_gains_nothing_is_looked_at_now_and_then():
         if drafts.token_ids:
             break
     assert 200 < step <= 205
+
+
+def test_whether_a_drafter_pays_is_asked_now_and_then_where_it_does_not():
+    """The best number of guesses takes a tenth of a millisecond to find."""
+    dear = StepCost(Prior(weights_s=1e-6, token_s=1.0))
+    asking, asked = Asking(DraftPrice(dear, 0.01), dear), []
+    plain = PlainStep([5], work_of([4], (0,)), work_of([4], (0,)), 512)
+    for _ in range(200):
+        asking.counts([Noted([0.5, 0.2], asked)], plain)
+    assert 16 <= len(asked) <= 16 + 200 / 4
+    asking.cost = StepCost(CHEAP)
+    assert any(any(asking.counts([[0.5, 0.2]], plain)) for _ in range(4))
+
+
+class Noted(list):
+    """Chances that note when somebody compares the first of them."""
+
+    def __init__(self, chances, asked):
+        super().__init__(chances)
+        self.asked = asked
+
+    def __getitem__(self, at):
+        self.asked.append(at)
+        return super().__getitem__(at)
