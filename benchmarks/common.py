@@ -108,6 +108,24 @@ def children(pid: int) -> list[int]:
     return found
 
 
+# ── kernels ─────────────────────────────────────────────────────────────────────────────────
+
+
+def use_instruction_set(name: str) -> None:
+    """From now on native kernels are of this set, such as "avx2"; "" leaves the best.
+
+    Raises SystemExit where this CPU does not run it.
+    """
+    if not name:
+        return
+    from headway.runtime.native import _native
+
+    names = _native.instruction_sets()
+    if name not in names:
+        raise SystemExit(f"this CPU does not run {name}, but {', '.join(names)}")
+    _native.instruction_sets = lambda: [name]
+
+
 # ── figures ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--max-drafts", type=int, default=8)
     parser.add_argument("--questions", type=int, default=10, help="of each skill and level")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--max-num-seqs", type=int, default=32, help="chats at once")
     chosen = parser.parse_args()
     drafter = (
         {"speculate": "draft", "draft_model": str(chosen.draft)}
@@ -102,6 +103,7 @@ def main() -> None:
     llm = LLM(
         chosen.folder,
         kv_memory="96MiB",
+        max_num_seqs=chosen.max_num_seqs,
         quantization=chosen.quantization,
         max_drafts=chosen.max_drafts,
         **drafter,

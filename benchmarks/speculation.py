@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from common import use_instruction_set
 from headway import LLM
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
@@ -182,7 +183,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
     parser.add_argument("--row-costs", type=float, help="no clock: a row's share of a step")
+    parser.add_argument("--instruction-set", default="", help="avx2, avx512 …; the best if not")
     chosen = parser.parse_args()
+    use_instruction_set(chosen.instruction_set)
 
     cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
     given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
