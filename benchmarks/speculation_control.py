@@ -133,11 +133,12 @@ def regret(llm: LLM, streams: int, kind: str, given: argparse.Namespace) -> Data
         track.step(lane)
     track.end()
     most = min(lane.tokens for lane in track.lanes if not lane.is_over)
-    return {
-        "tokens": most,
-        "same": track.same(),
-        "lanes": {lane.name: told(lane, min(most, lane.tokens)) for lane in track.lanes},
-    }
+    off, lanes = track.lanes[0], {}
+    for lane in track.lanes:
+        far = min(most, lane.tokens)
+        seconds = [at_tokens(each.marks, np.array([far]))[0] for each in (off, lane)]
+        lanes[lane.name] = told(lane, far) | {"x_off": seconds[0] / seconds[1]}
+    return {"tokens": most, "same": track.same(), "lanes": lanes}
 
 
 def screen(track: Track) -> None:
@@ -194,7 +195,6 @@ def told(lane: Lane, most: int) -> Data:
     rows = sum(mark.rows for mark in lane.marks)
     return {
         "seconds": np.diff(at_tokens(lane.marks, np.linspace(0, most, PARTS + 1))).tolist(),
-        "rate": sum(m.tokens for m in lane.marks) / sum(m.seconds for m in lane.marks),
         "tokens_a_step": sum(mark.tokens for mark in lane.marks) / max(rows, 1),
         "tokens": most,
         "guessed": sum(mark.guessed for mark in lane.marks),
@@ -249,12 +249,12 @@ def regrets(auto: np.ndarray, best: np.ndarray) -> np.ndarray:
 
 
 def rates_table(cells: Sequence[Data]) -> str:
-    """Times off of every choice, over the tokens that it had."""
+    """Times off of every choice, both over the tokens that it had."""
     names = list(dict.fromkeys(name for cell in cells for name in cell["lanes"]))
     rows = []
     for cell in cells:
-        rates = {n: lane["rate"] for n, lane in cell["lanes"].items()}
-        ratios = [f"{rates[n] / rates['off']:.2f}" if n in rates else "–" for n in names[1:]]
+        lanes = cell["lanes"]
+        ratios = [f"{lanes[n]['x_off']:.2f}" if n in lanes else "–" for n in names[1:]]
         rows.append([cell["streams"], cell["kind"], *ratios])
     return markdown(["streams", "kind", *names[1:]], rows)
 

@@ -28,7 +28,7 @@ def test_seconds_are_read_at_tokens_between_steps():
 def lane(seconds: float, tokens: int = 100) -> dict[str, object]:
     """A lane that took so long for so many tokens, evenly."""
     told = {"seconds": [seconds / control.PARTS] * control.PARTS, "tokens": tokens}
-    return told | {"rate": tokens / seconds, "guessed": 4, "kept": 2, "rows": 2}
+    return told | {"x_off": 12 / seconds, "guessed": 4, "kept": 2, "rows": 2}
 
 
 def test_regret_is_against_the_best_choice_that_went_on():
@@ -36,6 +36,7 @@ def test_regret_is_against_the_best_choice_that_went_on():
     lanes = {"off": lane(12), "auto": lane(10), "draft 2": lane(8), "lookup 2": lane(1, 20)}
     cell = {"streams": 4, "kind": "chats", "tokens": 100, "same": True, "lanes": lanes}
     text = control.regret_table([cell])
+    assert "| 4 | chats | 1.20 | 1.50 | 12.00 |" in control.rates_table([cell])
     assert "| 1.20 | draft 2: 1.50 | +20.0% (+20.0 to +20.0) | +20% | 2.00, 50% | yes |" in text
 
 
