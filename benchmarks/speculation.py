@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, *BY_GRAMMAR])
     parser.add_argument("--max-drafts", type=int, default=8)
+    parser.add_argument("--draft-vocab-size", type=int, help="tokens that a drafter guesses among")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
     parser.add_argument("--row-costs", type=float, help="no clock: a row's share of a step")
@@ -190,7 +191,8 @@ def main() -> None:
     cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
     given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
     given |= {"quantization": chosen.quantization, "max_drafts": chosen.max_drafts}
-    drafting = {"draft_model": str(chosen.draft)} if chosen.draft else {}
+    drafting = {"draft_vocab_size": chosen.draft_vocab_size}
+    drafting |= {"draft_model": str(chosen.draft)} if chosen.draft else {}
     plain = LLM(chosen.folder, **given)
     guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)
     heads = "batch,kind,source,tok/s,x off,tokens a step,kept,forced,drafting,same".split(",")
