@@ -54,6 +54,9 @@ class AskedAlways:
             found[sequence.sequence_id] = Drafts(guesses, "asked", propose=most)
         return found
 
+    def first(self, sequence: Sequence) -> int:
+        return 0
+
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         num_kept = len(sample.token_ids) - 1
         self._next[sequence.sequence_id] = sample.drafts

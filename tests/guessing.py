@@ -43,6 +43,9 @@ class Guesser:
             for token in following[:count]
         ]
 
+    def first(self, sequence):
+        return 0
+
     def came(self, sequence, drafts, sample):
         num_kept = len(sample.token_ids) - 1
         assert 0 <= num_kept <= len(drafts.token_ids)

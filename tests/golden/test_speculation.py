@@ -93,6 +93,9 @@ class Wrong:
             each.sequence_id: Drafts(fitting(each, [600, 601, 602], 3), "wrong") for each in decodes
         }
 
+    def first(self, sequence):
+        return 0
+
     def came(self, sequence, drafts, sample):
         if drafts.token_ids and len(sample.token_ids) == 1:
             before = sequence.tokens[:-1]

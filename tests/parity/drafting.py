@@ -29,6 +29,9 @@ class Proposals:
             found[sequence.sequence_id] = Drafts(guesses, "draft", propose=max(min(COUNT, room), 0))
         return found
 
+    def first(self, sequence):
+        return min(COUNT, max(sequence.max_len - len(sequence.tokens) - 2, 0))
+
     def came(self, sequence, drafts, sample):
         num_kept, proposed = len(sample.token_ids) - 1, sample.drafts
         self._next[sequence.sequence_id] = proposed

@@ -155,6 +155,8 @@ def test_heads_guess_behind_guesses_that_were_right():
     answers = finish(engine, requests)
     assert answers == finish(engine_for(model_folder(None), **options), requests)
     assert proposals.num_kept > 0.5 * proposals.num_guessed > 50
+    lengths = {len(request.prompt_token_ids) + 1 for request in requests}
+    assert any(len(known) in lengths for known, _ in proposals.told), "none behind a prompt"
     tensors = {name: t.float() for name, t in load_file(model_folder(None) / FILE).items()}
     compare(proposals, tensors, 2, 1e-3)
 

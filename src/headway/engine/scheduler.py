@@ -294,8 +294,7 @@ class Scheduler:
         row.num_forced = sequence.num_news(start, end)
         plan.scheduled.append(row)
         self.policy.took(sequence, count)
-        if drafts is not NO_DRAFTS:
-            self.drafts.ride(row, sequence, drafts)
+        self.drafts.ride(row, sequence, drafts)
         return True
 
     def _introduce(self, plan: StepPlan, sequence: Sequence) -> None:

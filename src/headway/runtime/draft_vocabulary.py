@@ -26,18 +26,46 @@ LATEST = 16
 """Of an answer so many of the last tokens are looked at in each step."""
 
 
+class TokenList:
+    """`size` of `vocab_size` tokens: the first ones, and those that came lately.
+
+    >>> listed = TokenList(128, 1000)
+    >>> listed.saw([7, 900, 64])
+    >>> 900 in listed, 64 in listed, 65 in listed, len(listed.learned)
+    (True, True, False, 64)
+    """
+
+    def __init__(self, size: int, vocab_size: int) -> None:
+        self.num_first, self.vocab_size = size - num_learned(size), vocab_size
+        self.learned = list(range(self.num_first, size))
+        self.changed: set[int] = set()
+        """Which places of `learned` have another token than when somebody last cleared this."""
+        self._lately = {token_id: at for at, token_id in enumerate(self.learned)}
+        """Learned token → its place, the one that came longest ago first."""
+
+    def __contains__(self, token_id: int) -> bool:
+        return 0 <= token_id < self.num_first or token_id in self._lately
+
+    def saw(self, token_ids: Sequence[int]) -> None:
+        """These tokens came."""
+        first, end, lately = self.num_first, self.vocab_size, self._lately
+        for token_id in token_ids:
+            if first <= token_id < end:
+                place = lately.pop(token_id, None)
+                if place is None:
+                    place = lately.pop(next(iter(lately)))
+                    self.learned[place] = token_id
+                    self.changed.add(place)
+                lately[token_id] = place
+
+
 class DraftVocabulary:
     """`size` tokens of the vocabulary of `forward`, whose output matrix is its embedding."""
 
     def __init__(self, forward: Forward, size: int) -> None:
         self._model, self._kernel = forward.model, forward.kernels.of_drafter
         self._rows_VH = forward.model.embedding.weight.detach()
-        self._num_first = size - num_learned(size)
-        self._learned = list(range(self._num_first, size))
-        self._lately = {token_id: at for at, token_id in enumerate(self._learned)}
-        """Learned token → its place among those, the one that came longest ago first."""
-        self._changed: set[int] = set()
-        """Which groups of `TOGETHER` learned tokens are not packed as they are now."""
+        self.listed = TokenList(size, len(self._rows_VH))
         self._packed = self._kernel.prepare(self._rows_VH[:size].clone())
         self._program = None
         library, hidden = forward.kernels.library, forward.spec.hidden_size
@@ -51,15 +79,7 @@ class DraftVocabulary:
 
     def saw(self, token_ids: Sequence[int]) -> None:
         """These tokens came: they are guessed from the next `refresh` on."""
-        first, end, lately = self._num_first, len(self._rows_VH), self._lately
-        for token_id in token_ids:
-            if first <= token_id < end:
-                place = lately.pop(token_id, None)
-                if place is None:
-                    place = lately.pop(next(iter(lately)))
-                    self._learned[place] = token_id
-                    self._changed.add(place // TOGETHER)
-                lately[token_id] = place
+        self.listed.saw(token_ids)
 
     def saw_answer(self, sequence: WorkerSequence) -> None:
         """Tokens were sampled: the last that are known."""
@@ -67,14 +87,14 @@ class DraftVocabulary:
 
     def refresh(self) -> None:
         """Take up what came, before a proposal."""
-        for group in self._changed:
+        for group in {place // TOGETHER for place in self.listed.changed}:
             begin = group * TOGETHER
-            token_ids = self._learned[begin : begin + TOGETHER]
+            token_ids = self.listed.learned[begin : begin + TOGETHER]
             group_parts = parts_of(self._kernel.prepare(self._rows_VH[token_ids]))
             for whole, part in zip(parts_of(self._packed), group_parts, strict=True):
-                at = (self._num_first + begin) // TOGETHER * len(part)
+                at = (self.listed.num_first + begin) // TOGETHER * len(part)
                 whole[at : at + len(part)] = part
-        self._changed.clear()
+        self.listed.changed.clear()
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """`Decoder.logits` of the list's tokens, (R, L); valid until the next call."""
@@ -91,14 +111,15 @@ class DraftVocabulary:
 
     def token_ids(self, places: list[int]) -> list[int]:
         """The tokens at these places of the list; NO_TOKEN, which is none, stays."""
-        first, learned = self._num_first, self._learned
+        first, learned = self.listed.num_first, self.listed.learned
         return [place if place < first else learned[place - first] for place in places]
 
     def spread(self, logits_RL: Tensor, vocab_size: int) -> Tensor:
         """The same by token id, (R, V); tokens that are not in the list are never drawn."""
         logits_RV = logits_RL.new_full((len(logits_RL), vocab_size), NEVER)
-        logits_RV[:, : self._num_first] = logits_RL[:, : self._num_first]
-        logits_RV[:, self._learned] = logits_RL[:, self._num_first :]
+        first = self.listed.num_first
+        logits_RV[:, :first] = logits_RL[:, :first]
+        logits_RV[:, self.listed.learned] = logits_RL[:, first:]
         return logits_RV
 
 

@@ -47,10 +47,17 @@ class Speculator(Protocol):
         """
         ...
 
+    def first(self, sequence: Sequence) -> int:
+        """How many guesses the runtime's drafter makes behind the token that comes next.
+
+        Asked where a step samples without having been planned as a decode: where a prompt ends.
+        """
+        ...
+
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         """Of the drafts all but the last token of `sample` were right; `sequence` has them by now.
 
-        Called for every decode, with or without drafts.
+        Called for everybody who got a token, with or without drafts.
         """
         ...
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from headway.core.plan import Sample, StepResult
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost, Work
+from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
@@ -206,6 +206,24 @@ class Speculation:
             if sum(free) > sum(chances):  # it goes on with this chance, and then as well
                 chances = [(1 - free[0]) * chance for chance in chances]
         return chances
+
+    def first(self, sequence: Sequence) -> int:
+        """How many guesses heads make behind the last token of a prompt.
+
+        A model makes none: it would compute the prompt first, and the first token would wait.
+        """
+        if self.config.medusa is None or self.asking is None or self.asking.failure:
+            return 0
+        if sequence.sequence_id in self._by_id:  # it decodes
+            return 0
+        state, begin = self._state(sequence), len(sequence.tokens)
+        count = min(self.config.max_proposed, sequence.max_len - begin - 2)
+        chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
+        num_decodes = len(self._by_id)
+        decodes = work_of([begin] * num_decodes, self.cost.windows)
+        room = len(chances) * num_decodes
+        plain = PlainStep([begin + 1] * num_decodes, decodes, decodes, room)
+        return choose([chances] * num_decodes, plain, self.cost, self.asking.price.drafting)[0]
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 

@@ -65,7 +65,11 @@ class StepDrafts:
         return drafts
 
     def ride(self, row: ScheduledSequence, sequence: Sequence, drafts: Drafts) -> None:
-        """Verify the guesses with `row`, whose blocks hold them."""
+        """Verify the guesses with `row`, whose blocks hold them; heads guess behind a prompt."""
+        if drafts is NO_DRAFTS:
+            if self.speculator is not None and row.sample:
+                row.propose = self.speculator.first(sequence)
+            return
         row.token_ids += drafts.token_ids
         row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose
         if row.num_drafts:

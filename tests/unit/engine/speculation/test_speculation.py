@@ -5,7 +5,7 @@ from math import inf
 
 from headway.core.plan import Sample
 from headway.core.request import Request, SamplingParams
-from headway.core.speculation_config import SpeculationConfig
+from headway.core.speculation_config import MedusaSpec, SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.asking import Asking
@@ -152,3 +152,37 @@ class Noted(list):
     def __getitem__(self, at):
         self.asked.append(at)
         return super().__getitem__(at)
+
+
+HEADS = MedusaSpec(num_heads=3, num_layers=1, shares_head=True, num_parameters=1)
+
+
+def test_heads_guess_behind_a_prompt_where_that_pays():
+    """Once, and as many as there are heads; a drafting model would have to compute the prompt."""
+    memory_binds = Prior(weights_s=0.01, token_s=1e-5)
+    each_row_is_dear = Prior(weights_s=1e-6, token_s=0.01)
+    for source, medusa, prior, most in (
+        ("medusa", HEADS, memory_binds, 3),
+        ("medusa", HEADS, each_row_is_dear, 0),
+        ("draft", None, memory_binds, 0),
+        ("lookup", None, memory_binds, 0),
+    ):
+        config = SpeculationConfig(sources=(source,), draft_share=0.1, medusa=medusa)
+        speculation = Speculation(config, StepCost(prior))
+        sequence = copying_sequence()
+        assert speculation.first(sequence) == most
+        assert not most or speculation.first(sequence) == 0, "it decodes by now"
+
+
+def test_what_heads_guess_behind_a_prompt_is_verified_in_the_next_step():
+    config = SpeculationConfig(sources=("medusa",), draft_share=0.1, medusa=HEADS)
+    cost = StepCost(Prior(weights_s=0.01, token_s=1e-5))
+    speculation, sequence = Speculation(config, cost), copying_sequence()
+    speculation.first(sequence)
+    sample = Sample(1, [1], drafts=[2, 3, 4])
+    sequence.take(sample, 0.0)
+    speculation.came(sequence, NO_DRAFTS, sample)
+    sequence.computed = len(sequence.tokens) - 1
+    beside = work_of([sequence.computed], (0,))
+    found = speculation.plan([sequence], beside, 512, float("inf"))
+    assert found[1].token_ids == [2, 3, 4] and found[1].propose
