@@ -69,6 +69,7 @@ class World:
         self.gained: dict[tuple[int, int], Gained] = {}
         self.finished_at: dict[int, int] = {}
         self.num_steps = 0
+        self.num_paths = 0
         self.plan: StepPlan | None = None
         schedule = self.engine.scheduler.schedule
 
@@ -125,7 +126,8 @@ class World:
         poisoned = {r for r, request in self.requests.items() if self.is_poison(request)}
         assert {request_id for request_id, _ in failed} <= poisoned or rows
         if not (raised or poisoned):
-            assert len(failed) == sum(1 for row in rows if row < len(plan.scheduled))
+            own = [row for row in plan.scheduled if not row.path]
+            assert len(failed) == sum(1 for row in rows if row < len(own))
         if oldest is not None and not (plan.scheduled or plan.transfers or copies):
             raise AssertionError("there is work and nothing advances")
         steady = not (failed or raised or copies) and self.settings.scheduler.policy == "fcfs"
@@ -144,8 +146,11 @@ class World:
         """The record and the updates tell what the guesser heard."""
         assert sum(count for _, count, _ in record.verified) == guessed
         assert sum(right for _, _, right in record.verified) == record.num_kept_drafts == kept
-        told = [("test", each.num_drafts, each.num_kept_drafts) for each in updates]
-        assert [each for each in told if each[1]] == record.verified
+        told = [(each.num_drafts, each.num_kept_drafts) for each in updates if each.num_drafts]
+        assert len(told) == len(record.verified) - record.num_paths
+        assert [sum(part) for part in zip(*told)] == [
+            sum(part) for part in [*zip(*record.verified)][1:]
+        ]
         assert record.verify_s >= 0 and (record.verified or record.verify_s == 0)
 
     def is_poison(self, request: Request) -> bool:
@@ -153,7 +158,8 @@ class World:
 
     def _check_plan(self, plan: StepPlan, record: StepRecord) -> None:
         assert plan.num_tokens <= self.settings.max_num_batched_tokens
-        assert len(plan.scheduled) <= self.settings.max_num_seqs
+        assert sum(not row.path for row in plan.scheduled) <= self.settings.max_num_seqs
+        self.num_paths += sum(row.path > 0 for row in plan.scheduled)
         short = [len(row.token_ids) == 1 and row.sample for row in plan.scheduled]
         behind = plan.scheduled[short.index(False) :] if False in short else []
         new = {new.sequence_id for new in plan.new}  # a newcomer may find all but one token

@@ -192,14 +192,24 @@ class FakeExecutor:
                 new, list(new.token_ids), tables, self.root(new)
             )
         assert len(self.sequences) <= self.max_num_seqs, "more sequences than rows"
-        advanced = {row.sequence_id: row for row in plan.scheduled}
-        assert len(advanced) == len(plan.scheduled), "a sequence advances twice"
+        paths = [row for row in plan.scheduled if row.path]
+        advanced = {row.sequence_id: row for row in plan.scheduled if not row.path}
+        assert len(advanced) == len(plan.scheduled) - len(paths), "a sequence advances twice"
+        assert plan.scheduled[len(advanced) :] == paths, "a path before a sequence's own row"
         assert {new.sequence_id for new in plan.new} <= advanced.keys(), "new but not advanced"
         before = dict(self.memory)
+        targets = [set[int]() for _ in self.num_blocks]
         for copy in plan.copies:
             assert copy.sequence_id in advanced, "a copy for nobody"
+            assert copy.source not in targets[copy.group], "a copy of a copy"
+            targets[copy.group].add(copy.target)
             table = self.sequences[copy.sequence_id].tables[copy.group]
-            if table:  # a new sequence brings its whole table, copied blocks included
+            if copy.path:
+                row = self._path(plan, copy.sequence_id, copy.path)
+                assert row.new_blocks[copy.group][0] == copy.target
+                assert copy.index == row.start // self.block_size
+                assert not table or table[copy.index] == copy.source
+            elif table:  # a new sequence brings its whole table, copied blocks included
                 assert table[copy.index] == copy.source
                 table[copy.index] = copy.target
             for slot in range(self.block_size):
@@ -209,12 +219,17 @@ class FakeExecutor:
                     self.memory[copy.group, copy.target, slot] = cell
         for transfer in plan.transfers:
             self._begin(transfer)
-        for row in plan.scheduled:
+        for row in advanced.values():
             self.sequences[row.sequence_id].tokens += row.forced
             for table, blocks in zip(
                 self.sequences[row.sequence_id].tables, row.new_blocks, strict=True
             ):
                 table.extend(blocks)
+
+    @staticmethod
+    def _path(plan: StepPlan, sequence_id: int, path: int) -> ScheduledSequence:
+        (row,) = [r for r in plan.scheduled if (r.sequence_id, r.path) == (sequence_id, path)]
+        return row
 
     def _begin(self, transfer: Transfer) -> None:
         """Note what both ends hold; one that is under way or done may be told again."""
@@ -262,15 +277,32 @@ class FakeExecutor:
         assert 0 < block < self.num_blocks[group], "not a block of this group"
         return group, block, position % self.block_size
 
-    def _write(self, row: ScheduledSequence) -> None:
+    def _along(self, row: ScheduledSequence) -> Mirrored:
+        """The sequence as the row sees it: of a further path with drafts and blocks of its own."""
         sequence = self.sequences[row.sequence_id]
+        if not row.path:
+            return sequence
+        first, known = row.start // self.block_size, row.start + len(row.token_ids) - row.num_drafts
+        assert not row.sample and row.num_drafts
+        needed = -(-(row.start + len(row.token_ids)) // self.block_size) - first
+        assert all(len(blocks) == needed for blocks in row.new_blocks), "too few blocks, or many"
+        tables = [
+            table[:first] + blocks
+            for table, blocks in zip(sequence.tables, row.new_blocks, strict=True)
+        ]
+        tokens = sequence.tokens[:known] + row.drafts
+        return Mirrored(sequence.new, tokens, tables, sequence.root)
+
+    def _write(self, row: ScheduledSequence) -> None:
+        sequence = self._along(row)
         end = row.start + len(row.token_ids)
-        if row.num_drafts:
+        if row.num_drafts and not row.path:
             assert row.sample and end - row.num_drafts == len(sequence.tokens), "drafts of a chunk"
             sequence.tokens += row.drafts
         assert sequence.tokens[row.start : end] == row.token_ids, "not what the sequence knows"
         assert row.token_ids, "an empty row"
-        assert row.sample == (end == len(sequence.tokens)), "sampled where it should not, or not"
+        is_due = end == len(sequence.tokens) and not row.path
+        assert row.sample == is_due, "sampled where it should not, or not"
         for group in range(len(self.num_blocks)):
             needed, held = -(-end // self.block_size), len(sequence.tables[group])
             assert held >= needed, "too few blocks"
@@ -279,7 +311,7 @@ class FakeExecutor:
                 self.memory[self._slot(sequence, group, position)] = sequence.cell(position)
 
     def _check_reads(self, row: ScheduledSequence) -> None:
-        sequence = self.sequences[row.sequence_id]
+        sequence = self._along(row)
         end = row.start + len(row.token_ids)
         known = [sequence.cell(at) for at in range(end)]
         for group in range(len(self.num_blocks)):
@@ -303,6 +335,8 @@ class FakeExecutor:
         self.result = StepResult(step, [])
         for number, row in enumerate(self.plan.scheduled):
             sequence = self.sequences[row.sequence_id]
+            if row.path:
+                continue
             if number in self.fail_rows:
                 self.result.failed[row.sequence_id] = "told to fail"
                 self._wipe(sequence, row)
@@ -319,11 +353,38 @@ class FakeExecutor:
                 self.memory.pop(self._slot(sequence, group, position), None)
 
     def _sample(self, sequence: Mirrored, row: ScheduledSequence) -> None:
-        """What follows the last known token, and behind each draft as long as they are right."""
+        """What follows the last known token, and behind each draft as long as they are right.
+
+        Of several paths the longest counts; its blocks are the sequence's from then on.
+        """
         known = row.start + len(row.token_ids) - row.num_drafts
         mask = self.masks.by_sequence.get(row.sequence_id)
         grammar = sequence.new.sampling.grammar
         assert (mask is not None) == (grammar is not None), "a mask for another"
+        kept, path, first_mask = self._kept(sequence, row, mask), 0, 1 + row.num_drafts
+        for other in [r for r in self.plan.scheduled if r.path]:
+            if other.sequence_id == row.sequence_id:
+                more = [*mask[:1], *mask[first_mask:]] if mask else None
+                found = self._kept(self._along(other), other, more)
+                first_mask += other.num_drafts
+                if len(found) > len(kept):
+                    kept, path = found, other.path
+        if path:
+            sequence.tables = self._along(self._path(self.plan, row.sequence_id, path)).tables
+        del sequence.tokens[known:], sequence.cells[known:]
+        sequence.tokens += kept
+        count = sequence.new.sampling.logprobs
+        logprobs = None
+        if count is not None:
+            logprobs = [TokenLogprobs(t, -float(known + i), 1) for i, t in enumerate(kept)]
+        proposed = self.propose(row.propose) if row.propose else []
+        self.result.samples.append(Sample(row.sequence_id, kept, logprobs, proposed, path=path))
+
+    def _kept(
+        self, sequence: Mirrored, row: ScheduledSequence, mask: list[bytes] | None
+    ) -> list[int]:
+        """What is sampled behind the drafts of a row that are right."""
+        known = row.start + len(row.token_ids) - row.num_drafts
         kept: list[int] = []
         for ahead in range(row.num_drafts + 1):
             if kept != row.drafts[:ahead] or (mask is not None and ahead >= len(mask)):
@@ -332,14 +393,7 @@ class FakeExecutor:
             if token is None and ahead:
                 break
             kept.append(token)
-        del sequence.tokens[known:], sequence.cells[known:]
-        sequence.tokens += kept
-        count = sequence.new.sampling.logprobs
-        logprobs = None
-        if count is not None:
-            logprobs = [TokenLogprobs(t, -float(known + i), 1) for i, t in enumerate(kept)]
-        proposed = self.propose(row.propose) if row.propose else []
-        self.result.samples.append(Sample(row.sequence_id, kept, logprobs, proposed))
+        return kept
 
     def _next(self, sequence: Mirrored, end: int, mask: bytes | None) -> int | None:
         new = sequence.new

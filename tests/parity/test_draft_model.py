@@ -24,12 +24,12 @@ GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1
 """A machine on which a step takes a second, whatever it does."""
 
 
-def drafting_engine(**options: object) -> tuple[Engine, Proposals]:
+def drafting_engine(*, with_paths: bool = False, **options: object) -> tuple[Engine, Proposals]:
     """headway-tiny with headway-draft, which is asked for guesses in every step."""
     engine = engine_for(
         model_folder(None), draft_model="headway-draft", speculate="draft", **options
     )
-    proposals = Proposals()
+    proposals = Proposals(with_paths=with_paths)
     engine.scheduler.drafts.speculator = proposals
     return engine, proposals
 
@@ -38,18 +38,20 @@ def drafting_engine(**options: object) -> tuple[Engine, Proposals]:
     "options",
     [
         {"max_model_len": 256},
+        {"max_model_len": 256, "with_paths": True, "max_num_batched_tokens": 256},
+        {"num_blocks": 40, "with_paths": True, "block_size": 4, "max_num_seqs": 6},
         {"max_model_len": 256, "quantization": "int4", "kv_cache_dtype": "int8"},
         {"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4},
         {"max_model_len": 256, "kernels": "torch", "dtype": "float32"},
     ],
-    ids=["native", "int4", "little room", "torch"],
+    ids=["native", "paths", "paths, little room", "int4", "little room", "torch"],
 )
 def test_it_guesses_what_it_would_say(options: dict[str, object]):
     """After shared, found, copied and preempted blocks, and after wrong guesses of its own."""
     engine, proposals = drafting_engine(**options)
     requests = some_requests(random.Random(3), 14)
     answers = finish(engine, requests)
-    alone = {k: v for k, v in options.items() if k != "num_blocks"}
+    alone = {k: v for k, v in options.items() if k not in ("num_blocks", "with_paths")}
     plain = finish(engine_for(model_folder(None), **alone), requests)
     assert {key: a.token_ids for key, a in answers.items()} == {
         key: a.token_ids for key, a in plain.items()

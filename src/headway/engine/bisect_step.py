@@ -83,13 +83,13 @@ def bisect_step(
     A row that copies a block is put back into the queue instead, for what it copied from may be
     another's by now; it comes again without a copy, for it computes all of itself.
     """
-    copying = {copy.sequence_id for copy in plan.copies}
+    copying = {copy.sequence_id for copy in plan.copies if not copy.path}
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
     scheduler.drafts.forget()
     scheduler.preemption.tell_again(plan.transfers)
-    rows = [row for row in plan.scheduled if row.sequence_id not in copying]
+    rows = [row for row in plan.scheduled if not row.path and row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]
     bisection = Bisection(
         run=run,
@@ -101,7 +101,7 @@ def bisect_step(
     bisection.search(rows)
     if not bisection.num_attempts:
         scheduler.release(stale)
-    order = {row.sequence_id: number for number, row in enumerate(plan.scheduled)}
+    order = {row.sequence_id: number for number, row in enumerate(rows)}
     bisection.result.samples.sort(key=lambda sample: order[sample.sequence_id])
     return bisection.result
 

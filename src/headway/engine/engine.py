@@ -23,7 +23,7 @@ from headway.engine.batching import BatchGate
 from headway.engine.bisect_step import NOBODY, bisect_step, prove_runtime
 from headway.engine.cost import Prior, StepCost
 from headway.engine.grammar.grammars import Grammars
-from headway.engine.grammar.masks import StepMasks
+from headway.engine.grammar.masks import Ruled, StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.kv import KVCache
 from headway.engine.policy import make_policy
@@ -298,12 +298,13 @@ class Engine:
         """Start on the masks of the rows whose sample a grammar rules."""
         if self.grammars is None:
             return None
-        ruled = []
+        ruled: dict[int, Ruled] = {}
         for row in plan.scheduled:
-            sequence = self.scheduler.by_id(row.sequence_id) if row.sample else None
+            is_due = row.sample or row.path
+            sequence = self.scheduler.by_id(row.sequence_id) if is_due else None
             if sequence is not None and sequence.grammar is not None:
-                ruled.append((sequence, row.drafts))
-        return self.grammars.begin(ruled) if ruled else None
+                ruled.setdefault(row.sequence_id, (sequence, []))[1].append(row.drafts)
+        return self.grammars.begin(list(ruled.values())) if ruled else None
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, StepMasks | None]:
         """Submit, sample, collect; the masks are computed while the model runs."""
@@ -374,7 +375,9 @@ class Engine:
         timings = result.timings
         record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
         record.sample_s, record.draft_s = timings.sample_s, timings.draft_s
-        record.num_drafts = record.num_sampled - sum([row.sample for row in plan.scheduled])
+        record.num_drafts = sum(
+            [len(row.token_ids) if row.path else row.num_drafts for row in plan.scheduled]
+        )
         scheduler.drafts.tell(record, plan, result, self.cost)
         record.experts_read = result.experts_read
         record.prefill_s_per_token = scheduler.policy.token_s

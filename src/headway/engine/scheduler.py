@@ -111,6 +111,7 @@ class Scheduler:
         if budget > 0:
             self._catch_up(plan, decodes, budget, may_start)
         self.policy.slot_rate.step(self.clock.now_s(), lacking=self._lacks_room())
+        self.drafts.branch(plan, self.max_num_batched_tokens - plan.num_tokens)
         plan.transfers = self.preemption.take_untold()
         plan.finished = self.take_released()
         return plan

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.plan import NewSequence, StepPlan, sampled_in
+from headway.core.plan import NewSequence, ScheduledSequence, StepPlan, sampled_in
 
 INT = np.int64
 
@@ -25,7 +25,7 @@ INT = np.int64
 class WorkerSequence:
     """What the runtime remembers of one sequence."""
 
-    __slots__ = ("generated", "last_step", "new", "num_ahead", "num_blocks", "row")
+    __slots__ = ("generated", "last_step", "mask", "new", "num_blocks", "row")
 
     def __init__(self, new: NewSequence, row: int, num_groups: int) -> None:
         self.new = new
@@ -33,8 +33,8 @@ class WorkerSequence:
         self.num_blocks = [0] * num_groups
         self.generated = list(new.token_ids[new.num_prompt_tokens :])
         self.last_step = -1
-        self.num_ahead = 0
-        """How many drafts `generated` ends with."""
+        self.mask = 0
+        """Which of the sequence's masks in this step is that of the next token."""
 
     @property
     def num_known(self) -> int:
@@ -46,11 +46,11 @@ class WorkerSequence:
         behind = self.generated[max(begin - prompt, 0) : max(end - prompt, 0)]
         return self.new.token_ids[begin : min(end, prompt)] + behind
 
-    def ahead(self, drafts: list[int]) -> "WorkerSequence":
+    def ahead(self, drafts: list[int], mask: int = 0) -> "WorkerSequence":
         """The sequence as it will be where these drafts are kept, to be sampled from."""
         other = copy(self)
         other.generated = self.generated + drafts
-        other.num_ahead = len(drafts)
+        other.mask = mask
         return other
 
 
@@ -66,7 +66,8 @@ class Batch:
     context_lens: list[int]
     num_decodes: int
     sampled_rows: list[int]
-    """Of the T tokens those that are sampled from; with k drafts a sequence has k + 1, in order."""
+    """Of the T tokens those that are sampled from, in order: with k drafts k + 1, of a further path
+    with k drafts k."""
     sampled_sequences: list[WorkerSequence]
     views: dict[int, Any] = field(default_factory=dict)
     """What an attention backend derives from the batch once a step, by KV group."""
@@ -94,9 +95,12 @@ class WorkerState:
             row = self._free_rows.pop()
             self.sequences[new.sequence_id] = WorkerSequence(new, row, len(self._tables))
         for block in plan.copies:
-            row = self.sequences[block.sequence_id].row
-            self._tables[block.group][row, block.index] = block.target
+            if not block.path:
+                row = self.sequences[block.sequence_id].row
+                self._tables[block.group][row, block.index] = block.target
         for scheduled in plan.scheduled:
+            if scheduled.path:
+                continue
             sequence = self.sequences[scheduled.sequence_id]
             if scheduled.num_forced:
                 sequence.generated += scheduled.forced
@@ -106,6 +110,13 @@ class WorkerState:
                     sequence.num_blocks[group] = have + len(blocks)
                     self._tables[group][sequence.row, have : have + len(blocks)] = blocks
 
+    def adopt(self, path: ScheduledSequence) -> None:
+        """Its sequence has the blocks of this path from now on."""
+        sequence, first = self.sequences[path.sequence_id], path.start // self.block_size
+        for group, blocks in enumerate(path.new_blocks):
+            sequence.num_blocks[group] = first + len(blocks)
+            self._tables[group][sequence.row, first : first + len(blocks)] = blocks
+
     def batch(self, plan: StepPlan) -> Batch:
         """The inputs of `plan`'s forward, after `apply`."""
         tokens: list[int] = []
@@ -114,6 +125,8 @@ class WorkerState:
         rows: list[int] = []
         sampled_rows: list[int] = []
         sampled: list[WorkerSequence] = []
+        paths: dict[int, ScheduledSequence] = {}
+        num_masks: dict[int, int] = {}
         num_decodes = 0
         for index, scheduled in enumerate(plan.scheduled):
             sequence = self.sequences[scheduled.sequence_id]
@@ -124,15 +137,20 @@ class WorkerState:
             rows.append(sequence.row)
             if len(ids) == 1 and num_decodes == index:
                 num_decodes += 1
+            if scheduled.path:
+                paths[index] = scheduled
+            num_drafts, mask = scheduled.num_drafts, 0
             if scheduled.sample:
-                num_drafts = scheduled.num_drafts
                 sampled_rows.append(len(tokens) - num_drafts - 1)
                 sampled.append(sequence)
-                for count in range(1, num_drafts + 1):
-                    sampled_rows.append(len(tokens) - num_drafts - 1 + count)
-                    sampled.append(sequence.ahead(scheduled.drafts[:count]))
+            if num_drafts:
+                mask = num_masks.get(scheduled.sequence_id, 1)
+                num_masks[scheduled.sequence_id] = mask + num_drafts
+            for count in range(1, num_drafts + 1):
+                sampled_rows.append(len(tokens) - num_drafts - 1 + count)
+                sampled.append(sequence.ahead(scheduled.drafts[:count], mask + count - 1))
         inputs = (tokens, query_lens, starts, rows)
-        return self._tensors(self._tables, *inputs, num_decodes, sampled_rows, sampled)
+        return self._tensors(self._tables, *inputs, num_decodes, sampled_rows, sampled, paths)
 
     def table(self, group: int, sequence: WorkerSequence) -> np.ndarray:
         """The ids of the blocks of `sequence` in a group."""
@@ -168,24 +186,32 @@ class WorkerState:
         num_decodes: int,
         sampled_rows: list[int],
         sampled: list[WorkerSequence],
+        paths: dict[int, ScheduledSequence] | None = None,
     ) -> Batch:
         lens, begin, row_S = np.array(query_lens, INT), np.array(starts, INT), np.array(rows, INT)
         context_lens: list[int] = (begin + lens).tolist()
+        at_T = np.arange(len(query_lens), dtype=INT)
         if num_decodes == len(query_lens):
-            positions, row_T = begin, row_S
+            positions = begin
         else:
             first = np.cumsum(lens) - lens
             within = np.arange(len(tokens), dtype=INT) - np.repeat(first, lens)
-            positions, row_T = np.repeat(begin, lens) + within, np.repeat(row_S, lens)
+            positions, at_T = np.repeat(begin, lens) + within, np.repeat(at_T, lens)
         block, offset = np.divmod(positions, self.block_size)
         width = -(-max(context_lens) // self.block_size)
+        tables = [table[row_S, :width] for table in tables]
+        for row, path in (paths or {}).items():
+            own = path.start // self.block_size
+            for table_SB, blocks in zip(tables, path.new_blocks, strict=True):
+                table_SB[row, own : own + len(blocks)] = blocks
         return Batch(
             token_ids_T=self._to_device(np.array(tokens, INT)),
             positions_T=self._to_device(positions),
             slots_GT=[
-                self._to_device(table[row_T, block] * self.block_size + offset) for table in tables
+                self._to_device(table_SB[at_T, block] * self.block_size + offset)
+                for table_SB in tables
             ],
-            block_tables_GSB=[self._to_device(table[row_S, :width]) for table in tables],
+            block_tables_GSB=[self._to_device(table_SB) for table_SB in tables],
             query_lens=query_lens,
             context_lens=context_lens,
             num_decodes=num_decodes,

@@ -92,7 +92,9 @@ class DraftModel:
             if not blocks:
                 continue
             whole, rest = divmod(row.start, self._block_size)
-            if row.sequence_id not in new:
+            if row.path:  # of what is copied, that of the known tokens is kept
+                whole = 0
+            if row.sequence_id not in new and not row.path:
                 self._valid[blocks] = 0
             elif whole < len(blocks):  # a newcomer's whole table: what it found is kept
                 self._valid[blocks[whole]] = min(int(self._valid[blocks[whole]]), rest)

@@ -5,7 +5,9 @@ forward, `sample` chooses tokens, `collect` hands back the result; all three in 
 """
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from headway.core.plan import (
     GrammarMasks,
     PromptLogprobs,
     Sample,
+    ScheduledSequence,
     StepPlan,
     StepResult,
     StepTimings,
@@ -89,7 +92,7 @@ class TorchExecutor:
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
         self._prepare_s = self._forward_s = 0.0
-        self._usable: dict[int, int] = {}
+        self._usable: dict[tuple[int, int], int] = {}
         self._is_idle = False
         """Whether the last step advances nobody, and may as well wait for a transfer."""
 
@@ -164,30 +167,39 @@ class TorchExecutor:
         logits = self.logits(hidden_RH)
         sequences = batch.sampled_sequences
         token_ids, logprobs = self.sampler.sample(logits, sequences, masks)
-        end = 0
-        for scheduled in plan.scheduled:
-            if not scheduled.sample:
-                continue
-            begin, end = end, end + 1 + scheduled.num_drafts
-            sequence, sequence_id = sequences[begin], scheduled.sequence_id
+        for paths in sampled_paths(plan):
+            begin, sequence_id = paths[0].rows[0], paths[0].scheduled.sequence_id
+            sequence = sequences[begin]
             if token_ids[begin] == NO_TOKEN:
                 result.failed[sequence_id] = "its parameters and masks forbid every token"
             elif sequence_id not in result.failed:
-                count, entries, behind = 1, logprobs[begin], []
-                if scheduled.num_drafts:
-                    usable = self._usable.get(sequence_id, end - begin)
-                    count = num_kept(token_ids[begin : begin + usable], scheduled.drafts)
-                    behind = chosen(token_ids[begin + count : begin + usable])
+                rows, entries, behind = [begin], logprobs[begin], list[int]()
+                best = paths[0].scheduled
+                if best.num_drafts:
+                    kept = [self._kept(path, token_ids) for path in paths]
+                    rows, rest = max(kept, key=lambda path: len(path[0]))
+                    best = paths[kept.index((rows, rest))].scheduled
+                    behind = chosen([token_ids[row] for row in rest])
                     if entries is not None:
-                        entries = [
-                            one for row in logprobs[begin : begin + count] for one in row or []
-                        ]
-                kept = token_ids[begin : begin + count]
-                sequence.generated += kept
+                        entries = [one for row in rows for one in logprobs[row] or []]
+                    if best.path:
+                        self.state.adopt(best)
+                tokens = [token_ids[row] for row in rows]
+                sequence.generated += tokens
                 sequence.last_step = result.step
-                result.samples.append(Sample(sequence_id, kept, entries, behind=behind))
-                last_rows.append(begin + count - 1)
+                result.samples.append(
+                    Sample(sequence_id, tokens, entries, behind=behind, path=best.path)
+                )
+                last_rows.append(rows[-1])
         return last_rows
+
+    def _kept(self, path: "SampledPath", token_ids: list[int]) -> tuple[list[int], list[int]]:
+        """The rows of `path` whose tokens count, and those behind them."""
+        scheduled, rows = path
+        usable = self._usable.get((scheduled.sequence_id, scheduled.path), len(rows))
+        sampled = [token_ids[row] for row in rows[:usable]]
+        count = num_kept(sampled, scheduled.drafts)
+        return rows[:count], rows[count:usable]
 
     def _propose(
         self, plan: StepPlan, result: StepResult, hidden_RH: Tensor, last_rows: list[int]
@@ -219,20 +231,24 @@ class TorchExecutor:
 
     def _quarantine(
         self, plan: StepPlan, batch: Batch, hidden_TH: Tensor
-    ) -> tuple[dict[int, str], dict[int, int]]:
+    ) -> tuple[dict[int, str], dict[tuple[int, int], int]]:
         """Fail sequences whose numbers are not finite, and wipe what they wrote in this step.
 
-        Where only drafts are bad, nobody fails: the second result says how many sampled rows are of
-        use. Where a token with drafts behind it is bad too, FloatingPointError: in a sum over the
-        whole block 0 · inf reaches it, and the engine runs the step again without drafts.
+        Where only drafts are bad, nobody fails: the second result says how many sampled rows of
+        (sequence, path) are of use, of a further path none but the first. Where a token with drafts
+        behind it is bad too, FloatingPointError: in a sum over the whole block 0 · inf reaches it,
+        and the engine runs the step again without drafts.
         """
         bad_T = self.target.wipe_bad(hidden_TH, batch)
         if bad_T is None:
             return {}, {}
         failed: dict[int, str] = {}
-        usable: dict[int, int] = {}
+        usable: dict[tuple[int, int], int] = {}
         for row, part in zip(plan.scheduled, bad_T.split(batch.query_lens), strict=True):
             if not bool(part.any()):
+                continue
+            if row.path:
+                usable[row.sequence_id, row.path] = 1
                 continue
             num_drafts_before = int(part.nonzero()[0]) - (len(row.token_ids) - row.num_drafts)
             if num_drafts_before < 0 and row.num_drafts:
@@ -240,7 +256,7 @@ class TorchExecutor:
             if num_drafts_before < 0:
                 failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
             else:
-                usable[row.sequence_id] = num_drafts_before + 1
+                usable[row.sequence_id, 0] = num_drafts_before + 1
         return failed, usable
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
@@ -308,6 +324,29 @@ class TorchExecutor:
     def probe(self, budget_s: float) -> None:
         """Read memory and multiply for about `budget_s`; `describe` has the best of all times."""
         self._probe.run(budget_s)
+
+
+class SampledPath(NamedTuple):
+    """A row of the plan, and which of the sampled rows tell what follows its tokens: the last known
+    one, which all paths of a sequence share, and each draft."""
+
+    scheduled: ScheduledSequence
+    rows: list[int]
+
+
+def sampled_paths(plan: StepPlan) -> Iterable[list[SampledPath]]:
+    """For each sequence that is sampled its paths, its own first."""
+    found: dict[int, list[SampledPath]] = {}
+    end = 0
+    for scheduled in plan.scheduled:
+        begin, end = end, end + scheduled.sample + scheduled.num_drafts
+        rows = list(range(begin, end))
+        if scheduled.path:
+            paths = found[scheduled.sequence_id]
+            paths.append(SampledPath(scheduled, [paths[0].rows[0], *rows]))
+        elif rows:
+            found[scheduled.sequence_id] = [SampledPath(scheduled, rows)]
+    return found.values()
 
 
 def num_kept(sampled: list[int], drafts: list[int]) -> int:

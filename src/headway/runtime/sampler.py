@@ -202,7 +202,7 @@ def row_masks(masks: GrammarMasks, sequences: list[WorkerSequence]) -> dict[int,
     for row, sequence in enumerate(sequences):
         own = masks.by_sequence.get(sequence.new.sequence_id)
         if own is not None:
-            at = sequence.num_ahead
+            at = sequence.mask
             found[row] = own[at] if at < len(own) else bytes(len(own[0]))
     return found
 

@@ -35,10 +35,12 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     or blocks are short, and the policy lets users reclaim their share, `user_slots` has for each
     user with a slot what it holds, as so many slots, and its weight. Of `num_drafts` guesses that
     were verified, `num_kept_drafts` were right, as `verified` tells by sequence: (who guessed, how
-    many, how many of them right). A grammar forced `num_forced` of the tokens that came, nobody
-    sampled them; of those that came so before, the step computed `num_forced_rows`. By the cost
-    model it took `verify_s` longer for guesses and forced tokens; the drafter made `num_proposed`
-    for the next step in `draft_s`. `draft_failure` says why it is not asked, where it has failed.
+    many, how many of them right). Behind a sequence's first path come its others, `num_paths` in
+    all; `num_drafts` counts what they compute again as well. A grammar forced `num_forced` of the
+    tokens that came, nobody sampled them; of those that came so before, the step computed
+    `num_forced_rows`. By the cost model it took `verify_s` longer for guesses and forced tokens;
+    the drafter made `num_proposed` for the next step in `draft_s`. `draft_failure` says why it is
+    not asked, where it has failed.
     """
 
     step: int
@@ -89,6 +91,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_forced: int = 0
     num_forced_rows: int = 0
     draft_failure: str = ""
+    num_paths: int = 0
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -143,7 +146,7 @@ def count_work(record: StepRecord, rows: list[ScheduledSequence], windows: tuple
             [
                 n
                 for row, n in zip(rows, lengths)
-                if row.num_forced or (row.sample and n == row.num_drafts + 1)
+                if row.path or row.num_forced or (row.sample and n == row.num_drafts + 1)
             ]
         )
         record.attended_tokens = sum([n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths)])

@@ -52,3 +52,12 @@ def test_a_step_that_only_tells():
     record = step()
     count_work(record, [], (0, 16))
     assert record.num_tokens == 0 and record.kv_tokens_read == [0, 0]
+
+
+def test_another_path_decodes_as_well():
+    """What it computes again is no prompt."""
+    record = step()
+    path = ScheduledSequence(1, 10, [0] * 3, [[]], False, 2, path=1)
+    count_work(record, [advance(1, 10, 4, True, drafts=3), path], (0,))
+    assert (record.num_decode_tokens, record.num_prefill_tokens) == (7, 0)
+    assert record.kv_tokens_read == [14 + 13]

@@ -18,8 +18,8 @@ from headway.core.plan import GrammarMasks
 from headway.engine.grammar.compiler import num_words
 from headway.engine.sequence import Sequence
 
-Ruled = tuple[Sequence, list[int]]
-"""A sequence with a grammar, and its drafts in this step."""
+Ruled = tuple[Sequence, list[list[int]]]
+"""A sequence with a grammar, and its drafts in this step, path by path."""
 
 
 class StepMasks:
@@ -83,23 +83,27 @@ class MaskMaker:
                     state.error = "no token of this model can follow"
                 else:
                     masks[sequence_id] = [row.tobytes()]
-        for sequence, drafts in ruled:
-            if drafts and sequence.sequence_id in masks:
+        for sequence, paths in ruled:
+            for drafts in paths if sequence.sequence_id in masks else ():
                 masks[sequence.sequence_id] += self._behind(sequence, drafts)
         return GrammarMasks(masks), self._clock.now_s() - started_s
 
     def _behind(self, sequence: Sequence, drafts: list[int]) -> list[bytes]:
-        """A mask behind each draft, as far as there is one; the state stays where it is."""
+        """A mask behind each draft, one that allows nothing where there is none; the state stays
+        where it is."""
         state = sequence.grammar
         assert state is not None
+        words = np.zeros(self._num_words, np.int32)
+        nothing = bytes(words.nbytes)
+        if not drafts or state.is_released:  # by another path
+            return [nothing] * len(drafts)
         matcher = state.matcher([])
         found: list[bytes] = []
-        words = np.zeros(self._num_words, np.int32)
         for draft in drafts:
             if matcher.is_stopped() or not matcher.consume_token(draft):
                 break
             if matcher.is_stopped():  # the answer ends with this draft
-                found.append(bytes(words.nbytes))
+                found.append(nothing)
                 break
             words[:] = 0
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -110,7 +114,7 @@ class MaskMaker:
             state.release()  # the next mask builds it again
         else:
             matcher.rollback(len(found))
-        return found
+        return found + [nothing] * (len(drafts) - len(found))
 
     def close(self) -> None:
         """End the thread."""

@@ -166,6 +166,43 @@ class KVCache:
         child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
         child.shares_blocks = parent.shares_blocks = count > 0
 
+    # ── other paths of one sequence, for a step ─────────────────────────────────────────────
+
+    def branch(
+        self, sequence: Sequence, num_tokens: int, path: int
+    ) -> tuple[list[list[int]], list[BlockCopy]] | None:
+        """Blocks of its own for another path of `num_tokens`, from the one written next.
+
+        By group the blocks, and the copies of what that one holds already; None, with nothing
+        taken, where a group has no room.
+        """
+        first, rest = divmod(sequence.computed, self.block_size)
+        count = self.blocks_for(num_tokens) - first
+        if not self.has_room([count] * len(self.pools)):
+            return None
+        blocks = [[pool.take() for _ in range(count)] for pool in self.pools]
+        copies = [
+            BlockCopy(sequence.sequence_id, first, group, table[first], own[0], path)
+            for group, (table, own) in enumerate(zip(sequence.block_tables, blocks, strict=True))
+            if rest
+        ]
+        return blocks, copies
+
+    def adopt(self, sequence: Sequence, start: int, blocks: list[list[int]]) -> None:
+        """Let the blocks of a path take the place of its own, from the one of token `start` on."""
+        first = start // self.block_size
+        self.give_back([table[first:] for table in sequence.block_tables])
+        for table, own in zip(sequence.block_tables, blocks, strict=True):
+            table[first:] = own
+
+    def give_back(self, blocks: list[list[int]]) -> None:
+        """Give back blocks by group, of which one reference each was taken."""
+        for pool, own in zip(self.pools, blocks, strict=True):
+            for block in own:
+                pool.release(block)
+
+    # ── the end ─────────────────────────────────────────────────────────────────────────────
+
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks of `sequence`; nothing of it is computed any more.
 

@@ -9,6 +9,7 @@
     acceptance  the chance that a guess is kept, from all requests and from its own
     shadow      scores guesses that nobody verified
     controller  how many guesses of each sequence bring the most tokens a second
+    paths       which other guesses of the same tokens are verified beside them
     asking      when the runtime's drafter is asked
 
 The runtime samples behind each guess what it would sample anyway (`core.plan.ScheduledSequence`):

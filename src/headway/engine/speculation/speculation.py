@@ -9,8 +9,9 @@
                        so each row is worth what it verifies and what it may leave
     draft or medusa    guesses for the next step where that pays, its own time included
 
-Of each sequence the source whose guesses promise most tokens rides. Where the drafter has guessed
-too, that tells of the others: what it contradicts is seldom right, what it says as well mostly.
+Of each sequence the source whose guesses promise most tokens rides, and beside it another that
+disagrees where that pays (`paths`). Where the drafter has guessed too, that tells of the others:
+what it contradicts is seldom right, what it says as well mostly.
 """
 
 from collections.abc import Sequence as TypingSequence
@@ -24,8 +25,9 @@ from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
 from headway.engine.speculation.asking import PATIENCE, PROBE_SHARE, RESTS, Asking
 from headway.engine.speculation.controller import PlainStep, choose, least_value
-from headway.engine.speculation.drafts import Drafts, fitting
+from headway.engine.speculation.drafts import Drafts, fitting, outcomes
 from headway.engine.speculation.lookahead import KINDS, Lookahead
+from headway.engine.speculation.paths import Rival, choose_rivals, find_rival, observe
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
@@ -36,11 +38,21 @@ EMPTY = Drafts([])
 
 
 class Candidate(NamedTuple):
-    """What a source guesses of a sequence: the chance of each guess, and what its row is worth."""
+    """What a source guesses of a sequence: the chance of each guess, and what its row is worth; and
+    another source's guesses that may ride beside them."""
 
     drafts: Drafts
     chances: list[float]
     values: list[float]
+    rival: Rival | None = None
+
+    def first(self, count: int, more: int) -> Drafts:
+        """The first `count` guesses; beside them what the rival shares, and `more` of its own."""
+        drafts, rival, others = self.drafts, self.rival, list[Drafts]()
+        if more and rival is not None:
+            token_ids = rival.drafts.token_ids[: rival.shared + more]
+            others.append(rival.drafts._replace(token_ids=token_ids))
+        return drafts._replace(token_ids=drafts.token_ids[:count], others=others)
 
 
 NO_CANDIDATE = Candidate(EMPTY, [], [])
@@ -49,7 +61,7 @@ NO_CANDIDATE = Candidate(EMPTY, [], [])
 class Guessing:
     """What is known of one sequence's guesses."""
 
-    __slots__ = ("drafted", "num_unpaid", "own", "proposed", "shadows")
+    __slots__ = ("best", "drafted", "num_unpaid", "own", "proposed", "shadows")
 
     def __init__(self, shadows: dict[str, Shadow]) -> None:
         self.own, self.shadows = Own(), shadows
@@ -57,6 +69,8 @@ class Guessing:
         """What the drafter guesses of the next tokens."""
         self.drafted: list[int] = []
         """The same of the tokens that this step brings."""
+        self.best = NO_CANDIDATE
+        """What was the best guess of these."""
         self.num_unpaid = 0
         """Steps since a guess of it was verified."""
 
@@ -109,12 +123,15 @@ class Speculation:
             self._best(sequence, state) if state.looks else NO_CANDIDATE
             for sequence, state in zip(decodes, states, strict=True)
         ]
-        counts = self._num_verified(best, plain)
-        for state, count in zip(states, counts, strict=True):
+        counts, beside_them = self._num_verified(best, plain)
+        for state, candidate, count in zip(states, best, counts, strict=True):
+            state.best = candidate
             state.num_unpaid = 0 if count else state.num_unpaid + 1
         found = {
-            sequence.sequence_id: drafts._replace(token_ids=drafts.token_ids[:count])
-            for sequence, (drafts, _, _), count in zip(decodes, best, counts, strict=True)
+            sequence.sequence_id: candidate.first(count, more)
+            for sequence, candidate, count, more in zip(
+                decodes, best, counts, beside_them, strict=True
+            )
             if count
         }
         if self.asking is not None and self.asking.is_able(plain):
@@ -150,28 +167,33 @@ class Speculation:
                 state.shadows[source.name].remember(tokens, guess, beside)
                 guesses.append((Drafts(guess.token_ids, source.name, guess.match), beside))
         refills = self.lookahead.worth if self.lookahead is not None else 0.0
-        best, worth = NO_CANDIDATE, 0.0
+        best, worth, others = NO_CANDIDATE, 0.0, []
         for drafts, beside in guesses:
             token_ids = fitting(sequence, drafts.token_ids, most)
             if token_ids:
+                drafts = drafts._replace(token_ids=token_ids)
                 chances = self.acceptance.chances(
                     drafts.source, drafts.match, len(token_ids), state.own, beside
                 )
+                others.append(drafts)
                 if sum(chances) > worth:
                     values = [chance + (1 - chance) * refills for chance in chances]
-                    best = Candidate(drafts._replace(token_ids=token_ids), chances, values)
-                    worth = sum(chances)
+                    best, worth = Candidate(drafts, chances, values), sum(chances)
+        if len(others) > 1 and self.config.max_paths > 1:
+            rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
+            best = best._replace(rival=rival)
         return best
 
-    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> list[int]:
-        """How many guesses of each candidate are verified."""
+    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:
+        """How many guesses of each candidate are verified, and of its rival."""
         values = [candidate.values for candidate in best]
         if not any(values):
             self._untried_s += self.cost.seconds(plain.work)
-            return [0] * len(values)
+            return [0] * len(values), [0] * len(values)
         counts = choose(values, plain, self.cost)
         self._try_more(values, counts, plain)
-        return counts
+        rivals = [candidate.rival for candidate in best]
+        return counts, choose_rivals(rivals, values, counts, plain, self.cost)
 
     def _try_more(self, values: list[list[float]], counts: list[int], plain: PlainStep) -> None:
         """Verify more guesses of one sequence where that takes a hundredth of the time since.
@@ -233,20 +255,23 @@ class Speculation:
         if state is None:
             return
         num_kept = len(sample.token_ids) - 1
-        if drafts.token_ids:
-            counts = self.counts[drafts.source]
-            counts[0] += len(drafts.token_ids)
-            counts[1] += num_kept
+        sampled_to = len(sequence.tokens) - sequence.num_forced
+        came = sequence.tokens[sampled_to - num_kept - 1 :]
+        for source, count, kept in outcomes(drafts, came[:num_kept]) if drafts.token_ids else ():
+            self.counts[source][0] += count
+            self.counts[source][1] += kept
+        if state.best.rival is not None:
+            observe(state.best.rival, state.best.drafts, came, self.acceptance, state.own)
         for shadow in state.shadows.values():
             shadow.settle(sequence.tokens, self.acceptance, state.own)
-        sampled_to = len(sequence.tokens) - sequence.num_forced
         if state.drafted:
-            self._score_drafted(state, sequence.tokens[sampled_to - num_kept - 1 :])
+            self._score_drafted(state, came)
         forced = sequence.tokens[sampled_to:]  # the drafter did not know them
         follows = sample.drafts[: len(forced)] == forced
         state.proposed = sample.drafts[len(forced) :] if follows else []
-        for source in self.sources:
-            source.came(sequence, drafts, sample)
+        adopted = drafts.others[sample.path - 1] if sample.path else drafts
+        for each in self.sources:
+            each.came(sequence, adopted, sample)
 
     def _score_drafted(self, state: Guessing, came: list[int]) -> None:
         """Compare what the drafter guessed with what came, as far as that goes."""

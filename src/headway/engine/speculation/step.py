@@ -5,6 +5,7 @@ right is computed, what was wrong is overwritten and never listed in the prefix 
 """
 
 from collections.abc import Sequence as TypingSequence
+from itertools import chain
 
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
@@ -12,7 +13,7 @@ from headway.engine.cost import StepCost, work_done
 from headway.engine.kv import KVCache
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
-from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator, outcomes
 from headway.telemetry.records import StepRecord
 
 
@@ -28,8 +29,10 @@ class StepDrafts:
         self.num_forced = 0
         """Tokens that came in this step because a grammar forced them."""
         self._by_id: dict[int, Drafts] = {}
-        self._riding: set[int] = set()
+        self._riding: dict[int, Sequence] = {}
         """Whose guesses are in the step: one that was preempted may come back in it without."""
+        self._paths: dict[int, list[ScheduledSequence]] = {}
+        """Of these the rows of other paths, which hold blocks until the step is over."""
 
     @property
     def jumps(self) -> bool:
@@ -45,7 +48,7 @@ class StepDrafts:
         for sequence in decodes:
             counts.append(1 + min(sequence.num_missing - 1, spare))
             spare -= counts[-1] - 1
-        self.verified, self._riding, self.num_forced = [], set(), 0
+        self.verified, self._riding, self.num_forced = [], {}, 0
         beside, most_s = self.policy.beside_drafts(decodes)
         self._by_id = self.speculator.plan(decodes, beside, spare, most_s)
         return counts
@@ -60,7 +63,7 @@ class StepDrafts:
 
     def leave_out(self, sequence: Sequence) -> Drafts:
         """There is no block for its guesses: what remains without them."""
-        drafts = self._by_id[sequence.sequence_id]._replace(token_ids=[])
+        drafts = self._by_id[sequence.sequence_id]._replace(token_ids=[], others=())
         self._by_id[sequence.sequence_id] = drafts
         return drafts
 
@@ -73,12 +76,48 @@ class StepDrafts:
         row.token_ids += drafts.token_ids
         row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose
         if row.num_drafts:
-            self._riding.add(row.sequence_id)
-            self.policy.drafted(sequence, row.num_drafts)
+            self._riding[row.sequence_id] = sequence
+            beside = sum([1 + len(other.token_ids) for other in drafts.others])
+            self.policy.drafted(sequence, row.num_drafts + beside)
+
+    def branch(self, plan: StepPlan, budget: int) -> None:
+        """Let other paths ride where there are blocks and `budget` that nobody needs in this step.
+
+        One that copies a block already has none: what is copied is not there before the step. Nor
+        has one that computes forced tokens.
+        """
+        copying = {copy.sequence_id for copy in plan.copies} if self._riding else set()
+        for sequence_id, sequence in self._riding.items():
+            drafts, rows = self._by_id[sequence_id], list[ScheduledSequence]()
+            is_plain = sequence_id not in copying and sequence.num_missing == 1
+            for other in drafts.others if is_plain else ():
+                start, path = sequence.computed, len(rows) + 1
+                tokens = [sequence.tokens[start], *other.token_ids]
+                if len(tokens) > budget:
+                    break
+                room = self.kv.branch(sequence, start + len(tokens), path)
+                if room is None:
+                    break
+                budget -= len(tokens)
+                plan.copies += room[1]
+                count = len(other.token_ids)
+                rows.append(
+                    ScheduledSequence(sequence_id, start, tokens, room[0], False, count, path=path)
+                )
+            if drafts.others:
+                self._by_id[sequence_id] = drafts._replace(others=drafts.others[: len(rows)])
+                self._paths[sequence_id] = rows
+                plan.scheduled += rows
 
     def forget(self) -> None:
         """The step was run without guesses: nothing is to be learned of them."""
-        self._by_id, self._riding = {}, set()
+        self._give_back_paths()
+        self._by_id, self._riding = {}, {}
+
+    def _give_back_paths(self) -> None:
+        for row in chain.from_iterable(self._paths.values()):
+            self.kv.give_back(row.new_blocks)
+        self._paths = {}
 
     def keep(self, sequence: Sequence, sample: Sample, update: SequenceUpdate) -> None:
         """The tokens of `sample` are known now; those guessed right are computed as well.
@@ -89,20 +128,27 @@ class StepDrafts:
             return
         num_kept = len(sample.token_ids) - 1
         self.num_forced += update.num_forced
+        if sample.path:
+            adopted = self._paths[sequence.sequence_id].pop(sample.path - 1)
+            self.kv.adopt(sequence, adopted.start, adopted.new_blocks)
         if num_kept:
             sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
             self.kv.insert(sequence)
             self.policy.kept(sequence, num_kept)
         drafts = self.of(sequence)
         if sequence.sequence_id not in self._riding:
-            drafts = drafts._replace(token_ids=[])
+            drafts = drafts._replace(token_ids=[], others=())
         else:
-            update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_kept
-            self.verified.append((drafts.source, len(drafts.token_ids), num_kept))
+            found = outcomes(drafts, sample.token_ids[:num_kept])
+            update.num_drafts = sum([count for _, count, _ in found])
+            update.num_kept_drafts = num_kept
+            self.verified += found
         self.speculator.came(sequence, drafts, sample)
 
     def ended(self, result: StepResult) -> None:
         """All samples of the step were told."""
+        self._give_back_paths()
+        self._riding = {}
         if self.speculator is not None:
             self.speculator.ended(result)
 
@@ -119,8 +165,11 @@ class StepDrafts:
         record.num_forced = self.num_forced
         if self.verified or record.num_forced_rows:
             rows = plan.scheduled
+            record.num_paths = sum([row.path > 0 for row in rows]) if self.verified else 0
             ends = [row.start + len(row.token_ids) - row.num_drafts for row in rows]
-            drafts = [(end, row.num_drafts) for row, end in zip(rows, ends) if row.num_drafts]
+            drafts = [
+                (end, row.num_drafts, row.path) for row, end in zip(rows, ends) if row.num_drafts
+            ]
             forced = [
                 (end - row.num_forced, row.num_forced)
                 for row, end in zip(rows, ends)
