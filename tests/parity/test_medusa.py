@@ -162,13 +162,14 @@ def test_heads_guess_behind_guesses_that_were_right():
 
 
 def test_who_is_asked(folder: Path):
-    """`auto` takes heads that lie in the folder, or a drafting model that is given."""
+    """`auto` takes heads that lie in the folder, a drafting model that is given, or lookahead."""
 
     def speculation(**options: object):
         table = EngineOptions(device="cpu", **options)
         return plan_settings(folder, table)[1].speculation
 
-    assert speculation(speculate="auto").drafter == ""
+    found = speculation(speculate="auto")
+    assert found.drafter == "" and found.sources[-1] == "lookahead"
     write(folder, random_heads(3, 1, own=False), facts(3, 1, "shared"))
     found = speculation(speculate="auto")
     assert found.sources[-1] == found.drafter == "medusa" and found.max_proposed == 3

@@ -83,8 +83,8 @@ class SpeculationConfig:
         if given == "off":
             names: tuple[str, ...] = ()
         elif given == "auto":
-            drafter = "draft" if options.draft_model else "medusa" if medusa else ""
-            names = FREE + ((drafter,) if drafter else ())
+            drafter = "draft" if options.draft_model else "medusa" if medusa else "lookahead"
+            names = (*FREE, drafter)
         else:
             names = tuple(dict.fromkeys(given.split(",")))
         for name in names:
