@@ -180,8 +180,8 @@ def objectives(given: argparse.Namespace, rate: float, seed: int) -> Data:
     options["kv_memory"] = "512MiB"
     plain = {k: v for k, v in options.items() if k not in ("speculate", "draft_model")}
     sides = [Side(given.folder, plain), Side(given.folder, options)]
-    llm_tokenizer = LLM(given.folder, load_format="dummy", executor="null")
-    mix = cycle(prompts_of(llm_tokenizer, kind, given.text) for kind in KINDS)
+    asking = LLM(given.folder, load_format="dummy", executor="null", max_model_len=512)
+    mix = cycle(prompts_of(asking, kind, given.text) for kind in KINDS)
     mixed = (next(next(mix)) for _ in count())
     for _ in range(seed * given.requests):
         next(mixed)
