@@ -1,6 +1,7 @@
 """Engines on int8 and int4 weights: close to the plain model, the same whoever runs beside."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drive import engine_for
+from headway.assemble import make_executor, plan_settings
 from headway.core import resolve
+from headway.core.options import EngineOptions
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
-from headway.core.quantization import Quantization, planned_bytes
+from headway.core.quantization import INT8, PLAIN, Format, Quantization, planned_bytes
 from headway.core.request import SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.executor import TorchExecutor
@@ -38,7 +41,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def distributions(folder: Path, **options: object) -> Tensor:
     """Log-probabilities after each token of three prompts."""
-    executor = engine_for(folder, **options).executor
+    return expected_after(engine_for(folder, **options).executor)
+
+
+def expected_after(executor: object) -> Tensor:
+    """The same of an executor."""
     assert isinstance(executor, TorchExecutor)
     new = [
         NewSequence(i, 0, prompt, len(prompt), SamplingParams(), 0)
@@ -73,16 +80,62 @@ def test_layers_have_their_format_and_let_go(folder: Path, quantization: str, ke
     engine = engine_for(folder, quantization=quantization, kernels=kernels)
     executor = engine.executor
     assert isinstance(executor, TorchExecutor)
-    wanted = Quantization(quantization, 64)
+    wanted = Quantization.of(quantization, 64)
     for name, module in executor.model.named_modules():
         if isinstance(module, Linear | ExpertLinear):
             group = getattr(module.kernel, "group", None)
-            assert group == {"none": None, "int8": 0, "int4": 64}[wanted.format_of(name)], name
+            format = wanted.format_of(name)
+            assert group == (None if format == PLAIN else format.group), name
             assert group is None or module.weight is None
     description = executor.describe()
     planned = planned_bytes(wanted, executor.spec, executor.settings.dtype)
     assert planned * 0.9 < description.weight_bytes < planned * 2.5  # panels of 16 of 24 outputs
     assert quantization in description.kernels["quantized"][1] or kernels == "torch"
+
+
+MIXED_MAP = (
+    ("head", PLAIN),
+    ("layers.0.mlp.down", INT8),
+    ("layers.0.*", Format("int4", 32)),
+    ("*.router", PLAIN),
+    ("*.qkv", PLAIN),
+    ("*", Format("int4", 128)),
+)
+
+
+def mixed_executor(
+    folder: Path, formats: tuple[tuple[str, Format], ...], kernels: str = "auto"
+) -> TorchExecutor:
+    """An executor whose modules have these formats."""
+    table = EngineOptions(device="cpu", kv_memory=2**23, threads=1, kernels=kernels)
+    spec, settings, _, machine = plan_settings(folder, table)
+    cache = 2**30 if settings.kernels == "native" else 0
+    found = replace(settings, quantization=Quantization(formats), weight_cache_bytes=cache)
+    executor = make_executor(folder, table, spec, found, machine, None)
+    assert isinstance(executor, TorchExecutor)
+    return executor
+
+
+def test_each_module_has_a_format_of_its_own(folder: Path, kept: Path, rounded: list[int]):
+    """Native as torch; a second start reads all of them, another map packs its own."""
+    ours, torchs = (mixed_executor(folder, MIXED_MAP, kernels) for kernels in KERNELS)
+    groups = {
+        name: getattr(module.kernel, "group", None)
+        for name, module in ours.model.named_modules()
+        if isinstance(module, Linear | ExpertLinear)
+    }
+    assert [groups[f"layers.0.{name}"] for name in ("attention.qkv", "mlp.down")] == [32, 0]
+    assert [groups[f"layers.1.{name}"] for name in ("attention.qkv", "mlp.down")] == [None, 128]
+    assert groups["head"] is None
+    first = expected_after(ours)
+    assert abs(divergence(expected_after(torchs), first)) < 1e-4
+    wait_for_writers()
+    rounded.clear()
+    assert torch.equal(expected_after(mixed_executor(folder, MIXED_MAP)), first)
+    assert len(rounded) == 0
+    other = (("layers.1.mlp.down", INT8), *MIXED_MAP)
+    assert not torch.equal(expected_after(mixed_executor(folder, other)), first)
+    assert len(rounded) > 0
 
 
 def test_without_the_native_kernels_it_says_so(folder: Path, monkeypatch):
@@ -172,10 +225,15 @@ def rounded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def start(folder: Path, **options: object) -> Tensor:
     """`distributions` once the writer has ended."""
     found = distributions(folder, **options)
+    wait_for_writers()
+    return found
+
+
+def wait_for_writers() -> None:
+    """Until what was packed is on disk."""
     for thread in threading.enumerate():
         if thread.name == "weight cache writer":
             thread.join()
-    return found
 
 
 @pytest.mark.parametrize(("quantization", "group"), FORMATS)

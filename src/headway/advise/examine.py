@@ -120,7 +120,7 @@ def examine(
         plan=[Why(name=r.name, value=r.value, why=r.why) for r in found.reasons],
         kv_groups=[group_of(group, settings.cache.dtype) for group in spec.kv_groups],
         weight_bytes=planned_bytes(settings.quantization, spec, dtype)
-        if settings.quantization.format != "none"
+        if settings.quantization.rounded
         else spec.weight_bytes(dtype),
         step_weight_bytes=weights,
         decode_floor_s=weights / bandwidth if bandwidth else None,

@@ -19,7 +19,7 @@ from headway.core.machine import Machine
 from headway.core.memory_plan import plan_plain, plan_rounded
 from headway.core.model_spec import KVGroupSpec, ModelSpec
 from headway.core.options import EngineOptions
-from headway.core.quantization import Quantization
+from headway.core.quantization import PLAIN, Format, Quantization
 from headway.core.reasons import Reasons
 from headway.core.speculation_config import MedusaSpec
 
@@ -98,7 +98,7 @@ def plan_draft_weights(
     quantization: Quantization,
 ) -> tuple[int, str]:
     """(bytes of the draft's weights, why): of the model's type, rounded as the model's are."""
-    if quantization.format != "none":
+    if quantization.rounded:
         return plan_rounded(machine, draft, dtype, quantization)
     _, num_bytes, _ = plan_plain(machine, draft, device, dtype, kernels)
     return num_bytes, f"{draft.num_parameters:,} parameters of {dtype}"
@@ -110,7 +110,7 @@ def plan_medusa_weights(
     """(bytes of the heads' weights, why)."""
     format = format_of_drafter(kernels, quantization)
     num_bytes = quantization.weight_bytes(format, 1, medusa.num_parameters, dtype)
-    told = dtype if format == "none" else format
+    told = dtype if format == PLAIN else format
     return num_bytes, f"{medusa.num_heads} heads, {medusa.num_parameters:,} parameters of {told}"
 
 
@@ -130,9 +130,9 @@ def plan_draft_vocabulary(
     return reasons.choose("draft_vocab_size", choice)
 
 
-def format_of_drafter(kernels: str, quantization: Quantization) -> str:
+def format_of_drafter(kernels: str, quantization: Quantization) -> Format:
     """The format of matrices that a drafter adds: the output matrix's; torch rounds none."""
-    return quantization.format_of("head") if kernels == "native" else "none"
+    return quantization.format_of("head") if kernels == "native" else PLAIN
 
 
 def listed_bytes(

@@ -33,7 +33,7 @@ def plan_weights(
     reasons: Reasons,
 ) -> tuple[bool, int]:
     """(whether torch packs the linear layers in fp32, bytes of all weights then)."""
-    if quantization.format == "none":
+    if not quantization.rounded:
         pack, num_bytes, pack_why = plan_plain(machine, model, device, dtype, kernels)
         why = f"{model.num_parameters:,} parameters of {dtype}"
     else:

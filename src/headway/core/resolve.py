@@ -319,14 +319,14 @@ def choose_quantization(
         )
     why = "given" if options.quantization != "none" else "the checkpoint's weights as they are"
     packed = kernels == "native" or options.quantization != "int4"
-    return Quantization(options.quantization, options.quantization_group, packed), why
+    return Quantization.of(options.quantization, options.quantization_group, packed), why
 
 
 def choose_cache(
     options: EngineOptions, kernels: str, quantization: Quantization, weights: int
 ) -> tuple[int, str]:
     """Bytes of disk for weights in the form that the kernels read; 0 where that saves nothing."""
-    if quantization.format == "none" or options.load_format == "dummy":
+    if not quantization.rounded or options.load_format == "dummy":
         return 0, "nothing is rounded that a later start could read"
     if kernels != "native":
         return 0, "weights rounded by torch are not kept"

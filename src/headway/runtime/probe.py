@@ -44,7 +44,7 @@ class Probe:
         self._linear, self._operand = kernels.linear, dtype
         if kernels.quantized:
             dtype = "int8"
-            self._linear = kernels.quantized[settings.quantization.format]
+            self._linear = kernels.quantized[settings.quantization.main]
         self.name = cuda.name if cuda else processor_name()
         bandwidth, flops = datasheet(self.name, dtype)
         self.ceilings = Ceilings(

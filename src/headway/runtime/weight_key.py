@@ -10,13 +10,12 @@ import os
 import stat
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from headway import __version__
 from headway.core.clock import Clock, SystemClock
-from headway.core.quantization import EXCEPTIONS
 from headway.core.resolve import Settings
 from headway.runtime.checkpoint_files import MALFORMED, find_files
 
@@ -55,8 +54,7 @@ class Key:
             "layout": LAYOUT,
             "instruction_set": self.instruction_set,
             "dtype": self.settings.dtype,
-            "format": str(quantization),
-            "exceptions": EXCEPTIONS.get(quantization.format, {}),
+            "formats": [[pattern, asdict(format)] for pattern, format in quantization.formats],
             "files": [[path.name, digest] for path, digest in zip(files, found, strict=True)],
         }
         return json.dumps(facts, sort_keys=True)

@@ -10,7 +10,14 @@ from headway.core.cache_config import CacheConfig
 from headway.core.errors import CapacityError, UsageError
 from headway.core.memory_plan import gib
 from headway.core.options import Bytes, EngineOptions
-from headway.core.quantization import Quantization, planned_bytes
+from headway.core.quantization import (
+    INT8,
+    PLAIN,
+    Format,
+    Quantization,
+    bytes_per_weight,
+    planned_bytes,
+)
 from headway.core.resolve import Settings, resolve
 from resolve_cases import BLOCK, GIB, TOKEN, WEIGHTS, decide, machine, model
 
@@ -76,16 +83,17 @@ def test_rounded_weights_are_planned_in_bytes():
     """Qwen2.5-0.5B: embeddings in bf16, the head in int8, and 358 million weights in between."""
     embeddings, head = 151_936 * 896 * 2, 151_936 * (896 + 4)
     planned = {
-        (options := Quantization(*given)): planned_bytes(options, model(), "bfloat16")
+        (options := Quantization.of(*given)): planned_bytes(options, model(), "bfloat16")
         for given in [("int8", 64), ("int4", 32), ("int4", 64), ("int4", 128)]
     }
     for quantization, found in planned.items():
-        each = {"int8": 1, "int4": 0.5 + 2 / quantization.group}[quantization.format]
+        kind, group = quantization.main.kind, quantization.main.group
+        each = {"int8": 1, "int4": 0.5 + 2 / (group or 1)}[kind]
         assert found == pytest.approx(embeddings + head + 357.9e6 * each, rel=2e-3)
         settings, why = decide(
             dataclasses.replace(machine(), native="avx2"),
-            quantization=quantization.format,
-            quantization_group=quantization.group,
+            quantization=kind,
+            quantization_group=group or 64,
         )
         assert settings.quantization == quantization
         assert why["weights"].startswith(gib(found))
@@ -101,12 +109,26 @@ def test_quantization_is_refused_where_it_is_not_there():
 
 
 def test_routers_stay_plain_and_heads_have_eight_bits():
-    int4 = Quantization("int4", 64)
+    int4 = Quantization.of("int4", 64)
     formats = [
         int4.format_of(name) for name in ("layers.0.mlp.router", "head", "layers.3.mlp.down")
     ]
-    assert formats == ["none", "int8", "int4"]
-    assert Quantization().format_of("head") == "none"
+    assert formats == [PLAIN, INT8, Format("int4", 64)]
+    assert Quantization().format_of("head") == PLAIN
+
+
+def test_bytes_are_those_of_each_modules_own_format():
+    """One layer's down in int8, another's plain: Qwen2.5-0.5B's has 896 outputs, 4,864 inputs."""
+    int4 = Quantization.of("int4", 64)
+    kept = (("layers.3.mlp.down", INT8), ("layers.1.mlp.down", PLAIN))
+    mixed = Quantization((*kept, *int4.formats))
+    more = planned_bytes(mixed, model(), "bfloat16") - planned_bytes(int4, model(), "bfloat16")
+    rounded = 896 * 4864 * (0.5 + 2 / 64)
+    assert more == 896 * (4864 + 4) - rounded + 896 * 4864 * 2 - rounded
+    assert bytes_per_weight(mixed, model(), "bfloat16") > bytes_per_weight(
+        int4, model(), "bfloat16"
+    )
+    assert str(mixed) == str(int4) and mixed.rounded == (INT8, Format("int4", 64))
 
 
 def test_every_setting_has_its_reason():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.core.machine import Machine
-from headway.core.quantization import Quantization
+from headway.core.quantization import Format, Quantization
 from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.quantized import RoundedLinear
@@ -69,7 +69,7 @@ class Kernels:
 
     linear: LinearKernel
     quantization: Quantization = Quantization()
-    quantized: dict[str, LinearKernel] = field(default_factory=dict)
+    quantized: dict[Format, LinearKernel] = field(default_factory=dict)
     library: NativeLibrary | None = None
     rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = reference.rms_norm
     gated: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: dict(GATED))
@@ -101,8 +101,8 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     linear, reasons["linear"] = choose_linear(settings, machine, library)
     if settings.kernels == "native" and library is None:
         reasons["linear"] = (reasons["linear"][0], why)
-    quantized: dict[str, LinearKernel] = {}
-    if settings.quantization.format != "none":
+    quantized: dict[Format, LinearKernel] = {}
+    if settings.quantization.rounded:
         quantized, reasons["quantized"] = choose_quantized(settings, library, why)
     kernels = Kernels(
         linear=linear,
@@ -127,16 +127,16 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
 
 def choose_quantized(
     settings: Settings, library: NativeLibrary | None, why: str
-) -> tuple[dict[str, LinearKernel], tuple[str, str]]:
+) -> tuple[dict[Format, LinearKernel], tuple[str, str]]:
     """(the kernel of each format, (their name, why))."""
-    groups = {"int8": 0, "int4": settings.quantization.group}
+    formats = settings.quantization.rounded
     if library is not None:
-        native: dict[str, LinearKernel] = {
-            name: NativeQuantizedLinear(library, group) for name, group in groups.items()
+        native: dict[Format, LinearKernel] = {
+            format: NativeQuantizedLinear(library, format.group) for format in formats
         }
         return native, ("native", f"{library.instruction_set}, {settings.quantization}")
-    rounded: dict[str, LinearKernel] = {
-        name: RoundedLinear(group) for name, group in groups.items()
+    rounded: dict[Format, LinearKernel] = {
+        format: RoundedLinear(format.group) for format in formats
     }
     slow = "plain torch, which saves memory and no time"
     return rounded, ("torch", f"{slow}: {why}" if why else slow)
