@@ -87,8 +87,9 @@ class Always(Speculation):
         if self.asking is not None:
             self.asking = AlwaysAsking(self.asking.price, cost)
 
-    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> list[int]:
-        return all_of([candidate.chances for candidate in best], plain.budget)
+    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:
+        counts = all_of([candidate.chances for candidate in best], plain.budget)
+        return counts, [0] * len(counts)
 
 
 def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepCost], Speculation] | None]:
