@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headway.batches import open_runner
+from headway.batches.files.store import File, new_id
+from headway.batches.runner import Runner
+from headway.batches.store import Batch
 from headway.core.errors import RequestError
 from headway.core.principal import Principal
-from headway.server.batches import open_runner
-from headway.server.batches.runner import Runner
-from headway.server.batches.store import Batch
-from headway.server.files.store import File, new_id
 from in_process import fake_state
 
 PATH = "/v1/completions"

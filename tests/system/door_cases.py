@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from live_server import LiveServer
 
+from headway.batches.files.routes import FILE_ROUTES
+from headway.batches.routes import BATCH_ROUTES
 from headway.server import page
 from headway.server.app import SMALL_ROUTES
-from headway.server.batches.routes import BATCH_ROUTES
-from headway.server.files.routes import FILE_ROUTES
 
 ROUTES = [
     ("POST", "/v1/chat/completions"),

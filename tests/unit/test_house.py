@@ -30,12 +30,13 @@ MAY_IMPORT = {
     "engine": {"core", "telemetry", "admit"},
     "frontend": {"core", "telemetry", "engine"},
     "edge": {"core"},
+    "batches": {"core", "edge"},
     "runtime": {"core"},
     "assemble": {"core", "telemetry", "engine", "runtime"},
     "llm": {"core", "frontend", "assemble"},
     "whole_model": {"core", "llm"},
-    "server": {"core", "telemetry", "engine", "frontend", "edge", "admit"},
-    "gateway": {"core", "telemetry", "edge", "admit"},
+    "server": {"core", "telemetry", "engine", "frontend", "edge", "admit", "batches"},
+    "gateway": {"core", "telemetry", "edge", "batches"},
     "measure": {"core"},
     "bench": {"core", "telemetry", "measure"},
     "advise": {"core", "telemetry", "engine", "bench", "assemble"},
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "cli": {
         *("", "core", "telemetry", "engine", "frontend", "runtime", "assemble"),
         *("llm", "whole_model", "edge", "admit", "server", "gateway", "measure", "bench", "evals"),
-        *("advise", "compress", "cluster"),
+        *("advise", "compress", "cluster", "batches"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
@@ -295,7 +296,7 @@ def test_unit_tests_never_import_torch():
 def test_deciding_rooms_run_without_torch():
     """A fresh interpreter imports every module of them and has loaded no torch."""
     rooms = ("", "core", "telemetry", "engine", "frontend", "assemble", "edge", "admit", "server")
-    rooms += ("gateway", "measure", "bench", "evals")
+    rooms += ("gateway", "batches", "measure", "bench", "evals")
     names = [module for module in MODULES if room_of(module) in rooms]
     names = [name for name in names if not name.endswith("__main__")]
     code = (

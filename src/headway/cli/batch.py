@@ -14,9 +14,9 @@ from headway.core.options import BatchOptions, EngineOptions, ServerOptions
 from headway.core.progress import bytes_bar, items_bar
 
 if TYPE_CHECKING:
+    from headway.batches.lines import Line
+    from headway.batches.offline import Output, Tally
     from headway.cli.main import Call
-    from headway.server.batches.lines import Line
-    from headway.server.batches.offline import Output, Tally
     from headway.server.models import State
 
 MAX_LINES = 5_000_000
@@ -38,7 +38,7 @@ def batch(call: "Call") -> int:
     names = options.served_model_name or [model_name(folder)]
     lines = checked_lines(source, names)
 
-    from headway.server.batches.offline import Output
+    from headway.batches.offline import Output
 
     output = Output(Path(options.output) if options.output else default_output(source))
     try:
@@ -65,7 +65,7 @@ def default_output(source: Path) -> Path:
 
 def checked_lines(source: Path, names: list[str]) -> "list[Line]":
     """The lines of the input; UsageError after what is wrong with each was printed."""
-    from headway.server.batches.lines import ENDPOINTS, check_file
+    from headway.batches.lines import ENDPOINTS, check_file
 
     try:
         checked = check_file(
@@ -133,8 +133,8 @@ async def run(
     concurrency: int | None,
 ) -> "Tally":
     """Answer the lines that are left, with a bar over all of them."""
+    from headway.batches.offline import answer_lines
     from headway.server.app import generating_endpoints
-    from headway.server.batches.offline import answer_lines
 
     model = state.rows[0]
     await model.client.start()

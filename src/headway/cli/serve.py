@@ -50,7 +50,7 @@ def serve(call: "Call") -> int:
     set_up_logs(logs.log_level, logs.log_format)
     read_model_spec(folder)  # a folder that cannot be served is told before anything starts
 
-    from headway.edge import root_path
+    from headway.edge import root_path, serving
     from headway.edge.keys import Keyring
     from headway.edge.notify import Notifier
     from headway.server import run
@@ -63,10 +63,10 @@ def serve(call: "Call") -> int:
         classes=classes,
         share_prefix_cache=options.share_prefix_cache,
     )
-    run.check_address(options.host, bool(keyring), options.insecure)
+    serving.check_address(options.host, bool(keyring), options.insecure)
     root_path.checked(options.root_path)
     notifier = Notifier.take(os.environ)
-    listener = run.bind(options.host, options.port)
+    listener = serving.bind(options.host, options.port)
     with contextlib.closing(listener):
         port = listener.getsockname()[1]
         with contextlib.ExitStack() as bar:
@@ -85,7 +85,7 @@ def serve(call: "Call") -> int:
                     print(greeting(state, options, port), flush=True)
 
             with written_aside("headway.requests", logs.log_format):
-                run.run(run.serve(state, listener, on_ready, notifier))
+                serving.run(run.serve(state, listener, on_ready, notifier))
     discard_unwritten()
     return 0
 

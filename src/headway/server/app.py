@@ -17,6 +17,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
+from headway.batches.files.routes import FILE_ROUTES
+from headway.batches.routes import BATCH_ROUTES
+from headway.batches.runner import Runner
 from headway.core.errors import RequestError
 from headway.edge import root_path
 from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
@@ -25,10 +28,7 @@ from headway.edge.root_path import RootPath
 from headway.server import page, tokens
 from headway.server.access import access
 from headway.server.anthropic import messages
-from headway.server.batches.routes import BATCH_ROUTES
-from headway.server.batches.runner import Runner
 from headway.server.endpoints import GENERATIONS
-from headway.server.files.routes import FILE_ROUTES
 from headway.server.models import ServedModel, State
 from headway.server.openapi import document
 from headway.server.responses import stored

@@ -14,7 +14,7 @@ from headway.admit.admission import Admission, Rules
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.options import ServerOptions
-from headway.core.service import ServiceClass, choose_class
+from headway.core.service import BATCH_CLASS, ServiceClass, choose_class
 from headway.edge.keys import Caller, Keyring
 from headway.edge.upstream import Upstream
 from headway.engine.messages import Ready
@@ -147,6 +147,25 @@ class State:
             param="model",
             code="missing_required_parameter",
         )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All that a request may ask for."""
+        return tuple(self.models)
+
+    @property
+    def batch_price(self) -> float:
+        """What a token of the class of batches costs beside another."""
+        return self.rows[0].telemetry.classes[BATCH_CLASS].price
+
+    def takes_lines(self, model: str) -> bool:
+        """Whether a line of a batch for this model may be asked now."""
+        return self.models[model].client.ready
+
+    def num_at_once(self, model: str) -> int:
+        """How many sequences the model's engine runs at once; 1 before it has said so."""
+        info = self.models[model].client.info
+        return info.max_num_seqs if info else 1
 
     def model(self, given: str | None) -> ServedModel:
         """The row for a name; RequestError 404 when there is none."""

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import msgspec
 
 import headway
+from headway.batches.routes import CreateBody
 from headway.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOPS, RANGES
 from headway.edge.errors import speaks_anthropic
 from headway.server.anthropic.messages import COUNT as COUNT_MESSAGES
-from headway.server.batches.routes import CreateBody
 from headway.server.body import Accepts
 from headway.server.models import State
 from headway.server.openai.schema import ROLES, SIDES

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from headway.core.errors import RequestError
+from headway.edge.lanes import checkpoint
 from headway.server.models import ServedModel
-from headway.server.tokenizer_pool import checkpoint
 
 COUNTABLE_BYTES, COUNTABLE_BYTES_PER_TOKEN = 2**20, 16
 """What is only counted may be longer than a prompt: this much, or so much for each token of the

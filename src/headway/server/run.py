@@ -5,81 +5,25 @@ loaded, that `/health` answers at once, and that no child process or socket is l
 """
 
 import asyncio
-import contextlib
-import errno
 import gc
 import logging
-import resource
 import signal
 import socket
-import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
-import uvicorn
-
-from headway.core.errors import PortInUseError, UsageError
-from headway.edge.auth import is_loopback
+from headway.batches import open_runner
+from headway.core.errors import UsageError
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
 from headway.edge.notify import Notifier
+from headway.edge.serving import allowed_connections, end_on_signals, http_server
 from headway.server.app import make_app
-from headway.server.batches import open_runner
 from headway.server.models import State
 from headway.telemetry.request_log import MINUTE_S, log_minute
 
 log = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 64 * 1024
-KEEP_ALIVE_S = 75
-SPARE_FILES = 64
-SWITCH_INTERVAL_S = 0.001
-"""So long a thread that parses or tokenizes may keep the event loop waiting; Python says 5 ms."""
 SILENT = Notifier()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; raises PortInUseError or UsageError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"Port {port} on {host} is in use.",
-                "Stop what listens there, or choose another with --port (0 takes a free one).",
-            ) from error
-        raise UsageError(
-            f"Cannot listen on {host}:{port}: {error.strerror}.", "Check --host."
-        ) from error
-    listener.listen(2048)
-    listener.setblocking(False)
-    return listener
-
-
-def check_address(host: str, has_key: bool, insecure: bool) -> None:
-    """Refuse to listen beyond this machine without a key, unless told to."""
-    if not (is_loopback(host) or has_key or insecure):
-        raise UsageError(
-            f"--host {host} can be reached from other machines, and nobody needs a key.",
-            "Give --api-key KEY or --key-file FILE, or say --insecure if everybody may ask.",
-        )
-
-
-class Server(uvicorn.Server):
-    """uvicorn, with our own way of ending: drain first, then stop."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.asked_to_end = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        """Signals are handled in `serve`."""
-        yield
 
 
 async def serve(
@@ -91,22 +35,10 @@ async def serve(
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    config = uvicorn.Config(
-        make_app(state, runner),
-        http=limiter.protocol,  # type: ignore[arg-type]
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=2,
-        ws="none",
-    )
-    server, deadline = Server(config), Deadline(state.options.drain_timeout)
+    server = http_server(make_app(state, runner), limiter)
+    deadline = Deadline(state.options.drain_timeout)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ask_to_end, server, deadline)
+    end_on_signals(server, deadline)
     loop.add_signal_handler(signal.SIGHUP, reload_keys, state, notifier)
     deadline.watch()
     watchers = [
@@ -155,15 +87,6 @@ async def log_minutes(state: State) -> None:
             log_minute(model.telemetry)
 
 
-def ask_to_end(server: Server, deadline: Deadline) -> None:
-    """The first signal drains, with a deadline; a second one ends at once."""
-    if server.asked_to_end.is_set():
-        server.should_exit = server.force_exit = True
-        raise SystemExit(130)
-    deadline.arm()
-    server.asked_to_end.set()
-
-
 def reload_keys(state: State, notifier: Notifier) -> None:
     """SIGHUP: read the key file again; with one that cannot be used the old keys stay."""
     notifier.reloading()
@@ -181,29 +104,6 @@ def any_failed(state: State) -> bool:
     return any(model.client.status == "failed" for model in state.rows)
 
 
-def allowed_connections(wanted: int) -> int:
-    """`wanted`, or what the limit on open files leaves, which is raised as far as it goes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        hard = max(soft, wanted + SPARE_FILES)
-    if soft < min(hard, wanted + SPARE_FILES):
-        soft = min(hard, wanted + SPARE_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(2, min(wanted, soft - SPARE_FILES))
-
-
 async def all_settled(state: State) -> None:
     """Wait until every engine is ready; raises what keeps one from starting."""
     await asyncio.gather(*(model.client.settled() for model in state.rows))
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run the server's coroutine on uvloop where there is one."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    if sys.platform == "win32":
-        asyncio.run(main)
-        return
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)

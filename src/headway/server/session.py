@@ -23,6 +23,7 @@ from headway.admit.admission import Ticket
 from headway.core.errors import OverloadedError, RequestError, ServerFaultError, ShedError
 from headway.core.request import Request
 from headway.core.slo import DEFAULT_CLASS
+from headway.edge import body as bodies
 from headway.edge.auth import header
 from headway.edge.errors import json_response
 from headway.edge.event_stream import (
@@ -34,7 +35,6 @@ from headway.edge.event_stream import (
 )
 from headway.edge.principal import owner_of, turn_of
 from headway.frontend.answer import Delta, Stream, merge
-from headway.server import body as bodies
 from headway.server.fallback import FALLBACK_HEADER, Fallback
 from headway.server.generation import (
     Dialect,

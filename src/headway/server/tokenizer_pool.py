@@ -1,29 +1,18 @@
-"""Threads that parse, render and tokenize: short texts apart from long ones, users in turn.
+"""The threads that render and tokenize: short texts apart from long ones, users in turn.
 
-Given work and whom it is for it waits for a turn, runs the work in a thread, and gives its result.
-Short texts have threads of their own, so that they never wait for a long one. The users in a lane
-take turns, however much each of them has sent, and none has all of its threads. Who leaves gives up
-the turn: what has not begun never does, and what runs stops at its next `checkpoint`.
+Short texts have threads of their own, so that they never wait for a long one.
 """
 
 import asyncio
 import contextlib
 import ctypes
 import sys
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from starlette.types import Receive
 
-from headway.core.errors import RequestError
-from headway.server.body_turns import BodyTurns
+from headway.edge.lanes import LONG_BYTES, BodyPool, Lane, Result, unless_gone
 
-LONG_BYTES = 64 * 1024
-"""A body from this size on is long: up to some 50 ms of tokenizing are short."""
 SHORT_THREADS, LONG_THREADS = 3, 2
 AHEAD = 2
 """So many texts of a user may wait for the long threads; then his next body is not read on."""
@@ -31,149 +20,18 @@ TRIM_BYTES, TRIM_S = 2**20, 1.0
 """So long after the work for a body of this size free memory goes back to the system: bodies in a
 row use it again, and the pages of a new one take longer to come than its bytes to be read."""
 
-Result = TypeVar("Result")
 
-
-def nothing() -> None:
-    """What a dropped job has left to do."""
-
-
-class Job:
-    """Work that waits for a thread or has one; `dropped` when nobody waits for it any more."""
-
-    __slots__ = ("answer", "dropped", "user", "work")
-
-    def __init__(self, user: str, work: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
-        self.user = user
-        self.work = work
-        self.answer = answer
-        self.dropped = False
-
-    def drop(self) -> None:
-        """Nobody waits for it: its body is let go; it keeps its place among those who wait."""
-        self.dropped, self.work = True, nothing
-
-
-class Current(threading.local):
-    """The job of this thread."""
-
-    job: Job | None = None
-
-
-current = Current()
-
-
-def checkpoint() -> None:
-    """Called by long work between its parts; raises RequestError when nobody waits for it."""
-    job = current.job
-    if job is not None and job.dropped:
-        raise client_left()
-
-
-def client_left() -> RequestError:
-    return RequestError("The client left before it was answered.", code="client_left")
-
-
-class Lane:
-    """Some threads, and those who wait for one: user → jobs, the next user first."""
-
-    def __init__(self, name: str, num_threads: int, changed: Callable[[], None] = nothing) -> None:
-        """`changed` is called when work is done, or nobody waits for it any more."""
-        self._threads = ThreadPoolExecutor(num_threads, f"headway-{name}")
-        self._changed = changed
-        self._num_threads = self._free = num_threads
-        self._each = max(1, num_threads - 1)
-        self._running: Counter[str] = Counter()
-        self._waiting: dict[str, deque[Job]] = {}
-
-    @property
-    def num_waiting(self) -> int:
-        """Jobs that wait for a thread and still have somebody who waits for them."""
-        return sum(map(self.num_waiting_of, self._waiting))
-
-    def num_waiting_of(self, user: str) -> int:
-        """Those of one user."""
-        return sum(not job.dropped for job in self._waiting.get(user, ()))
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a thread works."""
-        return self._free < self._num_threads
-
-    async def run(self, user: str, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises, once it is the turn of `user`."""
-        job = Job(user, work, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(user, deque()).append(job)
-        self._start()
-        try:
-            result: Result = await job.answer
-            return result
-        finally:
-            job.drop()
-            del job, work  # with its answer: an error would keep the whole body alive
-            self._changed()
-
-    def _start(self) -> None:
-        """Give the free threads to users who wait, to each one before anybody's second."""
-        for user in list(self._waiting):
-            jobs = self._waiting[user]
-            while jobs and jobs[0].dropped:
-                jobs.popleft()
-            if jobs and self._free and self._running[user] < self._each:
-                self._free -= 1
-                self._running[user] += 1
-                self._threads.submit(self._work, jobs.popleft(), asyncio.get_running_loop())
-                self._waiting[user] = self._waiting.pop(user)  # behind the others
-            if not jobs:
-                del self._waiting[user]
-
-    def _work(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread: do it, and tell the loop."""
-        current.job = job
-        result = failure = None
-        try:
-            checkpoint()
-            result = job.work()
-        except BaseException as error:
-            failure = error
-        current.job = None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(self._finish, job, result, failure)
-        del job, result, failure
-
-    def _finish(self, job: Job, result: Any, failure: BaseException | None) -> None:
-        self._free += 1
-        self._running[job.user] -= 1
-        if not self._running[job.user]:
-            del self._running[job.user]
-        if not job.answer.done():
-            if failure is None:
-                job.answer.set_result(result)
-            else:
-                job.answer.set_exception(failure)
-        self._start()
-        self._changed()
-
-
-class TokenizerPool:
+class TokenizerPool(BodyPool):
     """The lanes of a server: bodies parsed, short texts, long ones; and who reads a long body."""
 
     def __init__(self) -> None:
-        self.turns = BodyTurns(self._is_parsing, self._has_room)
-        self.parsing = Lane("parse", 1, self.turns.go_on)
+        super().__init__()
         self.short = Lane("short", SHORT_THREADS)
         self.long = Lane("long", LONG_THREADS, self.turns.go_on)
         self._trims = False
 
-    def _is_parsing(self) -> bool:
-        return self.parsing.is_busy
-
     def _has_room(self, user: str) -> bool:
         return self.long.num_waiting_of(user) < AHEAD
-
-    async def parse(self, user: str, receive: Receive, work: Callable[[], Result]) -> Result:
-        """Run what parses a large body; RequestError when its client leaves."""
-        return await unless_gone(self.parsing.run(user, rested(work)), receive)
 
     async def run(
         self, user: str, num_bytes: int, receive: Receive, work: Callable[[], Result]
@@ -205,41 +63,6 @@ class TokenizerPool:
     def _trim(self) -> None:
         self._trims = False
         asyncio.get_running_loop().run_in_executor(None, trim)
-
-
-def rested(work: Callable[[], Result]) -> Callable[[], Result]:
-    """`work`, and a rest as long as it took: the interpreter's lock was its own meanwhile, and the
-    event loop, which needs the lock for each thing it does, catches up."""
-
-    def both() -> Result:
-        began_s = time.thread_time()
-        try:
-            return work()
-        finally:
-            time.sleep(time.thread_time() - began_s)
-
-    return both
-
-
-async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
-    """The result of `work`, which ends with the client's connection; the body has been read."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(departure(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise client_left()
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-        del working, leaving  # an error in them would keep the whole body alive
-
-
-async def departure(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def trim() -> None:

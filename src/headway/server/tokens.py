@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
-from headway.server import body as bodies
+from headway.edge import body as bodies
+from headway.edge.lanes import checkpoint
 from headway.server import prompt_text
 from headway.server.endpoints import accepts
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat
 from headway.server.openai.schema import NO_OPS, ChatBody, chat_messages
-from headway.server.tokenizer_pool import checkpoint
 from headway.server.turn import in_turn
 
 TEMPLATE = accepts(ChatBody, NO_OPS)

@@ -13,7 +13,7 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
-from headway.server import body as bodies
+from headway.edge import body as bodies
 from headway.server.openai.schema import ChatBody
 
 SHARED = (

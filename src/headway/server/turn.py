@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.edge import body as bodies
 from headway.edge.errors import json_response
 from headway.edge.principal import turn_of
-from headway.server import body as bodies
 from headway.server.generation import Dialect, GenerationRow, Incoming
 from headway.server.models import State
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from headway.batches.files.routes import FILE_ROUTES
+from headway.batches.routes import BATCH_ROUTES
 from headway.core.options import Bytes, ServerOptions
 from headway.core.request import RANGES
 from headway.server import page
 from headway.server.app import GENERATIONS, SMALL_ROUTES
-from headway.server.batches.routes import BATCH_ROUTES
-from headway.server.files.routes import FILE_ROUTES
 from headway.server.models import State
 from headway.server.openapi import OPERATIONS, document
 

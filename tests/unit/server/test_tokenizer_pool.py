@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 
 from headway.core.errors import RequestError
+from headway.edge import lanes
+from headway.edge.lanes import LONG_BYTES, Lane, checkpoint, current
 from headway.server import tokenizer_pool
 from headway.server.tokenizer_pool import (
-    LONG_BYTES,
     LONG_THREADS,
     SHORT_THREADS,
     TRIM_BYTES,
     TRIM_S,
-    Lane,
     TokenizerPool,
-    checkpoint,
-    current,
 )
 
 
@@ -184,7 +182,7 @@ async def test_memory_goes_back_once_for_bodies_in_a_row(monkeypatch: pytest.Mon
 async def test_the_parser_rests_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after what cannot be parsed; the pause is the thread's, not the lock's."""
     rests: list[float] = []
-    monkeypatch.setattr(tokenizer_pool.time, "sleep", rests.append)
+    monkeypatch.setattr(lanes.time, "sleep", rests.append)
 
     def work() -> int:
         began_s = time.thread_time()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
+from headway.edge import body as bodies
 from headway.frontend.text.tools import BY_NAME, FORMATS
 from headway.frontend.text.tools.written import (
     Offered,
@@ -17,7 +18,6 @@ from headway.frontend.text.tools.written import (
     regex_value,
     thought_then,
 )
-from headway.server import body as bodies
 from headway.server.openai.calls import short_id
 from headway.server.openai.schema import ChatBody, chat_messages
 from headway.server.openai.tools import ToolUse, tool_use

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from batch_calls import KEYS, upload, wait_until
+from headway.batches.files.store import File, new_id
 from headway.core.errors import RequestError
-from headway.server.files.store import File, new_id
 from in_process import InProcess
 
 

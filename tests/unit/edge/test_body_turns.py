@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from headway.server.body import read_pieces
-from headway.server.tokenizer_pool import AHEAD, LONG_BYTES, LONG_THREADS, TokenizerPool
+from headway.edge.body import read_pieces
+from headway.edge.lanes import LONG_BYTES
+from headway.server.tokenizer_pool import AHEAD, LONG_THREADS, TokenizerPool
 
 PIECES = 5
 LIMIT = 10 * LONG_BYTES

@@ -10,9 +10,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from batch_runs import Endpoint, begin, died, names_of, over, running, written
+from headway.batches.runner import Job, Runner
+from headway.batches.store import Batch
 from headway.core.errors import RequestError
-from headway.server.batches.runner import Job, Runner
-from headway.server.batches.store import Batch
 
 
 async def job_of(runner: Runner, batch_id: str) -> Job:

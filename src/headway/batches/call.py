@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.service import BATCH_CLASS
 from headway.edge.errors import error_body
+from headway.edge.json_limits import MALFORMED, malformed
 from headway.edge.keys import Caller
-from headway.server.json_limits import MALFORMED, malformed
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
-from headway.server import json_limits
-from headway.server.body import SMALL_BYTES, read_pieces
-from headway.server.json_limits import MAX_IDS, MAX_VALUES, check_counts, num_values
+from headway.edge import json_limits
+from headway.edge.body import SMALL_BYTES, read_pieces
+from headway.edge.json_limits import MAX_IDS, MAX_VALUES, check_counts, num_values
 from headway.server.openai.schema import ChatBody, CompletionBody
 from headway.server.tokenizer_pool import TokenizerPool
 from headway.server.tokens import DetokenizeBody

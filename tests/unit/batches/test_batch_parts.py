@@ -26,12 +26,12 @@ from batch_runs import (
     until,
     written,
 )
+from headway.batches import open_runner
+from headway.batches.call import batch_body
+from headway.batches.lane import Lane
+from headway.batches.lines import check_file, read_body
+from headway.batches.runner import Runner
 from headway.core.errors import RequestError, StorageError
-from headway.server.batches import open_runner
-from headway.server.batches.call import batch_body
-from headway.server.batches.lane import Lane
-from headway.server.batches.lines import check_file, read_body
-from headway.server.batches.runner import Runner
 from in_process import fake_state
 
 # ── lines ───────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +189,7 @@ async def test_a_line_that_kills_the_engine_fails_alone(tmp_path: Path):
 
 
 async def test_a_busy_server_makes_a_line_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("headway.server.batches.runner.WAIT_S", 0.01)
+    monkeypatch.setattr("headway.batches.runner.WAIT_S", 0.01)
     refusals = iter([("not_ready", 503), ("rate_limit_exceeded", 429), ("overloaded", 503)])
 
     def rule(name: str) -> None:
@@ -250,7 +250,7 @@ async def test_a_batch_of_another_model_waits(tmp_path: Path):
 
 async def test_a_full_disk_makes_batches_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """SQLite's own limit of pages: the statements fail as they do on a full disk."""
-    monkeypatch.setattr("headway.server.batches.runner.DISK_WAIT_S", 0.05)
+    monkeypatch.setattr("headway.batches.runner.DISK_WAIT_S", 0.05)
 
     def pages(runner: Runner, count: int) -> Any:
         connection = runner.batches.database._connection
@@ -281,14 +281,14 @@ async def test_a_full_disk_makes_batches_wait(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_output_files_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("headway.server.batches.runner.DISK_WAIT_S", 0.01)
+    monkeypatch.setattr("headway.batches.runner.DISK_WAIT_S", 0.01)
     calls = iter(range(3))
 
     def fsync(descriptor: int) -> None:
         for _ in calls:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("headway.server.batches.store.os.fsync", fsync)
+    monkeypatch.setattr("headway.batches.store.os.fsync", fsync)
     async with running(tmp_path / "d", Endpoint()) as runner:
         batch = await over(runner, await begin(runner, names_of(5)))
         assert batch.status == "completed"
@@ -306,7 +306,7 @@ async def test_files_written_but_not_recorded_are_written_again(
 
     endpoint = Endpoint()
     with monkeypatch.context() as patch:
-        patch.setattr("headway.server.batches.store.insert", killed)
+        patch.setattr("headway.batches.store.insert", killed)
         async with running(tmp_path / "d", endpoint) as runner:
             batch_id = await begin(runner, names_of(9))
             while (await runner.batches.get(batch_id)).status != "finalizing" or runner._lives:

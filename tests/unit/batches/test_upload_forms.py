@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.batches.files.multipart import Begun, Multipart, Piece, begun, boundary
+from headway.batches.files.routes import plain_name
 from headway.core.errors import RequestError
-from headway.server.files.multipart import Begun, Multipart, Piece, begun, boundary
-from headway.server.files.routes import plain_name
 
 
 def form(boundary: str, parts: list[tuple[str, str | None, bytes]]) -> bytes:

@@ -18,16 +18,16 @@ from typing import TypeVar
 import msgspec
 from starlette.types import ASGIApp
 
+from headway.batches.call import Answer, batch_body, call
+from headway.batches.host import Host
+from headway.batches.lane import Lane
+from headway.batches.lines import Checked, Line, check_file, read_body
+from headway.batches.results import answered
+from headway.batches.store import Batch, Batches
 from headway.core.errors import RequestError, ServerFaultError, StorageError
 from headway.edge.database import told
 from headway.edge.errors import error_body
 from headway.edge.keys import Caller
-from headway.server.batches.call import Answer, batch_body, call
-from headway.server.batches.lane import Lane
-from headway.server.batches.lines import Checked, Line, check_file, read_body
-from headway.server.batches.results import answered
-from headway.server.batches.store import Batch, Batches
-from headway.server.models import State
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Job:
 class Runner:
     """All unfinished batches of one data folder."""
 
-    def __init__(self, state: State, batches: Batches) -> None:
+    def __init__(self, state: Host, batches: Batches) -> None:
         self.state = state
         self.batches = batches
         self.files = batches.files
@@ -174,7 +174,7 @@ class Runner:
                 return check_file(
                     path,
                     endpoints=(batch.endpoint,),
-                    models=tuple(self.state.models),
+                    models=self.state.model_names,
                     unnamed=self.state.unnamed,
                     max_line_bytes=self.state.options.max_body,
                 )
@@ -297,15 +297,15 @@ class Runner:
     def _limit(self, job: Job) -> int:
         """How many lines run at once: as told, or a share of what the engine runs at once."""
         told_limit = self.state.options.batch_concurrency
-        info = self.state.models[job.batch.model or ""].client.info
-        return told_limit or max(1, (info.max_num_seqs if info else 1) // SHARE_OF_ENGINE)
+        at_once = self.state.num_at_once(job.batch.model or "")
+        return told_limit or max(1, at_once // SHARE_OF_ENGINE)
 
     def _next_job(self) -> Job | None:
         """The oldest batch with lines of the owner whose turn it is."""
         first: dict[str, Job] = {}
         for job in self._jobs.values():
             owner = job.batch.principal.name
-            served = job.batch.model in self.state.models
+            served = job.batch.model in self.state.model_names
             if job.has_lines and served and owner not in self._rests:
                 first.setdefault(owner, job)
         if not first:
@@ -373,9 +373,9 @@ class Runner:
 
     async def _ask_patiently(self, batch: Batch, line: Line, caller: Caller) -> Answer:
         """The line's answer, however often the server is full."""
-        client = self.state.models[batch.model or ""].client
+        model = batch.model or ""
         while True:
-            while not client.ready:
+            while not self.state.takes_lines(model):
                 await asyncio.sleep(READY_WAIT_S)
             answer = await self._ask(batch, line, caller)
             if answer.status != FULL or answer.code == ENGINE_DIED:

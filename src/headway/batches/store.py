@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from headway.batches.files.store import File, Files, insert, no_such
+from headway.batches.lines import Checked, Fault, Line
+from headway.batches.results import Result, unanswered
 from headway.core.errors import RequestError
 from headway.core.principal import Principal
-from headway.server.batches.lines import Checked, Fault, Line
-from headway.server.batches.results import Result, unanswered
-from headway.server.files.store import File, Files, insert, no_such
 
 Status = Literal[
     "validating",

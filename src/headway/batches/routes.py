@@ -6,15 +6,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.batches.files.routes import asked_limit, lifetime_s, page_of
+from headway.batches.files.store import new_id
+from headway.batches.lines import ENDPOINTS
+from headway.batches.runner import Runner
+from headway.batches.store import Batch, Price
 from headway.core.errors import RequestError
+from headway.edge import body as bodies
 from headway.edge.errors import json_response
 from headway.edge.principal import owner_of, principal_of, turn_of
-from headway.server import body as bodies
-from headway.server.batches.lines import ENDPOINTS
-from headway.server.batches.runner import Runner
-from headway.server.batches.store import Batch, Price
-from headway.server.files.routes import asked_limit, lifetime_s, page_of
-from headway.server.files.store import new_id
 
 WINDOWS_S = {"24h": 24 * 3600}
 MAX_UNFINISHED = 100
@@ -68,19 +68,13 @@ async def create(runner: Runner, request: Request) -> Response:
         created_at=now_s,
         expires_at=now_s + WINDOWS_S[body.completion_window],
         metadata=body.metadata,
-        price=Price(share=batch_price(runner), cached=options.cached_price),
+        price=Price(share=runner.state.batch_price, cached=options.cached_price),
         principal=principal,
         output_lifetime_s=output_lifetime_s(body.output_expires_after),
     )
     await runner.batches.add(batch, MAX_UNFINISHED)
     runner.take(batch.id)
     return json_response(batch.public())
-
-
-def batch_price(runner: Runner) -> float:
-    """What a token of the class of batches costs beside another."""
-    classes = runner.state.rows[0].telemetry.classes
-    return classes[Price().service_class].price
 
 
 def output_lifetime_s(after: ExpiresAfter | None) -> int | None:

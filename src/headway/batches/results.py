@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headway.server.files.store import new_id
+from headway.batches.files.store import new_id
 
 
 class InputDetails(msgspec.Struct):

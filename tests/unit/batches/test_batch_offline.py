@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from headway.batches.offline import Output
+from headway.batches.results import Result
 from headway.cli.batch import checked_lines, default_output, run, speed
 from headway.cli.main import main
 from headway.core.errors import HeadwayError, UsageError
-from headway.server.batches.offline import Output
-from headway.server.batches.results import Result
 from in_process import fake_state
 
 COUNT = 120
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_whole_lines(source: Path, monkeypatch: pytest.Monkey
             return real(descriptor, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("headway.server.batches.offline.os.write", half)
+    monkeypatch.setattr("headway.batches.offline.os.write", half)
     with pytest.raises(HeadwayError, match="disk is full") as caught:
         output.write(Result(line=b'{"custom_id":"1"}', failed=False))
     assert "again" in caught.value.fix

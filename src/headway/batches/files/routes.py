@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive
 
+from headway.batches.files.multipart import Begun, Multipart
+from headway.batches.files.store import File, Files, new_id, over_quota
+from headway.batches.host import Host
 from headway.core.errors import RequestError
 from headway.edge.database import told
 from headway.edge.errors import json_response
 from headway.edge.principal import owner_of
-from headway.server.files.multipart import Begun, Multipart
-from headway.server.files.store import File, Files, new_id, over_quota
-from headway.server.models import State
 
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 MAX_FIELD_BYTES, MAX_FIELDS, MAX_NAME = 1024, 16, 255
@@ -39,7 +39,7 @@ class Keeper(Protocol):
     def files(self) -> Files: ...
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> Host: ...
 
 
 async def upload(runner: Keeper, request: Request) -> Response:

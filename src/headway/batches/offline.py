@@ -15,15 +15,15 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp
 
+from headway.batches.call import Answer, batch_body, call
+from headway.batches.lines import Line, read_body
+from headway.batches.results import Result, answered
+from headway.batches.runner import refused
 from headway.core.errors import HeadwayError, RequestError, UsageError
 from headway.core.principal import Principal
 from headway.core.service import BATCH_CLASS
 from headway.edge.database import NO_SPACE
 from headway.edge.keys import anybody
-from headway.server.batches.call import Answer, batch_body, call
-from headway.server.batches.lines import Line, read_body
-from headway.server.batches.results import Result, answered
-from headway.server.batches.runner import refused
 
 WHO = anybody().for_lines(Principal(name="offline", service_class=BATCH_CLASS))
 

@@ -1,0 +1,129 @@
+"""A listening process: its socket, its HTTP server with our limits, its signals and its loop.
+
+It promises that a port in use is a clean error before anything is loaded.
+"""
+
+import asyncio
+import contextlib
+import errno
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from headway.core.errors import PortInUseError, UsageError
+from headway.edge.auth import is_loopback
+from headway.edge.connection import ConnectionLimiter
+from headway.edge.deadline import Deadline
+
+MAX_HEADER_BYTES = 64 * 1024
+KEEP_ALIVE_S = 75
+SPARE_FILES = 64
+SWITCH_INTERVAL_S = 0.001
+"""So long a thread that parses or tokenizes may keep the event loop waiting; Python says 5 ms."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; raises PortInUseError or UsageError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"Port {port} on {host} is in use.",
+                "Stop what listens there, or choose another with --port (0 takes a free one).",
+            ) from error
+        raise UsageError(
+            f"Cannot listen on {host}:{port}: {error.strerror}.", "Check --host."
+        ) from error
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+def check_address(host: str, has_key: bool, insecure: bool) -> None:
+    """Refuse to listen beyond this machine without a key, unless told to."""
+    if not (is_loopback(host) or has_key or insecure):
+        raise UsageError(
+            f"--host {host} can be reached from other machines, and nobody needs a key.",
+            "Give --api-key KEY or --key-file FILE, or say --insecure if everybody may ask.",
+        )
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our own way of ending: drain first, then stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.asked_to_end = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Signals are handled in `serve`."""
+        yield
+
+
+def ask_to_end(server: Server, deadline: Deadline) -> None:
+    """The first signal drains, with a deadline; a second one ends at once."""
+    if server.asked_to_end.is_set():
+        server.should_exit = server.force_exit = True
+        raise SystemExit(130)
+    deadline.arm()
+    server.asked_to_end.set()
+
+
+def http_server(app: ASGIApp, limiter: ConnectionLimiter) -> Server:
+    """uvicorn around `app`, its connections held to our limits."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http=limiter.protocol,  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=2,
+            ws="none",
+        )
+    )
+
+
+def end_on_signals(server: Server, deadline: Deadline) -> None:
+    """SIGINT and SIGTERM ask the server to end; call it in the server's loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask_to_end, server, deadline)
+
+
+def allowed_connections(wanted: int) -> int:
+    """`wanted`, or what the limit on open files leaves, which is raised as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, wanted + SPARE_FILES)
+    if soft < min(hard, wanted + SPARE_FILES):
+        soft = min(hard, wanted + SPARE_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(2, min(wanted, soft - SPARE_FILES))
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run the server's coroutine on uvloop where there is one."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if sys.platform == "win32":
+        asyncio.run(main)
+        return
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
