@@ -112,7 +112,7 @@ def walking_engine(folder: Path, tokenizer: Tokenizer, max_len: int, seats: int 
         settings,
         vocab_size=width,
         eos_token_ids=ends,
-        grammars=Grammars(VocabularySource(str(folder / "tokenizer.json"), width, ends)),
+        grammars=Grammars(VocabularySource(str(folder), width, ends)),
     )
 
 

@@ -4,6 +4,7 @@
 imported here and not before. `python -m headway.assemble` is what the server's client starts.
 """
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
+from headway.core.model_files import TOKENIZER_FILE, has_document, read_document
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
 CALIBRATION_S = 0.8
-TOKENIZER_FILE = "tokenizer.json"
 MAX_MASK_THREADS = 8
 
 
@@ -78,8 +79,7 @@ def read_draft(
             "Name a smaller model.",
         )
     if not options.skip_tokenizer_init:
-        own = Path(options.tokenizer) if options.tokenizer else folder
-        check_same_tokens(own / TOKENIZER_FILE, path / TOKENIZER_FILE)
+        check_same_tokens(Path(options.tokenizer) if options.tokenizer else folder, path)
     return path, draft
 
 
@@ -93,24 +93,25 @@ def read_medusa(folder: Path, options: EngineOptions, spec: ModelSpec) -> Medusa
     return read_medusa_spec(folder, spec)
 
 
-def check_same_tokens(path: Path, draft_path: Path) -> None:
+def check_same_tokens(model: Path, draft: Path) -> None:
     """Raise UsageError where a token id stands for other text in the draft's tokenizer.
 
     Ids that only one of them has are padding, and never proposed.
     """
-    if not path.exists() or not draft_path.exists():
+    documents = [read_document(path, TOKENIZER_FILE) for path in (model, draft)]
+    if None in documents:
         raise UsageError(
             f"--draft-model needs a tokenizer.json beside both models to compare them; "
-            f"{(draft_path if path.exists() else path).parent.name} has none.",
+            f"{(model if documents[0] is None else draft).name} has none.",
             "Add it, or serve token ids with --skip-tokenizer-init.",
         )
-    if path.read_bytes() == draft_path.read_bytes():
+    if documents[0] == documents[1]:
         return
     from tokenizers import Tokenizer
 
     own, other = (
-        {number: text for text, number in Tokenizer.from_file(str(p)).get_vocab().items()}
-        for p in (path, draft_path)
+        {number: text for text, number in Tokenizer.from_str(json.dumps(d)).get_vocab().items()}
+        for d in documents
     )
     for number in sorted(own.keys() & other.keys()):
         if own[number] != other[number]:
@@ -208,8 +209,8 @@ def make_grammars(
 
     Masks are computed on the cores that the model leaves free.
     """
-    tokenizer = (Path(options.tokenizer) if options.tokenizer else folder) / TOKENIZER_FILE
-    if options.skip_tokenizer_init or not tokenizer.exists():
+    tokenizer = Path(options.tokenizer) if options.tokenizer else folder
+    if options.skip_tokenizer_init or not has_document(tokenizer, TOKENIZER_FILE):
         return None
     source = VocabularySource(str(tokenizer), spec.vocab_size, spec.eos_token_ids)
     spare = (os.cpu_count() or 1) - settings.threads

@@ -19,7 +19,8 @@ from typing import Any
 from headway.assemble import assemble
 from headway.core.embedded import model_folder
 from headway.core.errors import RequestError, ServerFaultError, UsageError
-from headway.core.model_spec import read_json, read_model_spec
+from headway.core.model_files import read_document
+from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions, read_options
 from headway.core.progress import bytes_bar, items_bar
 from headway.core.request import Request, SamplingParams, TokenLogprobs
@@ -88,8 +89,7 @@ class LLM:
             assembled = assemble(folder, self.options, progress=progress)
         self.engine, self.spec = assembled.engine, assembled.spec
         self.settings, self.reasons = assembled.settings, assembled.reasons
-        generation = folder / "generation_config.json"
-        self._generation = read_json(generation) if generation.exists() else {}
+        self._generation = read_document(folder, "generation_config.json") or {}
         self._request_ids = itertools.count(1)
 
     def get_default_sampling_params(self) -> SamplingParams:

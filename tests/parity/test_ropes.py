@@ -69,3 +69,23 @@ def test_a_table_holds_the_rotated_dims_alone():
     cos, sin = table.at(torch.tensor([0, 9]))
     assert cos.shape == sin.shape == (2, 1, 6)
     assert_close(cos.square() + sin.square(), torch.full((2, 1, 6), 2.25))
+
+
+SHORT, LONG = [1.0, 1.1, 1.5, 2.0], [1.0, 2.0, 4.0, 7.5]
+
+
+@pytest.mark.parametrize(("length", "served"), [(ORIGINAL, ORIGINAL), (ORIGINAL + 30, 320)])
+def test_two_lists_of_factors_as_theirs(length: int, served: int, tmp_path):
+    """LongRoPE: transformers chooses by a prompt's length, here the served context does."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": SHORT,
+        "long_factor": LONG,
+        "original_max_position_embeddings": ORIGINAL,
+    }
+    reference = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=ORIGINAL)
+    executor = engine_for(save(reference, tmp_path), max_model_len=served).executor
+    (prompt,) = prompts([length])
+    theirs = their_logits(reference, prompt)
+    assert_close(our_logits(executor, prompt), theirs, rtol=0, atol=1e-4)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import headway
 from headway.cli.common import model_folder, model_name, print_settings
 from headway.core.errors import UsageError
-from headway.core.model_spec import read_json, read_model_spec
+from headway.core.model_files import read_document
+from headway.core.model_spec import read_model_spec
 from headway.core.options import BatchOptions, EngineOptions, ServerOptions
 from headway.core.progress import bytes_bar, items_bar
 
@@ -110,14 +111,13 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     telemetry = Telemetry(names, assembled.spec, version=headway.__version__)
     client = LocalClient(assembled.engine, tokenizer=tokenizer, on_record=telemetry.on_step)
     telemetry.on_ready(client.info)
-    generation = folder / "generation_config.json"
     format, reasoning = answer_marks(tokenizer, ServerOptions().tool_call_parser)
     model = ServedModel(
         names=names,
         client=client,
         tokenizer=tokenizer,
         telemetry=telemetry,
-        defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
+        defaults=sampling_defaults(read_document(folder, "generation_config.json") or {}),
         format=format,
         reasoning=reasoning,
     )

@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from headway.core import embedded
+from headway.core.gguf.header import is_gguf
 from headway.core.memory_plan import gib
 from headway.core.options import EngineOptions, to_arguments
 
@@ -24,8 +25,13 @@ def model_folder(given: str | Path | None) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """What a folder is served as: its name, or ORG/NAME for a snapshot in the hub's cache."""
+    """What a model is served as: its name, or ORG/NAME for a snapshot in the hub's cache.
+
+    A GGUF file is named without its suffix.
+    """
     path = folder.resolve()
+    if is_gguf(path):
+        return path.stem
     if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
         return path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
     return path.name
@@ -35,8 +41,8 @@ def stamp_of(folder: Path) -> str:
     """What changes when the config or the weights of a folder do: names, sizes, times, inodes."""
     stamps = []
     try:
-        for path in sorted(folder.iterdir()):
-            if path.name == "config.json" or ".safetensors" in path.name:
+        for path in [folder] if is_gguf(folder) else sorted(folder.iterdir()):
+            if path == folder or path.name == "config.json" or ".safetensors" in path.name:
                 facts = path.stat()
                 stamps.append(f"{path.name} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}")
     except OSError as error:

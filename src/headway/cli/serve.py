@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import sys
@@ -17,7 +18,8 @@ from headway.cli.common import model_folder, model_name, print_settings, stamp_o
 from headway.core.contention import CoreWatch
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs, written_aside
-from headway.core.model_spec import read_json, read_model_spec
+from headway.core.model_files import read_document
+from headway.core.model_spec import read_model_spec
 from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
 from headway.core.service import LIKE_INTERACTIVE, ServiceClass, service_classes
@@ -186,7 +188,8 @@ def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules"
 
 def fingerprint(folder: Path, options: EngineOptions) -> str:
     """What `system_fingerprint` says: alike for the same version, model config and options."""
-    parts = [headway.__version__, (folder / "config.json").read_text(), *to_arguments(options)]
+    config = json.dumps(read_document(folder, "config.json"))
+    parts = [headway.__version__, config, *to_arguments(options)]
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -212,7 +215,6 @@ def make_model(
         template = Path(engine_options.chat_template) if engine_options.chat_template else None
         tokenizer = Tokenizer(source, template)
         tokenizer.isolate()
-    generation = folder / "generation_config.json"
     telemetry = Telemetry(
         names,
         read_model_spec(folder),
@@ -250,7 +252,7 @@ def make_model(
         client=client,
         tokenizer=tokenizer,
         telemetry=telemetry,
-        defaults=sampling_defaults(read_json(generation) if generation.exists() else {}),
+        defaults=sampling_defaults(read_document(folder, "generation_config.json") or {}),
         created=int(time.time()),
         format=format,
         reasoning=reasoning,

@@ -8,7 +8,8 @@ import json
 import struct
 from pathlib import Path
 
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, UnsupportedModelError
+from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import read_json
 
 MAX_HEADER_BYTES = 100_000_000
@@ -20,6 +21,10 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 
 def find_files(folder: Path) -> list[Path]:
     """The safetensors files of `folder`, in order; raises CheckpointError without any."""
+    if is_gguf(folder):
+        raise UnsupportedModelError(
+            f"The weights of {folder.name} are not read yet.", "Give the folder of the same model."
+        )
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index).get("weight_map")

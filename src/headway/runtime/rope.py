@@ -13,6 +13,9 @@ def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:
     if rope.kind == "dynamic":
         return plain(dynamic_theta(rope, num_dims, max_len), num_dims)
     frequencies = plain(rope.theta, num_dims)
+    if rope.kind == "longrope":
+        beyond = max_len > rope.original_max_len
+        return longrope(rope.long_factors if beyond else rope.short_factors, rope.theta)
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
@@ -53,6 +56,11 @@ def llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
         wavelengths > rope.original_max_len / low, frequencies / rope.factor, blended
     )
     return torch.where(wavelengths < rope.original_max_len / high, frequencies, stretched)
+
+
+def longrope(factors: tuple[float, ...], theta: float) -> Tensor:
+    """LongRoPE: each frequency divided by its own factor, the same for every request."""
+    return plain(theta, 2 * len(factors)) / torch.tensor(factors)
 
 
 def yarn(rope: RopeSpec, frequencies: Tensor) -> Tensor:

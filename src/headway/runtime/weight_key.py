@@ -16,6 +16,7 @@ from typing import Any
 
 from headway import __version__
 from headway.core.clock import Clock, SystemClock
+from headway.core.gguf.header import is_gguf
 from headway.core.resolve import Settings
 from headway.runtime.checkpoint_files import MALFORMED, find_files
 
@@ -44,7 +45,7 @@ class Key:
 
         Raises OSError and CheckpointError where the files cannot be read.
         """
-        files = [self.folder / "config.json", *find_files(self.folder), self.kernels]
+        files = [*model_files(self.folder), self.kernels]
         clock = clock or SystemClock()
         with ThreadPoolExecutor(HASHERS) as pool:
             found = list(pool.map(lambda path: content_digest(path, digests, clock), files))
@@ -58,6 +59,11 @@ class Key:
             "files": [[path.name, digest] for path, digest in zip(files, found, strict=True)],
         }
         return json.dumps(facts, sort_keys=True)
+
+
+def model_files(model: Path) -> list[Path]:
+    """The files that a model's weights depend on; raises CheckpointError without any."""
+    return [model] if is_gguf(model) else [model / "config.json", *find_files(model)]
 
 
 def content_digest(path: Path, digests: Path, clock: Clock) -> str:

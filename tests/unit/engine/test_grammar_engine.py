@@ -44,7 +44,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> VocabularySource:
-    return VocabularySource(str(folder / "tokenizer.json"), VOCAB, (EOS,))
+    return VocabularySource(str(folder), VOCAB, (EOS,))
 
 
 @pytest.fixture(scope="module")
@@ -431,7 +431,7 @@ def test_a_token_the_grammar_forbids_is_an_error_that_stays(compiled: Compiled):
 
 def test_the_vocabulary_is_the_tokenizers(folder: Path, tokenizer: Tokenizer):
     """llguidance reads the same bytes for each token as we show."""
-    vocabulary = load_vocabulary(VocabularySource(str(folder / "tokenizer.json"), TOKENS, (EOS,)))
+    vocabulary = load_vocabulary(VocabularySource(str(folder), TOKENS, (EOS,)))
     ordinary = [t for t in range(TOKENS) if t not in tokenizer.special_ids]
     differing = [t for t in ordinary if vocabulary.decode_bytes([t]) != tokenizer.piece(t)]
     assert [tokenizer.piece(t) for t in differing] in ([], [b"\xff"]), "0xff is its own marker"

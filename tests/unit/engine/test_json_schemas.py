@@ -156,7 +156,7 @@ def test_every_document_of_300_real_schemas_validates_ten_times(
 
 def test_real_instances_are_told_apart(shared: Path, folder: Path):
     """The 300 schemas' own instances: valid ones accepted, invalid ones rejected."""
-    vocabulary = load_vocabulary(VocabularySource(str(folder / "tokenizer.json"), 320, (EOS,)))
+    vocabulary = load_vocabulary(VocabularySource(str(folder), 320, (EOS,)))
     told: Counter[tuple[bool, bool]] = Counter()
     for row in real_schemas(shared):
         try:
@@ -179,7 +179,7 @@ def accepts(vocabulary: Any, matcher: Any, instance: Any) -> bool:
 
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_the_json_schema_test_suite(shared: Path, folder: Path, draft: str):
-    vocabulary = load_vocabulary(VocabularySource(str(folder / "tokenizer.json"), 320, (EOS,)))
+    vocabulary = load_vocabulary(VocabularySource(str(folder), 320, (EOS,)))
     told: Counter[str] = Counter()
     known = set().union(*DEPARTURES.values())
     for path in sorted((shared / "eval/json-schema-test-suite/tests" / draft).glob("*.json")):
@@ -216,7 +216,7 @@ def test_the_json_schema_test_suite(shared: Path, folder: Path, draft: str):
     ],
 )
 def test_exclusive_bounds_exclude(folder: Path, schema: dict[str, Any], good: Any, bad: Any):
-    vocabulary = load_vocabulary(VocabularySource(str(folder / "tokenizer.json"), 320, (EOS,)))
+    vocabulary = load_vocabulary(VocabularySource(str(folder), 320, (EOS,)))
     rule = grammars.json_schema({"type": "number", **schema}, "schema")
     matcher, _ = compile_grammar(vocabulary, rule)
 
@@ -263,7 +263,7 @@ def test_documents_of_many_schemas_nobody_has_seen_validate(walker: Engine, toke
 
 def test_whitespace_is_bounded(folder: Path):
     """One space, or a line break and up to 32 spaces or 8 tabs; what json.dumps writes fits."""
-    vocabulary = load_vocabulary(VocabularySource(str(folder / "tokenizer.json"), 320, (EOS,)))
+    vocabulary = load_vocabulary(VocabularySource(str(folder), 320, (EOS,)))
     matcher, _ = compile_grammar(vocabulary, grammars.json_object("p"))
     value = {"a": [1, 2, {"b": {"c": []}}], "d": {}}
     texts = [json.dumps(value), *(json.dumps(value, indent=i) for i in (0, 2, 4, "\t"))]

@@ -52,7 +52,7 @@ RULES = [
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grammars]:
     folder = tmp_path_factory.mktemp("bytes")
     write_tokenizer(folder, TOKENS)
-    made = Grammars(VocabularySource(str(folder / "tokenizer.json"), VOCAB, (EOS,)))
+    made = Grammars(VocabularySource(str(folder), VOCAB, (EOS,)))
     yield made
     made.close()
 

@@ -1,5 +1,6 @@
 """A model's dimensions, read from its Hugging Face `config.json`, and what follows from them."""
 
+from headway.core.json_file import read_json
 from headway.core.model_spec.families import FAMILIES
 from headway.core.model_spec.read import read_model_spec, spec_from_config
 from headway.core.model_spec.spec import (
@@ -10,7 +11,6 @@ from headway.core.model_spec.spec import (
     ModelSpec,
     RopeSpec,
 )
-from headway.core.model_spec.values import read_json
 
 __all__ = [
     "DTYPE_BYTES",

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ModelError, UnsupportedModelError
+from headway.core.gguf.header import is_gguf
+from headway.core.model_files import read_document
 from headway.core.model_spec.families import FAMILIES, Family, layer_kinds, window_size
 from headway.core.model_spec.rope import FULL, WINDOW, longest_context, ropes_from_config
 from headway.core.model_spec.spec import DTYPE_BYTES, LayerSpec, ModelSpec, RopeSpec
@@ -12,8 +14,8 @@ from headway.core.model_spec.values import (
     mapping,
     number,
     positive,
-    read_json,
     token_ids,
+    wrong,
 )
 
 UNREAD_QUANTIZATION = {
@@ -33,15 +35,21 @@ ACTIVATIONS = {
 """As configs name them → as we do."""
 
 
-def read_model_spec(folder: Path) -> ModelSpec:
-    """Read `folder/config.json` (and end tokens from `generation_config.json`).
+def read_model_spec(model: Path) -> ModelSpec:
+    """The dimensions of a model, out of its config.json (end tokens: generation_config.json).
 
-    Raises ModelError when the folder holds no model, UnsupportedModelError for what we do not read.
+    Raises ModelError when there is no model, UnsupportedModelError for what we do not read.
     """
-    config = read_json(folder / "config.json", missing=no_model_here(folder))
-    generation = folder / "generation_config.json"
-    extra = read_json(generation) if generation.exists() else {}
-    return spec_from_config(config, extra)
+    config = read_document(model, "config.json")
+    if config is None:
+        raise no_model_here(model)
+    try:
+        return spec_from_config(config, read_document(model, "generation_config.json") or {})
+    except ModelError as error:
+        if not is_gguf(model):
+            raise
+        cause = error.cause.replace("config.json", f"{model.name}, in the words of config.json")
+        raise type(error)(cause, "Convert the model again, or give its folder.") from error
 
 
 def no_model_here(folder: Path) -> ModelError:
@@ -50,10 +58,11 @@ def no_model_here(folder: Path) -> ModelError:
         return ModelError(
             f"There is no folder {folder}.", "Give the path of a Hugging Face model folder."
         )
-    if folder.suffix == ".gguf" or any(folder.glob("*.gguf")):
-        return UnsupportedModelError(
-            f"{folder} holds a GGUF file, which is not read yet.",
-            "Give the Hugging Face folder (config.json and *.safetensors) of the same model.",
+    inside = sorted(path.name for path in folder.glob("*.gguf"))
+    if inside:
+        return ModelError(
+            f"{folder} holds no config.json, and {len(inside)} GGUF files.",
+            f"Name the file: {folder / inside[0]}.",
         )
     return ModelError(
         f"{folder} holds no model: there is no config.json.",
@@ -112,8 +121,15 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
 
 
 def check_rotation(rope: RopeSpec, head_dim: int) -> None:
-    """Refuse a head of which no pairs are rotated; the dynamic scaling needs two of them."""
+    """Refuse a head of which no pairs are rotated; the dynamic scaling needs two of them.
+
+    LongRoPE has a number for each pair.
+    """
     rotated = int(head_dim * rope.share)
+    if rope.kind == "longrope":
+        counts = {len(rope.short_factors), len(rope.long_factors)}
+        if counts != {rotated // 2}:
+            raise wrong("short_factor, long_factor", f"lists of {rotated // 2} numbers", counts)
     if rotated % 2 or rotated < (4 if rope.kind == "dynamic" else 2):
         raise UnsupportedModelError(
             f"{rotated} of {head_dim} dims a head cannot be rotated in pairs.",

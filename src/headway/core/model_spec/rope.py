@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.core.errors import ModelError, UnsupportedModelError
 from headway.core.model_spec.spec import RopeSpec
-from headway.core.model_spec.values import flag, mapping, number, positive, wrong
+from headway.core.model_spec.values import flag, mapping, number, numbers, positive, wrong
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 MOST_POSITIONS = 2**31 - 1
@@ -47,6 +47,7 @@ def read_rope(config: dict[str, Any], scaling: dict[str, Any], theta: float) -> 
     if base <= 1:
         raise wrong("rope_theta", "a number above 1", base)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # as Phi-3's first configs have it
     if not isinstance(kind, str) or kind not in READERS:
         raise UnsupportedModelError(
             f"The rope scaling {str(kind)[:40]} is not supported.",
@@ -93,6 +94,21 @@ def read_yarn(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]
     }
 
 
+def read_longrope(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+    """LongRoPE (Ding et al. 2024), as Phi-3 has it: two lists, one number a frequency."""
+    key = "original_max_position_embeddings"
+    longest = positive(config, "max_position_embeddings", default=2048)
+    original = positive(scaling, key, default=config.get(key) or longest)
+    stretches = longest > original > 1
+    gain = math.sqrt(1 + math.log(longest / original) / math.log(original)) if stretches else 1.0
+    return {
+        "short_factors": numbers(scaling, "short_factor"),
+        "long_factors": numbers(scaling, "long_factor"),
+        "original_max_len": original,
+        "gain": number(scaling, "attention_factor", default=gain),
+    }
+
+
 def yarn_gain(factor: float, mscale: float = 1.0) -> float:
     """0.1 · mscale · ln(factor) + 1: factor 4 → 1.139."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -104,6 +120,7 @@ READERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] =
     "dynamic": read_dynamic,
     "llama3": read_llama3,
     "yarn": read_yarn,
+    "longrope": read_longrope,
 }
 
 

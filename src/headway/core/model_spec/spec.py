@@ -11,7 +11,7 @@ from typing import Literal
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 INT8_SCALE_BYTES = 4
 """Each head of a token in an int8 KV cache has a scale, in fp32."""
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,9 @@ class RopeSpec:
 
     `linear` divides positions by `factor`; `dynamic` stretches `theta` for the served context;
     `llama3` and `yarn` treat fast and slow frequencies apart, between the two limits that are
-    named after them. `gain` multiplies cos and sin (YaRN's attention factor).
+    named after them; `longrope` divides each frequency by a number of its own, of two lists the
+    long one where the served context is beyond the original. `gain` multiplies cos and sin (YaRN's
+    attention factor).
     """
 
     theta: float = 10000.0
@@ -33,6 +35,8 @@ class RopeSpec:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     gain: float = 1.0
 
 

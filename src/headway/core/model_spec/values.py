@@ -1,28 +1,8 @@
 """Values out of parsed JSON: of the right kind, or an error that names the key at fault."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ModelError
-
-
-def read_json(path: Path, missing: ModelError | None = None) -> dict[str, Any]:
-    """Parse a JSON object from `path`; raises ModelError that names the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise missing or ModelError(f"{path} is missing.", "Copy the whole folder.") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} is not valid JSON ({str(error)[:200]}).",
-            "Copy the file again from its source.",
-        ) from error
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.", "Check the file.") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} does not hold a JSON object.", "Copy the file again.")
-    return value
 
 
 def positive(
@@ -45,6 +25,14 @@ def number(config: dict[str, Any], key: str, default: float | None = None) -> fl
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise wrong(key, "a positive number", value)
     return float(value)
+
+
+def numbers(config: dict[str, Any], key: str) -> tuple[float, ...]:
+    """The positive numbers of the list under `key`, or ModelError naming it."""
+    value = config.get(key)
+    if not isinstance(value, list) or not value:
+        raise wrong(key, "a list of positive numbers", value)
+    return tuple(number({key: each}, key) for each in value)
 
 
 def optional_number(config: dict[str, Any], key: str, absent: float = 0.0) -> float:

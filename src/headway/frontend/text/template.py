@@ -17,7 +17,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.core.errors import RequestError, TokenizerError
-from headway.core.model_spec import read_json
+from headway.core.model_files import read_document
 
 MARK = "HEADWAY_CONTINUES_HERE "
 
@@ -80,8 +80,8 @@ class ChatTemplate:
         beside = folder / "chat_template.jinja"
         if file is not None or beside.exists():
             source = read_template(file or beside)
-        elif source is None and (folder / "chat_template.json").exists():
-            source = read_json(folder / "chat_template.json").get("chat_template")
+        elif source is None:
+            source = (read_document(folder, "chat_template.json") or {}).get("chat_template")
         return cls(source, special_tokens(config)) if isinstance(source, str) else None
 
     def render(

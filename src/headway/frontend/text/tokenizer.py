@@ -1,7 +1,8 @@
 """A model's tokenizer and chat template, read from its folder without transformers.
 
-Given the folder it encodes text, decodes ids, renders chats, and knows each token's bytes. It
-promises to read nothing but `tokenizer.json`, `tokenizer_config.json` and the template beside them.
+Given the folder, or a GGUF file, it encodes text, decodes ids, renders chats, and knows each
+token's bytes. It promises to read nothing but `tokenizer.json`, `tokenizer_config.json` and the
+template beside them.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 
 from headway.core.errors import RequestError, TokenizerError
-from headway.core.model_spec import read_json
+from headway.core.model_files import read_document
 from headway.frontend.text import cuts, lengths
 from headway.frontend.text.pieces import token_bytes
 from headway.frontend.text.rendering import Renderer
@@ -26,20 +27,19 @@ class Tokenizer:
     """Text ↔ token ids for one model folder."""
 
     def __init__(self, folder: Path, template_file: Path | None = None) -> None:
-        path = folder / "tokenizer.json"
-        if not path.exists():
+        document = read_document(folder, "tokenizer.json")
+        if document is None:
             raise missing_tokenizer(folder)
-        document = read_json(path)
         try:
             self._rust = RustTokenizer.from_str(json.dumps(document))
         except Exception as error:  # the Rust side raises bare Exception
             raise TokenizerError(
-                f"{path} cannot be read: {str(error)[:200]}.", "Copy the file again."
+                f"tokenizer.json of {folder} cannot be read: {str(error)[:200]}.",
+                "Copy it again.",
             ) from error
         self._rust.no_padding()
         self._rust.no_truncation()
-        config_path = folder / "tokenizer_config.json"
-        config = read_json(config_path) if config_path.exists() else {}
+        config = read_document(folder, "tokenizer_config.json") or {}
         added = document.get("added_tokens") or []
         self.special_ids = frozenset(t["id"] for t in added if t.get("special"))
         self.pieces = token_bytes(document)

@@ -1,0 +1,36 @@
+"""The small files of a model, wherever it comes from: a Hugging Face folder, or one GGUF file.
+
+Whoever wants config.json or tokenizer.json asks here, and gets the parsed JSON: a folder's own, or
+what a GGUF file says in the same words.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.core.gguf.config import config_of, generation_config_of
+from headway.core.gguf.header import Header, is_gguf, read_header
+from headway.core.gguf.tokenizer import tokenizer_config_of, tokenizer_of
+from headway.core.json_file import read_json
+
+TOKENIZER_FILE = "tokenizer.json"
+FROM_GGUF: dict[str, Callable[[Header], dict[str, Any]]] = {
+    "config.json": config_of,
+    "generation_config.json": generation_config_of,
+    TOKENIZER_FILE: tokenizer_of,
+    "tokenizer_config.json": tokenizer_config_of,
+}
+
+
+def read_document(model: Path, name: str) -> dict[str, Any] | None:
+    """The parsed file `name` of a model, None where it has none; ModelError where it is broken."""
+    if is_gguf(model):
+        translate = FROM_GGUF.get(name)
+        return None if translate is None else translate(read_header(model))
+    path = model / name
+    return read_json(path) if path.exists() else None
+
+
+def has_document(model: Path, name: str) -> bool:
+    """Whether a model has a file `name`; what a GGUF file says is not translated for it."""
+    return name in FROM_GGUF if is_gguf(model) else (model / name).exists()
