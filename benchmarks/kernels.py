@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from common import heading, line
+from headway.core.formats import INT8, Format
 from headway.core.machine import last_level_cache_bytes, processor_name
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
@@ -81,7 +82,7 @@ def native_case(kernel: Any, dtype: torch.dtype, outputs: int, inputs: int) -> C
 def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], Case]]:
     """Column → how to make its case for (outputs, inputs)."""
     linear = NativeLinear(library)
-    rounded = {"int8": 0, "int4": group}
+    rounded = {"int8": INT8, "int4": Format("int4", group)}
 
     def native(kernel: Any, dtype: torch.dtype) -> Callable[[int, int], Case]:
         return lambda outputs, inputs: native_case(kernel, dtype, outputs, inputs)
@@ -93,8 +94,8 @@ def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], 
         "f32": native(linear, torch.float32),
         "bf16": native(linear, torch.bfloat16),
         **{
-            name: native(NativeQuantizedLinear(library, size), torch.bfloat16)
-            for name, size in rounded.items()
+            name: native(NativeQuantizedLinear(library, format), torch.bfloat16)
+            for name, format in rounded.items()
         },
         "torch f32": plain(torch.float32),
         "torch bf16": plain(torch.bfloat16),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from drive import engine_for
+from headway.core.formats import GROUPS, INT8, PLAIN, Format
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import SamplingParams
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
@@ -138,13 +139,11 @@ def test_a_token_id_beyond_the_embedding_is_refused(tmp_path: Path):
 class Layer:
     """Every operation once: H channels, 4 heads of D on 2, an MLP, scaled sums."""
 
-    def __init__(self, library: NativeLibrary, dtype: torch.dtype, group: int | None) -> None:
+    def __init__(self, library: NativeLibrary, dtype: torch.dtype, format: Format) -> None:
         draw = torch.Generator().manual_seed(5)
         hidden, size, inner, self.sizes = 24, 10, 33, [40, 20, 20]
         self.layers, self.attention = NativeLayers(library), NativeAttention(library)
-        self.linear = (
-            NativeLinear(library) if group is None else NativeQuantizedLinear(library, group)
-        )
+        self.linear = kernel_of(library, format)
 
         def weight(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=draw).to(dtype) / shape[-1] ** 0.5
@@ -178,12 +177,12 @@ class Layer:
 @given(
     lens=st.lists(st.integers(1, 30), min_size=1, max_size=2),
     dtype=st.sampled_from(TYPES),
-    group=st.sampled_from([None, 0, 32]),
+    format=st.sampled_from([PLAIN, INT8, Format("int4", 32)]),
     seed=st.integers(0, 10**6),
 )
-def test_every_operation_is_the_one_called_alone(library, lens, dtype, group, seed):
+def test_every_operation_is_the_one_called_alone(library, lens, dtype, format, seed):
     """One layer drawn by hand, twice, for few and then for many tokens."""
-    layer = Layer(library, dtype, group)
+    layer = Layer(library, dtype, format)
     program, why = lower(partial(layer, batch=None, angles=(layer.cos, layer.sin)), library, dtype)
     assert program is not None, why
     for query_lens in (lens[:1], lens):
@@ -194,7 +193,11 @@ def test_every_operation_is_the_one_called_alone(library, lens, dtype, group, se
         assert torch.equal(program(batch), wanted)
 
 
-def random_layer(library: NativeLibrary, dtype: torch.dtype, group: int | None, *sizes: int):
+def kernel_of(library: NativeLibrary, format: Format) -> NativeLinear | NativeQuantizedLinear:
+    return NativeLinear(library) if format == PLAIN else NativeQuantizedLinear(library, format)
+
+
+def random_layer(library: NativeLibrary, dtype: torch.dtype, format: Format, *sizes: int):
     """(a table of 50 embeddings, a product's kernel, its packed weight, a bias)."""
     draw = torch.Generator().manual_seed(3)
     inputs, outputs = sizes
@@ -202,7 +205,7 @@ def random_layer(library: NativeLibrary, dtype: torch.dtype, group: int | None, 
         torch.randn(50, inputs, generator=draw),
         torch.randn(*sizes[::-1], generator=draw),
     )
-    kernel = NativeLinear(library) if group is None else NativeQuantizedLinear(library, group)
+    kernel = kernel_of(library, format)
     packed = kernel.prepare((weight / inputs**0.5).to(dtype))
     return table.to(dtype), kernel, packed, torch.randn(outputs, generator=draw).to(dtype)
 
@@ -214,16 +217,16 @@ def random_layer(library: NativeLibrary, dtype: torch.dtype, group: int | None, 
     inputs=st.sampled_from([24, 600, 2200]),
     inner=st.sampled_from([1, 33, 64, 96, 1312]),
     dtype=st.sampled_from(TYPES),
-    group=st.sampled_from([None, 0, 32, 64, 128]),
+    format=st.sampled_from([PLAIN, INT8, *(Format("int4", size) for size in GROUPS)]),
     activation=st.sampled_from(["silu", "gelu_tanh"]),
     biased=st.booleans(),
 )
 def test_a_product_gates_its_own_outputs(
-    library, tokens, inputs, inner, dtype, group, activation, biased
+    library, tokens, inputs, inner, dtype, format, activation, biased
 ):
     """In tiles where panels are whole, gates of few rows by the chunk, elsewhere behind it."""
     sizes = inputs, 2 * inner
-    table, kernel, packed, bias = random_layer(library, dtype, group, *sizes)
+    table, kernel, packed, bias = random_layer(library, dtype, format, *sizes)
     gated = NativeLayers(library).gated[activation]
 
     def forward(token_ids: Any) -> Any:
@@ -238,10 +241,10 @@ def test_a_product_gates_its_own_outputs(
 
 
 @each_instruction_set
-@pytest.mark.parametrize("group", [None, 0, 64])
-def test_a_product_gates_outputs_of_so_many_inputs_that_they_are_cut(library, group):
+@pytest.mark.parametrize("format", [PLAIN, INT8, Format("int4", 64)], ids=str)
+def test_a_product_gates_outputs_of_so_many_inputs_that_they_are_cut(library, format):
     """Sums of several panels wait in memory, few as the rows are."""
-    table, kernel, packed, bias = random_layer(library, torch.bfloat16, group, 36_000, 128)
+    table, kernel, packed, bias = random_layer(library, torch.bfloat16, format, 36_000, 128)
     gated = NativeLayers(library).gated["silu"]
 
     def forward(token_ids: Any) -> Any:
@@ -257,7 +260,7 @@ def test_a_product_gates_outputs_of_so_many_inputs_that_they_are_cut(library, gr
 @each_instruction_set
 def test_outputs_that_somebody_else_reads_are_not_gated_away(library):
     """The gate is an operation of its own, and both numbers are right."""
-    table, kernel, packed, bias = random_layer(library, torch.float32, None, 24, 64)
+    table, kernel, packed, bias = random_layer(library, torch.float32, PLAIN, 24, 64)
     half = kernel.prepare(torch.randn(64, 32, generator=torch.Generator().manual_seed(7)))
 
     def forward(token_ids: Any) -> Any:
@@ -292,7 +295,7 @@ def test_gated_layers_share_their_buffers(num_layers: int):
 @each_instruction_set
 def test_outputs_that_are_the_result_are_not_gated_away(library):
     """Also where a gate that nobody reads follows."""
-    table, kernel, packed, bias = random_layer(library, torch.float32, None, 24, 64)
+    table, kernel, packed, bias = random_layer(library, torch.float32, PLAIN, 24, 64)
 
     def forward(token_ids: Any) -> Any:
         both = kernel(torch.nn.functional.embedding(token_ids, table), packed, bias)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.quantization import GROUPS
+from headway.core.formats import GROUPS, INT8, Format
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.rounding import LEVELS, RoundedWeight, round_rows, round_weight
@@ -13,8 +13,8 @@ from parity.native_sets import cut_in_blocks, each_instruction_set, loaded, oper
 
 ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}
 """Sums apart by fp32's rounding may be rounded to neighbours in 16 bits."""
-FORMATS = [0, *GROUPS]
-each_format = pytest.mark.parametrize("group", FORMATS, ids=lambda g: f"int4-{g}" if g else "int8")
+FORMATS = [INT8, *(Format("int4", group) for group in GROUPS)]
+each_format = pytest.mark.parametrize("format", FORMATS, ids=str)
 
 
 @each_instruction_set
@@ -23,14 +23,14 @@ each_format = pytest.mark.parametrize("group", FORMATS, ids=lambda g: f"int4-{g}
     rows=st.integers(0, 40),
     inputs=st.integers(1, 300),
     outputs=st.integers(1, 150),
-    group=st.sampled_from(FORMATS),
+    format=st.sampled_from(FORMATS),
     dtype=st.sampled_from(list(ROUNDING)),
     bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_native_equals_the_definition(library, rows, inputs, outputs, group, dtype, bias, seed):
+def test_native_equals_the_definition(library, rows, inputs, outputs, format, dtype, bias, seed):
     x, weight, bias_O = operands(rows, inputs, outputs, dtype, bias, seed)
-    plain, native = RoundedLinear(group), NativeQuantizedLinear(library, group)
+    plain, native = RoundedLinear(format), NativeQuantizedLinear(library, format)
     expected = plain(x, plain.prepare(weight), bias_O)
     found = native(x, native.prepare(weight), bias_O)
     assert found.dtype == dtype and found.shape == expected.shape
@@ -39,14 +39,14 @@ def test_native_equals_the_definition(library, rows, inputs, outputs, group, dty
 
 @each_instruction_set
 @each_format
-def test_the_largest_levels_do_not_overflow(library, group):
+def test_the_largest_levels_do_not_overflow(library, format):
     """Every product 127 · ±127, 127 · 7 or 127 · -8, over inputs of a large layer: exact sums."""
-    inputs, (least, most) = 20_001, LEVELS["int4" if group else "int8"]
+    inputs, group, (least, most) = 20_001, format.group, LEVELS[format.kind]
     signs = torch.ones(4, inputs)
     signs[1, ::2], signs[2, 1::3], signs[3] = -1, -1, -1
     levels = torch.where(signs > 0, most, least).to(torch.int8)
     count = -(-inputs // group) if group else 1
-    native = NativeQuantizedLinear(library, group)
+    native = NativeQuantizedLinear(library, format)
     packed = native.pack(RoundedWeight(levels, torch.ones(4, count), group))
     x = torch.cat([signs, -signs]) * 127
     exact = (x.double() @ levels.double().T).float()
@@ -56,26 +56,26 @@ def test_the_largest_levels_do_not_overflow(library, group):
 @each_instruction_set
 @each_format
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-def test_a_row_does_not_depend_on_the_rows_beside_it(library, group, dtype):
+def test_a_row_does_not_depend_on_the_rows_beside_it(library, format, dtype):
     """Bit for bit, at each height of a tile, in several tiles, with one thread or three."""
     x, weight, bias = operands(67, 261, 100, dtype, True)
-    native = NativeQuantizedLinear(library, group)
+    native = NativeQuantizedLinear(library, format)
     packed = native.prepare(weight)
     whole = native(x, packed, bias)
     for rows in (*range(1, 20), 31, 66):
         assert torch.equal(native(x[:rows], packed, bias), whole[:rows])
         assert torch.equal(native(x[-rows:], packed, bias), whole[-rows:])
-    alone = NativeQuantizedLinear(loaded(library.instruction_set, 1), group)
+    alone = NativeQuantizedLinear(loaded(library.instruction_set, 1), format)
     assert torch.equal(alone(x, packed, bias), whole)
 
 
 @each_instruction_set
 @each_format
 @pytest.mark.parametrize("outputs", [1190, 2630])
-def test_panels_multiplied_together_give_each_its_own(library, group, outputs):
+def test_panels_multiplied_together_give_each_its_own(library, format, outputs):
     """Chunks of several panels at a time, then of fewer, and a last panel that is not whole."""
     x, weight, bias = operands(24, 130, outputs, torch.bfloat16, True)
-    plain, native = RoundedLinear(group), NativeQuantizedLinear(library, group)
+    plain, native = RoundedLinear(format), NativeQuantizedLinear(library, format)
     packed = native.prepare(weight)
     whole = native(x, packed, bias)
     for rows in range(1, 8):
@@ -86,10 +86,10 @@ def test_panels_multiplied_together_give_each_its_own(library, group, outputs):
 @each_instruction_set
 @each_format
 @pytest.mark.parametrize("outputs", [32_832, 32_840])
-def test_logits_of_many_rows_are_those_of_few(library, group, outputs):
+def test_logits_of_many_rows_are_those_of_few(library, format, outputs):
     """More than 4 MiB of them go past the caches, where each row begins at a cache line."""
     x, weight, bias = operands(66, 40, outputs, torch.bfloat16, True)
-    native = NativeQuantizedLinear(library, group)
+    native = NativeQuantizedLinear(library, format)
     packed = native.prepare(weight)
     whole = native(x, packed, bias)
     for begin, end in [(0, 9), (9, 41), (41, 66)]:
@@ -99,14 +99,14 @@ def test_logits_of_many_rows_are_those_of_few(library, group, outputs):
 @each_instruction_set
 @each_format
 @cut_in_blocks(atols=(2**-7, 2**-5))
-def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, group, sizes, spans, checked, atol):
+def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, format, sizes, spans, checked, atol):
     x, weight, bias = operands(*sizes, torch.bfloat16, True)
-    native = NativeQuantizedLinear(library, group)
+    native = NativeQuantizedLinear(library, format)
     packed = native.prepare(weight)
     whole = native(x, packed, bias)
     for begin, end in [(0, 1), *spans]:
         assert torch.equal(native(x[begin:end], packed, bias), whole[begin:end])
-    plain, some = RoundedLinear(group), slice(*checked)
+    plain, some = RoundedLinear(format), slice(*checked)
     expected = plain(x[some], plain.prepare(weight), bias)
     torch.testing.assert_close(whole[some], expected, rtol=2**-7, atol=atol)
 
@@ -132,8 +132,8 @@ def test_rows_are_rounded_as_defined(library, dtype):
     """Bit for bit, and padded with zeros."""
     x = extremes(dtype)
     levels, scales = round_rows(x)
-    for group in FORMATS:
-        found = NativeQuantizedLinear(library, group).round_rows(x)
+    for format in FORMATS:
+        found = NativeQuantizedLinear(library, format).round_rows(x)
         rows = found.levels.view(len(x), -1)
         assert torch.equal(rows[:, :75], levels)
         assert not rows[:, 75:].any()
@@ -143,10 +143,10 @@ def test_rows_are_rounded_as_defined(library, dtype):
 @each_instruction_set
 @each_format
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-def test_what_is_not_finite_stays_in_its_row(library, group, dtype):
+def test_what_is_not_finite_stays_in_its_row(library, format, dtype):
     x = extremes(dtype)
     _, weight, _ = operands(1, 75, 30, dtype, False)
-    plain, native = RoundedLinear(group), NativeQuantizedLinear(library, group)
+    plain, native = RoundedLinear(format), NativeQuantizedLinear(library, format)
     found = native(x, native.prepare(weight), None)
     assert not found[5:9].isfinite().any()
     finite = torch.tensor([0, 1, 2, 4, 9, 10, 11])
@@ -157,8 +157,9 @@ def test_what_is_not_finite_stays_in_its_row(library, group, dtype):
 
 
 @each_format
-def test_weights_are_off_by_half_a_level_at_most(group):
+def test_weights_are_off_by_half_a_level_at_most(format):
     """But for what is as large as int4's level -8 with the other sign: it becomes 7."""
+    group = format.group
     for seed in range(5):
         weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(seed))
         rounded = round_weight(weight, group)
@@ -190,8 +191,8 @@ def test_the_largest_of_an_int4_group_is_level_minus_8():
 def test_a_weight_that_is_not_finite_shows(library):
     weight = torch.ones(3, 64)
     weight[1, 5] = float("inf")
-    for group in FORMATS:
-        for kernel in (NativeQuantizedLinear(library, group), RoundedLinear(group)):
+    for format in FORMATS:
+        for kernel in (NativeQuantizedLinear(library, format), RoundedLinear(format)):
             out = kernel(torch.ones(2, 64), kernel.prepare(weight), None)
             assert not out[:, 1].isfinite().any()
             assert out[:, [0, 2]].isfinite().all()
@@ -202,29 +203,29 @@ def test_a_weight_that_is_not_finite_shows(library):
 @given(
     inputs=st.integers(1, 300),
     outputs=st.integers(1, 70),
-    group=st.sampled_from(FORMATS),
+    format=st.sampled_from(FORMATS),
     dtype=st.sampled_from(list(ROUNDING)),
     power=st.integers(-130, 130),
     seed=st.integers(0, 99),
 )
-def test_one_pass_rounds_and_packs_as_defined(library, inputs, outputs, group, dtype, power, seed):
+def test_one_pass_rounds_and_packs_as_defined(library, inputs, outputs, format, dtype, power, seed):
     """Bit for bit, for numbers of every size: scales that vanish or overflow are not excepted."""
     _, weight, _ = operands(0, inputs, outputs, dtype, False, seed)
     weight = (weight.double() * 2.0**power).to(dtype)
-    same_panels(NativeQuantizedLinear(library, group), weight)
+    same_panels(NativeQuantizedLinear(library, format), weight)
 
 
 @each_instruction_set
 @each_format
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-def test_one_pass_rounds_what_is_hard_to_round_as_defined(library, group, dtype):
+def test_one_pass_rounds_what_is_hard_to_round_as_defined(library, format, dtype):
     weight = extremes(dtype)
-    same_panels(NativeQuantizedLinear(library, group), weight[weight.isfinite().all(1)])
+    same_panels(NativeQuantizedLinear(library, format), weight[weight.isfinite().all(1)])
 
 
 def same_panels(kernel: NativeQuantizedLinear, weight: torch.Tensor) -> None:
     """`prepare` gives what `pack` makes of the definition's numbers."""
-    expected = kernel.pack(round_weight(weight, kernel.group))
+    expected = kernel.pack(round_weight(weight, kernel.format.group))
     found = kernel.prepare(weight)
     assert torch.equal(found.panels, expected.panels)
     if found.scales is not None:

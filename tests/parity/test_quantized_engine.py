@@ -12,9 +12,10 @@ from torch import Tensor
 from drive import engine_for
 from headway.assemble import make_executor, plan_settings
 from headway.core import resolve
+from headway.core.formats import INT8, PLAIN, Format
 from headway.core.options import EngineOptions
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
-from headway.core.quantization import INT8, PLAIN, Format, Quantization, planned_bytes
+from headway.core.quantization import Quantization, planned_bytes
 from headway.core.request import SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.executor import TorchExecutor
@@ -83,10 +84,9 @@ def test_layers_have_their_format_and_let_go(folder: Path, quantization: str, ke
     wanted = Quantization.of(quantization, 64)
     for name, module in executor.model.named_modules():
         if isinstance(module, Linear | ExpertLinear):
-            group = getattr(module.kernel, "group", None)
             format = wanted.format_of(name)
-            assert group == (None if format == PLAIN else format.group), name
-            assert group is None or module.weight is None
+            assert getattr(module.kernel, "format", PLAIN) == format, name
+            assert format == PLAIN or module.weight is None
     description = executor.describe()
     planned = planned_bytes(wanted, executor.spec, executor.settings.dtype)
     assert planned * 0.9 < description.weight_bytes < planned * 2.5  # panels of 16 of 24 outputs

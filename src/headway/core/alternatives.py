@@ -10,9 +10,10 @@ from dataclasses import fields
 from math import inf
 
 from headway.core.errors import UsageError
+from headway.core.formats import FORMATS
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
 from headway.core.options import EngineOptions, ServerOptions
-from headway.core.quantization import FORMATS, bytes_per_weight
+from headway.core.quantization import bytes_per_weight
 from headway.core.resolve import choose_kv_dtype, choose_quantization
 
 KV_TYPES = ("int8",)

@@ -15,11 +15,12 @@ frequent ones, and what came lately comes again:
 from dataclasses import replace
 
 from headway.core.errors import UsageError
+from headway.core.formats import PLAIN, Format
 from headway.core.machine import Machine
 from headway.core.memory_plan import plan_plain, plan_rounded
 from headway.core.model_spec import KVGroupSpec, ModelSpec
 from headway.core.options import EngineOptions
-from headway.core.quantization import PLAIN, Format, Quantization
+from headway.core.quantization import Quantization
 from headway.core.reasons import Reasons
 from headway.core.speculation_config import MedusaSpec
 
@@ -131,8 +132,8 @@ def plan_draft_vocabulary(
 
 
 def format_of_drafter(kernels: str, quantization: Quantization) -> Format:
-    """The format of matrices that a drafter adds: the output matrix's; torch rounds none."""
-    return quantization.format_of("head") if kernels == "native" else PLAIN
+    """The format of matrices that a drafter adds: as the output matrix's; torch rounds none."""
+    return quantization.format_of("head").at_load if kernels == "native" else PLAIN
 
 
 def listed_bytes(

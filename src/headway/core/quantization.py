@@ -1,56 +1,50 @@
 """Which linear layers hold rounded weights, and what those take.
 
 A map from modules to formats says it: "none" (the type of the model), "int8" (a scale for each
-output) or "int4" (a scale for each group of inputs); activations are rounded to int8 for both,
-token by token. Embeddings are looked up and norms are vectors: both stay as they are.
+output), "int4" (a scale for each group of inputs), or what a checkpoint holds already. Activations
+are rounded to int8 beside integers, token by token. Embeddings are looked up and norms are vectors:
+both stay as they are.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 
+from headway.core.formats import INT8, PARTS, PLAIN, Format
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
-
-FORMATS = ("none", "int8", "int4")
-GROUPS = (32, 64, 128)
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How one linear layer holds its weights: one of FORMATS, and the inputs that share a scale.
-
-    `group` 0: all inputs of an output share one.
-    """
-
-    kind: str = "none"
-    group: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.kind} in groups of {self.group}" if self.group else self.kind
-
-
-PLAIN, INT8 = Format(), Format("int8")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """Pattern of module names → the format of those; the first that fits counts.
 
-    Without native kernels torch keeps levels as bytes, int4's too, and scales in fp32: not packed.
+    A pattern may name a part of a layer, `layers.0.attention.qkv.v`: see `formats_of`. Without
+    native kernels torch keeps levels as bytes, int4's too, and scales in fp32: not packed.
     """
 
     formats: tuple[tuple[str, Format], ...] = (("*", PLAIN),)
     packed: bool = True
 
     @staticmethod
-    def of(kind: str, group: int = 64, packed: bool = True) -> "Quantization":
-        """What `--quantization` and `--quantization-group` say."""
+    def of(
+        kind: str,
+        group: int = 64,
+        packed: bool = True,
+        checkpoint: tuple[tuple[str, Format], ...] = (),
+    ) -> "Quantization":
+        """What `--quantization` and `--quantization-group` say of all that is plain.
+
+        What a checkpoint holds rounded, by name, stays as it is.
+        """
+        formats = [*checkpoint]
         if kind == "none":
-            return Quantization()
-        formats: list[tuple[str, Format]] = [("*.router", PLAIN)]
+            return Quantization((*formats, ("*", PLAIN)), packed)
+        formats.append(("*.router", PLAIN))
         if kind == "int4":
             formats += [("head", INT8), ("*", Format("int4", group))]
         else:
-            formats.append(("*", Format(kind)))
+            formats.append(("*", INT8))
         return Quantization(tuple(formats), packed)
 
     def __str__(self) -> str:
@@ -63,26 +57,40 @@ class Quantization:
 
     @property
     def main(self) -> Format:
-        """The last of those, which is that of all modules without an exception; or plain."""
-        return self.rounded[-1] if self.rounded else PLAIN
+        """That of all modules without a pattern of their own, else the commonest; or plain."""
+        last = self.formats[-1][1]
+        if last != PLAIN:
+            return last
+        counts = Counter(format for _, format in self.formats if format != PLAIN)
+        return max(counts, key=counts.__getitem__, default=PLAIN)
 
     def format_of(self, module: str) -> Format:
-        """The format of one linear layer: `layers.0.mlp.down`, `head`."""
+        """The format of one linear layer, or of a part: `layers.0.mlp.down`, `head`."""
+        whole, _, part = module.rpartition(".")
+        names = (module, whole) if part in PARTS.get(whole.rpartition(".")[2], ()) else (module,)
         for pattern, format in self.formats:
-            if fnmatchcase(module, pattern):
+            if any(fnmatchcase(name, pattern) for name in names):
                 return format
         return PLAIN
+
+    def formats_of(self, module: str) -> list[tuple[Format, int]]:
+        """(format, how many parts) of a layer, from its first rows to its last.
+
+        `qkv` with q and k in int4 and v in int8: [(int4, 2), (int8, 1)]. Parts with inputs in an
+        order of their own stay apart.
+        """
+        parts = PARTS.get(module.rpartition(".")[2], ())
+        if not parts:
+            return [(self.format_of(module), 1)]
+        formats = [self.format_of(f"{module}.{part}") for part in parts]
+        keys = [(format, at if format.permuted else 0) for at, format in enumerate(formats)]
+        return [(format, len(list(same))) for (format, _), same in groupby(keys)]
 
     def weight_bytes(self, format: Format, outputs: int, inputs: int, dtype: str) -> int:
         """Bytes of one matrix: 896 · 896 take 806,400 in int8, 426,496 in int4 by 64."""
         if format == PLAIN:
             return outputs * inputs * DTYPE_BYTES[dtype]
-        if format == INT8:
-            return outputs * (inputs + 4)
-        groups = -(-inputs // format.group)
-        if not self.packed:
-            return outputs * (inputs + 4 * groups)
-        return outputs * groups * (format.group // 2 + 2)
+        return format.num_bytes(outputs, inputs, self.packed)
 
 
 def bytes_per_weight(quantization: Quantization, model: ModelSpec, dtype: str) -> float:
@@ -104,22 +112,26 @@ def planned_bytes(quantization: Quantization, model: ModelSpec, dtype: str) -> i
     """
     hidden, size = model.hidden_size, DTYPE_BYTES[dtype]
 
-    def linear(module: str, outputs: int, inputs: int) -> int:
-        format = quantization.format_of(module)
-        return quantization.weight_bytes(format, outputs, inputs, dtype)
+    def linear(module: str, parts: list[int], inputs: int) -> int:
+        left, total = iter(parts), 0
+        for format, count in quantization.formats_of(module):
+            outputs = sum(next(left) for _ in range(count))
+            total += quantization.weight_bytes(format, outputs, inputs, dtype)
+        return total
 
     def gated(mlp: str, inner: int) -> int:
-        gate_up = linear(f"{mlp}.gate_up", 2 * inner, hidden)
-        return gate_up + linear(f"{mlp}.down", hidden, inner)
+        gate_up = linear(f"{mlp}.gate_up", [inner, inner], hidden)
+        return gate_up + linear(f"{mlp}.down", [hidden], inner)
 
-    total = model.embedding_parameters * size + linear("head", model.vocab_size, hidden)
+    total = model.embedding_parameters * size + linear("head", [model.vocab_size], hidden)
     for i, layer in enumerate(model.layers):
         attention, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
-        total += linear(f"{attention}.qkv", model.q_size + 2 * model.kv_size, hidden)
-        total += linear(f"{attention}.out", hidden, model.q_size)
+        sizes = [model.q_size, model.kv_size, model.kv_size]
+        total += linear(f"{attention}.qkv", sizes, hidden)
+        total += linear(f"{attention}.out", [hidden], model.q_size)
         total += model.norm_parameters * size
         if layer.sparse and model.experts is not None:
-            total += linear(f"{mlp}.router", model.experts.count, hidden)
+            total += linear(f"{mlp}.router", [model.experts.count], hidden)
             total += model.experts.count * gated(mlp, model.experts.intermediate_size)
         else:
             total += gated(mlp, model.intermediate_size)

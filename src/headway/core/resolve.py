@@ -18,6 +18,7 @@ from headway.core.drafter import (
     plan_medusa_weights,
 )
 from headway.core.errors import UsageError
+from headway.core.formats import GROUPS, Format
 from headway.core.machine import Machine
 from headway.core.memory_plan import (
     gib,
@@ -28,7 +29,7 @@ from headway.core.memory_plan import (
 )
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
-from headway.core.quantization import GROUPS, Quantization
+from headway.core.quantization import Quantization
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.speculation_config import MedusaSpec, SpeculationConfig
@@ -111,7 +112,9 @@ def resolve(
     kernels = reasons.choose("kernels", choose_kernels(options, machine, device))
     backend = reasons.choose("attention_backend", choose_attention(options, kernels, device))
     kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype))
-    quantization = reasons.choose("quantization", choose_quantization(options, device, kernels))
+    quantization = reasons.choose(
+        "quantization", choose_quantization(options, device, kernels, model.formats)
+    )
     pack_weights, weights = plan_weights(
         machine, model, device, dtype, kernels, quantization, reasons
     )
@@ -304,9 +307,15 @@ def choose_kernels(options: EngineOptions, machine: Machine, device: str) -> tup
 
 
 def choose_quantization(
-    options: EngineOptions, device: str, kernels: str
+    options: EngineOptions,
+    device: str,
+    kernels: str,
+    checkpoint: tuple[tuple[str, Format], ...] = (),
 ) -> tuple[Quantization, str]:
-    """What is asked for, where it is there: on a CPU, in groups of 32, 64 or 128."""
+    """What is asked for, where it is there: on a CPU, in groups of 32, 64 or 128.
+
+    What the checkpoint holds rounded stays as it is.
+    """
     if options.quantization_group not in GROUPS:
         raise UsageError(
             f"--quantization-group {options.quantization_group} is not one of {GROUPS}.",
@@ -317,9 +326,17 @@ def choose_quantization(
             f"--quantization {options.quantization} is not there on {device} yet.",
             "Use --device cpu, or leave it out.",
         )
-    why = "given" if options.quantization != "none" else "the checkpoint's weights as they are"
-    packed = kernels == "native" or options.quantization != "int4"
-    return Quantization.of(options.quantization, options.quantization_group, packed), why
+    if checkpoint and device != "cpu":
+        raise UsageError(
+            f"A quantized checkpoint is not read on {device} yet.",
+            "Use --device cpu, or the plain folder (bf16, fp16 or fp32) of the same model.",
+        )
+    given, group = options.quantization, options.quantization_group
+    why = "given" if given != "none" else "the checkpoint's weights as they are"
+    if checkpoint and given != "none":
+        why = f"the checkpoint's weights as they are, and the plain ones in {given}: given"
+    packed = kernels == "native" or (given != "int4" and not checkpoint)
+    return Quantization.of(given, group, packed, checkpoint), why
 
 
 def choose_cache(

@@ -127,6 +127,4 @@ def parts_of(packed: Tensor | PackedWeight | PackedLevels) -> list[Tensor]:
     """The tensors of a prepared weight, each in the order of the outputs."""
     if isinstance(packed, Tensor):
         return [packed]
-    if isinstance(packed, PackedLevels) and packed.scales is not None:
-        return [packed.panels, packed.scales]
-    return [packed.panels]
+    return packed.tensors if isinstance(packed, PackedLevels) else [packed.panels]

@@ -8,20 +8,26 @@ depends on who else was in the batch. Experts that nobody visits are not read.
 T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headway.runtime.kernels import reference
-from headway.runtime.layers import Build, Linear, Step, num_bytes
+from headway.runtime.kernels.parts import Parts, num_bytes, pack_parts
+from headway.runtime.layers import Build, Linear, Step
+from headway.runtime.rounding import RoundedWeight
 
 
 class ExpertLinear(nn.Module):
     """One linear layer for each of E experts, weights (E, outputs, inputs)."""
 
-    def __init__(self, build: Build, count: int, inputs: int, outputs: int) -> None:
+    def __init__(
+        self, build: Build, count: int, inputs: int, outputs: int, parts: Sequence[int] = ()
+    ) -> None:
         super().__init__()
+        self.parts = tuple(parts) or (outputs,)
         self.weight: nn.Parameter | None = build.weight(count, outputs, inputs)
         self.kernel = build.kernels.linear
         self.prepared: list[Any] = []
@@ -35,6 +41,11 @@ class ExpertLinear(nn.Module):
         self.packed = self.prepared[0] is not matrices[0]
         if self.packed and not self.kernel.few_rows:
             self.weight = None
+
+    def take(self, experts: Sequence[Sequence[RoundedWeight]]) -> None:
+        """The same with matrices that a checkpoint holds rounded: the parts of each expert."""
+        self.prepared = [pack_parts(self.kernel, parts, self.parts) for parts in experts]
+        self.packed, self.weight = True, None
 
     def restore(self, prepared: list[Any]) -> None:
         """Take weights that were prepared before, in place of `prepare`."""
@@ -50,7 +61,8 @@ class ExpertLinear(nn.Module):
     @property
     def matrices(self) -> list[Any]:
         """The prepared matrices."""
-        return self.prepared
+        flat = [one.matrices if isinstance(one, Parts) else [one] for one in self.prepared]
+        return [matrix for one in flat for matrix in one]
 
     @property
     def prepared_bytes(self) -> int:
@@ -77,8 +89,9 @@ class SparseMLP(nn.Module):
         self.count = experts.count
         self.router = Linear(build, spec.hidden_size, experts.count)
         inner = experts.intermediate_size
-        self.gate_up = ExpertLinear(build, experts.count, spec.hidden_size, 2 * inner)
-        self.down = ExpertLinear(build, experts.count, inner, spec.hidden_size)
+        hidden, count = spec.hidden_size, experts.count
+        self.gate_up = ExpertLinear(build, count, hidden, 2 * inner, (inner, inner))
+        self.down = ExpertLinear(build, count, inner, hidden)
         self.gated = build.kernels.gated[spec.activation]
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:

@@ -118,7 +118,7 @@ class Forward:
     def weights(self) -> list[Tensor]:
         """All its weights, as they are and as they are packed."""
         weights = [parameter.detach() for parameter in self.model.parameters()]
-        packed = [m.prepared for m in self.linears if isinstance(m, Linear)]
+        packed = [one for m in self.linears if isinstance(m, Linear) for one in m.matrices]
         return weights + [w.panels for w in packed if isinstance(w, PackedWeight | PackedLevels)]
 
     @property

@@ -3,6 +3,7 @@
 T tokens, H hidden size, N query heads, G KV heads, D head size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from headway.core.model_spec import ModelSpec
 from headway.runtime.attention import AttentionBackend, AttentionRule, KVLayer
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import Kernels, reference
+from headway.runtime.kernels.parts import Parts, num_bytes, pack_parts
+from headway.runtime.rounding import RoundedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +49,21 @@ class Step:
 
 
 class Linear(nn.Module):
-    """x · weightᵀ + bias. `prepare` is called once, when the weights are loaded."""
+    """x · weightᵀ + bias. `prepare` or `take` is called once, when the weights are loaded.
 
-    def __init__(self, build: Build, inputs: int, outputs: int, bias: bool = False) -> None:
+    `parts` are the outputs of each matrix of a checkpoint that it holds, where it holds several.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        inputs: int,
+        outputs: int,
+        bias: bool = False,
+        parts: Sequence[int] = (),
+    ) -> None:
         super().__init__()
+        self.parts = tuple(parts) or (outputs,)
         self.weight: Tensor | None = build.weight(outputs, inputs)
         self.bias = build.weight(outputs) if bias else None
         self.kernel = build.kernels.linear
@@ -61,6 +75,17 @@ class Linear(nn.Module):
         self.prepared = self.kernel.prepare(self.weight)
         if self.prepared is not self.weight and not self.kernel.few_rows:
             self.weight = None
+
+    def take(self, parts: Sequence[RoundedWeight | None]) -> None:
+        """The same with parts that a checkpoint holds rounded; None: the rows in `weight`, plain.
+
+        q and k in int4 and v in int8: q and k are joined, as `Quantization.formats_of` says.
+        """
+        assert self.weight is not None and len(parts) == len(self.parts)
+        rows = zip(parts, self.weight.split(self.parts), strict=True)
+        given = [plain if part is None else part for part, plain in rows]
+        self.prepared = pack_parts(self.kernel, given, self.parts)
+        self.weight = None
 
     def restore(self, prepared: list[Any]) -> None:
         """Take a weight that was prepared before, in place of `prepare`."""
@@ -76,8 +101,8 @@ class Linear(nn.Module):
 
     @property
     def matrices(self) -> list[Any]:
-        """The prepared matrix."""
-        return [self.prepared]
+        """The prepared matrix, or those of its parts."""
+        return self.prepared.matrices if isinstance(self.prepared, Parts) else [self.prepared]
 
     @property
     def prepared_bytes(self) -> int:
@@ -90,13 +115,6 @@ class Linear(nn.Module):
             return reference.linear(x_TH, self.weight, self.bias)
         assert self.prepared is not None
         return self.kernel(x_TH, self.prepared, self.bias)
-
-
-def num_bytes(prepared: Any) -> int:
-    """Bytes of a prepared weight; one that torch packed cannot say them."""
-    if isinstance(prepared, Tensor):
-        return int(prepared.numel() * prepared.element_size())
-    return int(prepared.nbytes)
 
 
 class RMSNorm(nn.Module):
@@ -126,8 +144,9 @@ class Attention(nn.Module):
         self.index = index
         self.sizes = [spec.q_size, spec.kv_size, spec.kv_size]
         self.head_dim = spec.head_dim
-        self.qkv = Linear(build, spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias)
-        self.out = Linear(build, spec.q_size, spec.hidden_size, bias=spec.o_bias)
+        hidden, q = spec.hidden_size, spec.q_size
+        self.qkv = Linear(build, hidden, sum(self.sizes), bias=spec.qkv_bias, parts=self.sizes)
+        self.out = Linear(build, q, hidden, bias=spec.o_bias)
         self.norm_rows, self.norm_heads = spec.qk_norm == "row", spec.qk_norm == "head"
         if self.norm_rows or self.norm_heads:
             self.q_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.q_size)
@@ -161,7 +180,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         spec = build.spec
         hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
-        self.gate_up = Linear(build, hidden, 2 * inner, bias=bias)
+        self.gate_up = Linear(build, hidden, 2 * inner, bias=bias, parts=(inner, inner))
         self.down = Linear(build, inner, hidden, bias=bias)
         self.gated = build.kernels.gated[spec.activation]
 

@@ -6,6 +6,7 @@ of packed weights has them, they are not read at all.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,10 @@ from headway.core.resolve import Settings
 from headway.runtime.checkpoint import Progress, fill_randomly, load_weights
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import Kernels
+from headway.runtime.kernels.parts import Parts, PartsLinear
 from headway.runtime.layers import Linear
 from headway.runtime.models import Decoder
-from headway.runtime.native.quantized import NativeQuantizedLinear, PackedLevels
+from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.weight_cache import Blobs, Lookup
 
 LinearLike = Linear | ExpertLinear
@@ -37,7 +39,7 @@ def load_model(
     linears: dict[str, LinearLike] = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | ExpertLinear):
-            module.kernel = kernels.linear_for(name)
+            module.kernel = kernels.linear_for(name, module.parts)
             linears[name] = module
     if settings.load_format == "dummy":
         fill_randomly(model, settings.seed)
@@ -61,7 +63,7 @@ def load_model(
 
 def cached_weights(
     model: Decoder, linears: dict[str, LinearLike], kernels: Kernels, lookup: Lookup
-) -> dict[str, list[PackedLevels]]:
+) -> dict[str, list[Any]]:
     """Module → its packed matrices, from the cache; {} where it does not have exactly them.
 
     With them the embedding is taken from there.
@@ -73,34 +75,49 @@ def cached_weights(
     embedding = model.embedding.weight
     if len(found.get(EMBEDDING, b"")) != embedding.nbytes:
         return {}
-    packed: dict[str, list[PackedLevels]] = {}
+    packed: dict[str, list[Any]] = {}
     expected = 1
     for name, module in linears.items():
-        kernel = module.kernel
-        if not isinstance(kernel, NativeQuantizedLinear):
+        if not is_kept(module.kernel):
             continue
-        packed[name] = []
-        for index, (outputs, inputs) in enumerate(module.shapes):
-            blob = found.get(f"{name}.{index}")
-            if blob is None or len(blob) != kernel.blob_bytes(outputs, inputs):
-                return {}
-            numbers = torch.frombuffer(blob, dtype=torch.uint8)
-            packed[name].append(kernel.from_blob(numbers, outputs, inputs))
-            expected += 1
+        index, packed[name] = 0, []
+        for outputs, inputs in module.shapes:
+            matrices = []
+            for kernel, rows in kernels_of(module.kernel, outputs):
+                blob = found.get(f"{name}.{index}")
+                if blob is None or len(blob) != kernel.blob_bytes(rows, inputs):
+                    return {}
+                numbers = torch.frombuffer(blob, dtype=torch.uint8)
+                matrices.append(kernel.from_blob(numbers, rows, inputs))
+                index += 1
+            whole = Parts(matrices) if isinstance(module.kernel, PartsLinear) else matrices[0]
+            packed[name].append(whole)
+        expected += index
     if expected != len(found):
         return {}
     embedding.data = torch.frombuffer(found[EMBEDDING], dtype=embedding.dtype).view_as(embedding)
     return packed
 
 
+def kernels_of(kernel: Any, outputs: int) -> list[tuple[Any, int]]:
+    """(kernel, outputs) of each matrix of a layer."""
+    if isinstance(kernel, PartsLinear):
+        return list(zip(kernel.kernels, kernel.outputs, strict=True))
+    return [(kernel, outputs)]
+
+
+def is_kept(kernel: Any) -> bool:
+    """Whether a cache keeps what the kernel has packed: all of a layer, or nothing."""
+    return all(isinstance(one, NativeQuantizedLinear) for one, _ in kernels_of(kernel, 0))
+
+
 def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:
     """What a cache keeps: `layers.0.mlp.down.0` → its bytes, in parts, and the embedding's."""
     blobs: Blobs = {EMBEDDING: [bytes_of(model.embedding.weight)]}
     for name, module in linears.items():
-        for index, weight in enumerate(module.matrices):
-            if isinstance(weight, PackedLevels):
-                parts = [weight.panels] if weight.scales is None else [weight.panels, weight.scales]
-                blobs[f"{name}.{index}"] = [bytes_of(part) for part in parts]
+        if is_kept(module.kernel):
+            for index, weight in enumerate(module.matrices):
+                blobs[f"{name}.{index}"] = [bytes_of(part) for part in weight.tensors]
     return blobs
 
 

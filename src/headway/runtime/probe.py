@@ -42,9 +42,10 @@ class Probe:
         chosen = kernels.reasons.get("linear", ("", ""))[0]
         dtype = KERNEL_TYPES.get(chosen, settings.dtype)
         self._linear, self._operand = kernels.linear, dtype
-        if kernels.quantized:
+        own = settings.quantization.main.at_load
+        if own in kernels.quantized:
             dtype = "int8"
-            self._linear = kernels.quantized[settings.quantization.main]
+            self._linear = kernels.quantized[own]
         self.name = cuda.name if cuda else processor_name()
         bandwidth, flops = datasheet(self.name, dtype)
         self.ceilings = Ceilings(

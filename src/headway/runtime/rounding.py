@@ -3,30 +3,132 @@
 T tokens, H inputs, O outputs of a linear layer, G groups of inputs that share a scale.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headway.core.formats import Format, Kind, Offsets
+
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
+"""What we round to; int8 of others may have -128 too."""
 SMALLEST_ROW = 1e-30
 """A row whose largest number is not above it counts as zeros."""
 ROUNDED_AT_ONCE = 1 << 22
 """Weights that are copied to fp32 at a time: 16 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundedWeight:
-    """Levels (O, H) in int8, fp32 scales (O, G), and the inputs of a group; 0: one group."""
+    """weight[:, order] = level · scale + offset, by groups of inputs; the last may be smaller.
+
+    Levels (O, H) are int8, of fp8 they are float8_e4m3fn; scales (O, G) are fp32, finite, of either
+    sign; `group` 0: all inputs of an output share one. Offsets (O, G) are fp32, if any. Where the
+    levels stand in another order than the inputs, x[:, order_H] is what they multiply. `kind` is
+    int4 with a group and int8 without, unless it is given.
+
+    AWQ's code q with zero z: level q - 8, offset scale · (8 - z). Q4_K's with scale d and minimum
+    m: level q - 8, offset 8 · d - m.
+    """
 
     levels_OH: Tensor
     scales_OG: Tensor
     group: int
+    offsets_OG: Tensor | None = None
+    order_H: Tensor | None = None
+    kind: Kind = "none"
+
+    def __post_init__(self) -> None:
+        if self.kind == "none":
+            fp8 = self.levels_OH.dtype == torch.float8_e4m3fn
+            object.__setattr__(self, "kind", "fp8" if fp8 else "int4" if self.group else "int8")
+        outputs, inputs = self.levels_OH.shape
+        groups = -(-inputs // self.group) if self.group else 1
+        assert self.scales_OG.shape == (outputs, groups), "a scale for each output and group"
+        assert self.offsets_OG is None or self.offsets_OG.shape == (outputs, groups)
+        assert self.order_H is None or self.order_H.shape == (inputs,)
 
     @property
     def nbytes(self) -> int:
-        return int(self.levels_OH.nbytes + self.scales_OG.nbytes)
+        parts = (self.levels_OH, self.scales_OG, self.offsets_OG, self.order_H)
+        return sum(int(part.nbytes) for part in parts if part is not None)
+
+    @cached_property
+    def format(self) -> Format:
+        """The narrowest format that holds exactly these numbers."""
+        exact = not self.group or self.kind == "fp8"
+        fp32_scales = not exact and not torch.equal(self.scales_OG.half().float(), self.scales_OG)
+        offsets: Offsets = "none" if self.offsets_OG is None else "any"
+        if self.zeros() is not None:
+            offsets = "zeros"
+        return Format(
+            self.kind, self.group, fp32_scales, offsets, permuted=self.order_H is not None
+        )
+
+    def fits(self, format: Format) -> bool:
+        """Whether `format` holds exactly these numbers."""
+        own = self.format
+        return (
+            (own.kind, own.group, own.permuted) == (format.kind, format.group, format.permuted)
+            and own.fp32_scales <= format.fp32_scales
+            and ("none", "zeros", "any").index(own.offsets)
+            <= ("none", "zeros", "any").index(format.offsets)
+        )
+
+    def zeros(self) -> Tensor | None:
+        """Numbers (O, G) of -8 … 8 in int8 where offset = scale · number in fp32, if there are."""
+        if self.offsets_OG is None:
+            return None
+        found = (self.offsets_OG / self.scales_OG).nan_to_num(0, 0, 0).round().clamp(-8, 8)
+        return (
+            found.to(torch.int8) if torch.equal(found * self.scales_OG, self.offsets_OG) else None
+        )
+
+    def plain(self) -> Tensor:
+        """The weights (O, H) in fp32, in the order of the inputs."""
+        inputs = self.levels_OH.shape[1]
+        size = self.group or inputs
+        weight_OH = self.levels_OH.float() * self.scales_OG.repeat_interleave(size, 1)[:, :inputs]
+        if self.offsets_OG is not None:
+            weight_OH += self.offsets_OG.repeat_interleave(size, 1)[:, :inputs]
+        if self.order_H is None:
+            return weight_OH
+        found_OH = torch.empty_like(weight_OH)
+        found_OH[:, self.order_H.long()] = weight_OH
+        return found_OH
+
+    @staticmethod
+    def joined(parts: "Sequence[RoundedWeight]") -> "RoundedWeight":
+        """One below the other: parts of one kind and group, with the same order of inputs.
+
+        Where one has offsets, the others have offsets of 0.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        assert len({(part.kind, part.group) for part in parts}) == 1
+        orders = [part.order_H for part in parts if part.order_H is not None]
+        assert not orders or len(orders) == len(parts)
+        assert all(torch.equal(order, orders[0]) for order in orders)
+        offsets = None
+        if any(part.offsets_OG is not None for part in parts):
+            offsets = torch.cat(
+                [
+                    torch.zeros_like(part.scales_OG) if part.offsets_OG is None else part.offsets_OG
+                    for part in parts
+                ]
+            )
+        return RoundedWeight(
+            torch.cat([part.levels_OH for part in parts]),
+            torch.cat([part.scales_OG for part in parts]),
+            first.group,
+            offsets,
+            first.order_H,
+            first.kind,
+        )
 
 
 def round_weight(weight_OH: Tensor, group: int) -> RoundedWeight:
@@ -76,3 +178,20 @@ def round_rows(x_TH: Tensor) -> tuple[Tensor, Tensor]:
     scales_T = torch.where(counts_T, most_T / 127, 0)
     scales_T = torch.where(most_T.isfinite(), scales_T, float("nan"))
     return levels.to(torch.int8), scales_T
+
+
+def fused(first: Tensor, second: Tensor, added: Tensor) -> Tensor:
+    """first · second + added in fp32, rounded once, as a processor's fused multiply-add.
+
+    The product of two fp32 numbers is exact in fp64. A sum that fp64 has rounded to the middle
+    between two fp32 numbers goes back to the side where it was.
+    """
+    product, start = first.double() * second.double(), added.double()
+    total = product + start
+    middle = (total.view(torch.int64) & 0x1FFFFFFF) == 0x10000000
+    if bool(middle.any()):
+        seen = total - start
+        lost = (start - (total - seen)) + (product - seen)
+        beside = total.nextafter(lost.sign() * float("inf"))
+        total = torch.where(middle & (lost != 0), beside, total)
+    return total.float()

@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 
 from headway.core.cache_config import CacheConfig
 from headway.core.errors import CapacityError, UsageError
+from headway.core.formats import INT8, PLAIN, Format
 from headway.core.memory_plan import gib
 from headway.core.options import Bytes, EngineOptions
-from headway.core.quantization import (
-    INT8,
-    PLAIN,
-    Format,
-    Quantization,
-    bytes_per_weight,
-    planned_bytes,
-)
+from headway.core.quantization import Quantization, bytes_per_weight, planned_bytes
 from headway.core.resolve import Settings, resolve
 from resolve_cases import BLOCK, GIB, TOKEN, WEIGHTS, decide, machine, model
 

@@ -8,6 +8,8 @@ many bytes a token takes in each. Worked example, Llama-3.1-8B: 8,030,261,248 pa
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.core.formats import Format
+
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 INT8_SCALE_BYTES = 4
 """Each head of a token in an int8 KV cache has a scale, in fp32."""
@@ -98,6 +100,7 @@ class KVGroupSpec:
 class ModelSpec:
     """Dimensions of a decoder-only transformer; lengths in tokens, sizes in elements.
 
+    `formats` are those of layers that the checkpoint holds rounded, by name, as in `Quantization`.
     The scales are 1 and the soft caps 0 where a family has none; `norm_offset` is what a norm
     adds to its weight, `norms` how many of hidden size a layer has.
     """
@@ -118,6 +121,7 @@ class ModelSpec:
     o_bias: bool
     mlp_bias: bool
     dtype: str
+    formats: tuple[tuple[str, Format], ...] = ()
     experts: ExpertsSpec | None = None
     activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
     qk_norm: Literal["none", "head", "row"] = "none"

@@ -6,8 +6,8 @@
 
 from dataclasses import dataclass
 
+from headway.core.formats import FORMATS
 from headway.core.options.field import Bytes, Seconds, option
-from headway.core.quantization import FORMATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,25 +1,32 @@
-"""Linear layers on int8 and int4 weights in plain torch: what runs where the native ones do not.
+"""Linear layers on rounded weights in plain torch: what runs where the native ones do not.
 
 It is the definition itself, slower than a 16-bit GEMM: it saves memory alone.
 """
 
 from torch import Tensor
 
+from headway.core.formats import Format
 from headway.runtime.kernels import reference
 from headway.runtime.rounding import RoundedWeight, round_weight
 
 
 class RoundedLinear:
-    """x · weightᵀ + bias on rounded weights; `group` 0 is int8, else int4 in such groups."""
+    """x · weightᵀ + bias on weights of any format."""
 
     few_rows = 0
 
-    def __init__(self, group: int) -> None:
-        self.group = group
+    def __init__(self, format: Format) -> None:
+        self.format = format
 
     def prepare(self, weight_OH: Tensor) -> RoundedWeight:
-        """The weight, rounded."""
-        return round_weight(weight_OH, self.group)
+        """The weight, rounded to int8 or int4."""
+        assert self.format.ours, "only a checkpoint has such weights"
+        return round_weight(weight_OH, self.format.group)
+
+    def pack(self, weight: RoundedWeight) -> RoundedWeight:
+        """The weight as it is; it has this format."""
+        assert weight.fits(self.format)
+        return weight
 
     def __call__(self, x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x."""

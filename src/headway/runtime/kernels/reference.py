@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.runtime.rounding import RoundedWeight, round_rows
+from headway.runtime.rounding import RoundedWeight, fused, round_rows
 
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -19,20 +19,61 @@ def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 EXACT_INPUTS = 1024
-"""Products of bytes that fp32 adds up exactly: 1024 · 127 · 127 is below 2^24."""
+"""Products of bytes that fp32 adds up exactly: 1024 · 127 · 128 is below 2^24."""
 
 
 def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias on rounded numbers, (T, O): sums of a group are exact, groups in order."""
+    """x · weightᵀ + bias on rounded numbers, (T, O).
+
+    Inputs are levels q · a scale for each token. I is the sum of q · level over a group and S that
+    of q, both exact; all else is fp32, rounded once where it is added to a product:
+
+        one group, no offsets     y = I · (scale of the token · scale of the output) + bias
+        groups, first to last     sum = I · scale + sum, then sum = S · offset + sum
+                                  y = sum · scale of the token + bias
+    """
+    if weight.kind == "fp8":
+        return fp8_linear(x_TH, weight, bias_O)
+    if weight.order_H is not None:
+        x_TH = x_TH[:, weight.order_H.long()]
     rows_TH, scales_T = round_rows(x_TH)
-    levels_OH, scales_OG = weight.levels_OH, weight.scales_OG
-    total_TO = torch.zeros(len(x_TH), len(levels_OH), dtype=torch.float64, device=x_TH.device)
-    size = weight.group or EXACT_INPUTS
-    parts = zip(rows_TH.split(size, 1), levels_OH.split(size, 1), strict=True)
+    levels_OH, scales_OG, offsets_OG = weight.levels_OH, weight.scales_OG, weight.offsets_OG
+    bias = torch.zeros_like(scales_OG[:, 0]) if bias_O is None else bias_O.float()
+    size = weight.group or max(1, rows_TH.shape[1])
+    parts = list(zip(rows_TH.split(size, 1), levels_OH.split(size, 1), strict=True))
+    if not weight.group and offsets_OG is None:
+        (part,) = parts
+        scales_TO = scales_T[:, None] * scales_OG[:, 0]
+        return fused(group_sums(*part), scales_TO, bias).to(x_TH.dtype)
+    sums_TO = torch.zeros(len(x_TH), len(levels_OH), device=x_TH.device)
     for index, (rows, levels) in enumerate(parts):
-        scale_O = scales_OG[:, index if weight.group else 0].double()
-        total_TO += functional.linear(rows.float(), levels.float()).double() * scale_O
-    out_TO = (total_TO * scales_T[:, None]).float()
+        sums_TO = fused(group_sums(rows, levels), scales_OG[:, index], sums_TO)
+        if offsets_OG is not None:
+            of_rows = rows.sum(1, dtype=torch.float32)[:, None]
+            sums_TO = fused(of_rows, offsets_OG[:, index], sums_TO)
+    return fused(sums_TO, scales_T[:, None], bias).to(x_TH.dtype)
+
+
+def group_sums(rows_TI: Tensor, levels_OI: Tensor) -> Tensor:
+    """Σ row · level, (T, O), an integer rounded to fp32."""
+    parts = zip(rows_TI.split(EXACT_INPUTS, 1), levels_OI.split(EXACT_INPUTS, 1), strict=True)
+    exact = [functional.linear(rows.float(), levels.float()).double() for rows, levels in parts]
+    return torch.stack(exact).sum(0).float()
+
+
+def fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
+    """The same on numbers of type e4m3: inputs in bf16, sums of a group times its scale.
+
+    Products of bf16 are exact in fp32; their sums are rounded as the processor adds them.
+    """
+    x, levels_OH = x_TH.to(torch.bfloat16).float(), weight.levels_OH.float()
+    if weight.order_H is not None:
+        x = x[:, weight.order_H.long()]
+    size = weight.group or max(1, x.shape[1])
+    out_TO = torch.zeros(len(x), len(levels_OH), device=x.device)
+    parts = zip(x.split(size, 1), levels_OH.split(size, 1), strict=True)
+    for index, (rows, levels) in enumerate(parts):
+        out_TO += functional.linear(rows, levels) * weight.scales_OG[:, index]
     return (out_TO if bias_O is None else out_TO + bias_O.float()).to(x_TH.dtype)
 
 

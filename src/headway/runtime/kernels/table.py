@@ -1,16 +1,18 @@
 """Which version of each operation runs here, and why. Adding a kernel is adding a row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from headway.core.formats import Format
 from headway.core.machine import Machine
-from headway.core.quantization import Format, Quantization
+from headway.core.quantization import Quantization
 from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
+from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
 from headway.runtime.native.layers import NativeLayers
@@ -79,15 +81,26 @@ class Kernels:
 
     @property
     def of_drafter(self) -> LinearKernel:
-        """The kernel of matrices that a drafter adds: the head's, where that is native.
+        """The kernel of matrices that a drafter adds: as the head's are rounded at load.
 
-        Torch's plain one elsewhere, whose outputs can be replaced one by one too.
+        Torch's plain one without native kernels, whose outputs can be replaced one by one too.
         """
-        return self.linear_for("head") if self.library else PlainLinear(reference.linear)
+        if self.library is None:
+            return PlainLinear(reference.linear)
+        return self.quantized.get(self.quantization.format_of("head").at_load, self.linear)
 
-    def linear_for(self, module: str) -> LinearKernel:
-        """The kernel of one linear layer: `layers.0.mlp.down`, `head`."""
-        return self.quantized.get(self.quantization.format_of(module), self.linear)
+    def linear_for(self, module: str, parts: Sequence[int] = ()) -> LinearKernel:
+        """The kernel of one linear layer: `layers.0.mlp.down`, `head`.
+
+        `parts` are the outputs of each matrix that it holds; where they have several formats its
+        kernel is a `PartsLinear`.
+        """
+        formats = self.quantization.formats_of(module)
+        kernels = [self.quantized.get(format, self.linear) for format, _ in formats]
+        if len(kernels) == 1:
+            return kernels[0]
+        left = iter(parts)
+        return PartsLinear(kernels, [sum(next(left) for _ in range(n)) for _, n in formats])
 
 
 def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
@@ -128,18 +141,22 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
 def choose_quantized(
     settings: Settings, library: NativeLibrary | None, why: str
 ) -> tuple[dict[Format, LinearKernel], tuple[str, str]]:
-    """(the kernel of each format, (their name, why))."""
-    formats = settings.quantization.rounded
-    if library is not None:
-        native: dict[Format, LinearKernel] = {
-            format: NativeQuantizedLinear(library, format.group) for format in formats
-        }
-        return native, ("native", f"{library.instruction_set}, {settings.quantization}")
-    rounded: dict[Format, LinearKernel] = {
-        format: RoundedLinear(format.group) for format in formats
-    }
+    """(the kernel of each format, (their name, why)): native ones for what they know."""
+    found: dict[Format, LinearKernel] = {}
+    rounded = settings.quantization.rounded
+    for format in dict.fromkeys((*rounded, *(one.at_load for one in rounded))):
+        if library is not None and NativeQuantizedLinear.knows(format):
+            found[format] = NativeQuantizedLinear(library, format)
+        else:
+            found[format] = RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"
-    return rounded, ("torch", f"{slow}: {why}" if why else slow)
+    if library is None:
+        return found, ("torch", f"{slow}: {why}" if why else slow)
+    name = f"{library.instruction_set}, {settings.quantization}"
+    unknown = [format for format, kernel in found.items() if isinstance(kernel, RoundedLinear)]
+    if unknown:
+        name += f"; {', '.join(map(str, unknown))}: {slow}"
+    return found, ("torch" if len(unknown) == len(found) else "native", name)
 
 
 def choose_linear(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.quantization import GROUPS
+from headway.core.formats import GROUPS, INT8, Format
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.attention.reference import attend_one
@@ -47,8 +47,9 @@ def multiplies_rounded_right(library: NativeLibrary) -> bool:
     draw = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, 3 * 128, generator=draw) for size in (7, 45))
     levels, scales = round_rows(x)
-    for group in (0, *GROUPS):
-        kernel, rounded = NativeQuantizedLinear(library, group), round_weight(weight, group)
+    for format in (INT8, *(Format("int4", group) for group in GROUPS)):
+        group = format.group
+        kernel, rounded = NativeQuantizedLinear(library, format), round_weight(weight, group)
         each = rounded.scales_OG.repeat_interleave(group or weight.shape[1], 1)
         expected = levels * scales[:, None] @ (rounded.levels_OH * each).T
         found = kernel(x, kernel.pack(rounded), None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway.core.formats import Format
 from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight
@@ -29,8 +30,13 @@ class PackedLevels:
     group: int
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """What it is of, each in the order of the outputs."""
+        return [self.panels] if self.scales is None else [self.panels, self.scales]
+
+    @property
     def nbytes(self) -> int:
-        return int(self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes))
+        return sum(int(tensor.nbytes) for tensor in self.tensors)
 
     @property
     def padded(self) -> int:
@@ -76,14 +82,20 @@ def blocks_of(inputs: int, group: int) -> int:
 
 
 class NativeQuantizedLinear:
-    """x · weightᵀ + bias on rounded weights; `group` 0 is int8, else int4 in such groups."""
+    """x · weightᵀ + bias on rounded weights of a format that it `knows`."""
 
     few_rows = 0
 
-    def __init__(self, library: NativeLibrary, group: int) -> None:
+    def __init__(self, library: NativeLibrary, format: Format) -> None:
+        assert self.knows(format)
         self._library = library
         self._rows = RoundedRows.of(0, 0, 0)
-        self.group = group
+        self.format, self.group = format, format.group
+
+    @staticmethod
+    def knows(format: Format) -> bool:
+        """Whether the kernels read it."""
+        return format.ours
 
     def prepare(self, weight_OH: Tensor) -> PackedLevels:
         """The weight, rounded and in panels: `pack` of `rounding.round_weight`, in one pass."""
@@ -101,8 +113,8 @@ class NativeQuantizedLinear:
         return packed
 
     def pack(self, weight: RoundedWeight) -> PackedLevels:
-        """Rounded weights in panels."""
-        assert weight.group == self.group
+        """Rounded weights in panels; they have this format."""
+        assert weight.fits(self.format)
         packed, halves = self._empty(*weight.levels_OH.shape), None
         if packed.scales is None:
             halves = weight.scales_OG.half()

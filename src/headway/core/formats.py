@@ -1,0 +1,73 @@
+"""In which formats a linear layer can hold its weights."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FORMATS = ("none", "int8", "int4")
+"""What `--quantization` takes."""
+GROUPS = (32, 64, 128)
+PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+"""Layers that hold several matrices of a checkpoint, one below the other."""
+
+Kind = Literal["none", "int8", "int4", "fp8"]
+Offsets = Literal["none", "zeros", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one linear layer holds its weights, and the inputs that share a scale.
+
+    weight = level · scale + offset, where there are offsets. `group` 0: all inputs of an output
+    share a scale, which is fp32 then. Scales of groups are fp16, or with `fp32_scales` fp32.
+    `offsets` are "none", "zeros", which are a scale times a whole number of -8 … 8 and take a byte,
+    or "any" in fp32. With `permuted` the levels stand in another order of the inputs. fp8 has
+    numbers of type e4m3 for levels, and fp32 scales. A checkpoint may hold any; of our own making
+    are int8 with group 0 and int4 by one of GROUPS.
+    """
+
+    kind: Kind = "none"
+    group: int = 0
+    fp32_scales: bool = False
+    offsets: Offsets = "none"
+    permuted: bool = False
+
+    def __str__(self) -> str:
+        words = [f"{self.kind} in groups of {self.group}" if self.group else str(self.kind)]
+        words += ["fp32 scales"] if self.fp32_scales else []
+        words += [f"{self.offsets} offsets"] if self.offsets == "any" else []
+        words += ["zeros"] if self.offsets == "zeros" else []
+        words += ["permuted"] if self.permuted else []
+        return ", ".join(words)
+
+    @property
+    def ours(self) -> bool:
+        """Whether plain weights can be rounded to it at load."""
+        return self == INT8 or (self.group in GROUPS and self == Format("int4", self.group))
+
+    @property
+    def at_load(self) -> "Format":
+        """What plain weights beside a checkpoint's of this format are rounded to."""
+        if self.ours or self.kind in ("none", "fp8"):
+            return self if self.ours else PLAIN
+        if self.kind == "int8":
+            return INT8
+        return Format("int4", self.group if self.group in GROUPS else 64)
+
+    def num_bytes(self, outputs: int, inputs: int, packed: bool = True) -> int:
+        """Bytes of one matrix: 896 · 896 take 806,400 in int8, 426,496 in int4 by 64.
+
+        Torch's own kernels keep levels as bytes and all else in fp32: not packed.
+        """
+        assert self.kind != "none", "its bytes are those of the model's type"
+        groups = -(-inputs // self.group) if self.group else 1
+        order = 4 * inputs if self.permuted else 0
+        if not packed or not self.group or self.kind == "fp8":
+            offset = 0 if self.offsets == "none" else 4
+            return outputs * (inputs + groups * (4 + offset)) + order
+        levels = self.group // 2 if self.kind == "int4" else self.group
+        scale = 4 if self.fp32_scales else 2
+        offset = {"none": 0, "zeros": 1, "any": 4}[self.offsets]
+        return outputs * groups * (levels + scale + offset) + order
+
+
+PLAIN, INT8 = Format(), Format("int8")

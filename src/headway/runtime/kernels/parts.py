@@ -1,0 +1,79 @@
+"""Linear layers that hold several matrices of a checkpoint, one below the other.
+
+Where q, k and v have one format they are one matrix. Where they have several, each run of equal
+ones is a matrix of its own, with its own kernel:
+
+    q int4 | k int4 | v int8        a product of q and k, a product of v, side by side
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.runtime.rounding import RoundedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The prepared matrices, first rows first."""
+
+    matrices: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(num_bytes(matrix) for matrix in self.matrices)
+
+
+def num_bytes(prepared: Any) -> int:
+    """Bytes of a prepared weight; one that torch packed cannot say them."""
+    if isinstance(prepared, Tensor):
+        return int(prepared.numel() * prepared.element_size())
+    return int(prepared.nbytes)
+
+
+def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Sequence[int]) -> Any:
+    """Matrices that lie one below the other, some of them rounded already, as `kernel` reads them.
+
+    Those that share a kernel are joined; plain ones are rounded as at load. `outputs` are theirs.
+    """
+    if isinstance(kernel, PartsLinear):
+        left = iter(parts)
+        runs = [[next(left) for _ in range(count)] for count in kernel.counts(outputs)]
+        pairs = zip(kernel.kernels, runs, kernel.outputs, strict=True)
+        return Parts([pack_parts(one, run, [size]) for one, run, size in pairs])
+    rounded = [part for part in parts if isinstance(part, RoundedWeight)]
+    plain = [part for part in parts if isinstance(part, Tensor)]
+    assert not rounded or not plain, "a part that is plain has a format of its own"
+    return (
+        kernel.pack(RoundedWeight.joined(rounded)) if rounded else kernel.prepare(torch.cat(plain))
+    )
+
+
+class PartsLinear:
+    """x · weightᵀ + bias, the outputs of each matrix by its own kernel."""
+
+    few_rows = 0
+
+    def __init__(self, kernels: list[Any], outputs: list[int]) -> None:
+        self.kernels, self.outputs = kernels, outputs
+
+    def prepare(self, weight_OH: Tensor) -> Parts:
+        """Each matrix as its kernel reads it."""
+        parts = weight_OH.split(self.outputs)
+        return Parts([one.prepare(part) for one, part in zip(self.kernels, parts, strict=True)])
+
+    def counts(self, parts: Sequence[int]) -> list[int]:
+        """How many parts of so many outputs each matrix holds."""
+        ends = [*accumulate(parts)]
+        found = [ends.index(end) + 1 for end in accumulate(self.outputs)]
+        return [end - begin for begin, end in pairwise([0, *found])]
+
+    def __call__(self, x_TH: Tensor, weight: Parts, bias_O: Tensor | None) -> Tensor:
+        """(T, O) in the type of x."""
+        biases = [None] * len(self.kernels) if bias_O is None else bias_O.split(self.outputs)
+        parts = zip(self.kernels, weight.matrices, biases, strict=True)
+        return torch.cat([kernel(x_TH, matrix, bias) for kernel, matrix, bias in parts], -1)
