@@ -6,7 +6,8 @@
 
 A request goes on behind the tokens it was told, so what kills at its hundredth token kills at once
 when it is tried again. At most one request is on trial at a time, newcomers behind the others; so
-a request is tried once more at most, and costs two engines at most.
+a request is tried once more at most, and costs two engines at most. Who has stood its trial is
+refused only after `MOST_DEATHS`: an operator who ends one engine after the other refuses nobody.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ from headway.engine import messages
 from headway.frontend.answer import Stream
 
 MAX_DEATHS = 2
+"""Of these the last while it was on trial."""
+MOST_DEATHS = 8
+"""However its trials ended: what kills now and then."""
 TRIAL_S = 10.0
 """How long the next one waits for the one on trial: a long prompt may take longer."""
 TRIAL_STEPS = 4
@@ -31,14 +35,17 @@ MAX_POISON = 1000
 
 
 class CrashQuarantine:
-    """The requests that are to go on after a death, in the order they came."""
+    """The requests that are to go on after a death, in the order they came.
 
-    def __init__(self) -> None:
+    Those that engines of one model have refused for good are in `poison`, which they share.
+    """
+
+    def __init__(self, poison: dict[bytes, None] | None = None) -> None:
         self.queue: deque[int] = deque()
         self._trial: int | None = None
         self._over = asyncio.Event()
         self._num_steps = 0
-        self._poison: dict[bytes, None] = {}
+        self._poison: dict[bytes, None] = {} if poison is None else poison
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -55,10 +62,11 @@ class CrashQuarantine:
         self.stop()
         guilty = []
         running = {n: s for n, s in streams.items() if s.was_sent and not s.is_complete}
-        suspects = [running[self._trial]] if self._trial in running else running.values()
+        on_trial = self._trial in running
+        suspects = [running[self._trial]] if on_trial else running.values()
         for stream in suspects:
             stream.num_deaths += 1
-            if stream.num_deaths >= MAX_DEATHS:
+            if stream.num_deaths >= (MAX_DEATHS if on_trial else MOST_DEATHS):
                 guilty.append(stream)
                 self._remember(stream.answer.request)
                 del streams[stream.answer.request.request_id]

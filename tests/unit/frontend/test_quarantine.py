@@ -8,7 +8,7 @@ from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine import messages
 from headway.frontend import quarantine
 from headway.frontend.answer import Answer, Stream
-from headway.frontend.quarantine import TRIAL_STEPS, CrashQuarantine
+from headway.frontend.quarantine import MOST_DEATHS, TRIAL_STEPS, CrashQuarantine
 
 
 class Engines:
@@ -91,13 +91,29 @@ async def test_who_has_all_tokens_is_not_on_trial_any_more():
 
 
 async def test_who_could_not_be_sent_is_not_charged():
-    """Nobody took the message: the engine died of the one before."""
+    """Nobody took the message. The one before is charged, and goes on: it has stood its trial."""
     engines = Engines(2)
     await engines.start()
     engines.is_there = False
     for _ in range(TRIAL_STEPS):
         engines.step(1)
     await turns()
+    assert not engines.quarantine.charge(engines.streams)
+    assert engines.deaths() == {1: 2, 2: 1}
+
+
+async def test_who_stands_every_trial_is_refused_after_many_deaths():
+    """An operator who ends one engine after the other refuses nobody; what kills now and then is."""
+    engines = Engines(1)
+    for _ in range(MOST_DEATHS - 2):
+        await engines.start()
+        for _ in range(TRIAL_STEPS):
+            engines.step(1)
+        await turns()
+        assert not engines.quarantine.charge(engines.streams)
+    await engines.start()
+    for _ in range(TRIAL_STEPS):
+        engines.step(1)
+    await turns()
     guilty = engines.quarantine.charge(engines.streams)
     assert [stream.answer.request.request_id for stream in guilty] == [1]
-    assert engines.deaths() == {2: 1}
