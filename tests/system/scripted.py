@@ -76,7 +76,12 @@ class ScriptedClient:
         """What the last request asked, as the template wrote it."""
         return self.tokenizer.decode(self.asked[-1].prompt_token_ids, skip_special_tokens=False)
 
-    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
+    def submit(
+        self,
+        request: Request,
+        parser_spec: OutputParserSpec | None = None,
+        engine: int | None = None,
+    ) -> Stream:
         sampling = request.sampling
         self.asked.append(request)
         running = set(range(sampling.n))

@@ -202,10 +202,10 @@ class Stream:
     """
 
     __slots__ = (
-        "_abort",
         "_arrived",
         "_error",
         "_waiter",
+        "abort",
         "answer",
         "num_deaths",
         "on_begin",
@@ -225,7 +225,8 @@ class Stream:
         """Whether the engine that runs now was sent it."""
         self.resumed_tokens: list[list[int] | None] = [[] for _ in range(answer.request.sampling.n)]
         """By index the tokens that came, None for a sequence that is over: what resumes it."""
-        self._abort = abort
+        self.abort = abort
+        """Drops one of its sequences in the engine that runs it, or None: all of it."""
         self._arrived: list[SequenceUpdate] = []
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -283,7 +284,7 @@ class Stream:
             for delta, abort in answer.pushed(update):
                 if abort:
                     self.resumed_tokens[update.index] = None
-                    self._abort(update.index)
+                    self.abort(update.index)
                 if delta.finish_reason == "error":
                     self.over = True
                     self.close()
@@ -295,7 +296,7 @@ class Stream:
 
     def close(self) -> None:
         """Give up: what still runs of this request is aborted in the engine."""
-        self._abort(None)
+        self.abort(None)
 
 
 class Streams(dict[int, Stream]):
@@ -322,6 +323,12 @@ class Streams(dict[int, Stream]):
         answer = Answer(request, self._tokenizer, parser_spec)
         stream = self[request_id] = Stream(answer, partial(self._drop, request_id))
         return stream
+
+    def adopt(self, stream: Stream) -> None:
+        """Another engine answers this one from now on: this one."""
+        request_id = stream.answer.request.request_id
+        stream.abort, stream.was_sent = partial(self._drop, request_id), False
+        self[request_id] = stream
 
     def feed(self, updates: list[SequenceUpdate]) -> None:
         """Hand each update to its stream; those of requests that have left are dropped."""

@@ -44,10 +44,16 @@ class EngineClient(Protocol):
         """Wait until it is ready; raises the HeadwayError that keeps it from starting."""
         ...
 
-    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
+    def submit(
+        self,
+        request: Request,
+        parser_spec: OutputParserSpec | None = None,
+        engine: int | None = None,
+    ) -> Stream:
         """Give a request to the engine; its id is the caller's to choose, each once.
 
-        With a `parser_spec` the deltas come with the parts that their text consists of. Raises
+        With a `parser_spec` the deltas come with the parts that their text consists of. Of several
+        engines `engine` is the one that is to answer; another does where that one cannot. Raises
         EngineDownError where it takes no requests now, RequestError where this one can never run.
         """
         ...

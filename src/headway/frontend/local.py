@@ -105,7 +105,12 @@ class LocalClient:
         self.status = status
         self._streams.fail_all(error)
 
-    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
+    def submit(
+        self,
+        request: Request,
+        parser_spec: OutputParserSpec | None = None,
+        engine: int | None = None,
+    ) -> Stream:
         """Give a request to the engine; raises RequestError when it can never run."""
         if not self.ready:
             raise not_ready(self.status)

@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from headway.engine import messages
 from headway.frontend.answer import Stream, Streams
 from headway.frontend.client import not_ready
 from headway.frontend.quarantine import CrashQuarantine, poisonous
+from headway.frontend.sockets import bind, private_folder, readable
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
 
@@ -37,11 +37,6 @@ RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
 HANGS = 10
 """A step hangs when it takes this many times longer than any before, and --step-timeout."""
-
-
-def readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message waits. ZeroMQ's own poll costs ten times as much."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 class ProcessClient:
@@ -61,8 +56,15 @@ class ProcessClient:
         on_probe: Callable[[messages.Probed], None] = lambda probed: None,
         on_death: Callable[[], None] = lambda: None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_orphans: Callable[[Streams, bool], None] = lambda streams, from_outside: None,
+        poison: dict[bytes, None] | None = None,
     ) -> None:
-        """`stamp` tells the model's files apart: an engine that read others is not let in."""
+        """`stamp` tells the model's files apart: an engine that read others is not let in.
+
+        `on_orphans` is given the streams of an engine that died, and whether it was ended from
+        outside; it may take some away, the rest waits for the next engine. `poison` is shared by
+        the engines of one model: requests that are not tried again.
+        """
         self.command = command
         self._stamp, self._first_stamp = stamp, ""
         self._has_changed = False
@@ -74,6 +76,7 @@ class ProcessClient:
         self.on_probe = on_probe
         self.on_death = on_death
         self.on_progress = on_progress
+        self.on_orphans = on_orphans
         self.info: messages.Ready | None = None
         self.status = "starting"
         self.failure: HeadwayError | None = None
@@ -87,7 +90,7 @@ class ProcessClient:
         self._last_beat_s = self._looked_s = 0.0
         self._pulse = messages.Beat(0.0, 0.0)
         self._died_s: float | None = None
-        self._quarantine = CrashQuarantine()
+        self._quarantine = CrashQuarantine(poison)
         self._streams = Streams(tokenizer, self._abort, self._quarantine.left)
         self._failed_starts = 0
         self._settled = asyncio.Event()
@@ -129,8 +132,8 @@ class ProcessClient:
         self._generation += 1
         sockets = self._folder / str(self._generation)
         sockets.mkdir(mode=0o700)
-        self._pair = self._bind(zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
-        self._beat = self._bind(zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
+        self._pair = bind(self._context, zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
+        self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self._looked_s = self.clock.now_s()
         self._pulse = messages.Beat(0.0, 0.0)
         self._process = await asyncio.create_subprocess_exec(
@@ -138,16 +141,6 @@ class ProcessClient:
             stdin=asyncio.subprocess.DEVNULL,
             env={**os.environ, messages.PARENT_VARIABLE: str(os.getpid())},
         )
-
-    def _bind(self, kind: int, path: Path, reader: Callable[[], None]) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
-        socket.bind(f"ipc://{path}")
-        asyncio.get_running_loop().add_reader(socket.FD, reader)
-        return socket
 
     def _unbind(self) -> None:
         for socket in (self._pair, self._beat):
@@ -213,6 +206,12 @@ class ProcessClient:
             return f"was in one step for {pulse.busy_s:.1f} s"
         return None
 
+    @property
+    def _ended_from_outside(self) -> bool:
+        """Whether nothing tells of a fault of its own: it was killed, or ended, or stopped."""
+        assert self._process is not None
+        return self._process.returncode in (0, -signal.SIGKILL, -signal.SIGTERM)
+
     def _failure(self) -> HeadwayError | None:
         """Why the process that has ended could not start, where it knew."""
         file = self._folder / str(self._generation) / messages.FAILURE_FILE
@@ -244,6 +243,7 @@ class ProcessClient:
         for stream in self._quarantine.charge(self._streams):
             log.error("request %d is refused for good", stream.answer.request.request_id)
             stream.fail(poisonous())
+        self.on_orphans(self._streams, self._ended_from_outside)
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._give_up(HeadwayError(f"The engine process {why}, {MAX_FAILED_STARTS} times."))
             return False
@@ -365,12 +365,17 @@ class ProcessClient:
             case messages.Refused(request_id) | messages.Shed(request_id):
                 self._streams.fail(request_id, message.error())
 
-    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
+    def submit(
+        self,
+        request: Request,
+        parser_spec: OutputParserSpec | None = None,
+        engine: int | None = None,
+    ) -> Stream:
         """Send a request to the engine; raises EngineDownError when it takes none now.
 
         One that was let in while an engine died goes to the next.
         """
-        if not (self.ready or self._resumes):
+        if not self.takes:
             raise not_ready(self.status)
         self._quarantine.check(request)
         stream = self._streams.open(request, parser_spec)
@@ -380,19 +385,33 @@ class ProcessClient:
             stream.was_sent = self._send(messages.Submit(request))
         return stream
 
+    def adopt(self, stream: Stream, *, on_trial: bool) -> None:
+        """Go on with a request of an engine that died, behind the tokens that it was told.
+
+        One that may have killed it is put `on_trial`: at most one at a time.
+        """
+        request_id = stream.answer.request.request_id
+        self._streams.adopt(stream)
+        if on_trial or self._quarantine.trying or not self.ready:
+            self._quarantine.queue.append(request_id)
+            if self.ready:
+                self._quarantine.begin(self._streams, self._send)
+        else:
+            submit = messages.Submit(stream.answer.request, stream.resumed_tokens)
+            stream.was_sent = self._send(submit)
+
+    @property
+    def trying(self) -> bool:
+        """Whether newcomers have to wait for requests on trial."""
+        return self._quarantine.trying
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes requests: now, or for the engine that is being started."""
+        return self.ready or self._resumes
+
     def _abort(self, request_id: int, index: int | None) -> None:
         self._send(messages.Abort(request_id, index))
-
-
-def private_folder() -> Path:
-    """A new folder for sockets that only this user may enter (0700)."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="headway-"))
-    except OSError as error:
-        raise HeadwayError(
-            f"No folder for the engine's sockets can be made: {error.strerror}.",
-            "Make room, or set TMPDIR to a folder that can be written.",
-        ) from error
 
 
 def changed() -> HeadwayError:

@@ -62,11 +62,11 @@ class CrashQuarantine:
         self.stop()
         guilty = []
         running = {n: s for n, s in streams.items() if s.was_sent and not s.is_complete}
-        on_trial = self._trial in running
-        suspects = [running[self._trial]] if on_trial else running.values()
-        for stream in suspects:
+        tried = running.get(self._trial) if self._trial is not None else None
+        most = MAX_DEATHS if tried else MOST_DEATHS
+        for stream in [tried] if tried else running.values():
             stream.num_deaths += 1
-            if stream.num_deaths >= (MAX_DEATHS if on_trial else MOST_DEATHS):
+            if stream.num_deaths >= most:
                 guilty.append(stream)
                 self._remember(stream.answer.request)
                 del streams[stream.answer.request.request_id]
@@ -77,8 +77,8 @@ class CrashQuarantine:
         return guilty
 
     def begin(self, streams: dict[int, Stream], send: Callable[[messages.ToEngine], bool]) -> None:
-        """A new engine is ready: let them go on, one after the other."""
-        if self.queue:
+        """An engine is ready: let those who wait go on, one after the other."""
+        if self.queue and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._try_all(streams, send))
 
     async def _try_all(

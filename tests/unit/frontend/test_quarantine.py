@@ -103,7 +103,7 @@ async def test_who_could_not_be_sent_is_not_charged():
 
 
 async def test_who_stands_every_trial_is_refused_after_many_deaths():
-    """An operator who ends one engine after the other refuses nobody; what kills now and then is."""
+    """Who ends one engine after the other refuses nobody; what kills now and then is refused."""
     engines = Engines(1)
     for _ in range(MOST_DEATHS - 2):
         await engines.start()

@@ -44,7 +44,12 @@ class Replicas:
     async def settled(self) -> None:
         await asyncio.gather(*(client.settled() for client in self.clients))
 
-    def submit(self, request: Request, parser_spec: OutputParserSpec | None = None) -> Stream:
+    def submit(
+        self,
+        request: Request,
+        parser_spec: OutputParserSpec | None = None,
+        engine: int | None = None,
+    ) -> Stream:
         number = request.request_id % len(self.clients)
         self.sent.append((request.request_id, number))
         return self.clients[number].submit(request, parser_spec)
