@@ -34,7 +34,7 @@ class House:
     def __init__(self, **rules: Any) -> None:
         self.clock = VirtualClock()
         self.admission = Admission(self.clock, Rules(**rules))
-        self.forecast = self.admission.forecast
+        self.forecast = self.admission.lines.of[0].forecast
         for _ in range(10):
             self.forecast.on_record(step(100, 100 * TOKEN_S))
         self.ids = iter(range(1, 10**6))

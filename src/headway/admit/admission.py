@@ -18,6 +18,7 @@ from math import inf, isfinite
 import msgspec
 
 from headway.admit.forecast import Forecast, QueueEntry
+from headway.admit.lines import Line, Lines
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen
 from headway.core.clock import Clock
@@ -79,40 +80,47 @@ class AdmissionRequest:
 
 
 class Admission:
-    """The doorkeeper of one engine."""
+    """The doorkeeper of one model's engines."""
 
-    def __init__(self, clock: Clock, rules: Rules | None = None) -> None:
+    def __init__(self, clock: Clock, rules: Rules | None = None, num_engines: int = 1) -> None:
         self.clock = clock
         self.rules = rules or Rules()
         lane_share = self.rules.scheduler.lane_share
-        self.forecast = Forecast(clock, order=self.rules.order, lane_share=lane_share)
-        self.seen = Seen() if self.rules.prefix_cache else None
+        self.lines = Lines(
+            [
+                Line(
+                    Forecast(clock, order=self.rules.order, lane_share=lane_share),
+                    Seen() if self.rules.prefix_cache else None,
+                )
+                for _ in range(num_engines)
+            ]
+        )
         self.num_admitted = 0
         """Tickets that are open: requests let in that are not over."""
         self._meters: dict[tuple[str, str], Meter] = {}
         self._refused = -inf, 0.0
 
     def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
-        """Let a request into the queue of an engine that runs `num_rows` at once.
+        """Let a request into the queue before engines that run `num_rows` at once each.
 
         Raises RequestError 429 or OverloadedError.
         """
         user, name = caller.principal.name, service_class.name
-        forecast, limits = self.forecast, service_class.limits
+        limits = service_class.limits
         own = caller.meter.limits.queue_requests
-        if own is not None and forecast.count(user=user) >= own:
+        if own is not None and self.lines.count(user=user) >= own:
             raise too_many(
                 f"{own} requests of this key wait already.", self._next_s(), "key_queue_requests"
             )
-        if limits.queue_requests is not None and (
-            forecast.count(service_class=name) >= limits.queue_requests
-        ):
+        most = limits.queue_requests
+        if most is not None and self.lines.count(service_class=name) >= most:
             raise self._full(
-                f"{limits.queue_requests} requests of the class {name} wait already.",
+                f"{most} requests of the class {name} wait already.",
                 "class_queue_requests",
                 self._next_s(),
             )
-        self._find_room(user, service_class, self.rules.max_queue or QUEUE_OF_ENGINE * num_rows)
+        places = QUEUE_OF_ENGINE * num_rows * len(self.lines.of)
+        self._find_room(user, service_class, self.rules.max_queue or places)
         meter = self._meter(caller, service_class)
         meter.enter()
         entry = QueueEntry(
@@ -121,7 +129,7 @@ class Admission:
             service_class=name,
             idle_only=service_class.idle_only,
         )
-        forecast.enter(entry)
+        self.lines.enter(entry)
         return Ticket(self, entry, caller, service_class, meter)
 
     def _find_room(self, user: str, service_class: ServiceClass, most: int) -> None:
@@ -131,11 +139,11 @@ class Admission:
         its share of the places, `most` by the number of users who wait, up to twice `most` in all;
         what one of them has beyond `most` does not count.
         """
-        forecast = self.forecast
+        in_order = self.rules.order == QueueOrder.ARRIVAL
         counted = [
             entry
-            for entry in forecast.entries
-            if forecast.in_order or service_class.idle_only or not entry.idle_only
+            for entry in self.lines.entries
+            if in_order or service_class.idle_only or not entry.idle_only
         ]
         users = Counter({user: 0})
         for entry in counted:
@@ -144,7 +152,7 @@ class Admission:
             return
         share = most / len(users)
         waiting = sum(min(count, most) for count in users.values())
-        if forecast.in_order or users[user] >= share or waiting >= 2 * most:
+        if in_order or users[user] >= share or waiting >= 2 * most:
             raise self._full(f"{most} requests wait already.", "queue_requests", self._next_s())
 
     def _meter(self, caller: Caller, service_class: ServiceClass) -> Meter:
@@ -164,7 +172,10 @@ class Admission:
 
     def _next_s(self) -> float:
         """Seconds until somebody who waits has a first token."""
-        return self.forecast.backlog_s() / max(1, self.forecast.num_waiting)
+        return min(
+            forecast.backlog_s() / max(1, forecast.num_waiting)
+            for forecast in (self.lines.of[n].forecast for n in self.lines.taking)
+        )
 
     def _full(self, message: str, reason: str, wait_s: float) -> OverloadedError:
         wait_s = min(max(wait_s, 1.0), MAX_RETRY_S)
@@ -174,14 +185,14 @@ class Admission:
         self, entry: QueueEntry, service_class: ServiceClass, caller: Caller, slo: Slo
     ) -> float:
         """Seconds until the first token; raises when that is beyond what may be waited."""
-        forecast, rules = self.forecast, self.rules
+        forecast, rules = self.lines.line_of(entry).forecast, self.rules
         own = forecast.tokens(entry) * forecast.alone_s
         entry.long = own > rules.scheduler.long_prefill_s
         wait_s = forecast.wait_s(entry)
         if not any(forecast.before(entry)):
             return wait_s
         longest = rules.max_long_queue
-        if entry.long and forecast.count(long=True) > longest:
+        if entry.long and self.lines.count(long=True) > longest:
             raise self._full(
                 f"{longest} requests with long prompts wait already.", "long_queue", own
             )
@@ -192,7 +203,7 @@ class Admission:
                 max(1.0, wait_s - key_s),
                 "key_queue_seconds",
             )
-        bound_s, reason = self._bound_s(service_class, slo, own)
+        bound_s, reason = self._bound_s(service_class, slo, own, forecast.has_late)
         if wait_s > bound_s:
             if reason == "queue_seconds":
                 self._refused = self.clock.now_s(), wait_s
@@ -204,7 +215,9 @@ class Admission:
             )
         return wait_s
 
-    def _bound_s(self, service_class: ServiceClass, slo: Slo, own_s: float) -> tuple[float, str]:
+    def _bound_s(
+        self, service_class: ServiceClass, slo: Slo, own_s: float, has_late: bool
+    ) -> tuple[float, str]:
         """(maximum wait for the first token, the limit's name); its own prefill takes `own_s`.
 
         An objective of 1.5 s under pressure: 1 s where the prompt takes 0.5 s, 3 s where that
@@ -218,24 +231,23 @@ class Admission:
             return inf, "queue_seconds"
         if own_s > slo.ttft_s:
             return LATENESS * slo.ttft_s, "queue_seconds"
-        if not self._is_pressed(slo.ttft_s):
+        if not (has_late or self._refused_lately(slo.ttft_s)):
             return LENIENT * slo.ttft_s, "queue_seconds"
         return own_s + PUNCTUAL * (slo.ttft_s - own_s), "queue_seconds"
 
-    def _is_pressed(self, given_s: float) -> bool:
-        """Whether a waiting request is late, or one was refused less than `given_s` ago.
+    def _refused_lately(self, given_s: float) -> bool:
+        """Whether one was refused less than `given_s` ago; that one waits makes pressure as well.
 
         Refusals caused by a stricter class limit are ignored: the refused request must have
         faced a wait that would be refused here too.
         """
         at_s, wait_s = self._refused
-        recent = self.clock.now_s() - at_s < given_s and wait_s > PUNCTUAL * given_s
-        return self.forecast.has_late or recent
+        return self.clock.now_s() - at_s < given_s and wait_s > PUNCTUAL * given_s
 
     def check_integrity(self) -> None:
         """Counts of the queue and of the meters."""
-        self.forecast.check_integrity()
-        assert self.num_admitted >= 0
+        self.lines.check_integrity()
+        assert sum(line.num_requests for line in self.lines.of) == self.num_admitted
         for meter in self._meters.values():
             assert meter.num_running >= 0
             if meter.tokens is not None:
@@ -280,12 +292,14 @@ class Ticket:
         check_prompts(asked, limits.max_prompt_tokens)
         bound_answer(asked, limits.max_output_tokens)
         self._hold(asked)
-        forecast, entry = self._admission.forecast, self.entry
+        entry = self.entry
         entry.n, entry.answer = asked.sampling.n, longest_answer(asked)
-        found = self._found(asked)
-        forecast.measured(entry, asked.lengths, found)
-        longest = round(max(asked.lengths) * forecast.uncached)
-        if found is not None:
+        self._prompts, self._salt = asked.prompts or [], asked.salt
+        lines = self._admission.lines
+        lines.place(entry, asked.lengths, asked.salt, asked.prompts)
+        line = lines.line_of(entry)
+        longest = round(max(asked.lengths) * line.forecast.uncached)
+        if line.seen is not None and asked.prompts is not None:
             longest = max(entry.left.values())
         usual = self._service_class.objectives(longest)
         slo = asked.slo or usual
@@ -293,15 +307,7 @@ class Ticket:
         entry.due_s = self._admission.clock.now_s() + given_s
         entry.late_s = max(entry.due_s, self._admission.clock.now_s() + (usual.ttft_s or 0.0))
         wait_s = self._admission.judge(entry, self._service_class, self._caller, slo)
-        self.late = isfinite(given_s) and wait_s > given_s and any(forecast.before(entry))
-
-    def _found(self, asked: AdmissionRequest) -> list[int] | None:
-        """Tokens of each prompt that the engine will probably find; None where nobody knows."""
-        seen = self._admission.seen
-        if seen is None or asked.prompts is None:
-            return None
-        self._prompts, self._salt = asked.prompts, asked.salt
-        return [seen.found(asked.salt, prompt) for prompt in asked.prompts]
+        self.late = isfinite(given_s) and wait_s > given_s and any(line.forecast.before(entry))
 
     def _hold(self, asked: AdmissionRequest) -> None:
         """Keep what it may cost free of the minute's tokens of its key and its class."""
@@ -316,15 +322,25 @@ class Ticket:
                 sum(asked.lengths), answers * longest, given, param, spare=spare
             )
 
+    @property
+    def engine(self) -> int:
+        """The engine that is to answer."""
+        return self.entry.engine
+
+    @property
+    def _line(self) -> Line:
+        return self._admission.lines.line_of(self.entry)
+
     def sent(self, number: int, engine_id: int) -> None:
-        """One of its prompts is with the engine."""
-        self._admission.forecast.sent(self.entry, number, engine_id)
+        """One of its prompts goes to the engine."""
+        self._line.forecast.sent(self.entry, number, engine_id)
 
     def began(self, number: int) -> None:
         """One of its prompts has its first token."""
-        self._admission.forecast.began(self.entry, number)
-        if self._admission.seen is not None and self._prompts:
-            self._admission.seen.add(self._salt, self._prompts[number])
+        line = self._line
+        line.forecast.began(self.entry, number)
+        if line.seen is not None and self._prompts:
+            line.seen.add(self._salt, self._prompts[number])
 
     def close(self, num_tokens: int = 0) -> None:
         """The request is over and took `num_tokens`; safe to call twice."""
@@ -332,7 +348,7 @@ class Ticket:
             return
         self._open = False
         self._admission.num_admitted -= 1
-        self._admission.forecast.leave(self.entry)
+        self._admission.lines.leave(self.entry)
         for meter, held in zip((self._caller.meter, self.meter), self._held, strict=True):
             meter.settle(held, num_tokens)
         self.meter.leave()

@@ -42,9 +42,11 @@ class QueueEntry:
     `left` has the tokens not yet computed of each, `untouched` those that no step has begun; each
     asks for `n` sequences of at most `answer` tokens; it is
     `long` by what its prompts take; `due_s` is infinite without an objective, and `late_s` is when
-    others may say that it is late: not before its class's objective.
+    others may say that it is late: not before its class's objective. It is in the queue before
+    `engine`.
     """
 
+    engine: int = 0
     user: str = ""
     weight: float = 1.0
     n: int = 1
@@ -150,6 +152,21 @@ class Forecast:
         entry.untouched.discard(number)
         if not entry.left:
             self.entries.pop(entry, None)
+
+    def entry_of(self, engine_id: int) -> QueueEntry | None:
+        """Whose prompt went to the engine under this number, while it is not over."""
+        found = self._by_engine.get(engine_id)
+        return found[0] if found else None
+
+    def hand_over(self, entry: QueueEntry, to: "Forecast") -> None:
+        """The engine behind `to` answers it from now on."""
+        if to is self:
+            return
+        if entry in self.entries:
+            del self.entries[entry]
+            to.entries[entry] = None
+        for engine_id in entry.engine_ids:
+            to._by_engine[engine_id] = self._by_engine.pop(engine_id)
 
     def leave(self, entry: QueueEntry) -> None:
         """The request is over, however far it came; safe to call twice."""

@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, model_name, print_settings, stamp_of
+from headway.cli.common import model_folder, model_name, print_settings
+from headway.cli.engines import make_clients, share_of_machine
 from headway.core.contention import CoreWatch
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs, written_aside
@@ -45,7 +45,9 @@ def serve(call: "Call") -> int:
     engine_options: EngineOptions = call.options[EngineOptions]
     options: ServerOptions = call.options[ServerOptions]
     if "--dry-run" in call.switches:
-        print_settings(folder, engine_options, call.sources)
+        print_settings(
+            folder, share_of_machine(folder, engine_options, options.replicas), call.sources
+        )
         print_objectives(make_classes(options))
         return 0
     logs: LogOptions = call.options[LogOptions]
@@ -158,7 +160,7 @@ def add_fallback(
         tokenizer="",
         chat_template="",
     )
-    options = replace(state.options, served_model_name=[name], otlp_endpoint="")
+    options = replace(state.options, served_model_name=[name], otlp_endpoint="", replicas=1)
     state.models[name] = make_model(
         folder, second_options, options, logs, classes, lambda done, total: None
     )
@@ -202,7 +204,7 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.frontend.process import ProcessClient
+    from headway.frontend.replicas import Replicas
     from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
@@ -230,26 +232,13 @@ def make_model(
         provider = otlp_provider(options.otlp_endpoint, "headway")
         telemetry.on_finish = span_writer(provider, telemetry.clock, names[0])
 
-    def command(sockets: Path) -> list[str]:
-        arguments = [*to_arguments(engine_options), *to_arguments(logs)]
-        return [sys.executable, "-m", "headway.assemble", str(sockets), str(folder), *arguments]
-
-    client = ProcessClient(
-        command,
-        tokenizer=tokenizer,
-        timeout_s=options.engine_timeout,
-        step_timeout_s=options.step_timeout,
-        stamp=partial(stamp_of, folder),
-        on_record=telemetry.on_step,
-        on_ready=telemetry.on_ready,
-        on_probe=telemetry.on_probe,
-        on_death=telemetry.on_death,
-        on_progress=progress,
-    )
+    telemetry.engines.num = options.replicas
+    clients = make_clients(folder, engine_options, options, logs, tokenizer, telemetry, progress)
     format, reasoning = answer_marks(tokenizer, options.tool_call_parser)
-    return ServedModel(
+    model = ServedModel(
         names=names,
-        client=client,
+        client=clients[0],
+        num_engines=options.replicas,
         tokenizer=tokenizer,
         telemetry=telemetry,
         defaults=sampling_defaults(read_document(folder, "generation_config.json") or {}),
@@ -258,6 +247,9 @@ def make_model(
         reasoning=reasoning,
         rules=make_rules(options, engine_options),
     )
+    if options.replicas > 1:
+        model.client = Replicas(clients, on_moved=model.admission.lines.on_moved)
+    return model
 
 
 def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:

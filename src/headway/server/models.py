@@ -45,22 +45,23 @@ class ServedModel:
     format: Format | None = None
     reasoning: ReasoningMarkers | None = None
     rules: Rules = Rules()
+    num_engines: int = 1
     request_ids: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     """What its engine calls the next prompts."""
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.telemetry.clock, self.rules)
-        self.telemetry.on_record = self.admission.forecast.on_record
-        if self.admission.seen is not None:
-            self.telemetry.on_introduced = self._forget_seen
-            if self.telemetry.ready is not None:
-                self._forget_seen(self.telemetry.ready)
+        self.admission = Admission(self.telemetry.clock, self.rules, self.num_engines)
+        lines = self.admission.lines
+        self.telemetry.on_record = lines.on_record
+        self.telemetry.on_gone = lines.on_gone
+        self.telemetry.on_introduced = self._began
+        if self.telemetry.ready is not None:
+            self._began(0, self.telemetry.ready)
 
-    def _forget_seen(self, ready: Introduction) -> None:
+    def _began(self, engine: int, ready: Introduction) -> None:
         """A new engine has computed nothing yet, and keeps what its KV blocks hold."""
-        assert self.admission.seen is not None
-        self.admission.seen.start_over(max(ready.group_blocks) * ready.block_size)
+        self.admission.lines.on_began(engine, max(ready.group_blocks) * ready.block_size)
 
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""
@@ -163,9 +164,9 @@ class State:
         return self.models[model].client.ready
 
     def num_at_once(self, model: str) -> int:
-        """How many sequences the model's engine runs at once; 1 before it has said so."""
+        """How many sequences the model's engines run at once; 1 before it has said so."""
         info = self.models[model].client.info
-        return info.max_num_seqs if info else 1
+        return info.max_num_seqs * self.models[model].num_engines if info else 1
 
     def model(self, given: str | None) -> ServedModel:
         """The row for a name; RequestError 404 when there is none."""

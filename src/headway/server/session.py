@@ -253,9 +253,9 @@ class Session:
                     request.arrived_s,
                     terms=request.terms,
                 )
-                stream = model.client.submit(asked, request.parser_spec)
-                self.streams.append(stream)
                 self.ticket.sent(number, engine_id)
+                stream = model.client.submit(asked, request.parser_spec, self.ticket.engine)
+                self.streams.append(stream)
                 stream.on_begin = partial(self.ticket.began, number)
                 telemetry.submitted(timeline, engine_id)
         except RequestError as error:

@@ -28,9 +28,10 @@ from headway.telemetry.counting import (
     expect_classes,
     expect_drafts,
 )
+from headway.telemetry.engines import Engines
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
-from headway.telemetry.records import BEFORE_ANY, StepRecord
+from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.sharing import RecentPrompts
@@ -109,8 +110,10 @@ class Telemetry:
         """Writes a line for each, where somebody set it."""
         self.on_record: Callable[[StepRecord], None] = lambda record: None
         """Told of each step, for admission."""
-        self.on_introduced: Callable[[Introduction], None] = lambda ready: None
+        self.on_introduced: Callable[[int, Introduction], None] = lambda engine, ready: None
         """Told of each engine that begins, for admission."""
+        self.on_gone: Callable[[int], None] = lambda engine: None
+        """Told of each engine that has died, for admission."""
         self.ready: Introduction | None = None
         self.roof = Roof(Ceilings())
         self.work = Work(spec, spec.dtype)
@@ -119,20 +122,19 @@ class Telemetry:
         self._engine_ids: dict[str, list[int]] = {}
         self.prompts = RecentPrompts(self.clock)
         self.prefill_rate = PrefillRate()
-        self.last: StepRecord | None = None
+        self.engines = Engines()
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}
         self._counted_first = 0
         self._counted_work = 0.0, 0.0
-        self._seen_preemptions = 0
         self.num_requests = self.num_missed = 0
         self.errors: dict[str, int] = {}
         """Refused and failed requests by code."""
 
     # ── what the engine tells ───────────────────────────────────────────────────────────────
 
-    def on_ready(self, ready: Introduction) -> None:
-        """The engine takes requests, for the first time or again."""
+    def on_ready(self, ready: Introduction, engine: int = 0) -> None:
+        """An engine takes requests, for the first time or again."""
         self.ready = ready
         self._take_pace(ready.alone)
         self.work = Work(
@@ -153,7 +155,8 @@ class Telemetry:
         }
         if self.sources:
             expect_drafts(self.registry, self.sources, int(ready.settings["max_drafts"]))
-        self.on_introduced(ready)
+        self.engines.ready.add(engine)
+        self.on_introduced(engine, ready)
 
     def on_probe(self, probed: Probed) -> None:
         """The runtime measured the machine again, and the steps told what one request takes."""
@@ -178,31 +181,28 @@ class Telemetry:
         slot.saved_s += saved_s
         count_step(self.registry, record, saved_s)
         self.steps.append(record)
-        self.last = record
+        num_preemptions = self.engines.on_record(record)
         self.on_record(record)
         for request_id, index, computed in record.prefilling:
             timeline = self._by_engine.get(request_id)
             if timeline is not None:
                 timeline.computed[request_id, index] = computed
                 timeline.prefill_s = self.clock.now_s()
-        if record.num_preemptions != self._seen_preemptions:
-            self._note_preemptions(record)
+        if num_preemptions:
+            self._note_preemptions(record, num_preemptions)
 
-    def _note_preemptions(self, record: StepRecord) -> None:
-        new = record.num_preemptions - self._seen_preemptions
-        self._seen_preemptions = record.num_preemptions
-        if new > 0:  # a restarted engine counts from 0 again
-            count_preemptions(self.registry, record, new)
-            self.slots.current.num_preemptions += new
+    def _note_preemptions(self, record: StepRecord, new: int) -> None:
+        count_preemptions(self.registry, record, new)
+        self.slots.current.num_preemptions += new
         for request_id, num_made in record.preempted:
             timeline = self._by_engine.get(request_id)
             if timeline is not None:
                 timeline.preempted(num_made)
 
-    def on_death(self) -> None:
-        """The engine is gone, and with it all that ran, waited or held a block."""
-        self.last = None
-        self._seen_preemptions = 0
+    def on_death(self, engine: int = 0) -> None:
+        """An engine is gone."""
+        self.engines.on_death(engine)
+        self.on_gone(engine)
 
     # ── what the server tells ───────────────────────────────────────────────────────────────
 
@@ -379,8 +379,8 @@ class Telemetry:
         """What `/metrics` serves."""
         self.turn()
         self.count_tokens()
-        registry, last = self.registry, self.last or BEFORE_ANY
-        registry.show_step(last)
+        registry, last = self.registry, self.engines.last
+        registry.show_steps(self.engines.last_of)
         capacity = last.num_waiting - last.num_deferred
         registry.set("num_requests_waiting_by_reason", last.num_deferred, "deferred")
         registry.set("num_requests_waiting_by_reason", capacity, "capacity")
@@ -416,7 +416,7 @@ class Telemetry:
     def _setting(self) -> Setting:
         return Setting(
             sources=self.sources,
-            draft_failure=(self.last or BEFORE_ANY).draft_failure,
+            draft_failure=self.engines.last.draft_failure,
             work=self.work,
             roof=self.roof,
             classes=self.classes,
@@ -424,6 +424,7 @@ class Telemetry:
             price_per_hour=self.price_per_hour,
             cached_price=self.cached_price,
             max_num_seqs=self.ready.max_num_seqs if self.ready else 0,
+            num_engines=self.engines.num,
         )
 
     def last_steps(self, count: int) -> list[StepRecord]:

@@ -40,7 +40,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     tokens that came, nobody sampled them; of those that came so before, the step computed
     `num_forced_rows`. By the cost model it took `verify_s` longer for guesses and forced tokens;
     the drafter made `num_proposed` for the next step in `draft_s`. `draft_failure` says why it is
-    not asked, where it has failed.
+    not asked, where it has failed. It is a step of `engine`, of several: the server fills that in.
     """
 
     step: int
@@ -92,6 +92,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_forced_rows: int = 0
     draft_failure: str = ""
     num_paths: int = 0
+    engine: int = 0
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 
-from headway.telemetry.records import StepRecord
+from headway.telemetry.records import BEFORE_ANY, StepRecord
 
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -283,7 +283,6 @@ ROWS = (
     Row("cost_usd", C, "Price per hour times the time served."),
     Row("engine_restarts", C, "Times the engine was started again."),
 )
-OF_STEP = tuple((row.name, row.of_step) for row in ROWS if row.of_step)
 
 
 @dataclass(slots=True)
@@ -320,7 +319,7 @@ class Histogram:
 class Registry:
     """Every metric of one served model: `values[name][labels]` and `histograms[name]`."""
 
-    def __init__(self, model_name: str, *, prefix: str = "headway", engine: str = "0") -> None:
+    def __init__(self, model_name: str, *, prefix: str = "headway") -> None:
         self.prefix = prefix
         self.values: dict[str, dict[tuple[str, ...], float]] = {
             row.name: {} if row.labels else {(): 0.0} for row in ROWS if row.kind != H
@@ -329,7 +328,8 @@ class Registry:
         self._known: dict[str, list[tuple[str, ...]]] = {
             row.name: [(value,) for value in row.known] for row in ROWS
         }
-        self._common = (model_name, engine)
+        self._common = (model_name, "0")
+        self._steps = {0: BEFORE_ANY}
         self._collectors = CollectorRegistry()
         self._collectors.register(self)
 
@@ -345,10 +345,9 @@ class Registry:
         else:
             self.values[name][labels] = value
 
-    def show_step(self, record: StepRecord) -> None:
-        """Set every gauge that shows a field of the last step."""
-        for name, of_step in OF_STEP:
-            self.set(name, getattr(record, of_step))
+    def show_steps(self, records: dict[int, StepRecord]) -> None:
+        """Set every gauge that shows a field of the last step, by engine."""
+        self._steps = {0: BEFORE_ANY} | records
 
     def observe(self, name: str, value: float | None) -> None:
         """Count a value of a histogram; None is nothing."""
@@ -384,6 +383,11 @@ class Registry:
             return buckets
         kind = CounterMetricFamily if row.kind == C else GaugeMetricFamily
         plain = kind(name, help, labels=labels)
+        if row.of_step:
+            for engine, record in sorted(self._steps.items()):
+                value = float(getattr(record, row.of_step))
+                plain.add_metric((self._common[0], str(engine)), value)
+            return plain
         samples = dict.fromkeys(self._known[row.name], 0.0) | self.values[row.name]
         for extra, value in samples.items():
             plain.add_metric((*self._common, *extra), value)

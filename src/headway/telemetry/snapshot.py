@@ -122,6 +122,16 @@ class Now(msgspec.Struct, kw_only=True):
     kv_groups: list[KVGroup]
 
 
+class EngineNow(msgspec.Struct, kw_only=True):
+    """One engine at this moment, and whether it takes requests."""
+
+    engine: int
+    ready: bool
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+
+
 class ClassWindow(msgspec.Struct, kw_only=True):
     """One service class over one window; `why` says where its objectives come from.
 
@@ -402,6 +412,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     slo_target: float
     price_per_hour: float | None
     now: Now
+    engines: list[EngineNow] = []
     windows: list[Window]
     steps: list[StepPoint]
     totals: Totals

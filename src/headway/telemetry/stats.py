@@ -9,6 +9,7 @@ from headway.telemetry.live import Telemetry
 from headway.telemetry.records import BEFORE_ANY, StepRecord
 from headway.telemetry.snapshot import (
     WINDOWS_S,
+    EngineNow,
     KVGroup,
     Limits,
     Machine,
@@ -52,6 +53,7 @@ def take_snapshot(
         slo_target=telemetry.slo_target,
         price_per_hour=telemetry.price_per_hour,
         now=this_moment(telemetry, now_s),
+        engines=[engine_now(telemetry, engine) for engine in range(telemetry.engines.num)],
         windows=[telemetry.window(seconds) for seconds in (*WINDOWS_S, *more_windows_s)],
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
@@ -103,7 +105,7 @@ def machine(telemetry: Telemetry) -> Machine:
 
 def this_moment(telemetry: Telemetry, now_s: float) -> Now:
     """What runs and waits, and the blocks it holds; fields of the last step go by their names."""
-    last = telemetry.last or BEFORE_ANY
+    last = telemetry.engines.last
     return Now(
         num_requests=telemetry.num_live,
         requests=[t.live(now_s) for t in islice(telemetry.live, SHOWN_REQUESTS)],
@@ -112,12 +114,25 @@ def this_moment(telemetry: Telemetry, now_s: float) -> Now:
     )
 
 
+def engine_now(telemetry: Telemetry, engine: int) -> EngineNow:
+    """What one engine does."""
+    last = telemetry.engines.last_of.get(engine, BEFORE_ANY)
+    return EngineNow(
+        engine=engine,
+        ready=engine in telemetry.engines.ready,
+        num_running=last.num_running,
+        num_waiting=last.num_waiting,
+        kv_usage=last.kv_usage,
+    )
+
+
 def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
     """The KV groups with their blocks."""
     groups, kv_dtype = telemetry.spec.kv_groups, telemetry.work.kv_dtype
     nothing = [0] * len(groups)
-    used = telemetry.last.group_blocks_used if telemetry.last else nothing
-    total = telemetry.ready.group_blocks if telemetry.ready else nothing
+    used = telemetry.engines.last.group_blocks_used or nothing
+    of_one = telemetry.ready.group_blocks if telemetry.ready else nothing
+    total = [blocks * telemetry.engines.num for blocks in of_one]
     return [
         KVGroup(
             kind=group.kind,

@@ -64,6 +64,8 @@ class Setting:
     """Who guesses tokens."""
     draft_failure: str = ""
     """Why the drafter is not asked now."""
+    num_engines: int = 1
+    """They work at once: two that are busy for a second each have made two seconds of steps."""
 
 
 def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) -> Window:
@@ -77,7 +79,7 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
     first_tokens = sum(slot.first_tokens for slot in slots)
     sums = steps_of(slots, len(setting.work.kv_bytes))
     places = place(setting, *sums)
-    stats = step_stats(slots, *sums, covered_s)
+    stats = step_stats(slots, *sums, covered_s * setting.num_engines)
     cores = over([use for slot in slots for use in slot.cores])
     num_met = sum(request.met for request in ended)
     output_tokens_per_s = (all_gaps.count + first_tokens) / covered_s

@@ -56,7 +56,7 @@ def test_the_engines_own_prediction_goes_first():
 
 def test_before_any_step_nobody_is_refused_for_load():
     house = House()
-    house.admission.forecast = house.forecast = Forecast(
+    house.admission.lines.of[0].forecast = house.forecast = Forecast(
         house.clock, order=QueueOrder.DEADLINE, lane_share=0.1
     )
     for _ in range(10):
@@ -120,7 +120,7 @@ def test_what_was_computed_before_is_not_waited_for_again():
     ticket.measure(first)
     assert ticket.entry.left == {0: 1650}
     ticket.began(0)
-    seen = house.admission.seen
+    seen = house.admission.lines.of[0].seen
     assert seen.found("alice", system + [9] * 150) == 1472
     assert seen.found("bob", system + question) == 0
     assert seen.found("alice", system[:64]) == 63

@@ -84,7 +84,7 @@ def slow_case(left: int, running: int = 4) -> list[Snapshot]:
     polls = [snapshot(model)]
     run_steps(model, clock, 10, 100)
     timeline.tokens_left(0, left)
-    model.last.num_running = running
+    model.engines.last.num_running = running
     polls.append(snapshot(model))
     clock.advance(1.5)
     polls.append(snapshot(model))

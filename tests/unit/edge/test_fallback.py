@@ -165,7 +165,7 @@ def test_what_would_be_late_goes_elsewhere_and_comes_back_when_that_fails(
     full: Full, elsewhere: Elsewhere
 ) -> None:
     """The queue has room, but a prompt of 1,000,000 tokens is before this one."""
-    forecast = full.model.admission.forecast
+    forecast = full.model.admission.lines.of[0].forecast
     (ticket,) = full.tickets
     full.model.admission.rules = type(full.model.admission.rules)(max_queue_wait_s=1e9)
     forecast.measured(ticket.entry, [1_000_000])

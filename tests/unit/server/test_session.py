@@ -94,7 +94,7 @@ def closed(model: ServedModel) -> None:
     """Nothing is held any more."""
     model.admission.check_integrity()
     assert model.admission.num_admitted == 0, "a ticket is open"
-    assert not model.admission.forecast.entries, "it stands in the queue"
+    assert not model.admission.lines.of[0].forecast.entries, "it stands in the queue"
     assert model.client.num_requests == 0, "a stream is open"
     assert model.client.engine.num_requests == 0, "the engine still has it"
     assert not model.telemetry.live, "its timeline has no end"

@@ -33,7 +33,7 @@ def served(model: Telemetry) -> ServedModel:
 
 def test_no_more_prompts_are_seen_than_the_engine_has_memory_for() -> None:
     """100 blocks of 16 tokens are 25 pages of 64, however many prompts come."""
-    seen = served(telemetry(VirtualClock())).admission.seen
+    seen = served(telemetry(VirtualClock())).admission.lines.of[0].seen
     assert seen is not None
     for number in range(200):
         seen.add("", [number] * 130)
@@ -43,7 +43,7 @@ def test_no_more_prompts_are_seen_than_the_engine_has_memory_for() -> None:
 
 def test_an_engine_that_begins_anew_has_seen_nothing() -> None:
     model = telemetry(VirtualClock())
-    seen = served(model).admission.seen
+    seen = served(model).admission.lines.of[0].seen
     assert seen is not None and model.ready is not None
     seen.add("", [1] * 130)
     model.on_ready(model.ready)

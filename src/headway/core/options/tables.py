@@ -162,6 +162,13 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.", common=True)
     port: int = option(8000, "Port to listen on.", low=0, high=65535, common=True)
+    replicas: int = option(
+        1,
+        "Engines that serve the model behind this address; each takes its share of the cores.",
+        low=1,
+        high=64,
+        common=True,
+    )
     served_model_name: list[str] = option(
         [], "Names clients use for the model; the first is echoed.", common=True
     )

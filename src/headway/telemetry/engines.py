@@ -1,0 +1,50 @@
+"""The engines of one model, by number: who is there, and what each told of its last step."""
+
+import msgspec
+
+from headway.telemetry.records import BEFORE_ANY, StepRecord
+
+
+class Engines:
+    """`num` of them; those that are `ready`, and the last step of each that lives."""
+
+    def __init__(self) -> None:
+        self.num = 1
+        self.ready: set[int] = set()
+        self.last_of: dict[int, StepRecord] = {}
+
+    @property
+    def last(self) -> StepRecord:
+        """The last step; of several engines what their last steps say together."""
+        return together(list(self.last_of.values()))
+
+    def on_record(self, record: StepRecord) -> int:
+        """An engine made a step; returns how many preemptions it counts more than before.
+
+        An engine that was started again counts from 0.
+        """
+        before = self.last_of.get(record.engine, BEFORE_ANY).num_preemptions
+        self.last_of[record.engine] = record
+        return max(record.num_preemptions - before, 0)
+
+    def on_death(self, engine: int) -> None:
+        """It is gone, and with it all that ran, waited or held a block there."""
+        self.ready.discard(engine)
+        self.last_of.pop(engine, None)
+
+
+def together(records: list[StepRecord]) -> StepRecord:
+    """What the last steps of several engines say at this moment: rows and blocks in all."""
+    if len(records) < 2:
+        return records[0] if records else BEFORE_ANY
+    newest = max(records, key=lambda record: record.started_s)
+    blocks = zip(*(record.group_blocks_used for record in records))
+    return msgspec.structs.replace(
+        newest,
+        num_running=sum(record.num_running for record in records),
+        num_waiting=sum(record.num_waiting for record in records),
+        num_deferred=sum(record.num_deferred for record in records),
+        kv_blocks_used=sum(record.kv_blocks_used for record in records),
+        kv_usage=sum(record.kv_usage for record in records) / len(records),
+        group_blocks_used=[sum(used) for used in blocks],
+    )
