@@ -18,6 +18,11 @@ class Engines:
         """The last step; of several engines what their last steps say together."""
         return together(list(self.last_of.values()))
 
+    @property
+    def last_steps(self) -> dict[int, StepRecord]:
+        """By engine its last step; nothing runs in one that has made none, or is dead."""
+        return {n: self.last_of.get(n, BEFORE_ANY) for n in range(self.num)}
+
     def on_record(self, record: StepRecord) -> int:
         """An engine made a step; returns how many preemptions it counts more than before.
 

@@ -380,7 +380,7 @@ class Telemetry:
         self.turn()
         self.count_tokens()
         registry, last = self.registry, self.engines.last
-        registry.show_steps(self.engines.last_of)
+        registry.show_steps(self.engines.last_steps)
         capacity = last.num_waiting - last.num_deferred
         registry.set("num_requests_waiting_by_reason", last.num_deferred, "deferred")
         registry.set("num_requests_waiting_by_reason", capacity, "capacity")

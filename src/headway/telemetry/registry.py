@@ -347,7 +347,7 @@ class Registry:
 
     def show_steps(self, records: dict[int, StepRecord]) -> None:
         """Set every gauge that shows a field of the last step, by engine."""
-        self._steps = {0: BEFORE_ANY} | records
+        self._steps = records
 
     def observe(self, name: str, value: float | None) -> None:
         """Count a value of a histogram; None is nothing."""
@@ -384,7 +384,7 @@ class Registry:
         kind = CounterMetricFamily if row.kind == C else GaugeMetricFamily
         plain = kind(name, help, labels=labels)
         if row.of_step:
-            for engine, record in sorted(self._steps.items()):
+            for engine, record in self._steps.items():
                 value = float(getattr(record, row.of_step))
                 plain.add_metric((self._common[0], str(engine)), value)
             return plain
