@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from deadly_engine import DIES, MAX_LEN, VOCAB_SIZE
+from deadly_engine import DIES, HANGS, MAX_LEN, VOCAB_SIZE
 
 from fakes import answer
 from headway.core.errors import EngineDownError, RequestError
@@ -82,7 +82,14 @@ def kill(client: ProcessClient, number: int) -> None:
     os.kill(client.pid, number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        signal.SIGSTOP,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.hardening),
+    ],
+)
 async def test_requests_of_an_engine_that_is_gone_go_on_in_the_others(
     replicas: Replicas, number: int
 ) -> None:
@@ -130,6 +137,19 @@ async def test_a_poisonous_request_costs_two_engines_and_nobody_a_token(
     for engine in range(NUM_ENGINES):
         with pytest.raises(RequestError, match="not tried again"):
             ask(replicas, [DIES, 3], engine)
+
+
+async def test_a_request_that_hangs_its_engine_ends_and_the_others_go_on(
+    replicas: Replicas,
+) -> None:
+    for client in replicas.clients:
+        client.step_timeout_s = 1.0
+    prompts = [[4, n] for n in range(8)]
+    streams = [ask(replicas, prompt) for prompt in [*prompts, [HANGS, 3]]]
+    found = await asyncio.gather(*map(tokens_of, streams), return_exceptions=True)
+    assert found[:-1] == [alone(prompt) for prompt in prompts]
+    assert isinstance(found[-1], RequestError)
+    assert found[-1].code == "poison_request"
 
 
 async def test_with_all_engines_gone_requests_wait_for_the_first_that_is_back(

@@ -1,0 +1,106 @@
+"""Which of several engines is asked, and the queues before them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission_house import PLAIN, TOKEN_S, step
+from headway.admit.admission import Admission, AdmissionRequest, Ticket
+from headway.admit.route import SPREAD, Candidate, choose_engine
+from headway.core.clock import VirtualClock
+from headway.core.principal import Principal
+from headway.core.request import SamplingParams
+from headway.core.service import Limits
+from headway.edge.keys import Caller
+from headway.edge.rates import Meter
+
+Waits = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), min_size=1, max_size=9)
+
+
+@given(Waits)
+def test_nobody_gets_more_than_its_share_and_none_of_those_waits_much_less(waits):
+    candidates = [Candidate(*each) for each in waits]
+    chosen = candidates[choose_engine(candidates)]
+    fair = SPREAD * (1 + sum(each.num_requests for each in candidates)) / len(candidates)
+    assert chosen.num_requests <= fair
+    allowed = [each for each in candidates if each.num_requests <= fair]
+    assert chosen.wait_s <= 1.1 * min(each.wait_s for each in allowed) + 0.005
+
+
+@pytest.mark.parametrize(("third", "chosen"), [(6, 2), (8, 0)])
+def test_a_prefix_draws_its_requests_as_long_as_they_are_not_too_many(third, chosen):
+    candidates = [Candidate(0.3, 4), Candidate(0.3, 4), Candidate(0.05, third)]
+    assert choose_engine(candidates) == chosen
+
+
+class Engines:
+    """Three engines where a prompt token takes 1 ms."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.admission = Admission(self.clock, num_engines=3)
+        self.lines = self.admission.lines
+        for engine in range(3):
+            self.lines.on_began(engine, 100_000)
+            for _ in range(10):
+                self.lines.on_record(step(100, 100 * TOKEN_S, engine=engine))
+        self.ids = iter(range(1, 10**6))
+
+    def ask(self, prompt: list[int]) -> tuple[Ticket, int]:
+        """A request that is let in and sent: its ticket and its number in the engine."""
+        caller = Caller(principal=Principal("alice"), meter=Meter(Limits(), self.clock))
+        ticket = self.admission.arrive(caller, PLAIN, 4)
+        asked = AdmissionRequest(
+            lengths=[len(prompt)],
+            sampling=SamplingParams(max_tokens=None),
+            max_model_len=32_000,
+            prompts=[prompt],
+        )
+        ticket.measure(asked)
+        number = next(self.ids)
+        ticket.sent(0, number)
+        self.admission.check_integrity()
+        return ticket, number
+
+    def counts(self) -> list[int]:
+        return [line.num_requests for line in self.lines.of]
+
+
+def test_strangers_are_spread_and_a_conversation_stays() -> None:
+    house = Engines()
+    tickets = [house.ask([n] * 300)[0] for n in range(6)]
+    assert house.counts() == [2, 2, 2]
+    first = tickets[0]
+    first.began(0)
+    again, _ = house.ask([0] * 300 + [7] * 20)
+    assert again.engine == first.engine, "there its beginning is in memory"
+    for ticket in [*tickets, again]:
+        ticket.close()
+    assert house.counts() == [0, 0, 0]
+    house.admission.check_integrity()
+
+
+def test_an_engine_that_is_gone_gets_nobody_and_what_it_had_is_counted_elsewhere() -> None:
+    house = Engines()
+    tickets = {n: house.ask([n] * 300) for n in range(6)}
+    house.lines.on_gone(0)
+    for ticket, number in tickets.values():
+        if ticket.engine == 0:
+            house.lines.on_moved(number, 1)
+    house.admission.check_integrity()
+    assert house.counts() == [0, 4, 2]
+    assert house.ask([9] * 300)[0].engine == 2
+    for engine in (1, 2):
+        house.lines.on_gone(engine)
+    assert house.ask([10] * 300)[0].engine in range(3), "for the first that is back"
+    house.lines.on_began(0, 100_000)
+    assert house.ask([11] * 300)[0].engine == 0
+    house.lines.on_moved(10**7, 2)  # a request that is over
+
+
+def test_limits_count_what_waits_before_any_engine() -> None:
+    house = Engines()
+    for n in range(9):
+        house.ask([n] * 300)
+    assert house.lines.count(user="alice") == 9
+    assert len(list(house.lines.entries)) == 9
