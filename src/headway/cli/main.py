@@ -94,6 +94,12 @@ VERBS = {
         function="headway.cli.launch:launch",
         passes_on=True,
     ),
+    "rules": Verb(
+        usage="rules",
+        help="Print Prometheus rules for the error budgets of a server's classes.",
+        tables=(ServerOptions,),
+        function="headway.cli.rules:rules",
+    ),
     "trace": Verb(
         usage="trace URL OUT.json",
         help="Write the last seconds of a server as a trace for Perfetto.",

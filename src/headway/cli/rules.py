@@ -1,0 +1,25 @@
+"""`headway rules`: the error budgets of a server's classes as Prometheus rules."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import yaml
+
+from headway.core.errors import UsageError
+from headway.core.options import ServerOptions
+from headway.telemetry.budget_rules import budget_rules
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+
+
+def rules(call: "Call") -> int:
+    """Print a rule file for the classes, the objectives and the target that `serve` is given."""
+    if call.positionals:
+        raise UsageError("rules takes options alone.", "headway rules --classes classes.yaml")
+    from headway.cli.serve import make_classes
+
+    options: ServerOptions = call.options[ServerOptions]
+    found = budget_rules(make_classes(options).values(), options.slo_target, options.metrics_prefix)
+    yaml.safe_dump(found, sys.stdout, sort_keys=False, width=100)
+    return 0

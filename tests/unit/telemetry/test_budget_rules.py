@@ -1,0 +1,99 @@
+"""Error budgets as Prometheus rules, evaluated over counters that we made."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headway.cli.main import main
+from headway.core.service import service_classes
+from headway.telemetry.budget_rules import budget_rules
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+SECONDS = {"m": 60, "h": 3600, "d": 86400}
+STEP_S = 60
+
+
+def fires(rules: dict, missed: list[float]) -> list[str]:
+    """The alerts that hold at the end of a series: the share missed in each minute.
+
+    An alert has to hold for as long as its `for` says, minute after minute.
+    """
+
+    def share(window_s: float, end: int) -> float:
+        part = missed[max(0, end - int(window_s // STEP_S)) : end]
+        return sum(part) / len(part)
+
+    names = {
+        each["record"]: span(re.search(r"\[(\w+)\]", each["expr"]).group(1))
+        for each in rules["groups"][0]["rules"]
+        if "record" in each
+    }
+    found = []
+    for each in rules["groups"][0]["rules"]:
+        if "alert" not in each:
+            continue
+        parts = re.findall(r'(\S+?)\{class=~"[^"]+"\} > (\S+)', each["expr"])
+        assert len(parts) == 2
+        minutes = int(span(each["for"]) // STEP_S)
+        held = all(
+            share(names[name], end) > float(limit)
+            for end in range(len(missed) - minutes, len(missed) + 1)
+            for name, limit in parts
+        )
+        if held:
+            found.append(each["alert"])
+    return found
+
+
+def span(text: str) -> float:
+    return float(text[:-1]) * SECONDS[text[-1]]
+
+
+def of(target: float) -> dict:
+    return budget_rules(service_classes().values(), target)
+
+
+@pytest.mark.parametrize("target", [0.9, 0.99, 0.999])
+def test_nothing_fires_within_the_budget_and_all_when_nothing_is_met(target):
+    steady = [(1 - target) * 0.9] * (3 * 24 * 60)
+    assert fires(of(target), steady) == []
+    assert fires(of(target), [1.0] * len(steady)) == [
+        "HeadwayBudgetBurnsFast",
+        "HeadwayBudgetBurns",
+        "HeadwayBudgetBurnsSlowly",
+    ]
+
+
+def test_a_fast_burn_pages_within_minutes_and_ends_soon_after_it():
+    rules, calm = of(0.99), [0.0] * (3 * 24 * 60)
+    assert fires(rules, calm + [1.0] * 5) == []
+    assert "HeadwayBudgetBurnsFast" in fires(rules, calm + [1.0] * 12)
+    assert fires(rules, calm + [1.0] * 12 + [0.0] * 6) == []
+
+
+def test_a_slow_burn_is_a_ticket_alone():
+    assert fires(of(0.99), [0.02] * (3 * 24 * 60)) == ["HeadwayBudgetBurnsSlowly"]
+
+
+def test_a_large_budget_has_alerts_that_can_fire():
+    """At a target of 0.9 nothing burns 14.4 times as fast as allowed: 10 times is all."""
+    limits = re.findall(r"> (\S+)", yaml.safe_dump(of(0.9), width=1000))
+    assert max(map(float, limits)) == 0.8
+
+
+def test_classes_without_objectives_have_no_budget():
+    rules = yaml.safe_dump(of(0.9))
+    assert "interactive" in rules
+    assert "batch" not in rules
+
+
+def test_the_verb_prints_what_the_recipes_hold(capsys):
+    assert main(["rules"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (DEPLOY / "compose" / "rules.yml").read_text()
+    overlay = DEPLOY / "kustomize" / "overlays" / "monitoring" / "rules.yaml"
+    assert yaml.safe_load(overlay.read_text())["spec"] == yaml.safe_load(printed)
+    assert main(["rules", "--slo-target=0.99", "--metrics-prefix=vllm"]) == 0
+    assert "vllm:slo_missed:ratio_rate1h" in capsys.readouterr().out
