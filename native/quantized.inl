@@ -23,10 +23,17 @@ constexpr int64_t dots_bytes = 4 * lanes, line_bytes = 64;
 constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the L2 cache for all rows
 
 // Panels that `rows` rows take at once: sums stay in registers, and memory is fastest when several
-// pages are read in turn (lab log, 2026-11-22, panels that nobody had beside them).
+// pages are read in turn (lab log, 2026-11-22, panels that nobody had beside them). With AVX-512 that
+// is for few rows: 5 are multiplied a third faster by one panel at a time (2026-11-23).
 constexpr int together_at_once(int rows) {
-    if (lanes == 16) return rows == 1 ? 6 : rows <= 4 ? 3 : rows <= 6 ? 2 : 1;
+    if (lanes == 16) return rows == 1 ? 6 : rows <= 4 ? 3 : 1;
     return std::max(1, 4 / rows);
+}
+
+// Whether panels are so short that each is read alone by 3 and 4 rows too: they lie one behind the
+// other in few pages.
+inline bool reads_alone(int64_t rows, int64_t bytes) {
+    return lanes == 16 && rows > 2 && bytes <= 32 * 1024;
 }
 
 // Prefetch distance of a panel that is read beside others: with several, 2 KB is faster than 4 (the
@@ -389,9 +396,12 @@ template <class Format, int rows>
 void quantized_strip(const Quantized& job, int64_t row, int64_t first, int64_t last) {
     constexpr int together = together_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
-    for (; panel + together <= last; panel += together)
-        Format::template tile<rows, together>(job, row, panel);
-    for (; panel + half <= last; panel += half) Format::template tile<rows, half>(job, row, panel);
+    if (!reads_alone(rows, panel_bytes(job.inputs, job.group))) {
+        for (; panel + together <= last; panel += together)
+            Format::template tile<rows, together>(job, row, panel);
+        for (; panel + half <= last; panel += half)
+            Format::template tile<rows, half>(job, row, panel);
+    }
     for (; panel < last; ++panel) Format::template tile<rows, 1>(job, row, panel);
 }
 
@@ -408,7 +418,8 @@ void multiply_quantized(Pool& pool, const Quantized& job) {
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
     const int64_t bytes = panel_bytes(job.inputs, job.group);
     const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
-    const int together = tiles == 1 ? together_at_once(static_cast<int>(job.tokens)) : 1;
+    const bool alone = tiles > 1 || reads_alone(job.tokens, bytes);
+    const int together = alone ? 1 : together_at_once(static_cast<int>(job.tokens));
     const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
     pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {
         const int64_t first = chunk * each, last = std::min(panels, first + each);
