@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
 from recipes.tiny.train import BASE, PEAK_LR, arguments, by_source, mean, plan_of, train
 from recipes.tiny.tune import LENGTHS, SETTLED
 from safetensors.torch import load_file
 from torch import Tensor
+
+from headway.compress.train.checkpoint import weights
 
 DRAFT, DRAFT_BASE = "headway-draft", "headway-draft-base"
 STEPS_FIRST, STEPS = 1500, 250

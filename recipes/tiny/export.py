@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 from recipes.tiny.chatml import END_OF_TEXT, IM_END, SPECIAL_TOKENS, TEMPLATE
-from recipes.tiny.checkpoint import weights
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+
+from headway.compress.train.checkpoint import weights
 
 
 def config(shape: dict, ids: dict[str, int]) -> dict:

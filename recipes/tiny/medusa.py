@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 import random
-import time
+import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,12 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Llama, Shape
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headway import LLM, SamplingParams
+from headway.compress.train.checkpoint import weights
+from headway.compress.train.loop import Training
+from headway.compress.train.loop import train as loop
+from headway.core.progress import steps_bar
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import training_examples
 from headway.evals.skills.varied import varied_examples
@@ -138,31 +141,63 @@ def learned(
     return x[has], y[has]
 
 
-def train(heads: Heads, output_VC: Tensor, x: Tensor, y: Tensor, args: argparse.Namespace) -> None:
-    """AdamW, warm-up and cosine; the loss is the mean cross-entropy by head, fading."""
-    rng = torch.Generator().manual_seed(args.seed)
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=args.peak_lr, weight_decay=0.01)
-    began = time.perf_counter()
-    output_VC = output_VC.bfloat16()
-    for step in range(args.steps):
-        rise, done = min(1.0, (step + 1) / 50), step / args.steps
-        for group in optimizer.param_groups:
-            group["lr"] = args.peak_lr * rise * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
-        chosen = torch.randint(len(x), (args.batch,), generator=rng)
-        wanted = y[chosen]
+class Foresight:
+    """The losses of a step: the mean cross-entropy of each head, fading by head."""
+
+    def __init__(
+        self, heads: Heads, output_VC: Tensor, x: Tensor, y: Tensor, batch: int, seed: int
+    ) -> None:
+        self.heads, self.output_VC, self.x, self.y = heads, output_VC.bfloat16(), x, y
+        self._batch, self._rng, self._drawn = batch, torch.Generator().manual_seed(seed), 0
+
+    def __call__(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen = self._draw(step)
+        wanted = self.y[chosen]
         losses = [
             F.cross_entropy(
-                (out.bfloat16() @ output_VC.T).float(), wanted[:, i], ignore_index=NOTHING
+                (out.bfloat16() @ self.output_VC.T).float(), wanted[:, i], ignore_index=NOTHING
             )
-            for i, out in enumerate(heads(x[chosen].float()))
+            for i, out in enumerate(self.heads(self.x[chosen].float()))
         ]
-        loss = sum(DECAY**i * each for i, each in enumerate(losses))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if (step + 1) % 100 == 0:
-            shown = " ".join(f"{each.item():.3f}" for each in losses)
-            print(f"step {step + 1}: {shown} nats, {time.perf_counter() - began:.0f} s", flush=True)
+        faded = sum((DECAY**i * each for i, each in enumerate(losses)), torch.zeros(()))
+        return faded, {f"head {i}": each for i, each in enumerate(losses)}
+
+    def _draw(self, step: int) -> Tensor:
+        """The positions of this step: draws come one behind the other, those before are skipped."""
+        while self._drawn < step:
+            self._draw(self._drawn)
+        self._drawn = step + 1
+        return torch.randint(len(self.x), (self._batch,), generator=self._rng)
+
+
+def train(
+    heads: Heads, output_VC: Tensor, x: Tensor, y: Tensor, args: argparse.Namespace, run: Path
+) -> None:
+    """AdamW, warm-up and cosine, in the loop of `headway distill`; goes on with the run there."""
+
+    def lr(step: int) -> float:
+        wave = 0.05 + 0.95 * (1 + math.cos(math.pi * step / args.steps)) / 2
+        return float(args.peak_lr * min(1.0, (step + 1) / 50) * wave)
+
+    training = Training(
+        module=heads,
+        optimizers=[torch.optim.AdamW(heads.parameters(), lr=args.peak_lr, weight_decay=0.01)],
+        steps=args.steps,
+        lr=lr,
+        losses=Foresight(heads, output_VC, x, y, args.batch, args.seed),
+        names=tuple(f"head {i}" for i in range(args.heads)),
+        clip=0.0,
+        log_every=min(100, args.steps),
+    )
+    asked = {name: value for name, value in vars(args).items() if name != "threads"}
+    asked |= {"model": args.model.name, "positions": len(x)}
+    with steps_bar("step", args.steps) as advance:
+        loop(
+            training,
+            run,
+            asked,
+            lambda done, told: advance(done, " ".join(f"{nats:.3f}" for nats in told.values())),
+        )
 
 
 @torch.inference_mode()
@@ -205,7 +240,8 @@ def main() -> None:
     num_unseen = min(UNSEEN, len(x) // 10)
     heads = Heads(x.shape[1], args.heads, args.layers)
     output_VC = model.embed_tokens.weight
-    train(heads, output_VC, x[num_unseen:], y[num_unseen:], args)
+    run = args.model.with_name(f"{args.model.name}.medusa")
+    train(heads, output_VC, x[num_unseen:], y[num_unseen:], args, run)
     shares = right(heads, output_VC, x[:num_unseen], y[:num_unseen])
     print("the likeliest is right, unseen answers:", *(f"{share:.3f}" for share in shares))
     facts = {
@@ -218,6 +254,7 @@ def main() -> None:
     }
     metadata = {name: str(value) for name, value in facts.items()}
     save_file(heads.tensors(), args.model / FILE, metadata=metadata)
+    shutil.rmtree(run)
 
 
 if __name__ == "__main__":

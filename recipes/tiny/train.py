@@ -9,7 +9,6 @@ import argparse
 import csv
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from recipes.tiny import checkpoint
 from recipes.tiny.model import Llama, Shape
 from recipes.tiny.muon import Muon
 from recipes.tiny.start import start
@@ -28,6 +26,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+
+from headway.compress.train import checkpoint
+from headway.compress.train.loop import minutes
 
 LOG_EVERY = 10
 SAVE_EVERY = 250
@@ -216,20 +217,6 @@ def read_corpora(out: Path, chats: str) -> list[Corpus]:
     """Books, chats and practice; the chats are those of the file `chats`."""
     files = [chats if source == "chats" else source for source in SOURCES]
     return [Corpus.read(out / f"{file}.safetensors") for file in files]
-
-
-def minutes(log: Path) -> tuple[float, float]:
-    """(by the median pace, of wall time) over all sittings; a row's clock starts with its sitting.
-
-    Seconds [50, 90, 130, 900, 20, 60]: paces 50, 40, 40, 770, 20, 40, so 6 rows of 40; 960 in all.
-    """
-    paces, last = [], 0.0
-    with log.open(newline="") as file:
-        for row in csv.DictReader(file):
-            seconds = float(row["seconds"])
-            paces.append(seconds - last if seconds > last else seconds)
-            last = seconds
-    return len(paces) * statistics.median(paces) / 60, sum(paces) / 60
 
 
 def finish(folder: Path) -> None:

@@ -18,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from recipes.tiny.checkpoint import weights
 from recipes.tiny.model import Shape
 from recipes.tiny.train import BASE, TARGET, Plan, arguments, losses, plan_of, train
 from safetensors.torch import load_file, save_file
+
+from headway.compress.train.checkpoint import weights
 
 TUNED, SETTLED = "headway-tuned", "headway-settled"
 LENGTHS = {"length": 768, "long_length": 4096}

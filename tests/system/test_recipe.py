@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipes.tiny import checkpoint, medusa, train, tune
+from recipes.tiny import medusa, train, tune
 from recipes.tiny.conversations import conversations
 from recipes.tiny.model import Llama, Shape
 from recipes.tiny.muon import orthogonal
@@ -22,6 +22,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headway.assemble import plan_settings
+from headway.compress.train import checkpoint
 from headway.core.options import EngineOptions
 from headway.core.speculation_config import MedusaSpec
 from headway.evals.skills.structured import TOOLS, function

@@ -16,9 +16,11 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import (
     BatchOptions,
     BenchOptions,
+    DistillOptions,
     DoctorOptions,
     EngineOptions,
     EvalOptions,
+    GateOptions,
     KeyOptions,
     LaunchOptions,
     LogOptions,
@@ -129,6 +131,12 @@ VERBS = {
         help="Write a small model in the sizes of a large one: the same answers, its cost.",
         tables=(WidenOptions,),
         function="headway.cli.widen:widen",
+    ),
+    "distill": Verb(
+        usage="distill TEACHER STUDENT OUT",
+        help="Train a student on its teacher's distribution, resumable.",
+        tables=(DistillOptions, GateOptions),
+        function="headway.cli.distill:distill",
     ),
 }
 SWITCHES = ("--dry-run", "--chat", "-v", "--verbose")

@@ -2,9 +2,11 @@
 
 from headway.core.options.bench import BenchOptions
 from headway.core.options.clients import BatchOptions, KeyOptions, LaunchOptions, PullOptions
+from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
+from headway.core.options.gate import GateOptions
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.tables import (
     EngineOptions,
@@ -19,9 +21,11 @@ __all__ = [
     "BatchOptions",
     "BenchOptions",
     "Bytes",
+    "DistillOptions",
     "DoctorOptions",
     "EngineOptions",
     "EvalOptions",
+    "GateOptions",
     "LogOptions",
     "KeyOptions",
     "LaunchOptions",

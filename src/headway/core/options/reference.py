@@ -8,9 +8,11 @@ from pathlib import Path
 from headway.core.options import vllm
 from headway.core.options.bench import BenchOptions
 from headway.core.options.clients import BatchOptions, KeyOptions, LaunchOptions, PullOptions
+from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
+from headway.core.options.gate import GateOptions
 from headway.core.options.read import format_value
 from headway.core.options.tables import (
     EngineOptions,
@@ -96,6 +98,8 @@ TITLES: dict[type, str] = {
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
     WidenOptions: "Widening (`widen`)",
+    DistillOptions: "Distillation (`distill`)",
+    GateOptions: "Gate of a folder that is written (`distill`)",
     LaunchOptions: "Coding agents (`launch`)",
     PullOptions: "Hub (`pull`)",
 }

@@ -1,0 +1,162 @@
+"""`headway distill TEACHER STUDENT OUT --data …`: a student learns what its teacher would say."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.common import model_folder
+from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated
+from headway.core.errors import UsageError
+from headway.core.options import DistillOptions
+from headway.core.progress import steps_bar
+from headway.measure.chart import Panel, chart
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+    from headway.compress.train.run import Pair, Plan
+
+CARD = """# {name}
+
+`{student}` taught by `{teacher}`, by `headway distill`: its distribution over the next token is
+learned, not its answers.
+
+| what | how |
+| --- | --- |
+{rows}
+
+![loss](loss.svg)
+{figures}"""
+
+
+def distill(call: "Call") -> int:
+    """Train, write OUT, evaluate; 0, or 5 when the gate fails. --dry-run says what is trained."""
+    if len(call.positionals) != 3:
+        raise UsageError(
+            "distill takes three folders.", "headway distill TEACHER STUDENT OUT --data skills"
+        )
+    teacher, student = map(model_folder, call.positionals[:2])
+    out = Path(call.positionals[2])
+    options: DistillOptions = call.options[DistillOptions]
+    check_gate(call)
+
+    from headway.compress.folder import refuse_taken  # late: torch
+    from headway.compress.train import run as training
+    from headway.compress.train.texts import read_sources
+    from headway.frontend.text import Tokenizer
+
+    refuse_taken(out)
+    training.use_threads(options.threads)
+    training.refuse_other_tokenizer(teacher, student)
+    sources = read_sources(options.data, Tokenizer(teacher), options.seed)
+    plan = plan_of(options)
+    pair = training.prepare(teacher, student, plan, sources, options.save_every)
+    rows = described(pair, plan)
+    print("\n".join(f"{name:<14} {value}" for name, value in rows.items()))
+    if "--dry-run" in call.switches:
+        return 0
+    asked = {
+        "teacher": training.identity(teacher),
+        "student": training.identity(student),
+        **json.loads(json.dumps(dataclasses.asdict(plan))),
+        "data": [[s.name, s.share, len(s.tokens_N)] for s in sources],
+    }
+    run = out.with_name(f"{out.name}.training")
+    with steps_bar("step", plan.steps) as advance:
+        training.distill(pair, run, asked, lambda done, told: advance(done, said(told)))
+    names = {"teacher": teacher.resolve().name, "student": student.resolve().name}
+    return write(call, pair, out, run, student, {**names, "rows": rows})
+
+
+def plan_of(options: DistillOptions) -> "Plan":
+    """What the options ask for."""
+    from headway.compress.train.run import Plan
+
+    return Plan(
+        steps=options.steps,
+        step_tokens=options.step_tokens,
+        row_length=options.row_length,
+        learning_rate=options.learning_rate,
+        temperature=options.temperature,
+        cross_entropy=options.cross_entropy,
+        fresh=options.fresh,
+        keep_zeros=options.keep_zeros,
+        seed=options.seed,
+    )
+
+
+def said(told: dict[str, float]) -> str:
+    """train-000.txt 0.0081, skills 0.0013."""
+    return ", ".join(f"{Path(name).name} {value:.4f}" for name, value in told.items())
+
+
+def described(pair: "Pair", plan: "Plan") -> dict[str, str]:
+    """The run in words, for the terminal and the card."""
+    mixture = pair.losses.mixture
+    sources = [
+        f"{Path(source.name).name} ({len(source.tokens_N):,} tokens, {share:.0%})"
+        for source, share in zip(mixture.sources, mixture.shares, strict=True)
+    ]
+    tokens = mixture.num_rows * mixture.length
+    loss = f"{1 - plan.cross_entropy:.0%} divergence from the teacher at temperature "
+    loss += f"{plan.temperature:g}, {plan.cross_entropy:.0%} cross entropy"
+    rows = {
+        "parameters": f"{pair.student.spec.num_parameters:,}; the teacher's "
+        f"{pair.teacher.spec.num_parameters:,}",
+        "data": ", ".join(sources),
+        "steps": f"{plan.steps:,} of {tokens:,} tokens in rows of {mixture.length}",
+        "rate": f"to {plan.learning_rate:g}, then half a cosine; AdamW, seed {plan.seed}",
+        "loss": loss,
+    }
+    if plan.quantization.rounded:
+        rows["rounding"] = f"{plan.quantization}, trained under it; inputs int8 by token"
+    if pair.num_zeros:
+        rows["zeros"] = f"{pair.num_zeros:,} weights are held at zero"
+    return rows
+
+
+def write(
+    call: "Call", pair: "Pair", out: Path, run: Path, student: Path, told: dict[str, Any]
+) -> int:
+    """The folder with its record, figures and card; nothing where the gate fails."""
+    from headway.compress.folder import new_folder
+    from headway.compress.train.written import write_student
+
+    with new_folder(out) as partial:
+        write_student(pair.student, student, partial)
+        record = json.loads((run / "training.json").read_text())
+        told["rows"]["time"] = "{:.0f} minutes by the median pace, {:.0f} in all".format(
+            *record["minutes"]
+        )
+        for name in ("loss.csv", "training.json"):
+            shutil.copy(run / name, partial / name)
+        (partial / "loss.svg").write_text(curves(run / "loss.csv", out.name), encoding="utf-8")
+        figures = evaluated(call, partial, out.name)
+        (partial / "README.md").write_text(card(out.name, told, figures), encoding="utf-8")
+        if figures.failed:
+            print(f"The gate fails: {out} is not written; {run} keeps what was trained.")
+            raise SystemExit(GATE_FAILED)
+    shutil.rmtree(run)
+    print(f"headway serve {out}")
+    return 0
+
+
+def card(name: str, told: dict[str, Any], figures: Figures) -> str:
+    """What somebody reads who finds the folder."""
+    rows = "\n".join(f"| {what} | {how} |" for what, how in told["rows"].items())
+    rest = {"teacher": told["teacher"], "student": told["student"], "figures": figures.markdown}
+    return CARD.format(name=name, rows=rows, **rest)
+
+
+def curves(log: Path, title: str) -> str:
+    """The losses by step, as SVG."""
+    import csv
+
+    with log.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name not in ("step", "lr", "seconds")]
+    lines = {
+        Path(name).name: [(float(row["step"]), float(row[name])) for row in rows] for name in names
+    }
+    return chart([Panel(title=f"{title}: loss", x="step", y="nats a token", lines=lines)])

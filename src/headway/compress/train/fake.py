@@ -1,0 +1,79 @@
+"""Rounding that lets gradients through (straight-through, Bengio et al. 2013), for training.
+
+Forward is what will be served: int4 levels -8 … 7 with a scale for each group or int8 by output,
+scales that bf16 holds (what folders have them in), inputs in int8 by token. Backward takes rounding
+for the identity, and learns the scales as well (LSQ, Esser et al. 2020): a scale is its start times
+e^t, so that a learning rate is a share.
+
+    weight 0.26, scale 0.1 → level 3, forward 0.3; the gradient of 0.3 goes to 0.26 as it is,
+    and the scale gets (3 - 2.6) of it
+
+T tokens, H inputs, O outputs, G groups, I inputs of a group.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway.runtime.rounding import LEVELS, RoundedWeight, round_rows
+
+
+def straight(x: Tensor, rounded: Tensor) -> Tensor:
+    """`rounded` forward, the gradient of `x` backward."""
+    return x + (rounded - x).detach()
+
+
+class FakeRounding(nn.Module):
+    """One linear layer's rounding; `group` 0 is int8 by output."""
+
+    def __init__(self, start: RoundedWeight) -> None:
+        super().__init__()
+        self.group = start.group
+        self.least, self.most = LEVELS["int4" if self.group else "int8"]
+        self.start_OG: Tensor
+        self.register_buffer("start_OG", start.scales_OG.clone().view(len(start.levels_OH), -1))
+        self.stretch_OG = nn.Parameter(torch.zeros_like(self.start_OG))
+        self.inputs = start.levels_OH.shape[1]
+
+    def scales(self) -> Tensor:
+        """(O, G), rounded to bf16."""
+        scales = self.start_OG * self.stretch_OG.exp()
+        return straight(scales, scales.detach().bfloat16().float())
+
+    def grouped(self, weight_OH: Tensor) -> Tensor:
+        """(O, G, I), the last group filled with zeros."""
+        size = self.group or self.inputs
+        padded = functional.pad(weight_OH, (0, -self.inputs % size))
+        return padded.view(len(weight_OH), -1, size)
+
+    def forward(self, x_TH: Tensor, weight_OH: Tensor) -> tuple[Tensor, Tensor]:
+        """(inputs, weight) as they will be multiplied."""
+        scales = self.scales()[..., None]
+        safe = torch.where(scales == 0, 1.0, scales)
+        steps = (self.grouped(weight_OH) / safe).clamp(self.least, self.most)
+        weight = straight(steps, steps.detach().round()) * scales
+        return fake_inputs(x_TH), weight.flatten(1)[:, : self.inputs]
+
+    @torch.no_grad()
+    def rounded(self, weight_OH: Tensor) -> RoundedWeight:
+        """The levels and scales that `forward` multiplies."""
+        scales = self.scales()
+        safe = torch.where(scales == 0, 1.0, scales)[..., None]
+        levels = (self.grouped(weight_OH) / safe).round().clamp(self.least, self.most)
+        levels = levels.to(torch.int8).flatten(1)[:, : self.inputs].contiguous()
+        return RoundedWeight(levels, scales, self.group)
+
+
+def fake_inputs(x_TH: Tensor) -> Tensor:
+    """Inputs as int8 by token will have them."""
+    with torch.no_grad():
+        levels, scales_T = round_rows(x_TH)
+        rounded = levels.float() * scales_T[:, None]
+    return straight(x_TH, rounded)
+
+
+def dequantized(weight: RoundedWeight) -> Tensor:
+    """level · scale, (O, H) in fp32."""
+    outputs, inputs = weight.levels_OH.shape
+    scales = weight.scales_OG.view(outputs, -1).repeat_interleave(weight.group or inputs, 1)
+    return weight.levels_OH.float() * scales[:, :inputs]

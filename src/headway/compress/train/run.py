@@ -1,0 +1,126 @@
+"""One distillation, from two folders to a trained student; the folder is written by its caller."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.compress.train.data import Mixture, Source
+from headway.compress.train.distill import Distillation
+from headway.compress.train.loop import Cosine, Report, Training, train
+from headway.compress.train.model import TrainedModel
+from headway.compress.train.student import fresh, keep_zeros, make_optimizer, round_layers
+from headway.core.errors import ModelError
+from headway.core.model_spec import read_json
+from headway.core.quantization import Quantization
+
+WARMUP = 20
+FINAL_SHARE = 0.02
+"""Of the peak rate, at the end."""
+IGNORED = ("truncation", "padding")
+"""Of tokenizer.json: how batches are cut and filled, which changes no text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What decides the result of a run, beside the folders and the data."""
+
+    steps: int
+    step_tokens: int
+    row_length: int
+    learning_rate: float
+    temperature: float = 1.0
+    cross_entropy: float = 0.0
+    quantization: Quantization = Quantization()
+    fresh: bool = False
+    keep_zeros: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Teacher and student, as the run begins; `num_zeros` weights are held at zero."""
+
+    teacher: TrainedModel
+    student: TrainedModel
+    losses: Distillation
+    training: Training
+    num_zeros: int
+
+
+def prepare(
+    teacher_folder: Path, student_folder: Path, plan: Plan, sources: list[Source], save_every: int
+) -> Pair:
+    """Load both; raises ModelError where their tokenizers differ."""
+    refuse_other_tokenizer(teacher_folder, student_folder)
+    torch.manual_seed(plan.seed)
+    teacher = TrainedModel.open(teacher_folder).requires_grad_(False)
+    student = fresh(student_folder, plan.seed) if plan.fresh else TrainedModel.open(student_folder)
+    num_zeros, settle = keep_zeros(student) if plan.keep_zeros else (0, lambda: None)
+    round_layers(student, plan.quantization)
+    losses = Distillation(
+        teacher=teacher,
+        student=student,
+        mixture=Mixture(
+            sources=sources,
+            num_rows=max(1, plan.step_tokens // plan.row_length),
+            length=plan.row_length,
+            seed=plan.seed,
+        ),
+        temperature=plan.temperature,
+        mix=plan.cross_entropy,
+    )
+    rate = Cosine(
+        steps=plan.steps,
+        peak_lr=plan.learning_rate,
+        final_lr=plan.learning_rate * FINAL_SHARE,
+        warmup_steps=min(WARMUP, plan.steps),
+    )
+    training = Training(
+        module=student,
+        optimizers=[make_optimizer(student)],
+        steps=plan.steps,
+        lr=rate,
+        losses=losses,
+        names=tuple(source.name for source in sources),
+        save_every=save_every,
+        settle=settle,
+    )
+    return Pair(
+        teacher=teacher, student=student, losses=losses, training=training, num_zeros=num_zeros
+    )
+
+
+def distill(pair: Pair, run: Path, asked: dict[str, Any], report: Report) -> TrainedModel:
+    """Train the student, or go on with the run that lies there, and return it."""
+    train(pair.training, run, asked, report)
+    return pair.student
+
+
+def use_threads(count: int) -> None:
+    """Torch's own threads, of this process."""
+    torch.set_num_threads(count)
+
+
+def identity(folder: Path) -> list[object]:
+    """What tells a folder from another: its name, and a hash of its config and weights."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name == "config.json" or path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return [folder.resolve().name, digest.hexdigest()[:16]]
+
+
+def refuse_other_tokenizer(teacher: Path, student: Path) -> None:
+    """ModelError unless both folders turn every text into the same tokens."""
+    first, second = (read_json(folder / "tokenizer.json") for folder in (teacher, student))
+    for key in sorted(first.keys() | second.keys()):
+        if key not in IGNORED and first.get(key) != second.get(key):
+            raise ModelError(
+                f"The tokenizers of {teacher} and {student} differ ({key} of tokenizer.json).",
+                "A student learns the distribution over its teacher's tokens: give two folders of "
+                "one tokenizer.",
+            )

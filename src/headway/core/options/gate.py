@@ -1,0 +1,35 @@
+"""The options of a gate on a folder that was just written: `headway prune`, `headway distill`."""
+
+from dataclasses import dataclass
+
+from headway.core.options.field import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """What the new folder is compared with, by the rules of `headway eval`."""
+
+    against: str = option(
+        "", "Evaluate OUT and compare it with this folder, URL or JSON of `headway eval`.",
+        common=True,
+    )  # fmt: skip
+    gate: bool = option(
+        False, "Write no OUT, and exit with 5, when it is surely worse than --against.", common=True
+    )
+    tolerance: float = option(
+        0.02, "Loss that the gate lets pass: a share of the items, or of the bits.",
+        low=0, high=1, common=True,
+    )  # fmt: skip
+    kl_tolerance: float = option(
+        0.02, "Divergence that the gate lets pass.", low=0, unit="nats per token"
+    )
+    questions: int = option(
+        10, "Questions of each skill at each level that the evaluation asks.",
+        low=1, high=100_000, common=True,
+    )  # fmt: skip
+    eval_data: str = option(
+        "", "Evaluate texts too: folder with text/val.txt, eval/wikitext-2 and eval/lambada.",
+        common=True,
+    )  # fmt: skip
+    windows: int | None = option(60, "This many windows of each text, evenly spread.", low=2)
+    json: str = option("", "Write the report of the evaluation here.")
