@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "gateway": {"core", "telemetry", "edge", "batches"},
     "measure": {"core"},
     "bench": {"core", "telemetry", "measure"},
-    "advise": {"core", "telemetry", "engine", "bench", "assemble"},
+    "advise": {"core", "telemetry", "engine", "admit", "edge", "measure", "bench", "assemble"},
     "evals": {"core", "measure"},
     "compress": {"core", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},

@@ -112,13 +112,29 @@ class IdWriter:
         """Ids as JSON, all of one width so that numpy can lay them out: 32, 5, 480 → 32,  5,480."""
         return self._names[self._ids(key, count)].tobytes()[:-1]
 
+    def ids(self, prompt: Prompt) -> list[int]:
+        """All its ids, as a server would be sent them, and without one.
+
+        Text has none before a tokenizer has read it: a piece of it is as many ids as its length
+        says, alike for texts that begin alike, so that they share what they would share.
+        """
+        return [i for piece in prompt for i in self._piece_ids(piece)]
+
     def _piece_ids(self, piece: Piece) -> Sequence[int]:
         if isinstance(piece, Made):
-            return [int(i) for i in self._ids(piece.key, piece.tokens)]
-        assert isinstance(piece, Ids), piece
+            made: list[int] = self._ids(piece.key, piece.tokens).tolist()
+            return made
+        if isinstance(piece, Text):
+            return [
+                self._of_letters(piece.text[at : at + 4]) for at in range(0, 4 * piece.tokens, 4)
+            ]
         if self._vocabulary:
             return [i % self._vocabulary for i in piece.ids]
         return piece.ids
+
+    def _of_letters(self, letters: str) -> int:
+        digest = hashlib.blake2b(letters.encode(), digest_size=8).digest()
+        return LOWEST_ID + int.from_bytes(digest, "little") % (self._high - LOWEST_ID)
 
     def json(self, prompt: Prompt) -> bytes:
         parts = [

@@ -86,6 +86,11 @@ def check(url: str, options: BenchOptions) -> None:
         raise UsageError(
             "--find-goodput searches a rate; a closed loop has none.", "Leave --concurrency out."
         )
+    if options.find_goodput and options.calibrate:
+        raise UsageError(
+            "--calibrate writes what one load tells; --find-goodput puts on many.",
+            "Give one of them.",
+        )
     if options.concurrency is not None and options.arrivals not in ("auto",):
         raise UsageError(
             f"--arrivals {options.arrivals} is an open loop, --concurrency a closed one.",

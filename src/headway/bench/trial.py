@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headway.bench.calibrate import read_calibration, write_calibration
 from headway.bench.prompts import IdWriter
 from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
 from headway.bench.run import Bench, Watch, measure, prepare
@@ -43,7 +44,11 @@ def outline(url: str, options: BenchOptions) -> str:
 async def once(url: str, options: BenchOptions, version: str, watch: Watch | None) -> Report:
     """One run and its report."""
     bench = prepare(url, options)
+    if options.calibrate:
+        await read_calibration(url, options.api_key, options.model, 1.0)
     run, dialect = await measure(bench, watch)
+    if options.calibrate:
+        await write_calibration(url, options, run)
     return build_report(run, version, sharing(bench, dialect))
 
 

@@ -27,6 +27,7 @@ from headway.core.options import (
     PullOptions,
     SamplingOptions,
     ServerOptions,
+    SimulateOptions,
     TraceOptions,
     WidenOptions,
     help_text,
@@ -113,6 +114,12 @@ VERBS = {
         help="Put load on a server and report; also `bench compare A.json B.json`.",
         tables=(BenchOptions,),
         function="headway.cli.bench:bench",
+    ),
+    "simulate": Verb(
+        usage="simulate [FOLDER]",
+        help="The report that bench would write of a server, without one: policy, cache, queue.",
+        tables=(SimulateOptions, BenchOptions, EngineOptions),
+        function="headway.cli.simulate:simulate",
     ),
     "eval": Verb(
         usage="eval [MODEL | URL]",

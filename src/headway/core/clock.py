@@ -43,6 +43,10 @@ class VirtualClock:
         assert seconds >= 0, seconds
         self._now_s += seconds
 
+    def advance_to(self, at_s: float) -> None:
+        """Move time forward to exactly `at_s`; a time that is past changes nothing."""
+        self._now_s = max(self._now_s, at_s)
+
     def now_s(self) -> float:
         return self._now_s
 

@@ -32,6 +32,7 @@ NUM_KNOTS = 15
 ANY_SAMPLED, SAMPLED, ATTENDED, READ = range(NUM_KNOTS, NUM_KNOTS + 4)
 NUM_PARTS = NUM_KNOTS + 4
 KEPT_ERRORS = 512
+LEAST_PART_S = 1e-12
 
 HOST_BYTES_PER_S = {"cuda": 12e9}
 """Half of what 16 lanes of PCIe 4 carry; on a CPU a copy is a read and a write of memory."""
@@ -153,6 +154,17 @@ class StepCost:
         self._covariance = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
         self._changes = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
         self._errors.clear()
+        self._settle()
+
+    def believe(self, other: "StepCost") -> None:
+        """Know what `other` knows: one that has learned from a file spares many from doing so."""
+        self.num_observed = other.num_observed
+        self._logs, self._covariance = other._logs.copy(), other._covariance.copy()
+        self._settle()
+
+    def take_parts(self, parts: np.ndarray) -> None:
+        """Predict by these seconds of each part, none of them negative, the curve rising."""
+        self._logs = np.log(np.maximum(parts, LEAST_PART_S))
         self._settle()
 
     # ── predict ─────────────────────────────────────────────────────────────────────────────
@@ -389,7 +401,7 @@ def parts_of(prior: Prior) -> np.ndarray:
     tokens = 2.0 ** np.arange(NUM_KNOTS)
     curve = HOST_S + np.maximum(prior.weights_s, tokens * prior.token_s)
     rest = (prior.any_sampled_s, prior.sampled_s, prior.attended_s, prior.read_s)
-    return np.concatenate([curve, np.maximum(rest, 1e-12)])
+    return np.concatenate([curve, np.maximum(rest, LEAST_PART_S)])
 
 
 def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:

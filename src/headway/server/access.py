@@ -20,6 +20,7 @@ ACCESS: dict[str, str] = {
     "/metrics": OPERATOR,
     "/stats": OPERATOR,
     "/trace": OPERATOR,
+    "/calibration": OPERATOR,
 }
 """Who may ask at a path; a name that ends in / holds for all below it."""
 PREFIXES = [path for path in ACCESS if path.endswith("/") and path != "/"]

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +26,7 @@ from headway.edge import root_path
 from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
 from headway.edge.errors import json_response, not_found
 from headway.edge.root_path import RootPath
+from headway.frontend.client import not_ready
 from headway.server import page, tokens
 from headway.server.access import access
 from headway.server.anthropic import messages
@@ -33,6 +35,7 @@ from headway.server.models import ServedModel, State
 from headway.server.openapi import document
 from headway.server.responses import stored
 from headway.server.session import Generate
+from headway.telemetry.calibration import take_calibration
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -236,6 +239,17 @@ async def trace(state: State, request: Request) -> Response:
     return json_response(model.telemetry.trace(seconds))
 
 
+async def calibration(state: State, request: Request) -> Response:
+    """The last `?seconds=` of steps, raw, and what the host adds, for `headway simulate`."""
+    seconds = asked_seconds(request, float)
+    model = state.named_or_first(request.query_params.get("model"))
+    since_s = 0.0 if seconds is None else state.clock.now_s() - seconds
+    found = take_calibration(model.telemetry, since_s)
+    if found is None:
+        raise not_ready(model.client.status)
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
 def model_card(name: str, model: ServedModel) -> dict[str, Any]:
     """One model as /v1/models shows it, to OpenAI's clients and to Anthropic's."""
     return {
@@ -270,6 +284,7 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/metrics", metrics),
     ("GET", "/stats", stats),
     ("GET", "/trace", trace),
+    ("GET", "/calibration", calibration),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/tokenize", tokens.tokenize),

@@ -147,6 +147,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         },
     ),
     ("GET", "/trace"): Operation(summary="The last seconds as a Chrome trace", query=WINDOW),
+    ("GET", "/calibration"): Operation(
+        summary="What steps and the host took here, for headway simulate", query=WINDOW
+    ),
     ("GET", "/openapi.json"): Operation(summary="This document", answers=("openapi", "paths")),
     ("GET", "/v1/models"): Operation(summary="The models served", answers=("object", "data")),
     ("GET", "/v1/models/{name}"): Operation(summary="One model", answers=("id", "object")),

@@ -8,6 +8,7 @@ from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.gate import GateOptions
 from headway.core.options.read import help_text, read_options, to_arguments
+from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tables import (
     EngineOptions,
     LogOptions,
@@ -33,6 +34,7 @@ __all__ = [
     "SamplingOptions",
     "Seconds",
     "ServerOptions",
+    "SimulateOptions",
     "TraceOptions",
     "WidenOptions",
     "help_text",

@@ -118,6 +118,9 @@ class BenchOptions:
         unit="dollars",
     )
     seed: int = option(0, "Same seed, same requests at the same times.", low=0)
+    calibrate: str = option(
+        "", "Write what the server's steps took during the load here, for headway simulate."
+    )
     words: list[str] = option(
         [], "Also print what other tools call each figure: vllm, aiperf, guidellm, llmperf."
     )

@@ -1,0 +1,213 @@
+"""An executor that computes nothing: it moves a virtual clock by what the truth says.
+
+Time moves in `collect` alone, so what the scheduler itself takes on the machine that simulates
+counts for nothing. It samples what the script says: ordinary ids that follow from a request's seed
+and the position, the end token where a recorded answer ended, an allowed token where a grammar
+rules, and of guesses as many as were right at that position when it was measured.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headway.core.clock import VirtualClock
+from headway.core.plan import (
+    Description,
+    GrammarMasks,
+    NewSequence,
+    Sample,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    Transfer,
+)
+from headway.engine.cost import Work
+
+GOLDEN = 0x9E3779B1
+LOWEST_ID = 32
+"""Ids below are special tokens in some vocabularies."""
+
+
+class Timing(Protocol):
+    """What the executor asks of the truth."""
+
+    def seconds(self, work: Work) -> float: ...
+
+
+@dataclass(slots=True)
+class Script:
+    """What is answered. `lengths` by the seed of a request: so many tokens, the last the end token.
+
+    A request that is not named answers until its limit. `acceptance` has the share of guesses at
+    each position that are right where those before it were.
+    """
+
+    vocab_size: int
+    end_ids: tuple[int, ...] = ()
+    lengths: Mapping[int, int] = field(default_factory=dict)
+    acceptance: tuple[float, ...] = ()
+
+    def token(self, seed: int, position: int) -> int:
+        """The token at a position of an answer; never an end token before its time."""
+        if self.end_ids and position + 1 == self.lengths.get(seed):
+            return self.end_ids[0]
+        low = min(LOWEST_ID, self.vocab_size - 1)
+        token = low + ((seed + 1) * GOLDEN + position * 40503 >> 7) % (self.vocab_size - low)
+        while token in self.end_ids:
+            token = low + (token + 1 - low) % (self.vocab_size - low)
+        return token
+
+
+@dataclass(slots=True)
+class Known:
+    """What the executor keeps of a sequence."""
+
+    seed: int
+    num_prompt: int
+
+
+class SimulatedExecutor:
+    """The runtime's face over a truth and a script."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        truth: Timing,
+        script: Script,
+        *,
+        windows: tuple[int, ...] = (0,),
+        description: Description | None = None,
+        block_bytes: tuple[int, ...] = (),
+        copied_byte_s: float = 0.0,
+        num_experts: tuple[int, int, int] = (0, 0, 0),
+        seed: int = 0,
+    ) -> None:
+        self._clock, self._truth, self._script, self._windows = clock, truth, script, windows
+        self._description = description or Description(device="simulated")
+        self._block_bytes, self._copied_byte_s = block_bytes, copied_byte_s
+        self._experts = num_experts
+        self._random = random.Random(seed)
+        self._known: dict[int, Known] = {}
+        self._flying: dict[int, tuple[float, float]] = {}
+        """Transfer → when it ends, and its seconds."""
+        self._copies_end_s = 0.0
+        self._plan: StepPlan | None = None
+        self._masks = GrammarMasks()
+
+    def submit(self, plan: StepPlan) -> None:
+        for sequence_id in plan.finished:
+            self._known.pop(sequence_id, None)
+        for new in plan.new:
+            self._know(new)
+        self._plan = plan
+
+    def _know(self, new: NewSequence) -> None:
+        self._known[new.sequence_id] = Known(new.seed + new.index, new.num_prompt_tokens)
+
+    def sample(self, step: int, masks: GrammarMasks) -> None:
+        self._masks = masks
+
+    def collect(self) -> StepResult:
+        plan, self._plan = self._plan, None
+        assert plan is not None, "collect without submit"
+        work = work_of_rows(plan.scheduled, self._windows)
+        copied_s = sum([self._bytes_s(copy.group, 1) for copy in plan.copies])
+        self._clock.advance(self._truth.seconds(work) + copied_s)
+        for transfer in plan.transfers:
+            self._begin(transfer)
+        if not plan.scheduled and self._flying:  # nobody is advanced before a copy ends
+            self._clock.advance_to(min(end_s for end_s, _ in self._flying.values()))
+        done, transfer_s = self._landed()
+        return StepResult(
+            plan.step,
+            [self._sampled(row) for row in plan.scheduled if row.sample and not row.path],
+            transfers_done=done,
+            transfer_s=transfer_s,
+            experts_read=self._experts_read(work.num_tokens),
+        )
+
+    def _bytes_s(self, group: int, num_blocks: int) -> float:
+        size = self._block_bytes[group] if group < len(self._block_bytes) else 0
+        return size * num_blocks * self._copied_byte_s
+
+    def _begin(self, transfer: Transfer) -> None:
+        """Copies go one after the other, beside the steps."""
+        seconds = self._bytes_s(transfer.group, len(transfer.blocks))
+        self._copies_end_s = max(self._copies_end_s, self._clock.now_s()) + seconds
+        self._flying[transfer.transfer_id] = self._copies_end_s, seconds
+
+    def _landed(self) -> tuple[list[int], float]:
+        """(transfers that have ended, their seconds)."""
+        if not self._flying:
+            return [], 0.0
+        now_s = self._clock.now_s()
+        done = [number for number, (end_s, _) in self._flying.items() if end_s <= now_s]
+        return done, sum([self._flying.pop(number)[1] for number in done])
+
+    def _experts_read(self, num_tokens: int) -> int:
+        """Experts that so many tokens hit in all layers, where each hits some at random."""
+        layers, count, each = self._experts
+        if not count:
+            return 0
+        return round(layers * count * (1 - (1 - each / count) ** num_tokens))
+
+    def _sampled(self, row: ScheduledSequence) -> Sample:
+        """What follows the row's known tokens: one token, or the guesses that hold and one more."""
+        known = self._known[row.sequence_id]
+        position = row.start + len(row.token_ids) - row.num_drafts - known.num_prompt
+        tokens: list[int] = []
+        for at, draft in enumerate(row.drafts if row.num_drafts else ()):
+            if not self._holds(at):
+                break
+            tokens.append(draft)
+        tokens.append(self._script.token(known.seed, position + len(tokens)))
+        masks = self._masks.by_sequence.get(row.sequence_id)
+        if masks is not None:
+            tokens = under_masks(tokens, masks)
+        guesses = [self._script.token(known.seed, position + 1 + at) for at in range(row.propose)]
+        return Sample(row.sequence_id, tokens, drafts=guesses)
+
+    def _holds(self, position: int) -> bool:
+        shares = self._script.acceptance
+        return position < len(shares) and self._random.random() < shares[position]
+
+    def describe(self) -> Description:
+        return self._description
+
+    def probe(self, budget_s: float) -> None:
+        """There is nothing to measure."""
+
+
+def work_of_rows(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Work:
+    """What a step of these rows does, counted as `telemetry.records.count_work` does."""
+    starts = [row.start for row in rows]
+    lengths = [len(row.token_ids) for row in rows]
+    tokens = sum(lengths)
+    sampled = sum([row.sample + row.num_drafts for row in rows])
+    read = sum(starts) + tokens
+    if tokens == len(rows):
+        attended = read
+    else:
+        attended = sum([n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths)])
+    reads = sum(
+        [
+            sum([min(s, window - 1) + n for s, n in zip(starts, lengths)]) if window else read
+            for window in windows
+        ]
+    )
+    return Work(tokens, sampled, attended, reads)
+
+
+def under_masks(tokens: list[int], masks: list[bytes]) -> list[int]:
+    """`tokens` up to the first that its mask forbids; in that one's place the first allowed."""
+    kept: list[int] = []
+    for token, mask in zip(tokens, masks, strict=False):
+        if token < 8 * len(mask) and mask[token // 8] >> token % 8 & 1:
+            kept.append(token)
+            continue
+        first = next((at for at, byte in enumerate(mask) if byte), None)
+        if first is not None:
+            kept.append(first * 8 + (mask[first] & -mask[first]).bit_length() - 1)
+        break
+    return kept

@@ -1,0 +1,58 @@
+"""What a request takes outside of steps: doors, parsing, tokens, admission, events on their way.
+
+    sent → at the server's admission → with the engine → in a step → its end → out → read
+
+Calibrated, these are the medians of the server's own requests; what the host takes of the model's
+cores under load lies in the steps and in the gaps between them. Without a calibration they are
+those of two cores of AMD Zen 5 (docs/simulation.md).
+"""
+
+from dataclasses import dataclass
+
+from headway.telemetry.calibration import HostCost
+
+DOOR_SHARE = 0.5
+"""Of what the client sees beyond the server, so much lies before the request has arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """Seconds, as in `HostCost`."""
+
+    in_s: float = 2.5e-3
+    in_token_s: float = 1e-7
+    out_s: float = 0.7e-3
+    row_s: float = 8e-5
+    door_s: float = 1.5e-3
+
+    @classmethod
+    def of(cls, host: HostCost) -> "Front":
+        """What was measured; what was not keeps its default."""
+        usual = cls()
+        return cls(
+            in_s=usual.in_s if host.in_s is None else host.in_s,
+            in_token_s=host.in_token_s,
+            out_s=usual.out_s if host.out_s is None else host.out_s,
+            row_s=host.row_s or usual.row_s,
+            door_s=usual.door_s if host.door_s is None else host.door_s,
+        )
+
+    def arrives_s(self, sent_s: float) -> float:
+        """When the server has the whole body of a request that left then."""
+        return sent_s + DOOR_SHARE * self.door_s
+
+    def judging_s(self, num_prompt: int) -> float:
+        """From the body to the engine, past admission."""
+        return self.in_s + self.in_token_s * num_prompt
+
+    def read_s(self, ended_s: float, place: int) -> float:
+        """When a client reads the token at this place of those of a step that ended then."""
+        return ended_s + self.out_s + self.row_s * place + (1 - DOOR_SHARE) * self.door_s
+
+    def refused_s(self, judged_s: float) -> float:
+        """When a client reads that it was refused."""
+        return judged_s + (1 - DOOR_SHARE) * self.door_s
+
+
+NO_FRONT = Front(in_s=0.0, in_token_s=0.0, out_s=0.0, row_s=0.0, door_s=0.0)
+"""An engine alone, without a server."""

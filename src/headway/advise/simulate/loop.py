@@ -1,0 +1,291 @@
+"""The world around simulated servers: who arrives when, turns, retries, refusals, those who leave.
+
+One heap of events, one clock for all. A request is scheduled before the run, as the load generator
+does it, and is timed from then; a later turn of a conversation is due when the answer before it was
+read and thought about. The same traffic, seed and truth give the same exchanges, to the byte.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from headway.admit.route import Load, choose
+from headway.advise.simulate.front import Front
+from headway.advise.simulate.replica import Job, Replica, Stepped
+from headway.bench.prompts import IdWriter
+from headway.bench.workload import Conversation, Turn
+from headway.core.errors import RequestError
+from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.measure.record import Exchange
+
+FIRST_PAUSE_S = 0.5
+"""Before the first retry where the refusal does not say; doubled for the next, as OpenAI's and
+Anthropic's clients do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """How those behave who ask.
+
+    `answer_limit` is the client's `max_tokens`, by which an engine plans that cannot know where an
+    answer ends; None says the length itself, as `headway bench` does. `retries` are tries beyond
+    the first after a 429 or a 503. After `timeout_s` without a whole answer they leave.
+    """
+
+    answer_limit: int | None = None
+    retries: int = 0
+    timeout_s: float = 600.0
+    concurrency: int | None = None
+    until_s: float | None = None
+    """Of a closed loop: when nobody begins any more; None: each conversation once."""
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation on its way: what was said, and which turn is next."""
+
+    number: int
+    conversation: Conversation
+    said: list[int] = field(default_factory=list)
+    asked: int = 0
+    turn: int = 0
+
+
+class World:
+    """Replicas, their clients, and time."""
+
+    def __init__(
+        self, replicas: list[Replica], front: Front, writer: IdWriter, clients: Clients, seed: int
+    ) -> None:
+        self.replicas, self.front, self.writer, self.clients = replicas, front, writer, clients
+        self.exchanges: list[Exchange] = []
+        self.num_retries = 0
+        self._random = np.random.default_rng([seed, 17])
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self._next_id = 0
+        self._upcoming: Iterator[tuple[int, Conversation]] = iter(())
+
+    def at(self, at_s: float, act: Callable[..., None], *given: Any) -> None:
+        """Call `act` then."""
+        heapq.heappush(self._heap, (at_s, self._order, act, given))
+        self._order += 1
+
+    def run(self, conversations: list[Conversation]) -> list[Exchange]:
+        """All conversations to their ends; the exchanges in the order in which they were sent."""
+        if self.clients.concurrency is None:
+            for number, conversation in enumerate(conversations):
+                self.at(conversation.at_s, self._begin, number, conversation, conversation.at_s)
+        else:
+            again = conversations if self.clients.until_s is None else cycle(conversations)
+            self._upcoming = enumerate(again)
+            for _ in range(self.clients.concurrency):
+                self.at(0.0, self._work, 0.0)
+        while self._heap:
+            _, _, act, given = heapq.heappop(self._heap)
+            act(*given)
+        return self.exchanges
+
+    # ── who asks ────────────────────────────────────────────────────────────────────────────
+
+    def _work(self, now_s: float) -> None:
+        """One of a closed loop is free."""
+        if self.clients.until_s is not None and now_s >= self.clients.until_s:
+            return
+        following = next(self._upcoming, None)
+        if following is not None:
+            self._begin(*following, now_s)
+
+    def _begin(self, number: int, conversation: Conversation, at_s: float) -> None:
+        self._say(Talk(number, conversation), at_s)
+
+    def _say(self, talk: Talk, at_s: float) -> None:
+        """Send the next turn: all that was said, and what is new."""
+        turn = talk.conversation.turns[talk.turn]
+        new = self.writer.ids(turn.system + turn.prompt)
+        talk.said += new
+        talk.asked += len(new)
+        x = Exchange(
+            id=len(self.exchanges),
+            scheduled_s=at_s,
+            sent_s=at_s,
+            service_class=talk.conversation.service_class,
+            conversation=talk.number,
+            turn=talk.turn,
+            asked_prompt_tokens=talk.asked,
+            asked_output_tokens=turn.output_tokens,
+        )
+        self.exchanges.append(x)
+        self._send(Asking(self, talk, turn, x), at_s, 0)
+
+    def _send(self, asking: "Asking", at_s: float, tries: int) -> None:
+        self.at(self.front.arrives_s(at_s), self._arrive, asking, tries)
+
+    def over(self, talk: Talk, x: Exchange, at_s: float) -> None:
+        """An exchange has ended: the next turn, or the next of a closed loop."""
+        talk.turn += 1
+        turns = talk.conversation.turns
+        if x.ok and talk.turn < len(turns):
+            due_s = at_s + turns[talk.turn].think_s
+            self.at(due_s, self._say, talk, due_s)
+        elif self.clients.concurrency is not None:
+            self.at(at_s, self._work, at_s)
+
+    # ── who answers ─────────────────────────────────────────────────────────────────────────
+
+    def _arrive(self, asking: "Asking", tries: int) -> None:
+        """A whole body is at a server: in, or refused."""
+        now_s = self.front.arrives_s(asking.sent_s)
+        prompt = list(asking.talk.said)
+        replica = self._chosen(prompt)
+        sampling = asking.sampling(self._next_id)
+        try:
+            ticket = replica.arrive(now_s, asking.x.service_class, prompt, sampling)
+        except RequestError as error:
+            asking.refused(error, self.front.refused_s(now_s), tries)
+            return
+        self._next_id += 1
+        request = Request(
+            self._next_id,
+            prompt,
+            sampling,
+            replica.caller.principal,
+            arrived_s=replica.started_s + now_s,
+            terms=replica.class_of(asking.x.service_class).terms(),
+        )
+        if sampling.seed is not None and not sampling.ignore_eos:
+            replica.lengths[sampling.seed] = asking.turn.output_tokens
+        due_s = now_s + self.front.judging_s(len(prompt))
+        replica.submit(
+            due_s,
+            Job(
+                request=request,
+                ticket=ticket,
+                take=asking.take,
+                fail=lambda error, at_s: asking.refused(error, self.front.refused_s(at_s), tries),
+            ),
+        )
+        self.at(due_s, self._step, replica, due_s)
+        self.at(
+            asking.sent_s + self.clients.timeout_s, self._leave, asking, replica, request.request_id
+        )
+
+    def _chosen(self, prompt: list[int]) -> Replica:
+        """The replica that the router takes."""
+        if len(self.replicas) == 1:
+            return self.replicas[0]
+        loads = []
+        for replica in self.replicas:
+            admission = replica.admission
+            found = 0 if admission.seen is None else admission.seen.found("", prompt)
+            loads.append(
+                Load(
+                    backlog_s=admission.forecast.backlog_s(),
+                    own_s=(len(prompt) - found) * admission.forecast.alone_s,
+                    num_open=admission.num_admitted,
+                )
+            )
+        return self.replicas[choose(loads)]
+
+    def _leave(self, asking: "Asking", replica: Replica, number: int) -> None:
+        """A client that has waited too long leaves."""
+        if asking.is_over or number not in replica.jobs:
+            return
+        at_s = asking.sent_s + self.clients.timeout_s
+        replica.drop(at_s, number)
+        asking.failed("timeout", "", at_s)
+        self.at(at_s, self._step, replica, at_s)
+
+    def _step(self, replica: Replica, now_s: float) -> None:
+        """Let an engine run that has something to do."""
+        due_s = replica.next_s(now_s)
+        if due_s is None:
+            return
+        if due_s > now_s:
+            if not replica.inbox:  # who is in the inbox has an event of his own
+                self.at(due_s, self._step, replica, due_s)
+            return
+        stepped = replica.step(now_s)
+        if stepped is not None:
+            self.at(stepped.ends_s, self._stepped, replica, stepped)
+
+    def _stepped(self, replica: Replica, stepped: Stepped) -> None:
+        replica.finish(stepped)
+        self._step(replica, stepped.ends_s)
+
+
+class Asking:
+    """One exchange from its client's side."""
+
+    __slots__ = ("_world", "is_over", "sent_s", "talk", "turn", "x")
+
+    def __init__(self, world: World, talk: Talk, turn: Turn, x: Exchange) -> None:
+        self._world, self.talk, self.turn, self.x = world, talk, turn, x
+        self.sent_s = x.scheduled_s
+        self.is_over = False
+        x.chunk_tokens = []
+
+    def sampling(self, number: int) -> SamplingParams:
+        """What the client asks for; the engine learns its limit and no more."""
+        limit = self._world.clients.answer_limit
+        if limit is None:
+            return SamplingParams(
+                max_tokens=self.turn.output_tokens, temperature=0, ignore_eos=True, seed=number
+            )
+        return SamplingParams(
+            max_tokens=max(limit, self.turn.output_tokens), temperature=0, seed=number
+        )
+
+    def take(self, update: SequenceUpdate, ended_s: float, place: int) -> None:
+        """What a step gave it, as the client reads it."""
+        x, read_s = self.x, self._world.front.read_s(ended_s, place)
+        if x.headers_s is None:
+            x.headers_s, x.published_s, x.status = read_s, read_s, 200
+            x.prompt_tokens, x.cached_tokens = len(self.talk.said), update.num_cached_tokens
+        if update.token_ids:
+            assert x.chunk_tokens is not None
+            x.chunk_s.append(read_s)
+            x.chunk_tokens.append(len(update.token_ids))
+        if len(self.talk.conversation.turns) > self.talk.turn + 1:
+            self.talk.said += update.token_ids
+            self.talk.asked += len(update.token_ids)
+        if update.finish_reason is not None:
+            x.output_tokens = sum(x.chunk_tokens or ())
+            x.finish_reason, x.ended_s = update.finish_reason, read_s
+            self._end(read_s)
+
+    def refused(self, error: RequestError, read_s: float, tries: int) -> None:
+        """Try again later, or give up."""
+        world = self._world
+        if tries < world.clients.retries and error.status in (429, 503):
+            world.num_retries += 1
+            pause_s = error.retry_after_s or FIRST_PAUSE_S * 2**tries
+            self.sent_s = read_s + pause_s
+            world._send(self, self.sent_s, tries + 1)
+            return
+        self.x.status = error.status
+        self.failed(f"status {error.status}", error.cause, read_s)
+
+    def failed(self, reason: str, message: str, at_s: float) -> None:
+        self.x.error, self.x.message, self.x.ended_s = reason, message, at_s
+        self._end(at_s)
+
+    def _end(self, at_s: float) -> None:
+        self.is_over = True
+        self._world.over(self.talk, self.x, at_s)
+
+
+def repeated(
+    conversations: list[Conversation], share: float, rng: np.random.Generator
+) -> list[Conversation]:
+    """The traffic and a share of it once more, a second later: people who ask again."""
+    again = [
+        replace(talk, at_s=talk.at_s + float(rng.exponential(1.0)))
+        for talk in conversations
+        if rng.random() < share
+    ]
+    return sorted([*conversations, *again], key=lambda talk: talk.at_s)

@@ -1,0 +1,260 @@
+"""One simulated server: the engine, its clock, and the doorkeeper before it.
+
+Engine and admission are the server's own. The engine's clock runs ahead of the doorkeeper's while
+a step lasts: who arrives meanwhile is judged at his own time by what the steps before have told,
+and joins the step after, as at a real server.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
+from headway.admit.seen import PAGE_TOKENS
+from headway.advise.simulate.executor import Script, SimulatedExecutor
+from headway.advise.simulate.truth import Truth
+from headway.core.clock import VirtualClock
+from headway.core.errors import RequestError
+from headway.core.model_spec import ModelSpec
+from headway.core.plan import Description
+from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
+from headway.core.service import ServiceClass, within_reach
+from headway.core.slo import DEFAULT_CLASS
+from headway.edge.keys import Caller, anybody
+from headway.engine.calibration import calibrate, pace_alone
+from headway.engine.cost import StepCost, prior_of
+from headway.engine.engine import Engine
+from headway.engine.policy import POLICIES
+from headway.telemetry.records import StepRecord
+
+CALIBRATION_S = 0.8
+"""As long as a server that starts measures itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a simulated server is started with: model, settings, machine, classes, admission."""
+
+    spec: ModelSpec
+    settings: Settings
+    description: Description
+    classes: dict[str, ServiceClass]
+    max_queue: int | None = None
+    max_queue_wait_s: float | None = None
+    acceptance: tuple[float, ...] = ()
+    belief: StepCost | None = None
+    """What its cost model has learned before; without it the server measures itself first."""
+    ends: bool = False
+    """Whether answers end with the end token where the trace says so; else at their limit."""
+
+    @property
+    def rules(self) -> Rules:
+        """Of admission."""
+        scheduler: SchedulerConfig = self.settings.scheduler
+        return Rules(
+            max_queue=self.max_queue,
+            max_queue_wait_s=self.max_queue_wait_s,
+            scheduler=scheduler,
+            order=POLICIES[scheduler.policy].queue_order,
+            prefix_cache=bool(self.settings.cache.prefix_cache),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One request at a server: who is told what becomes of it."""
+
+    request: Request
+    ticket: Ticket
+    take: Callable[[SequenceUpdate, float, int], None]
+    """Called with the update, when its step ended, and its place among those of the step."""
+    fail: Callable[[RequestError, float], None]
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Stepped:
+    """A step that has been computed, and ends in the future of the world."""
+
+    ends_s: float
+    updates: list[SequenceUpdate]
+    record: StepRecord | None
+    refusals: list[tuple[int, RequestError]] = field(default_factory=list)
+
+
+class Replica:
+    """A server on virtual clocks."""
+
+    def __init__(self, served: Served, truth: Truth, seed: int = 0) -> None:
+        self.served, self.truth = served, truth
+        settings, spec = served.settings, served.spec
+        self.clock, self.front = VirtualClock(), VirtualClock()
+        self.lengths: dict[int, int] = {}
+        """Of answers that end by themselves, by the seed of their request."""
+        prior = prior_of(spec, served.description, settings.dtype, settings.cache.dtype)
+        self.script = Script(
+            spec.vocab_size,
+            tuple(i for i in spec.eos_token_ids if 0 <= i < spec.vocab_size),
+            self.lengths,
+            served.acceptance,
+        )
+        executor = SimulatedExecutor(
+            self.clock,
+            truth,
+            self.script,
+            windows=settings.cache.windows,
+            description=served.description,
+            block_bytes=settings.cache.block_bytes or block_bytes(spec, settings),
+            copied_byte_s=prior.copied_byte_s,
+            num_experts=experts_of(spec),
+            seed=seed,
+        )
+        self.engine = Engine(
+            executor,
+            settings,
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            clock=self.clock,
+            prior=prior,
+        )
+        if served.belief is not None:
+            self.engine.cost.believe(served.belief)
+        else:
+            self.engine.warm_up()
+            calibrate(self.engine, CALIBRATION_S)
+        self.started_s = self.clock.now_s()
+        self.classes = dict(served.classes)
+        default = self.classes[DEFAULT_CLASS]
+        self.classes[DEFAULT_CLASS] = within_reach(default, pace_alone(self.engine))
+        self.admission = Admission(self.front, served.rules)
+        if self.admission.seen is not None:
+            most = max(settings.cache.num_blocks) - 1
+            self.admission.seen.start_over(max(most * settings.cache.block_size, PAGE_TOKENS))
+        self.caller: Caller = anybody()
+        self.inbox: deque[tuple[float, Request | int]] = deque()
+        """When a request, or the number of one to drop, gets to the engine."""
+        self.jobs: dict[int, Job] = {}
+        self.is_stepping = False
+        self.busy_s = 0.0
+        self.num_steps = self.num_tokens = 0
+
+    def class_of(self, name: str) -> ServiceClass:
+        """The service class of that name; the default where the server has none."""
+        return self.classes.get(name) or self.classes[DEFAULT_CLASS]
+
+    # ── the door ────────────────────────────────────────────────────────────────────────────
+
+    def arrive(
+        self, now_s: float, name: str, prompt: list[int], sampling: SamplingParams
+    ) -> Ticket:
+        """Let a request in or raise RequestError, as the server's own doorkeeper would."""
+        self.front.advance_to(now_s)
+        service_class = self.class_of(name)
+        ticket = self.admission.arrive(
+            self.caller, service_class, self.served.settings.max_num_seqs
+        )
+        try:
+            ticket.measure(
+                AdmissionRequest(
+                    lengths=[len(prompt)],
+                    sampling=sampling,
+                    max_model_len=self.served.settings.max_model_len,
+                    prompts=[prompt],
+                    answer_param="max_tokens",
+                )
+            )
+        except RequestError:
+            ticket.close()
+            raise
+        return ticket
+
+    def submit(self, at_s: float, job: Job) -> None:
+        """Send a request on its way; the engine has it at `at_s`."""
+        number = job.request.request_id
+        self.jobs[number] = job
+        job.ticket.sent(0, number)
+        self.inbox.append((at_s, job.request))
+
+    def drop(self, at_s: float, number: int) -> None:
+        """Its client has left."""
+        job = self.jobs.pop(number, None)
+        if job is not None:
+            job.ticket.close()
+            self.inbox.append((at_s, number))
+
+    # ── the engine ──────────────────────────────────────────────────────────────────────────
+
+    def next_s(self, now_s: float) -> float | None:
+        """When the engine may take a step, now or later; None while it has nothing to do."""
+        if self.is_stepping:
+            return None
+        if self.engine.has_work:
+            return now_s
+        wakes_s = self.engine.wakes_at_s - self.started_s
+        first_s = min((at_s for at_s, _ in self.inbox), default=wakes_s)
+        due_s = max(min(wakes_s, first_s), now_s)
+        return due_s if due_s < float("inf") else None
+
+    def step(self, now_s: float) -> Stepped | None:
+        """Take what has come and run one step from now; None where there is nothing to do."""
+        self.clock.advance_to(self.started_s + now_s)
+        refusals: list[tuple[int, RequestError]] = []
+        for _ in range(len(self.inbox)):
+            at_s, message = self.inbox.popleft()
+            if at_s > now_s:
+                self.inbox.append((at_s, message))
+            elif isinstance(message, int):
+                self.engine.abort(message)
+            else:
+                try:
+                    self.engine.add(message)
+                except RequestError as error:
+                    refusals.append((message.request_id, error))
+        if not self.engine.has_work:
+            return Stepped(now_s, [], None, refusals) if refusals else None
+        updates, record = self.engine.step()
+        refusals += self.engine.take_refusals()
+        self.is_stepping = True
+        self.num_steps += 1
+        self.busy_s += record.duration_s
+        return Stepped(self.clock.now_s() - self.started_s, updates, record, refusals)
+
+    def finish(self, stepped: Stepped) -> None:
+        """The step is over: tell the doorkeeper, and each request what it gained."""
+        self.is_stepping = False
+        self.front.advance_to(stepped.ends_s)
+        if stepped.record is not None:
+            self.admission.forecast.on_record(stepped.record)
+        for place, update in enumerate(stepped.updates):
+            job = self.jobs.get(update.request_id)
+            if job is None:
+                continue
+            if not job.num_tokens and update.token_ids:
+                job.ticket.began(0)
+            job.num_tokens += len(update.token_ids)
+            self.num_tokens += len(update.token_ids)
+            if update.finish_reason is not None:
+                del self.jobs[update.request_id]
+                job.ticket.close(len(job.request.prompt_token_ids) + job.num_tokens)
+            job.take(update, stepped.ends_s, place)
+        for number, error in stepped.refusals:
+            job = self.jobs.pop(number, None)
+            if job is not None:
+                job.ticket.close()
+                job.fail(error, stepped.ends_s)
+
+
+def block_bytes(spec: ModelSpec, settings: Settings) -> tuple[int, ...]:
+    """Bytes of a block by KV group."""
+    dtype = settings.cache.dtype or settings.dtype
+    if dtype == "none":
+        return ()
+    return tuple(g.bytes_per_token(dtype) * settings.cache.block_size for g in spec.kv_groups)
+
+
+def experts_of(spec: ModelSpec) -> tuple[int, int, int]:
+    """(layers with experts, experts of each, experts that a token hits); zeros of a dense model."""
+    experts = spec.experts
+    return (spec.num_sparse, experts.count, experts.active) if experts else (0, 0, 0)

@@ -1,0 +1,300 @@
+"""How long a step really takes: the mean by what it does, and the machine's own good and bad times.
+
+The engine's cost model believes in the median step, on purpose; who simulates needs the mean and
+the tail as well. `Learned` fits the mean to the steps of a calibration by least squares, and then
+replays their pace: how many real seconds each second of expected work took, in the order in which
+it was seen. So a slow minute stays slow, a stall is a piece of time that hits one long step or one
+of many short ones, and all seconds together are those that were measured. Worked example:
+
+    expected  10  10  10  10 ms        by the fit
+    took      10  10  40  10 ms        a stall of 30 ms in the third
+    a step of 20 ms that begins 5 ms before it: 5 + 40 + 5 = 50 ms; four steps of 5 ms: 5, 20, 20, 5
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import UsageError
+from headway.engine.cost import (
+    NUM_KNOTS,
+    NUM_PARTS,
+    Prior,
+    StepCost,
+    Work,
+    parts_of,
+)
+from headway.telemetry.calibration import Calibration, StepColumns
+
+Floats = NDArray[np.float64]
+CALIBRATED, TRANSFERRED, ROOFLINE, RECORDED = "calibrated", "transferred", "roofline", "recorded"
+HICCUP = 3.0
+"""For the mean by kind of work a step counts as at most so many times its expectation; what it took
+beyond that is in the pace."""
+TRUST = 4.0
+"""The belief counts in the fit as much as so many steps."""
+SWEEPS = 200
+BLOCK_S = 4.0
+"""Seconds of expected work that are replayed in a row."""
+STEADY = 0.2
+"""A machine whose pace differs by more between two halves is not steady enough to calibrate."""
+EMPTY_STEP_S = 2e-4
+"""A step that computes nothing: it is planned and told."""
+
+
+class Truth(Protocol):
+    """The seconds of each step, in the order in which steps run."""
+
+    label: str
+    reach: "Reach"
+
+    def seconds(self, work: Work) -> float:
+        """How long the step takes that does `work`."""
+        ...
+
+
+@dataclass(slots=True)
+class Reach:
+    """How much of what steps do lies beyond what was ever measured."""
+
+    most: tuple[int, ...]
+    num_steps: int = 0
+    num_beyond: int = 0
+
+    def count(self, work: Work) -> None:
+        """One step."""
+        self.num_steps += 1
+        self.num_beyond += any(have > most for have, most in zip(work, self.most, strict=True))
+
+    @property
+    def share(self) -> float:
+        """Of the steps that lay beyond."""
+        return self.num_beyond / self.num_steps if self.num_steps else 0.0
+
+
+class Fit:
+    """What the steps of a calibration tell, read once for many runs.
+
+    `ratio` scales each part: another format of the same model. `belief` is what the engine's own
+    cost model had learned from these steps, `mean` what a step takes by what it does.
+    """
+
+    def __init__(
+        self,
+        steps: StepColumns,
+        windows: tuple[int, ...],
+        prior: Prior | None = None,
+        ratio: Floats | None = None,
+    ) -> None:
+        works = works_of(steps)
+        self.took = np.array(steps.seconds)
+        self.belief = taught(works, steps.seconds, windows, prior)
+        parts, self.expected = fitted(works, self.took, self.belief)
+        self.mean = StepCost(prior, windows)
+        self.mean.take_parts(parts if ratio is None else parts * ratio)
+        if ratio is not None:
+            self.belief.take_parts(np.array(list(self.belief.parts.values())) * ratio)
+        self.most = tuple(max(column) for column in zip(*works, strict=True))
+        self.drift = drift(self.expected, self.took)
+        """By how much the pace varied from one part of the time to another, as a share."""
+        half = len(works) // 2
+        first, second = (
+            self.took[part].sum() / self.expected[part].sum()
+            for part in (slice(0, half), slice(half, None))
+        )
+        self.moved = float(abs(second / first - 1))
+        """By how much the second half was slower or faster than the first."""
+
+
+class Learned:
+    """The truth of a calibration; `scale` stretches all of it, for a machine slower by so much."""
+
+    def __init__(
+        self, fit: Fit, *, seed: int = 0, scale: float = 1.0, label: str = CALIBRATED
+    ) -> None:
+        self.label, self._scale = label, scale
+        self._mean = fit.mean
+        self._pace = Pace(fit.expected, fit.took, seed)
+        self.reach = Reach(fit.most)
+
+    def seconds(self, work: Work) -> float:
+        self.reach.count(work)
+        if not work.num_tokens:
+            return EMPTY_STEP_S * self._scale
+        return self._scale * self._pace.take(self._mean.seconds(work))
+
+
+class Pace:
+    """Real seconds by expected seconds, replayed in blocks from places that the seed draws."""
+
+    def __init__(self, expected: Floats, took: Floats, seed: int) -> None:
+        self._expected = [0.0, *np.cumsum(expected).tolist()]
+        self._took = [0.0, *np.cumsum(took).tolist()]
+        self._random = random.Random(seed)
+        self._jump()
+
+    def _jump(self) -> None:
+        """Go on from another place."""
+        last = len(self._expected) - 2
+        self._index = self._random.randint(0, last)
+        self._at = self._expected[self._index]
+        self._left = BLOCK_S
+
+    def take(self, expected_s: float) -> float:
+        """The real seconds of the next `expected_s`."""
+        self._left -= expected_s
+        seconds, end = 0.0, self._expected[-1]
+        while expected_s >= end - self._at:  # all there is: go on from the beginning
+            expected_s -= end - self._at
+            seconds += self._until(end)
+            self._at, self._index = 0.0, 0
+        seconds += self._until(self._at + expected_s)
+        if self._left <= 0:
+            self._jump()
+        return seconds
+
+    def _until(self, until: float) -> float:
+        """Real seconds from here until `until` seconds of expected work, where it then is."""
+        expected, index = self._expected, self._index
+        began = self._real(self._at, index)
+        last = len(expected) - 2
+        while index < last and expected[index + 1] < until:
+            index += 1
+        self._at, self._index = until, index
+        return self._real(until, index) - began
+
+    def _real(self, at: float, index: int) -> float:
+        """Straight between the ends of the step that it falls into."""
+        low, high = self._expected[index], self._expected[index + 1]
+        begin, end = self._took[index], self._took[index + 1]
+        real_s: float = begin + (end - begin) * (at - low) / (high - low)
+        return real_s
+
+
+def drift(expected: Floats, took: Floats) -> float:
+    """The standard deviation of the pace of ten parts of the time, as a share of its mean."""
+    parts = [part for part in np.array_split(np.arange(len(took)), 10) if len(part)]
+    paces = [float(took[part].sum() / expected[part].sum()) for part in parts]
+    return float(np.std(paces) / np.mean(paces)) if len(paces) > 1 else 0.0
+
+
+# ── the mean ────────────────────────────────────────────────────────────────────────────────
+
+
+def works_of(steps: StepColumns) -> list[Work]:
+    """What each step did."""
+    columns = zip(steps.tokens, steps.sampled, steps.attended, steps.read, strict=True)
+    return [Work(*row) for row in columns]
+
+
+def taught(
+    works: list[Work], seconds: list[float], windows: tuple[int, ...], prior: Prior | None
+) -> StepCost:
+    """What the engine's own cost model believes after these steps."""
+    belief = StepCost(prior, windows)
+    for work, took in zip(works, seconds, strict=True):
+        belief.learn(work, took)
+    return belief
+
+
+def fitted(works: list[Work], seconds: Floats, belief: StepCost) -> tuple[Floats, Floats]:
+    """(seconds of each part, expected seconds of each step): least squares on relative errors.
+
+    No part is negative and the curve never falls, for its unknowns are how much it rises from knot
+    to knot. What the steps do not show is the belief's.
+    """
+    guessed = np.array([belief.seconds(work) for work in works])
+    ratio = float(np.minimum(seconds / guessed, HICCUP).mean())
+    guessed *= ratio
+    parts = np.array(list(belief.parts.values())) * ratio
+    rises = np.concatenate([parts[:1], np.diff(parts[:NUM_KNOTS]), parts[NUM_KNOTS:]])
+    scale = np.maximum(rises, 1e-3 * guessed.mean() / np.maximum(columns(works).mean(0), 1e-9))
+    rows = columns(works) * scale / guessed[:, None]
+    target = np.minimum(seconds / guessed, HICCUP)
+    gram = rows.T @ rows + TRUST * np.eye(NUM_PARTS)
+    wanted = rows.T @ target + TRUST * rises / scale
+    solved = non_negative(gram, wanted, rises / scale) * scale
+    curve = np.cumsum(solved[:NUM_KNOTS])
+    found = np.concatenate([curve, solved[NUM_KNOTS:]])
+    return found, columns(works) @ solved
+
+
+def columns(works: list[Work]) -> Floats:
+    """A row for each step: by how much each rise of the curve and each unit of the rest counts.
+
+    48 tokens have the rises to 1, 2, 4, 8, 16 and 32 in full and half of that to 64.
+    """
+    tokens = np.array([work.num_tokens for work in works], dtype=float)[:, None]
+    low = 2.0 ** np.arange(NUM_KNOTS - 1)
+    reached = np.maximum((tokens - low) / low, 0.0)
+    reached[:, :-1] = np.minimum(reached[:, :-1], 1.0)  # beyond the last knot it goes on straight
+    rest = np.array([work[1:] for work in works], dtype=float)
+    some = (rest[:, :1] > 0).astype(float)
+    return np.concatenate([np.ones((len(works), 1)), reached, some, rest], axis=1)
+
+
+def non_negative(gram: Floats, wanted: Floats, start: Floats) -> Floats:
+    """The x ≥ 0 with the least xᵀ gram x − 2 wanted x, one coordinate after the other."""
+    x = np.maximum(start, 0.0)
+    for _ in range(SWEEPS):
+        for k in range(len(x)):
+            x[k] = max(0.0, x[k] + (wanted[k] - gram[k] @ x) / gram[k, k])
+    return x
+
+
+def ratio_of(new: Prior, old: Prior) -> Floats:
+    """What each part of another model or format takes beside that of the one that was measured."""
+    ratio: Floats = parts_of(new) / parts_of(old)
+    return ratio
+
+
+def check_same(calibration: Calibration, fingerprint: str, told: dict[str, str]) -> None:
+    """Raise UsageError where the calibration is of another model, or of settings that cost else."""
+    if calibration.fingerprint != fingerprint:
+        raise UsageError(
+            f"The calibration is of another model: {calibration.model}.",
+            "Calibrate this one (headway bench URL --calibrate FILE), or say --transfer.",
+        )
+    differ = [n for n in COSTS if calibration.settings.get(n) != told.get(n)]
+    if differ:
+        name = differ[0]
+        raise UsageError(
+            f"The calibration is of {name} {calibration.settings.get(name)}; here it is "
+            f"{told.get(name)}.",
+            "Calibrate with that setting, or say --transfer.",
+        )
+
+
+COSTS = ("device", "dtype", "kv_dtype", "quantization", "kernels", "attention_backend", "threads")
+"""Settings that change what a step costs."""
+
+
+@dataclass(slots=True)
+class Roofline:
+    """A machine that nobody measured: bytes and FLOPs over what it reaches of its datasheet.
+
+    Never a time to print: efficiencies are a judgement, so the answer is an interval of two.
+    """
+
+    weights_s: float
+    read_s: float
+    token_s: float
+    attended_s: float
+    sampled_s: float
+    head_s: float
+    fixed_s: float
+    token_link_s: float = 0.0
+    label: str = ROOFLINE
+    reach: Reach = field(default_factory=lambda: Reach((2**62,) * 4))
+
+    def seconds(self, work: Work) -> float:
+        self.reach.count(work)
+        tokens, sampled, attended, read = work
+        if not tokens:
+            return self.fixed_s
+        reading_s = self.weights_s + self.read_s * read + (self.head_s if sampled else 0.0)
+        computing_s = self.token_s * tokens + self.attended_s * attended + self.sampled_s * sampled
+        return max(reading_s, computing_s) + self.fixed_s + self.token_link_s * tokens
