@@ -313,7 +313,7 @@ def test_trace_explains_what_went_wrong(tmp_path: Path) -> None:
     assert headway("trace", "http://127.0.0.1:9").returncode == 2
 
 
-@pytest.mark.parametrize("path", ["/stats", "/trace", "/metrics"])
+@pytest.mark.parametrize("path", ["/stats", "/trace", "/calibration", "/metrics"])
 def test_they_want_the_key(start_server: StartServer, path: str) -> None:
     live = start_server(NO_TORCH, "--api-key=sesame").wait_ready()
     assert live.get(path)[0] == 401

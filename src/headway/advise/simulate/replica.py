@@ -16,7 +16,7 @@ from headway.advise.simulate.truth import Truth
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
 from headway.core.model_spec import ModelSpec
-from headway.core.plan import Description
+from headway.core.plan import Description, Executor
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
@@ -87,10 +87,19 @@ class Stepped:
 class Replica:
     """A server on virtual clocks."""
 
-    def __init__(self, served: Served, truth: Truth, seed: int = 0) -> None:
+    def __init__(
+        self,
+        served: Served,
+        truth: Truth,
+        seed: int = 0,
+        *,
+        clock: VirtualClock | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        """With an `executor` that computes, its `clock` says how long that took."""
         self.served, self.truth = served, truth
         settings, spec = served.settings, served.spec
-        self.clock, self.front = VirtualClock(), VirtualClock()
+        self.clock, self.front = clock or VirtualClock(), VirtualClock()
         self.lengths: dict[int, int] = {}
         """Of answers that end by themselves, by the seed of their request."""
         prior = prior_of(spec, served.description, settings.dtype, settings.cache.dtype)
@@ -100,7 +109,7 @@ class Replica:
             self.lengths,
             served.acceptance,
         )
-        executor = SimulatedExecutor(
+        executor = executor or SimulatedExecutor(
             self.clock,
             truth,
             self.script,

@@ -14,6 +14,7 @@ from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.gate import GateOptions
 from headway.core.options.read import format_value
+from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tables import (
     EngineOptions,
     LogOptions,
@@ -94,6 +95,7 @@ TITLES: dict[type, str] = {
     BatchOptions: "Batch without a server (`batch`)",
     KeyOptions: "A new API key (`key`)",
     BenchOptions: "Load generator (`bench`)",
+    SimulateOptions: "Simulation (`headway simulate`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",

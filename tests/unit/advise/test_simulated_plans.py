@@ -1,0 +1,184 @@
+"""One scheduler: a recorded run gives the very same plans on a virtual clock, for each policy."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from byte_tokenizer import EOS, write_tokenizer
+from engine_world import EXAMPLES
+from fakes import FakeExecutor, make_settings
+from headway.advise.simulate.recorded import Recorder, Recording, StepClock, replay
+from headway.core.clock import VirtualClock
+from headway.core.grammar import Grammar
+from headway.core.plan import Executor, StepResult
+from headway.core.principal import Principal
+from headway.core.request import Request, SamplingParams
+from headway.core.resolve import Settings
+from headway.core.speculation_config import SpeculationConfig
+from headway.core.terms import Terms
+from headway.engine.engine import Engine
+from headway.engine.grammar.grammars import Grammars
+from headway.engine.grammar.vocabulary import VocabularySource
+
+TOKENS, VOCAB = 320, 325
+POLICIES = ("fcfs", "fair", "priority", "slo")
+DIGITS = Grammar(kind="regex", text="[0-9]{4,12}", param="guided_regex")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> VocabularySource:
+    folder: Path = tmp_path_factory.mktemp("bytes")
+    write_tokenizer(folder, TOKENS)
+    return VocabularySource(str(folder / "tokenizer.json"), VOCAB, (EOS,))
+
+
+class Uneven(FakeExecutor):
+    """The checking fake, whose steps take a while that nobody can foresee."""
+
+    chance: random.Random
+
+    def collect(self) -> StepResult:
+        for _ in range(self.chance.randrange(2000)):
+            pass
+        return super().collect()
+
+
+def fake(how: Settings, seed: int) -> Uneven:
+    made = Uneven(how.cache.block_size, how.cache.num_blocks, VOCAB, max_num_seqs=how.max_num_seqs)
+    made.chance = random.Random(seed)
+    return made
+
+
+def make(how: Settings, grammars: Grammars | None):
+    def engine(executor: Executor, clock: VirtualClock | StepClock) -> Engine:
+        return Engine(
+            executor,
+            how,
+            vocab_size=VOCAB,
+            eos_token_ids=(EOS,),
+            clock=clock,
+            grammars=grammars,
+        )
+
+    return engine
+
+
+def coming(seed: int, count: int, *, ruled: bool, now_s: float) -> list[tuple[int, Request | int]]:
+    """Requests that share beginnings, fork, hurry, and some whose clients leave."""
+    rng = random.Random(seed)
+    beginnings = [[rng.randrange(VOCAB) for _ in range(24)] for _ in range(2)]
+    events: list[tuple[int, Request | int]] = []
+    for number in range(count):
+        own = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))]
+        prompt = rng.choice(beginnings)[: rng.randrange(25)] + own
+        sampling = SamplingParams(
+            n=rng.choice((1, 1, 3)),
+            seed=number,
+            max_tokens=rng.randrange(1, 30),
+            grammar=DIGITS if ruled and rng.random() < 0.3 else None,
+        )
+        terms = Terms(
+            ttft_s=rng.choice((None, 0.001, 5.0)),
+            tpot_s=rng.choice((None, 1e-5, 0.1)),
+            priority=rng.randrange(3),
+            idle_only=rng.random() < 0.1,
+        )
+        at = rng.randrange(3 * count)
+        user = Principal(rng.choice(("", "ann", "bob")))
+        events.append((at, Request(number, prompt, sampling, user, now_s, terms=terms)))
+        if rng.random() < 0.1:
+            events.append((at + rng.randrange(1, 9), number))
+    return sorted(events, key=lambda event: (event[0], isinstance(event[1], int)))
+
+
+def recorded(how: Settings, seed: int, count: int, grammars: Grammars | None) -> Recording:
+    clock = StepClock()
+    recorder = Recorder(fake(how, seed), clock)
+    engine = make(how, grammars)(recorder, clock)
+    events = coming(seed, count, ruled=grammars is not None, now_s=clock.now_s())
+    recording = recorder.run(engine, events)
+    engine.check_integrity()
+    assert recording.came and engine.num_requests == 0
+    return recording
+
+
+def small(policy: str, **more) -> Settings:
+    """So little memory that running requests are preempted."""
+    return make_settings(
+        policy=policy, num_blocks=(60,), max_model_len=120, budget=24, max_num_seqs=6, **more
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_recorded_run_gives_the_same_plans(policy: str, source: VocabularySource):
+    how = small(policy)
+    grammars = Grammars(source)
+    try:
+        compile_first(grammars)
+        recording = recorded(how, 11, 40, grammars)
+        pairs = replay(recording, make(how, grammars))
+    finally:
+        grammars.close()
+    assert len(pairs) == len(recording.steps) > 100
+    assert all(was == now for was, now in pairs)
+
+
+def compile_first(grammars: Grammars) -> None:
+    """A grammar that everybody knows: when one is compiled in the background is nobody's plan."""
+    while grammars.compile(-1, DIGITS) is None:
+        grammars.wait()
+        grammars.ready()
+
+
+@settings(max_examples=max(EXAMPLES // 20, 10), deadline=None)
+@given(
+    policy=st.sampled_from(POLICIES),
+    seed=st.integers(0, 2**20),
+    blocks=st.integers(40, 120),
+    budget=st.integers(7, 64),
+    rows=st.integers(1, 9),
+    drafts=st.booleans(),
+)
+def test_any_settings_give_the_same_plans(policy, seed, blocks, budget, rows, drafts):
+    how = make_settings(
+        policy=policy, num_blocks=(blocks,), max_model_len=120, budget=budget, max_num_seqs=rows
+    )
+    if drafts:
+        lookup = SpeculationConfig(sources=("lookup",), max_drafts=4)
+        how = replace(how, speculation=lookup)
+    recording = recorded(how, seed, 12, None)
+    assert all(was == now for was, now in replay(recording, make(how, None)))
+
+
+def test_a_plan_that_differs_is_found():
+    """Another decision, by as little as one token of a budget, has another hash."""
+    recording = recorded(small("slo"), 3, 20, None)
+    other = replace(small("slo"), max_num_batched_tokens=23)
+    pairs = replay(recording, make(other, None))
+    assert pairs[-1][0] != pairs[-1][1]
+    assert len(pairs) < len(recording.steps)
+
+
+def test_the_recording_has_what_makes_plans_hard():
+    """Preemption, forks and cache hits are in it: the proof is of something."""
+    how, clock, records = small("slo"), StepClock(), []
+    recorder = Recorder(fake(how, 11), clock)
+    engine = make(how, None)(recorder, clock)
+    step = engine.step
+
+    def look():
+        updates, record = step()
+        records.append(record)
+        return updates, record
+
+    engine.step = look
+    recorder.run(engine, coming(11, 40, ruled=False, now_s=clock.now_s()))
+    assert records[-1].num_preemptions > 0
+    assert sum(record.num_cached_tokens for record in records) > 0
+    came = [one.request for one in recorder.recording.came if one.request is not None]
+    assert sum(request.sampling.n > 1 for request in came) > 5
+    assert any(one.dropped is not None for one in recorder.recording.came)

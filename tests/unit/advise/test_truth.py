@@ -1,0 +1,153 @@
+"""What a step takes: the mean is found, the pace is kept, no part is negative."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.advise.simulate.truth import Fit, Learned, Pace, Roofline, check_same, drift, works_of
+from headway.core.errors import UsageError
+from headway.engine.cost import Work
+from headway.telemetry.calibration import Calibration, StepColumns
+
+STEP_S, TOKEN_S, READ_S = 0.004, 2e-4, 1e-8
+
+
+def measured(count: int = 600, seed: int = 0, hiccup_s: float = 0.0) -> StepColumns:
+    """Steps of a machine that is known: 4 ms and 0.2 ms a token, 5% of noise, now and then a
+    stall."""
+    rng = np.random.default_rng(seed)
+    found = StepColumns()
+    now_s = 0.0
+    for _ in range(count):
+        rows, chunk = int(rng.integers(1, 33)), int(rng.choice([0, 0, 64, 256]))
+        tokens, read = rows + chunk, rows * int(rng.integers(50, 900))
+        seconds = (STEP_S + TOKEN_S * tokens + READ_S * read) * rng.normal(1, 0.05)
+        seconds += hiccup_s * (rng.random() < 0.02)
+        now_s += seconds
+        found.started_s.append(now_s)
+        found.seconds.append(seconds)
+        found.tokens.append(tokens)
+        found.sampled.append(rows)
+        found.attended.append(read)
+        found.read.append(read)
+    return found
+
+
+def expected_s(work: Work) -> float:
+    return STEP_S + TOKEN_S * work.num_tokens + READ_S * work.kv_tokens_read
+
+
+def test_the_mean_is_found():
+    """Within 5% of the formula behind the steps, at sizes that were seen."""
+    fit = Fit(measured(), (0,))
+    for work in (Work(1, 1, 400, 400), Work(20, 20, 9000, 9000), Work(276, 20, 9000, 9000)):
+        assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.05)
+
+
+def test_all_seconds_together_are_those_that_were_measured():
+    """Stalls too, which a belief in the median step leaves out."""
+    steps = measured(1500, hiccup_s=0.2)
+    fit = Fit(steps, (0,))
+    works = works_of(steps)
+    total = sum(Learned(fit, seed=1).seconds(work) for work in works * 4) / 4
+    believed = sum(fit.belief.seconds(work) for work in works)
+    assert believed < 0.9 * sum(steps.seconds)
+    means = [
+        sum(truth.seconds(work) for work in works)
+        for truth in (Learned(fit, seed=seed) for seed in range(8))
+    ]
+    assert np.mean([*means, total]) == pytest.approx(sum(steps.seconds), rel=0.08)
+
+
+def test_a_stall_is_a_piece_of_time():
+    """The worked example of the module: it hits one long step, or one of four short ones."""
+    pace = Pace(np.array([0.01] * 4), np.array([0.01, 0.01, 0.04, 0.01]), seed=0)
+    pace._at, pace._index = 0.015, 1
+    assert pace.take(0.02) == pytest.approx(0.05)
+    pace._at, pace._index = 0.015, 1
+    assert [pace.take(0.005) for _ in range(4)] == pytest.approx([0.005, 0.02, 0.02, 0.005])
+
+
+def test_the_pace_goes_round_and_loses_nothing():
+    expected, took = np.array([0.01, 0.03, 0.02]), np.array([0.02, 0.03, 0.04])
+    pace = Pace(expected, took, seed=3)
+    pace._left = 1e9
+    assert sum(pace.take(0.007) for _ in range(60)) == pytest.approx(0.42 * 0.09 / 0.06, rel=0.03)
+    assert pace.take(0.6) == pytest.approx(0.9, rel=1e-6)
+
+
+def test_one_seed_gives_one_pace():
+    fit = Fit(measured(hiccup_s=0.1), (0,))
+    work = Work(8, 8, 800, 800)
+    first, again, other = (
+        [truth.seconds(work) for _ in range(200)]
+        for truth in (Learned(fit, seed=4), Learned(fit, seed=4), Learned(fit, seed=5))
+    )
+    assert first == again != other
+
+
+def test_the_share_beyond_what_was_measured_is_told():
+    fit = Fit(measured(), (0,))
+    truth = Learned(fit)
+    for tokens in (10, 10, 10, 4000):
+        truth.seconds(Work(tokens, 1, 100, 100))
+    assert truth.reach.share == pytest.approx(0.25)
+
+
+def test_a_machine_that_changes_says_so():
+    steps = measured(400)
+    steps.seconds[200:] = [2 * seconds for seconds in steps.seconds[200:]]
+    assert Fit(steps, (0,)).moved > 0.5
+    assert Fit(measured(400), (0,)).moved < 0.1
+    assert drift(np.ones(100), np.ones(100)) == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**20), st.integers(3, 60), st.floats(1e-5, 10))
+def test_no_prediction_is_negative_or_falls(seed: int, count: int, scale: float):
+    steps = measured(count, seed)
+    steps.seconds = [seconds * scale for seconds in steps.seconds]
+    mean = Fit(steps, (0,)).mean
+    mean.check_integrity()
+    curve = [mean.seconds(Work(tokens, 1, 10, 10)) for tokens in (1, 2, 5, 40, 500, 5000, 50_000)]
+    assert curve[0] > 0 and curve == sorted(curve)
+
+
+def test_a_roofline_is_the_longer_of_reading_and_computing():
+    roof = Roofline(0.01, 1e-6, 1e-4, 0.0, 0.0, 0.002, 0.001)
+    assert roof.seconds(Work(1, 1, 0, 1000)) == pytest.approx(0.01 + 0.002 + 0.001 + 0.001)
+    assert roof.seconds(Work(1000, 0, 0, 0)) == pytest.approx(0.1 + 0.001)
+
+
+def calibration(**changes) -> Calibration:
+    from headway.core.plan import Description
+    from headway.core.service import Alone
+    from headway.telemetry.calibration import HostCost
+
+    fields = {
+        "headway": "0",
+        "model": "m",
+        "fingerprint": "abc",
+        "description": Description(device="cpu"),
+        "settings": {"dtype": "float32", "threads": "1"},
+        "max_model_len": 100,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "block_size": 16,
+        "group_blocks": [10],
+        "vocab_size": 50,
+        "alone": Alone(),
+        "steps": measured(60),
+        "host": HostCost(),
+    }
+    return Calibration(**{**fields, **changes})
+
+
+def test_a_calibration_of_something_else_is_refused_by_name():
+    told = {"dtype": "float32", "threads": "1"}
+    check_same(calibration(), "abc", told)
+    with pytest.raises(UsageError, match="another model: m"):
+        check_same(calibration(), "abd", told)
+    with pytest.raises(UsageError, match="threads 1; here it is 2"):
+        check_same(calibration(), "abc", {**told, "threads": "2"})

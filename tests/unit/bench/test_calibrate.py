@@ -1,0 +1,168 @@
+"""Calibration files: what the server tells, read again, and refused where something is wrong."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fakes import make_settings
+from headway.bench.calibrate import door_seconds, open_calibration
+from headway.bench.prompts import Ids, IdWriter, Made, Text
+from headway.cli.common import model_folder
+from headway.core.clock import VirtualClock
+from headway.core.errors import UsageError
+from headway.core.model_spec import read_model_spec
+from headway.core.plan import Description
+from headway.engine.messages import Ready
+from headway.measure.record import ClientCost, Exchange, Load, Run, Server
+from headway.telemetry.calibration import acceptance, host_cost, straight, take_calibration
+from headway.telemetry.live import Telemetry
+from headway.telemetry.records import StepRecord
+
+
+def step(number: int, started_s: float, seconds: float, **more) -> StepRecord:
+    fields = {"num_tokens": 4, "num_sampled": 4, "attended_tokens": 40, "kv_tokens_read": [40]}
+    return StepRecord(
+        number, started_s, 4, 0, kv_blocks_used=1, kv_usage=0.1, num_preemptions=0,
+        execute_s=seconds, **{**fields, **more},
+    )  # fmt: skip
+
+
+def telemetry() -> tuple[Telemetry, VirtualClock]:
+    clock = VirtualClock(100.0)
+    made = Telemetry(["tiny"], read_model_spec(model_folder(None)), clock=clock, version="1.2")
+    settings = make_settings()
+    made.on_ready(
+        Ready(
+            max_model_len=settings.max_model_len,
+            max_num_seqs=4,
+            vocab_size=50,
+            num_blocks=64,
+            block_size=4,
+            description=Description(device="cpu"),
+            group_blocks=[64],
+            settings=settings.told(),
+        )
+    )
+    return made, clock
+
+
+def test_an_engine_that_loads_tells_nothing():
+    assert take_calibration(Telemetry(["m"], read_model_spec(model_folder(None)))) is None
+
+
+def test_steps_that_waited_for_somebody_are_left_out():
+    made, _ = telemetry()
+    made.on_step(step(0, 1.0, 0.01))
+    made.on_step(step(1, 1.1, 0.02, gap_s=0.003, draft_s=0.001))
+    made.on_step(step(2, 1.2, 0.5, mask_wait_s=0.4))
+    made.on_step(step(3, 1.8, 0.5, transfer_s=0.4))
+    made.on_step(step(4, 2.4, 0.01, num_tokens=0))
+    found = take_calibration(made)
+    assert found.steps.seconds == pytest.approx([0.01, 0.022])
+    assert found.steps.read == [40, 40]
+    assert take_calibration(made, since_s=1.05).steps.seconds == pytest.approx([0.022])
+
+
+def test_the_way_in_is_read_off_requests_that_found_nobody():
+    """One arrives at 10.000 at an idle engine, whose step begins at 10.003 and ends at 10.013;
+    its token leaves at 10.014."""
+    made, clock = telemetry()
+    clock.advance_to(10.0)
+    timeline = made.begin("a", arrived_s=110.0, num_prompt=100, num_choices=1)
+    made.on_step(step(0, 110.003, 0.010, idle_s=5.0))
+    clock.advance_to(110.014)
+    timeline.scheduled(110.003, 0)
+    timeline.tokens_left(0, 1)
+    timeline.complete()
+    host = host_cost(list(made.steps), list(made.finished))
+    assert (host.in_s, host.out_s) == (pytest.approx(0.003), pytest.approx(0.001))
+
+
+def test_longer_prompts_take_longer_to_come_in():
+    seconds, more = straight([(100, 0.002)] * 5 + [(1100, 0.003)] * 5)
+    assert seconds == pytest.approx(0.0019) and more == pytest.approx(1e-6)
+    assert straight([]) == (None, 0.0)
+
+
+def test_acceptance_by_position():
+    """Of two guesses of 3 one had 1 right and one all: 2 of 2, 1 of 2, 1 of 1."""
+    record = step(0, 0, 0.1, verified=[("lookup", 3, 1), ("lookup", 3, 3)])
+    assert acceptance([record]) == {"lookup": [1.0, 0.5, 1.0]}
+
+
+def test_the_door_is_what_the_client_sees_beyond_the_server():
+    x = Exchange(
+        id=0, scheduled_s=1.0, sent_s=1.1, asked_prompt_tokens=5, asked_output_tokens=1,
+        chunk_s=[1.4], chunk_tokens=[1], output_tokens=1, ended_s=1.4,
+    )  # fmt: skip
+    counters = {
+        "time_to_first_token_seconds_sum": 0.25,
+        "time_to_first_token_seconds_count": 1.0,
+    }
+    run = Run(
+        started_at=0,
+        started_s=0,
+        load=Load(loop="open", arrivals="p", workload="w", seed=0, span_s=1, from_s=0, to_s=1),
+        server=Server(url="", model="", endpoint="", counters=counters),
+        client=ClientCost(cpu_s=0, wall_s=1),
+        exchanges=[x],
+    )
+    assert door_seconds(run) == pytest.approx(0.05)
+
+
+def saved(path: Path, **changes) -> str:
+    made, _ = telemetry()
+    for number in range(60):
+        made.on_step(step(number, 1.0 + number / 10, 0.01))
+    content = json.loads(msgspec.json.encode(take_calibration(made)))
+    for name, value in changes.items():
+        place = content["steps"] if name in content["steps"] else content
+        place[name] = value
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_a_calibration_is_read_again(tmp_path: Path):
+    found = open_calibration(saved(tmp_path / "c.json"))
+    assert found.model == "tiny" and len(found.steps) == 60 and found.headway == "1.2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": "headway-bench"}, "is headway-bench"),
+        ({"version": 9}, "version 9"),
+        ({"seconds": [0.01]}, "differ in length"),
+        ({"seconds": [-0.01] * 60}, "takes no time"),
+        ({"tokens": [-1] * 60}, "negative count"),
+        ({"steps": 7}, "is no calibration"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(tmp_path: Path, changes, said):
+    with pytest.raises(UsageError, match=said):
+        open_calibration(saved(tmp_path / "c.json", **changes))
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path: Path):
+    path = Path(saved(tmp_path / "c.json"))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="is no calibration"):
+        open_calibration(str(path))
+    with pytest.raises(UsageError, match="No such file"):
+        open_calibration(str(tmp_path / "none.json"))
+
+
+def test_prompts_as_ids_are_those_that_a_server_is_sent():
+    writer = IdWriter(3, 400)
+    prompt = (Made("a", 20), Ids((5, 700, 3)), Made("b", 4))
+    assert writer.ids(prompt) == json.loads(writer.json(prompt))
+
+
+def test_text_becomes_ids_that_share_what_it_shares():
+    writer = IdWriter(0)
+    a, b = "You are a helpful assistant. What is 2?", "You are a helpful assistant. Who are you?"
+    first, second = writer.ids((Text(a),)), writer.ids((Text(b),))
+    shared = next(i for i, (x, y) in enumerate(zip(first, second, strict=False)) if x != y)
+    assert len(first) == Text(a).tokens and 6 <= shared <= 8
