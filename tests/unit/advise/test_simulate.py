@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from headway.advise.simulate.front import Front
-from headway.advise.simulate.replica import Replica
 from headway.core.slo import parse_slo
 from headway.measure.record import Exchange
 from simulated_house import Formula, poisson, served, talks, world
@@ -48,8 +47,8 @@ def test_littles_law_and_all_tokens_come():
     assert all(x.output_tokens == 12 == sum(x.chunk_tokens) for x in found)
     assert made.replicas[0].num_tokens == 12 * len(found)
     made.replicas[0].engine.check_integrity()
-    made.replicas[0].admission.check_integrity()
-    assert not made.replicas[0].admission.forecast.entries
+    made.door.admission.check_integrity()
+    assert not list(made.door.admission.lines.entries)
 
 
 def test_the_same_twice_to_the_byte():
@@ -154,7 +153,6 @@ def test_a_closed_loop_asks_when_it_was_answered():
 
 
 def test_classes_of_the_traffic_are_those_of_the_server():
-    made = world(Formula(0.01), served(policy="slo"))
-    replica: Replica = made.replicas[0]
-    assert replica.class_of("interactive").slo == parse_slo("ttft=1.5s,tpot=120ms")
-    assert replica.class_of("nobody").name == "default"
+    door = world(Formula(0.01), served(policy="slo")).door
+    assert door.class_of("interactive").slo == parse_slo("ttft=1.5s,tpot=120ms")
+    assert door.class_of("nobody").name == "default"

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from headway.admit.route import Load, choose
 from headway.advise.simulate.front import Front
-from headway.advise.simulate.replica import Job, Replica, Stepped
+from headway.advise.simulate.replica import Door, Job, Replica, Stepped
 from headway.bench.prompts import IdWriter
 from headway.bench.workload import Conversation, Turn
 from headway.core.errors import RequestError
@@ -62,6 +61,7 @@ class World:
         self, replicas: list[Replica], front: Front, writer: IdWriter, clients: Clients, seed: int
     ) -> None:
         self.replicas, self.front, self.writer, self.clients = replicas, front, writer, clients
+        self.door = Door(replicas[0].served, replicas)
         self.exchanges: list[Exchange] = []
         self.num_retries = 0
         self._random = np.random.default_rng([seed, 17])
@@ -141,21 +141,21 @@ class World:
         """A whole body is at a server: in, or refused."""
         now_s = self.front.arrives_s(asking.sent_s)
         prompt = list(asking.talk.said)
-        replica = self._chosen(prompt)
         sampling = asking.sampling(self._next_id)
         try:
-            ticket = replica.arrive(now_s, asking.x.service_class, prompt, sampling)
+            ticket = self.door.arrive(now_s, asking.x.service_class, prompt, sampling)
         except RequestError as error:
             asking.refused(error, self.front.refused_s(now_s), tries)
             return
+        replica = self.replicas[ticket.engine]
         self._next_id += 1
         request = Request(
             self._next_id,
             prompt,
             sampling,
-            replica.caller.principal,
+            self.door.caller.principal,
             arrived_s=replica.started_s + now_s,
-            terms=replica.class_of(asking.x.service_class).terms(),
+            terms=self.door.class_of(asking.x.service_class).terms(),
         )
         if sampling.seed is not None and not sampling.ignore_eos:
             replica.lengths[sampling.seed] = asking.turn.output_tokens
@@ -173,23 +173,6 @@ class World:
         self.at(
             asking.sent_s + self.clients.timeout_s, self._leave, asking, replica, request.request_id
         )
-
-    def _chosen(self, prompt: list[int]) -> Replica:
-        """The replica that the router takes."""
-        if len(self.replicas) == 1:
-            return self.replicas[0]
-        loads = []
-        for replica in self.replicas:
-            admission = replica.admission
-            found = 0 if admission.seen is None else admission.seen.found("", prompt)
-            loads.append(
-                Load(
-                    backlog_s=admission.forecast.backlog_s(),
-                    own_s=(len(prompt) - found) * admission.forecast.alone_s,
-                    num_open=admission.num_admitted,
-                )
-            )
-        return self.replicas[choose(loads)]
 
     def _leave(self, asking: "Asking", replica: Replica, number: int) -> None:
         """A client that has waited too long leaves."""
@@ -214,6 +197,7 @@ class World:
             self.at(stepped.ends_s, self._stepped, replica, stepped)
 
     def _stepped(self, replica: Replica, stepped: Stepped) -> None:
+        self.door.heard(self.replicas.index(replica), stepped)
         replica.finish(stepped)
         self._step(replica, stepped.ends_s)
 

@@ -1,4 +1,4 @@
-"""One simulated server: the engine, its clock, and the doorkeeper before it.
+"""A simulated server: one door, and behind it one engine or several, each with its clock.
 
 Engine and admission are the server's own. The engine's clock runs ahead of the doorkeeper's while
 a step lasts: who arrives meanwhile is judged at his own time by what the steps before have told,
@@ -84,8 +84,60 @@ class Stepped:
     refusals: list[tuple[int, RequestError]] = field(default_factory=list)
 
 
+class Door:
+    """Admission before all engines of a server, on the clock of who stands there."""
+
+    def __init__(self, served: Served, replicas: "list[Replica]") -> None:
+        self.served = served
+        self.clock = VirtualClock()
+        self.classes = dict(served.classes)
+        default, alone = self.classes[DEFAULT_CLASS], pace_alone(replicas[0].engine)
+        self.classes[DEFAULT_CLASS] = within_reach(default, alone)
+        self.admission = Admission(self.clock, served.rules, len(replicas))
+        self.caller: Caller = anybody()
+        cache = served.settings.cache
+        for number in range(len(replicas)):
+            tokens = (max(cache.num_blocks) - 1) * cache.block_size
+            self.admission.lines.on_began(number, max(tokens, PAGE_TOKENS))
+
+    def class_of(self, name: str) -> ServiceClass:
+        """The service class of that name; the default where the server has none."""
+        return self.classes.get(name) or self.classes[DEFAULT_CLASS]
+
+    def arrive(
+        self, now_s: float, name: str, prompt: list[int], sampling: SamplingParams
+    ) -> Ticket:
+        """Let a request in, to the engine that its ticket names, or raise RequestError."""
+        self.clock.advance_to(now_s)
+        service_class = self.class_of(name)
+        ticket = self.admission.arrive(
+            self.caller, service_class, self.served.settings.max_num_seqs
+        )
+        try:
+            ticket.measure(
+                AdmissionRequest(
+                    lengths=[len(prompt)],
+                    sampling=sampling,
+                    max_model_len=self.served.settings.max_model_len,
+                    prompts=[prompt],
+                    answer_param="max_tokens",
+                )
+            )
+        except RequestError:
+            ticket.close()
+            raise
+        return ticket
+
+    def heard(self, engine: int, stepped: "Stepped") -> None:
+        """An engine tells of a step that is over."""
+        self.clock.advance_to(stepped.ends_s)
+        if stepped.record is not None:
+            stepped.record.engine = engine
+            self.admission.lines.on_record(stepped.record)
+
+
 class Replica:
-    """A server on virtual clocks."""
+    """An engine on a virtual clock."""
 
     def __init__(
         self,
@@ -99,7 +151,7 @@ class Replica:
         """With an `executor` that computes, its `clock` says how long that took."""
         self.served, self.truth = served, truth
         settings, spec = served.settings, served.spec
-        self.clock, self.front = clock or VirtualClock(), VirtualClock()
+        self.clock = clock or VirtualClock()
         self.lengths: dict[int, int] = {}
         """Of answers that end by themselves, by the seed of their request."""
         prior = prior_of(spec, served.description, settings.dtype, settings.cache.dtype)
@@ -134,50 +186,12 @@ class Replica:
             self.engine.warm_up()
             calibrate(self.engine, CALIBRATION_S)
         self.started_s = self.clock.now_s()
-        self.classes = dict(served.classes)
-        default = self.classes[DEFAULT_CLASS]
-        self.classes[DEFAULT_CLASS] = within_reach(default, pace_alone(self.engine))
-        self.admission = Admission(self.front, served.rules)
-        if self.admission.seen is not None:
-            most = max(settings.cache.num_blocks) - 1
-            self.admission.seen.start_over(max(most * settings.cache.block_size, PAGE_TOKENS))
-        self.caller: Caller = anybody()
         self.inbox: deque[tuple[float, Request | int]] = deque()
         """When a request, or the number of one to drop, gets to the engine."""
         self.jobs: dict[int, Job] = {}
         self.is_stepping = False
         self.busy_s = 0.0
         self.num_steps = self.num_tokens = 0
-
-    def class_of(self, name: str) -> ServiceClass:
-        """The service class of that name; the default where the server has none."""
-        return self.classes.get(name) or self.classes[DEFAULT_CLASS]
-
-    # ── the door ────────────────────────────────────────────────────────────────────────────
-
-    def arrive(
-        self, now_s: float, name: str, prompt: list[int], sampling: SamplingParams
-    ) -> Ticket:
-        """Let a request in or raise RequestError, as the server's own doorkeeper would."""
-        self.front.advance_to(now_s)
-        service_class = self.class_of(name)
-        ticket = self.admission.arrive(
-            self.caller, service_class, self.served.settings.max_num_seqs
-        )
-        try:
-            ticket.measure(
-                AdmissionRequest(
-                    lengths=[len(prompt)],
-                    sampling=sampling,
-                    max_model_len=self.served.settings.max_model_len,
-                    prompts=[prompt],
-                    answer_param="max_tokens",
-                )
-            )
-        except RequestError:
-            ticket.close()
-            raise
-        return ticket
 
     def submit(self, at_s: float, job: Job) -> None:
         """Send a request on its way; the engine has it at `at_s`."""
@@ -231,11 +245,8 @@ class Replica:
         return Stepped(self.clock.now_s() - self.started_s, updates, record, refusals)
 
     def finish(self, stepped: Stepped) -> None:
-        """The step is over: tell the doorkeeper, and each request what it gained."""
+        """The step is over: tell each request what it gained."""
         self.is_stepping = False
-        self.front.advance_to(stepped.ends_s)
-        if stepped.record is not None:
-            self.admission.forecast.on_record(stepped.record)
         for place, update in enumerate(stepped.updates):
             job = self.jobs.get(update.request_id)
             if job is None:

@@ -117,7 +117,7 @@ def once(wanted: Plan, seed: int, scale: float, version: str) -> tuple[Report, W
     exchanges = world.run(wanted.bench.traffic.conversations)
     for replica in replicas:
         replica.engine.check_integrity()
-        replica.admission.check_integrity()
+    world.door.admission.check_integrity()
     return report_of(wanted.bench, exchanges, found.model, found.label, version), world
 
 
