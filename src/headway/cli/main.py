@@ -25,6 +25,7 @@ from headway.core.options import (
     LaunchOptions,
     LogOptions,
     PullOptions,
+    QuantizeOptions,
     SamplingOptions,
     ServerOptions,
     SimulateOptions,
@@ -144,6 +145,12 @@ VERBS = {
         help="Train a student on its teacher's distribution, resumable.",
         tables=(DistillOptions, GateOptions),
         function="headway.cli.distill:distill",
+    ),
+    "quantize": Verb(
+        usage="quantize FOLDER OUT",
+        help="Write a model in int4 or int8, calibrated; --gate judges it first.",
+        tables=(QuantizeOptions, GateOptions),
+        function="headway.cli.quantize:quantize",
     ),
 }
 SWITCHES = ("--dry-run", "--chat", "-v", "--verbose")

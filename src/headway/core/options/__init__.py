@@ -7,6 +7,7 @@ from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.gate import GateOptions
+from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tables import (
@@ -31,6 +32,7 @@ __all__ = [
     "KeyOptions",
     "LaunchOptions",
     "PullOptions",
+    "QuantizeOptions",
     "SamplingOptions",
     "Seconds",
     "ServerOptions",

@@ -13,6 +13,7 @@ from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.gate import GateOptions
+from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import format_value
 from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tables import (
@@ -101,7 +102,8 @@ TITLES: dict[type, str] = {
     TraceOptions: "Trace (`trace`)",
     WidenOptions: "Widening (`widen`)",
     DistillOptions: "Distillation (`distill`)",
-    GateOptions: "Gate of a folder that is written (`distill`)",
+    QuantizeOptions: "Quantization (`quantize`)",
+    GateOptions: "Gate of a folder that is written (`distill`, `quantize`)",
     LaunchOptions: "Coding agents (`launch`)",
     PullOptions: "Hub (`pull`)",
 }

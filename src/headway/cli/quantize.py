@@ -1,0 +1,201 @@
+"""`headway quantize FOLDER OUT`: smaller formats, calibrated, judged before they get their name."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cli.common import model_folder, stamp_of
+from headway.cli.gated import GATE_FAILED, check_gate, evaluated
+from headway.core.errors import UsageError
+from headway.core.formats import GROUPS, INT8, PLAIN, Format
+from headway.core.memory_plan import gib
+from headway.core.options import EngineOptions, GateOptions, QuantizeOptions
+from headway.core.progress import items_bar
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+    from headway.compress.calibration import Calibration
+    from headway.compress.partial import Partial
+    from headway.compress.produce import Plan, Seconds
+    from headway.compress.recipe import Recipe
+    from headway.compress.rows import RowModel
+    from headway.compress.search import Budget
+
+
+def quantize(call: "Call") -> int:
+    """Write OUT; 0, or 5 when the gate fails: then all stays in OUT.partial."""
+    if len(call.positionals) != 2:
+        raise UsageError("quantize takes two folders.", "headway quantize FOLDER OUT")
+    folder, out = model_folder(call.positionals[0]), Path(call.positionals[1])
+    call = against_source(call, folder)
+    check_gate(call)
+    options: QuantizeOptions = call.options[QuantizeOptions]
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads do not spin as they wait
+    from headway.compress import produce  # late: torch
+    from headway.compress.partial import Partial
+
+    wanted = asked(options, folder)
+    produce.use_threads(options.threads or len(os.sched_getaffinity(0)))
+    model = produce.open_model(folder, wanted)
+    if "--dry-run" in call.switches:
+        print(outline(model, wanted, options))
+        return 0
+    calibration = rows_for(call, folder)
+    partial = Partial(out, f"{wanted.key} {calibration.digest} {stamp_of(folder)}")
+    with items_bar(
+        f"Quantizing {folder.name}", produce.num_steps(model, options.format == "mixed")
+    ) as advance:
+        plan = produce.make(
+            model,
+            calibration,
+            wanted,
+            partial,
+            budget=budget_of(options, model),
+            seconds=seconds_of(options, folder, model, wanted),
+            file_format=options.file_format,  # type: ignore[arg-type]
+            w8a8=options.format == "int8",
+            advance=advance,
+        )
+    return finish(call, partial, plan)
+
+
+def finish(call: "Call", partial: "Partial", plan: "Plan") -> int:
+    """Judge the folder, write its card, give it its name; 5 and no OUT when the gate fails."""
+    from headway.compress.card import as_json, card, table
+    from headway.compress.write import write_text
+
+    figures = evaluated(call, partial.folder, plan.name)
+    write_text(partial.folder / "README.md", card(plan, figures.markdown))
+    write_text(partial.folder / "quantize.json", json.dumps(as_json(plan), indent=2) + "\n")
+    if figures.failed:
+        print(f"{partial.out} is not written: the gate failed. It stays in {partial.folder}.")
+        return GATE_FAILED
+    partial.finish()
+    print(table(plan))
+    print(f"headway serve {partial.out}")
+    return 0
+
+
+def against_source(call: "Call", folder: Path) -> "Call":
+    """--gate, or texts to evaluate, without --against compare with FOLDER."""
+    gate: GateOptions = call.options[GateOptions]
+    if gate.against or not (gate.gate or gate.eval_data or gate.json):
+        return call
+    return replace(call, options={**call.options, GateOptions: replace(gate, against=str(folder))})
+
+
+def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
+    """The recipe; UsageError for what does not go together."""
+    from headway.compress.grid import GridRule
+    from headway.compress.mixed import candidates
+    from headway.compress.recipe import Recipe, stored_dtype
+    from headway.core.model_spec import read_model_spec
+
+    if options.group not in GROUPS:
+        raise UsageError(f"--group {options.group} is not offered.", "Give 32, 64 or 128.")
+    budgets = (options.max_bits, options.max_bytes, options.max_step, options.max_kl)
+    mixed, vllm = options.format == "mixed", options.readable_by == "vllm"
+    wrong = {
+        "--format mixed needs a budget.": mixed and not any(budgets),
+        "A budget goes with --format mixed alone.": any(budgets) and not mixed,
+        "Give one of --max-bits, --max-bytes and --max-step.": (
+            sum(budget is not None for budget in budgets[:3]) > 1
+        ),
+        "--format mixed does not go with --transform awq or smooth.": (
+            mixed and options.transform in ("awq", "smooth")
+        ),
+        "--file-format gptq holds --format int4 alone.": (
+            options.file_format == "gptq" and options.format != "int4"
+        ),
+    }
+    for cause, is_wrong in wrong.items():
+        if is_wrong:
+            raise UsageError(cause, "headway quantize --help says what goes together.")
+    int4 = Format("int4", options.group)
+    plain_head = vllm or options.head == "none" or options.file_format == "gptq"
+    formats = {"int4": (int4,), "int8": (INT8,), "mixed": candidates(options.group)}
+    spec = read_model_spec(folder)
+    return Recipe(
+        formats=formats[options.format],
+        head=PLAIN if plain_head else int4 if options.head == "int4" else INT8,
+        method=options.method,  # type: ignore[arg-type]
+        transform=options.transform,  # type: ignore[arg-type]
+        rule=GridRule(
+            dtype="float16" if options.file_format == "gptq" else stored_dtype(spec),
+            positive=vllm or options.positive_scales or options.file_format == "gptq",
+            searched=options.method == "gptq",
+        ),
+        seed=options.seed,
+    )
+
+
+def outline(model: "RowModel", recipe: "Recipe", options: QuantizeOptions) -> str:
+    """What a run would write and take."""
+    from headway.compress.estimate import estimate
+    from headway.compress.produce import uniform
+
+    found = estimate(model, recipe, uniform(model, recipe), options.rows, options.row_length)
+    size = gib(found.file_bytes)
+    mixed = " (of the smallest formats; the budget decides)" if options.format == "mixed" else ""
+    return (
+        f"{recipe.told}\n"
+        f"calibration   {options.rows} rows of {options.row_length} tokens: "
+        f"{', '.join(options.calibrate)}\n"
+        f"weights       {size}, {found.bits:.2f} bits a weight of the layers{mixed}\n"
+        f"time          about {found.seconds / 60:.1f} min at this moment's speed\n"
+        f"memory        about {gib(found.memory_bytes)}"
+    )
+
+
+def rows_for(call: "Call", folder: Path) -> "Calibration":
+    """The rows, checked against what evaluations test."""
+    from headway.compress.calibration import HeldOut, parse_sources, read_calibration
+    from headway.frontend.text.tokenizer import Tokenizer
+
+    options: QuantizeOptions = call.options[QuantizeOptions]
+    data = call.options[GateOptions].eval_data
+    tokenizer = Tokenizer(folder)
+    return read_calibration(
+        parse_sources(options.calibrate),
+        tokenizer,
+        rows=options.rows,
+        length=options.row_length,
+        seed=options.seed,
+        tested=HeldOut.of(Path(data) if data else None),
+        chats=tokenizer.template is not None,
+    )
+
+
+def budget_of(options: QuantizeOptions, model: "RowModel") -> "Budget | None":
+    """What --max-bits and its like say; None for one format."""
+    from headway.compress.mixed import layer_weights
+    from headway.compress.search import Budget
+
+    if options.format != "mixed":
+        return None
+    most: float | None = options.max_bytes
+    if options.max_bits is not None:
+        most = options.max_bits / 8 * layer_weights(model)
+    return Budget(max_bytes=most, max_seconds=options.max_step, max_kl=options.max_kl)
+
+
+def seconds_of(
+    options: QuantizeOptions, folder: Path, model: "RowModel", recipe: "Recipe"
+) -> "Seconds":
+    """The time of a matrix in a format by the kernels that would serve it, where it is asked."""
+    from headway.compress.timing import no_seconds, seconds_by
+
+    if options.max_step is None:
+        return no_seconds
+    from headway.assemble import plan_settings
+    from headway.runtime.kernels import choose_kernels
+
+    found = {}
+    for format in (*recipe.formats, PLAIN):
+        engine = EngineOptions(quantization=format.kind, quantization_group=format.group or 64)
+        _, settings, _, machine = plan_settings(folder, engine)
+        found[format] = choose_kernels(settings, machine).linear_for("layers.0.mlp.down")
+    return seconds_by(found, model.dtype)

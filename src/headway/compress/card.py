@@ -1,0 +1,140 @@
+"""The model card of a quantized folder: how it was made, what each module holds, its figures."""
+
+from collections.abc import Mapping
+
+from headway.compress.produce import Plan
+from headway.core.formats import Format
+from headway.core.memory_plan import gib
+
+CARD = """# {name}
+
+`{source}`, quantized by `headway quantize`: {told}.
+
+| | |
+| --- | --- |
+| weights in files | {size} |
+| bits of a weight of the layers, scales included | {bits:.2f} |
+| calibrated on | {calibration} |
+| tokens, and their digest | {tokens:,}, {digest} |
+| time taken | {seconds:.0f} s |
+"""
+LOSSES = """
+## Loss by module
+
+The share of the squared outputs on the calibration's inputs that rounding loses{searched}.
+
+| module | format | loss |{more}
+| --- | --- | --- |{line}
+"""
+
+
+def card(plan: Plan, figures: str = "") -> str:
+    """The card in Markdown; `figures` is the section of an evaluation."""
+    made = plan.produced
+    text = CARD.format(
+        name=plan.name,
+        source=plan.source,
+        told=plan.recipe.told,
+        size=gib(made.num_bytes),
+        bits=plan.bits,
+        calibration="; ".join(plan.calibration.told),
+        tokens=plan.calibration.num_tokens,
+        digest=plan.calibration.digest,
+        seconds=plan.seconds,
+    )
+    if made.unseen:
+        text += (
+            f"\nNo token reached {len(made.unseen)} matrices: they are rounded to the nearest.\n"
+        )
+    if plan.mixture is not None:
+        text += (
+            f"\nThe formats of modules were searched: KL {plan.mixture.predicted_kl:.4f} nats a "
+            f"token foretold as their sum, {plan.mixture.kl:.4f} measured on rows of the same "
+            "sources that were not calibrated on.\n"
+        )
+    return text + figures + losses(plan)
+
+
+def losses(plan: Plan) -> str:
+    """A row for each module."""
+    searched = plan.mixture is not None
+    text = LOSSES.format(
+        searched="; nats are KL with this module alone rounded" if searched else "",
+        more=" nats | bytes | µs |" if searched else "",
+        line=" --- | --- | --- |" if searched else "",
+    )
+    for module, format, loss in rows(plan):
+        line = f"| {module} | {format} | {loss:.5f} |"
+        choice = plan.mixture.chosen.get(module) if plan.mixture else None
+        if choice is not None:
+            line += f" {choice.kl:.5f} | {choice.num_bytes:,} | {choice.seconds * 1e6:.1f} |"
+        text += line + "\n"
+    return text
+
+
+def rows(plan: Plan) -> list[tuple[str, Format | str, float]]:
+    """(module, format, share lost) of each module that is rounded."""
+    formats = plan.module_formats
+    found: list[tuple[str, Format | str, float]] = []
+    for module, loss in plan.produced.losses.items():
+        own = module_of(module, formats)
+        found.append((module, formats.get(own, ""), loss))
+    return found
+
+
+def module_of(name: str, formats: Mapping[str, Format]) -> str:
+    """`layers.0.mlp.down.7` of an expert is of `layers.0.mlp.down`."""
+    return name if name in formats else name.rpartition(".")[0]
+
+
+def as_json(plan: Plan) -> dict[str, object]:
+    """What `quantize.json` of the folder holds: the same in a form for programs."""
+    found: dict[str, object] = {
+        "source": plan.source,
+        "recipe": plan.recipe.told,
+        "bits": plan.bits,
+        "bytes": plan.produced.num_bytes,
+        "seconds": plan.seconds,
+        "calibration": {
+            "sources": plan.calibration.told,
+            "tokens": plan.calibration.num_tokens,
+            "digest": plan.calibration.digest,
+        },
+        "unseen": plan.produced.unseen,
+        "modules": [
+            {"module": module, "format": str(format), "loss": loss}
+            for module, format, loss in rows(plan)
+        ],
+    }
+    if plan.mixture is not None:
+        found["search"] = {
+            "predicted_kl": plan.mixture.predicted_kl,
+            "kl": plan.mixture.kl,
+            "bound": plan.mixture.found.bound,
+            "choices": {
+                module: {"format": str(c.format), "kl": c.kl, "bytes": c.num_bytes,
+                         "seconds": c.seconds}
+                for module, c in plan.mixture.chosen.items()
+            },
+        }  # fmt: skip
+    return found
+
+
+def table(plan: Plan) -> str:
+    """What is printed: the modules with their formats and losses, then the sums."""
+    lines = [f"{plan.name}: {plan.recipe.told}"]
+    for module, format, loss in rows(plan):
+        line = f"  {module:<28} {format!s:<22} {loss:.5f} of the outputs lost"
+        choice = plan.mixture.chosen.get(module) if plan.mixture else None
+        if choice is not None:
+            line += f", KL {choice.kl:.5f}"
+        lines.append(line)
+    if plan.mixture is not None:
+        lines.append(
+            f"  KL {plan.mixture.predicted_kl:.4f} foretold, {plan.mixture.kl:.4f} measured"
+        )
+    lines.append(
+        f"  {plan.bits:.2f} bits a weight of the layers, {gib(plan.produced.num_bytes)}, "
+        f"{plan.seconds:.0f} s"
+    )
+    return "\n".join(lines)

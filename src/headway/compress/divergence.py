@@ -1,0 +1,125 @@
+"""KL from the model as it was, on rows, with some modules rounded: computed layer by layer.
+
+Inputs of rounded modules are rounded to int8 by token, as they are when the folder is served.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway.compress.matrices import Matrix, layer_matrices
+from headway.compress.partial import Partial, Rounded
+from headway.compress.quantize import HEAD_NAME
+from headway.compress.rows import RowModel, rows_of
+from headway.core.formats import PLAIN, Format
+from headway.runtime.rounding import round_rows
+
+POSITIONS = 256
+"""Tokens whose distributions are compared, evenly spread: a large head is dear."""
+
+
+class RoundedInputs:
+    """A linear kernel whose inputs are rounded to int8 by token; weights as they are."""
+
+    few_rows = 0
+
+    def prepare(self, weight_OH: Tensor) -> Tensor:
+        return weight_OH
+
+    def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
+        levels_TH, scales_T = round_rows(x_TH)
+        return functional.linear(levels_TH.float() * scales_T[:, None], weight_OH, bias_O)
+
+
+class Judge:
+    """One model on some rows; `kl` of formats by our module, all others plain."""
+
+    def __init__(self, model: RowModel, rows: Sequence[Sequence[int]], partial: Partial) -> None:
+        self.model, self.partial = model, partial
+        self.lens = [len(row) for row in rows]
+        total = sum(self.lens)
+        self.at = torch.arange(POSITIONS) * total // POSITIONS if total > POSITIONS else None
+        self.states = [model.embed(rows)]
+        for index in range(model.spec.num_layers):
+            self.states.append(model.run(model.layer(index), self.states[-1], self.lens))
+        self.norm, self.head = model.norm(), model.head()
+        self.reference = self._log_shares(self.states[-1])
+
+    def singles(
+        self, formats: Sequence[Format], advance: Callable[[], None] = lambda: None
+    ) -> dict[tuple[str, Format], float]:
+        """KL with one module alone rounded, for each module of the layers and each format."""
+        found: dict[tuple[str, Format], float] = {}
+        spec, lens = self.model.spec, self.lens
+        for index in range(spec.num_layers):
+            rounded = self.partial.load(f"layer-{index}")
+            keys, outputs = [], []
+            for module in modules_of(self.model, index):
+                for format in formats:
+                    layer = self.model.layer(index)
+                    put(self.model, layer, index, rounded, {module: format})
+                    outputs.append(self.model.run(layer, self.states[index], lens))
+                    keys.append((module, format))
+            x_TH, all_lens = torch.cat(outputs), lens * len(outputs)
+            for later in range(index + 1, spec.num_layers):
+                x_TH = self.model.run(self.model.layer(later), x_TH, all_lens)
+            for key, state in zip(keys, x_TH.split(sum(lens)), strict=True):
+                found[key] = self._kl(state)
+            advance()
+        return found
+
+    def whole(self, formats: Mapping[str, Format]) -> float:
+        """KL with all these modules rounded, `head` among them where it is named."""
+        x_TH = self.states[0]
+        for index in range(self.model.spec.num_layers):
+            layer = self.model.layer(index)
+            put(self.model, layer, index, self.partial.load(f"layer-{index}"), formats)
+            x_TH = self.model.run(layer, x_TH, self.lens)
+        return self._kl(x_TH, formats.get("head", PLAIN))
+
+    def _log_shares(self, x_TH: Tensor, format: Format = PLAIN) -> Tensor:
+        head = self.head
+        if format != PLAIN:
+            head = self.model.head()
+            assert head.weight is not None
+            levels = self.partial.load("head").matrices[HEAD_NAME, format]
+            head.weight.data.copy_(levels.plain())
+            head.kernel = RoundedInputs()
+        chosen = x_TH if self.at is None else x_TH[self.at]
+        return torch.log_softmax(self.model.logits(self.norm, head, chosen), -1)
+
+    def _kl(self, x_TH: Tensor, head: Format = PLAIN) -> float:
+        other = self._log_shares(x_TH, head)
+        return float((self.reference.exp() * (self.reference - other)).sum(-1).mean())
+
+
+def modules_of(model: RowModel, index: int) -> list[str]:
+    """Our modules of a layer that are rounded, each once."""
+    matrices = layer_matrices(model.architecture, model.skeleton(index), index)
+    return list(dict.fromkeys(m.module for m in matrices if not m.module.endswith(".router")))
+
+
+def put(
+    model: RowModel, layer: nn.Module, index: int, rounded: Rounded, formats: Mapping[str, Format]
+) -> None:
+    """The levels of these modules in place of their weights, their inputs rounded."""
+    modules = dict(layer.named_modules())
+    for matrix in layer_matrices(model.architecture, layer, index):
+        format = formats.get(matrix.module, PLAIN)
+        if format == PLAIN:
+            continue
+        linear = modules[matrix.place[0]]
+        place = place_of(matrix, linear.weight.data, model)
+        place.copy_(rounded.matrices[matrix.name, format].plain())
+        linear.kernel = RoundedInputs()
+
+
+def place_of(matrix: Matrix, weight: Tensor, model: RowModel) -> Tensor:
+    """The rows of our weight that a matrix of the checkpoint fills."""
+    expert = matrix.place[1]
+    place = weight if expert is None else weight[expert]
+    if matrix.part is None:
+        return place
+    return place.narrow(0, *rows_of(matrix.part, place, model.spec))

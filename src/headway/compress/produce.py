@@ -1,0 +1,215 @@
+"""From a folder and a recipe to a smaller folder: the steps in their order, and what they cost.
+
+rows → layers, one at a time (`quantize`) → formats by module (`search`) → files (`write`)
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.compress.calibration import Calibration
+from headway.compress.estimate import file_bytes
+from headway.compress.matrices import is_router, layer_matrices
+from headway.compress.mixed import Mixture, mix, split
+from headway.compress.packing import FileFormat
+from headway.compress.partial import Partial, Rounded, format_named
+from headway.compress.quantize import HEAD_NAME, calibrate
+from headway.compress.recipe import Recipe, check_groups
+from headway.compress.rotate import RotatedTensors
+from headway.compress.rows import RowModel
+from headway.compress.search import Budget
+from headway.compress.timing import no_seconds
+from headway.compress.write import Content, copy_rest, source_names, write_config, write_weights
+from headway.core.formats import PLAIN, Format
+from headway.runtime.rounding import RoundedWeight
+
+Advance = Callable[[], None]
+Seconds = Callable[[int, int, Format], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Produced:
+    """What was written: the format of each matrix, the loss of each module, bytes of all files."""
+
+    formats: Mapping[str, Format]
+    losses: Mapping[str, float]
+    """By our module, of experts with their number."""
+    unseen: list[str]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A folder that was made, as its card tells it."""
+
+    name: str
+    source: str
+    recipe: Recipe
+    calibration: Calibration
+    produced: Produced
+    mixture: Mixture | None
+    module_formats: Mapping[str, Format]
+    bits: float
+    seconds: float
+
+
+def use_threads(count: int) -> None:
+    """How many threads torch computes with from now on."""
+    torch.set_num_threads(count)
+
+
+def open_model(folder: Path, recipe: Recipe) -> RowModel:
+    """The model that is quantized: that of `folder`, rotated where the recipe says so."""
+    model = RowModel(folder)
+    check_groups(recipe, model.spec)
+    if recipe.transform == "rotate":
+        model.tensors = RotatedTensors(folder, model.spec, recipe.seed)
+    return model
+
+
+def all_modules(model: RowModel) -> dict[str, tuple[str, bool]]:
+    """Checkpoint matrix → (our module, whether it is rounded), layer by layer; the head last."""
+    found = {}
+    for index in range(model.spec.num_layers):
+        layer = model.skeleton(index)
+        for matrix in layer_matrices(model.architecture, layer, index):
+            found[matrix.name] = (matrix.module, not is_router(matrix))
+    return found | {HEAD_NAME: ("head", True)}
+
+
+def num_steps(model: RowModel, searches: bool = False) -> int:
+    """Calls of `advance`: a layer rounded, searched, written; the head, what is no layer."""
+    return (3 if searches else 2) * model.spec.num_layers + 2
+
+
+def make(
+    model: RowModel,
+    calibration: Calibration,
+    recipe: Recipe,
+    partial: Partial,
+    *,
+    budget: Budget | None = None,
+    seconds: Seconds = no_seconds,
+    file_format: FileFormat = "compressed-tensors",
+    w8a8: bool = False,
+    advance: Advance = lambda: None,
+) -> Plan:
+    """The folder under its temporary name: every candidate, with a budget a choice, files."""
+    began = time.perf_counter()
+    mixture = None
+    if budget is None:
+        calibrate(model, calibration.rows, recipe, partial, advance)
+        formats = uniform(model, recipe)
+    else:
+        rows, kept = split(calibration.rows)
+        calibrate(model, rows, recipe, partial, advance)
+        mixture = mix(model, recipe, partial, kept, budget, seconds, advance)
+        formats = dict(mixture.formats)
+    produced = write_folder(
+        model, recipe, partial, formats, file_format=file_format, w8a8=w8a8, advance=advance
+    )
+    return Plan(
+        name=partial.out.name,
+        source=model.folder.resolve().name,
+        recipe=recipe,
+        calibration=calibration,
+        produced=produced,
+        mixture=mixture,
+        module_formats=by_module(model, formats),
+        bits=file_bytes(model, formats)[1],
+        seconds=time.perf_counter() - began,
+    )
+
+
+def write_folder(
+    model: RowModel,
+    recipe: Recipe,
+    partial: Partial,
+    formats: Mapping[str, Format],
+    *,
+    file_format: FileFormat = "compressed-tensors",
+    w8a8: bool = False,
+    advance: Advance = lambda: None,
+) -> Produced:
+    """The folder, still under its temporary name, with `formats` by checkpoint matrix."""
+    kept = Kept(model, partial, recipe)
+    content = Content(
+        formats=formats,
+        rounded=lambda name: kept.rounded(name, formats[name]),
+        plain=kept.plain,
+        names=source_names(model),
+        dtype=recipe.rule.dtype,
+        file_format=file_format,
+        w8a8=w8a8,
+    )
+    write_weights(content, partial.folder, advance)
+    copy_rest(model.folder, partial.folder, heads=recipe.transform != "rotate")
+    write_config(model.folder, content, partial.folder)
+    losses, unseen = kept.losses(by_module(model, formats))
+    size = sum(path.stat().st_size for path in partial.folder.glob("*.safetensors"))
+    return Produced(
+        formats=formats,
+        losses=losses,
+        unseen=unseen,
+        num_bytes=size,
+    )
+
+
+class Kept:
+    """What a `Partial` holds, a layer in memory at a time."""
+
+    def __init__(self, model: RowModel, partial: Partial, recipe: Recipe) -> None:
+        self._model, self._partial, self._recipe = model, partial, recipe
+        self._name, self._layer = "", Rounded()
+
+    def of(self, name: str) -> Rounded:
+        """The file that has this tensor of the checkpoint."""
+        _, dot, rest = name.partition(".layers.")
+        file = f"layer-{rest.split('.')[0]}" if dot else "head"
+        if file != self._name:
+            self._name = file
+            self._layer = self._partial.load(file) if self._partial.has(file) else Rounded()
+        return self._layer
+
+    def rounded(self, name: str, format: Format) -> RoundedWeight:
+        """The levels of a matrix in one of the formats that were tried."""
+        return self.of(name).matrices[name, format]
+
+    def plain(self, name: str) -> Tensor:
+        """Any other tensor, as it is kept: changed by a transform, or as the source has it."""
+        changed = self.of(name).plain.get(name)
+        if changed is not None:
+            return changed
+        tensor = self._model.tensors.read(name)
+        return tensor.to(self._model.dtype) if self._recipe.transform == "rotate" else tensor
+
+    def losses(self, module_formats: Mapping[str, Format]) -> tuple[dict[str, float], list[str]]:
+        """(share of the outputs lost, by our module; matrices that no token reached)."""
+        found: dict[str, float] = {}
+        unseen: list[str] = []
+        for index in range(self._model.spec.num_layers):
+            layer = self.of(f"model.layers.{index}.")
+            unseen += layer.unseen
+            for at, loss in layer.losses.items():
+                kind, group, own, expert = at.split("|")
+                module = f"layers.{index}.{own}"
+                if module_formats[module] == format_named(kind, group):
+                    found[module if expert == "None" else f"{module}.{expert}"] = loss
+        return found, unseen
+
+
+def by_module(model: RowModel, formats: Mapping[str, Format]) -> dict[str, Format]:
+    """The format of each of our modules, from those of the checkpoint's matrices."""
+    return {module: formats[name] for name, (module, _) in all_modules(model).items()}
+
+
+def uniform(model: RowModel, recipe: Recipe) -> dict[str, Format]:
+    """One format for all layers: the first of the recipe; routers plain, the head its own."""
+    found = {}
+    for name, (_, rounds) in all_modules(model).items():
+        found[name] = recipe.formats[0] if rounds else PLAIN
+    return found | {HEAD_NAME: recipe.head}

@@ -1,0 +1,168 @@
+"""The work itself: layer by layer, statistics of its inputs, a transform, rounding, a file.
+
+Given a RowModel, rows and a recipe it promises a file for each layer and for the head in a
+`Partial`. Each layer's inputs are those of the model as it was: the files do not depend on where an
+earlier run was stopped.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from headway.compress.awq import awq_scale, output_error
+from headway.compress.folds import LayerWork, apply, layer_folds
+from headway.compress.grid import grid_for
+from headway.compress.matrices import Matrix, is_router, layer_matrices
+from headway.compress.partial import Partial, Rounded
+from headway.compress.recipe import Recipe, round_matrices
+from headway.compress.rows import RowModel
+from headway.compress.smooth import smooth_scale
+from headway.compress.statistics import Moments, Place, counting
+from headway.core.formats import PLAIN, Format
+from headway.runtime.rounding import RoundedWeight
+
+HEAD_NAME = "lm_head"
+HEAD_ROWS = 8192
+"""Rows of the head that are rounded together."""
+Advance = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Matrices that read the same inputs and are rounded as one: q, k and v."""
+
+    module: str
+    place: Place
+    matrices: tuple[Matrix, ...]
+
+
+def calibrate(
+    model: RowModel,
+    rows: Sequence[Sequence[int]],
+    recipe: Recipe,
+    partial: Partial,
+    advance: Advance = lambda: None,
+) -> None:
+    """A file for each layer, `layer-0` …, and `head`; what is there already stays.
+
+    `advance` is called once a layer, and for the head.
+    """
+    lens = [len(row) for row in rows]
+    x_TH = model.embed(rows)
+    for index in range(model.spec.num_layers):
+        name = f"layer-{index}"
+        layer = model.layer(index)
+        if partial.has(name):
+            x_TH = model.run(layer, x_TH, lens)
+        else:
+            with counting(layer) as moments:
+                x_TH = model.run(layer, x_TH, lens)
+            partial.save(name, round_layer(model, layer, index, moments, recipe))
+        advance()
+    if not partial.has("head") and recipe.head != PLAIN:
+        partial.save("head", round_head(model, x_TH, recipe))
+    advance()
+
+
+def round_layer(
+    model: RowModel,
+    layer: nn.Module,
+    index: int,
+    moments: dict[Place, Moments],
+    recipe: Recipe,
+) -> Rounded:
+    """Every matrix of the layer in every format of the recipe."""
+    matrices = layer_matrices(model.architecture, layer, index)
+    prefix = f"model.layers.{index}."
+    weights = {n: model.tensors.read(n).float() for n in model.tensors if n.startswith(prefix)}
+    work = LayerWork(
+        index=index, matrices=matrices, weights=weights, moments=moments, changed=set()
+    )
+    transform(model, layer, work, recipe)
+    rounded = Rounded()
+    for group in groups_of(matrices):
+        seen = moments.get(group.place)
+        hessian_II = seen.hessian() if seen is not None and seen.count else None
+        if hessian_II is None:
+            rounded.unseen += [matrix.name for matrix in group.matrices]
+        for format in recipe.formats:
+            round_group(group, hessian_II, format, work, recipe, rounded)
+        moments.pop(group.place, None)
+    left = {matrix.weight for matrix in matrices if not is_router(matrix)}
+    dtype = getattr(torch, model.spec.dtype)
+    for name in (n for n in work.weights if n not in left):
+        if name in work.changed or recipe.transform == "rotate":
+            rounded.plain[name] = work.weights[name].to(dtype)
+    return rounded
+
+
+def transform(model: RowModel, layer: nn.Module, work: LayerWork, recipe: Recipe) -> None:
+    """AWQ's or SmoothQuant's scales, fold by fold; each sees what the one before it did."""
+    if recipe.transform not in ("awq", "smooth"):
+        return
+    spec, dtype = model.spec, getattr(torch, model.spec.dtype)
+
+    rule = replace(recipe.rule, searched=False)
+
+    def nearest(weight_OI: Tensor) -> Tensor:
+        return grid_for(weight_OI, recipe.formats[0], rule).nearest(weight_OI).plain()
+
+    for fold in layer_folds(model.architecture, spec, layer, work.index):
+        if recipe.transform == "awq":
+            scale = awq_scale(work, fold, nearest)
+        else:
+            scale = smooth_scale(work, fold, recipe.smooth_alpha)
+        if scale is not None:
+            apply(work, fold, scale, spec.norm_offset, dtype)
+
+
+def groups_of(matrices: list[Matrix]) -> Iterator[Group]:
+    """The matrices that are rounded, those of the same inputs together; no routers."""
+    places: dict[Place, list[Matrix]] = {}
+    for matrix in matrices:
+        if not is_router(matrix):
+            places.setdefault(matrix.place, []).append(matrix)
+    for place, found in places.items():
+        yield Group(found[0].module, place, tuple(found))
+
+
+def round_group(
+    group: Group,
+    hessian_II: Tensor | None,
+    format: Format,
+    work: LayerWork,
+    recipe: Recipe,
+    rounded: Rounded,
+) -> None:
+    """One format of these matrices, with the share of their outputs that is lost."""
+    weights = [work.weights[matrix.weight] for matrix in group.matrices]
+    if format == PLAIN:
+        return
+    parts = round_matrices(weights, hessian_II, format, recipe)
+    lost = whole = 0.0
+    for matrix, weight, part in zip(group.matrices, weights, parts, strict=True):
+        rounded.matrices[matrix.name, format] = part
+        if hessian_II is not None:
+            lost += output_error(part.plain() - weight, hessian_II)
+            whole += output_error(weight, hessian_II)
+    at = f"{format.kind}|{format.group}|{group.place[0]}|{group.place[1]}"
+    rounded.losses[at] = lost / whole if whole else 0.0
+
+
+def round_head(model: RowModel, x_TH: Tensor, recipe: Recipe) -> Rounded:
+    """The head, so many rows at a time, for inputs behind the last norm."""
+    norm = model.norm()
+    moments = Moments(model.spec.hidden_size)
+    for part_TH in x_TH.split(HEAD_ROWS):
+        moments.add(norm(part_TH))
+    hessian_II = moments.hessian() if moments.count else None
+    weight_VH = model.tensors.read(model.head_name)
+    parts = [
+        round_matrices([rows], hessian_II, recipe.head, recipe)[0]
+        for rows in weight_VH.split(HEAD_ROWS)
+    ]
+    rounded = Rounded()
+    rounded.matrices[HEAD_NAME, recipe.head] = RoundedWeight.joined(parts)
+    return rounded

@@ -1,0 +1,248 @@
+"""A model read layer by layer, run on whole rows of tokens: nothing is cached and nothing stays.
+
+Given a folder and rows it computes the inputs of every layer in fp32. In memory are the hidden
+states of all rows and the weights of one layer.
+
+T tokens of all rows, H hidden size, N query heads, G KV heads, D head size.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from headway.core.errors import CheckpointError
+from headway.core.model_spec import ModelSpec, read_model_spec
+from headway.runtime.attention import AttentionRule, KVLayer
+from headway.runtime.attention.sdpa import masked_attention
+from headway.runtime.batch import Batch
+from headway.runtime.checkpoint import fill, readable
+from headway.runtime.checkpoint_files import find_files
+from headway.runtime.experts import ExpertLinear
+from headway.runtime.kernels import Kernels, reference
+from headway.runtime.kernels.table import PlainLinear
+from headway.runtime.layers import Build, Linear, RMSNorm, Step
+from headway.runtime.models import MODELS
+from headway.runtime.models.decoder import Architecture
+from headway.runtime.rope import RopeTable
+
+TOKENS_AT_ONCE = 2048
+"""Tokens that go through a layer together: an MLP of 4,864 makes 80 MB of them."""
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+class RowAttention:
+    """Rows of a batch, each from its first token, attend to themselves: no memory of others."""
+
+    name = "rows"
+    kv_layer: type[KVLayer] = KVLayer
+
+    def attend(
+        self,
+        q_TND: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        layer: KVLayer,
+        batch: Batch,
+        rule: AttentionRule,
+    ) -> Tensor:
+        lens = batch.query_lens
+        parts = zip(q_TND.split(lens), k_TGD.split(lens), v_TGD.split(lens), strict=True)
+        return torch.cat([attend_row(q, k, v, rule) for q, k, v in parts])
+
+
+def attend_row(q_TND: Tensor, k_TGD: Tensor, v_TGD: Tensor, rule: AttentionRule) -> Tensor:
+    """Causal attention within one row, (T, N, D)."""
+    tokens, heads, _ = q_TND.shape
+    group = heads // k_TGD.shape[1]
+    q = q_TND.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
+    k, v = (x.permute(1, 0, 2)[:, None].expand(-1, group, -1, -1) for x in (k_TGD, v_TGD))
+    mask = None
+    if rule.softcap or 0 < rule.window < tokens:
+        at = torch.arange(tokens)
+        mask = at[None, :] <= at[:, None]
+        if rule.window:
+            mask &= at[None, :] > at[:, None] - rule.window
+    attended = masked_attention(q, k, v, mask, rule)
+    return attended.permute(2, 0, 1, 3).reshape(q_TND.shape)
+
+
+class Tensors:
+    """The tensors of a folder by name, each read when it is asked for."""
+
+    own_head = False
+    """Whether a tied model has a head of its own here."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in find_files(folder):
+            with readable(path), safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    self._files[name] = path
+                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape; nothing else is read."""
+        return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as it is stored; CheckpointError when there is none."""
+        path = self._files.get(name)
+        if path is None:
+            raise CheckpointError(f"The checkpoint has no {name}.", "Copy the folder again.")
+        with readable(path), safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+
+
+class RowModel:
+    """The model of a folder, computed in fp32 on whole rows, one layer at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.spec = folder, read_model_spec(folder)
+        self.tensors = Tensors(folder)
+        self.architecture: Architecture = MODELS[self.spec.architecture]
+        self._build = Build(
+            spec=self.spec,
+            kernels=Kernels(linear=PlainLinear(reference.linear)),
+            attention=RowAttention(),
+            dtype=torch.float32,
+            device="cpu",
+        )
+
+    def embed(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """What the first layer reads, fp32 (T, H)."""
+        table_VH = self.tensors.read(EMBEDDING)
+        x_TH = table_VH[torch.tensor([token for row in rows for token in row])].float()
+        return x_TH * self.spec.embedding_scale
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the checkpoint."""
+        found: torch.dtype = getattr(torch, self.spec.dtype)
+        return found
+
+    def skeleton(self, index: int) -> nn.Module:
+        """Layer `index` without numbers; its memory is not touched."""
+        return self.architecture.layer(self._build, index)
+
+    def layer(self, index: int) -> nn.Module:
+        """Layer `index` with its weights."""
+        layer = self.skeleton(index)
+        for name, place in layer_places(layer, self.architecture, self.spec, index).items():
+            fill(name, place, self.tensors.read(name))
+        for module in layer.modules():
+            if isinstance(module, Linear | ExpertLinear):
+                module.prepare()
+        return layer
+
+    def norm(self) -> RMSNorm:
+        """The norm before the head."""
+        norm = RMSNorm(self._build)
+        fill(NORM, norm.weight, self.tensors.read(NORM))
+        return norm
+
+    def head(self) -> Linear:
+        """The head, which may be the embedding again."""
+        head = Linear(self._build, self.spec.hidden_size, self.spec.vocab_size)
+        assert head.weight is not None
+        fill(HEAD, head.weight, self.tensors.read(self.head_name))
+        head.prepare()
+        return head
+
+    @property
+    def head_name(self) -> str:
+        """The tensor that the head multiplies."""
+        return EMBEDDING if self.spec.tied and not self.tensors.own_head else HEAD
+
+    def run(self, layer: nn.Module, x_TH: Tensor, lens: Sequence[int]) -> Tensor:
+        """`layer` on all rows, (T, H); so many rows at once as TOKENS_AT_ONCE holds."""
+        out = []
+        longest = max(lens, default=0)
+        ropes = [RopeTable(rope, self.spec.head_dim, longest, "cpu") for rope in self.spec.ropes]
+        kv: Any = [None] * self.spec.num_layers
+        with torch.no_grad():
+            for chosen, part_TH in portions(x_TH, lens):
+                batch = batch_of(chosen)
+                angles = [rope.at(batch.positions_T) for rope in ropes]
+                out.append(layer(part_TH, Step(batch=batch, kv=kv, angles=angles)))
+        return torch.cat(out) if out else x_TH
+
+    def logits(self, norm: RMSNorm, head: Linear, x_TH: Tensor) -> Tensor:
+        """fp32 (T, V), scaled and capped as the family does."""
+        with torch.no_grad():
+            logits_TV: Tensor = head(norm(x_TH)) * self.spec.logits_scale
+        cap = self.spec.logits_softcap
+        return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
+
+
+def portions(x_TH: Tensor, lens: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
+    """(lengths of some rows, their tokens), TOKENS_AT_ONCE or one row at a time."""
+    begin = 0
+    chosen: list[int] = []
+    for length in [*lens, None]:
+        if chosen and (length is None or sum(chosen) + length > TOKENS_AT_ONCE):
+            yield chosen, x_TH[begin : begin + sum(chosen)]
+            begin, chosen = begin + sum(chosen), []
+        if length is not None:
+            chosen.append(length)
+
+
+def batch_of(lens: list[int]) -> Batch:
+    """Rows that begin at position 0 each; there are no blocks."""
+    return Batch(
+        token_ids_T=torch.empty(0, dtype=torch.int64),
+        positions_T=torch.cat([torch.arange(length) for length in lens]),
+        slots_GT=[],
+        block_tables_GSB=[],
+        query_lens=lens,
+        context_lens=lens,
+        num_decodes=0,
+        sampled_rows=[],
+        sampled_sequences=[],
+    )
+
+
+def layer_places(
+    layer: nn.Module, architecture: Architecture, spec: ModelSpec, index: int
+) -> dict[str, Tensor]:
+    """Checkpoint name → the part of a weight of `layer` that it fills."""
+    found = {}
+    parameters = dict(layer.named_parameters())
+    for pattern, (module, part) in architecture.weights.items():
+        if "{i}" not in pattern:
+            continue
+        own = module.format(i=index).removeprefix(f"layers.{index}.")
+        for suffix in (".weight", ".bias"):
+            parameter = parameters.get(own + suffix)
+            sparse = "{e}" in pattern
+            if parameter is None or sparse != (parameter.dim() == 3):
+                continue
+            for e in range(len(parameter) if sparse else 1):
+                place = parameter.data[e] if sparse else parameter.data
+                rows = place.narrow(0, *rows_of(part, place, spec)) if part else place
+                found[pattern.format(i=index, e=e) + suffix] = rows
+    return found
+
+
+def rows_of(part: str, place: Tensor, spec: ModelSpec) -> tuple[int, int]:
+    """(first row, number of rows) of a part of a fused matrix."""
+    q, kv, inner = spec.q_size, spec.kv_size, place.shape[0] // 2
+    ranges = {
+        "q": (0, q),
+        "k": (q, kv),
+        "v": (q + kv, kv),
+        "gate": (0, inner),
+        "up": (inner, inner),
+    }
+    return ranges[part]

@@ -1,0 +1,29 @@
+"""SmoothQuant (Xiao et al. 2022): what is hard to round in the inputs moves into the weights.
+
+s = max|x|^α / max|w|^(1-α) of each channel: with α = 0.5 both have the same largest number after.
+"""
+
+import torch
+from torch import Tensor
+
+from headway.compress.folds import (
+    Fold,
+    LayerWork,
+    by_channel,
+    column_extremes,
+    num_channels,
+)
+
+ALPHA = 0.5
+
+
+def smooth_scale(work: LayerWork, fold: Fold, alpha: float = ALPHA) -> Tensor | None:
+    """The scale of each channel, (C); 1 where either side is zero; None without statistics."""
+    moments = work.moments.get(fold.place)
+    if moments is None or not moments.count:
+        return None
+    count = num_channels(fold)
+    inputs = by_channel(moments.amax_I, fold, count)
+    weights = by_channel(column_extremes(work, fold), fold, count)
+    scale = inputs.pow(alpha) / weights.pow(1 - alpha)
+    return torch.where((inputs > 0) & (weights > 0), scale, 1.0)
