@@ -24,6 +24,7 @@ from headway.core.options import (
     KeyOptions,
     LaunchOptions,
     LogOptions,
+    PlaceOptions,
     PullOptions,
     QuantizeOptions,
     SamplingOptions,
@@ -97,6 +98,12 @@ VERBS = {
         tables=(LaunchOptions,),
         function="headway.cli.launch:launch",
         passes_on=True,
+    ),
+    "place": Verb(
+        usage="place MODELS.yaml",
+        help="Say which model goes on which of --machines, at the least price.",
+        tables=(PlaceOptions,),
+        function="headway.cli.place:place",
     ),
     "rules": Verb(
         usage="rules",

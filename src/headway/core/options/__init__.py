@@ -1,7 +1,13 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
-from headway.core.options.clients import BatchOptions, KeyOptions, LaunchOptions, PullOptions
+from headway.core.options.clients import (
+    BatchOptions,
+    KeyOptions,
+    LaunchOptions,
+    PlaceOptions,
+    PullOptions,
+)
 from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
@@ -30,6 +36,7 @@ __all__ = [
     "GateOptions",
     "LogOptions",
     "KeyOptions",
+    "PlaceOptions",
     "LaunchOptions",
     "PullOptions",
     "QuantizeOptions",

@@ -30,6 +30,16 @@ class KeyOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceOptions:
+    """Where models may go."""
+
+    machines: str = option(
+        "", "YAML file of machines: memory, price an hour, how many.", common=True
+    )
+    json: str = option("", "File that gets the placement for programs.", common=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
     """Which server a coding agent is set up for, and whether its files are written."""
 

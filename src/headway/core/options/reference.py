@@ -7,7 +7,13 @@ from pathlib import Path
 
 from headway.core.options import vllm
 from headway.core.options.bench import BenchOptions
-from headway.core.options.clients import BatchOptions, KeyOptions, LaunchOptions, PullOptions
+from headway.core.options.clients import (
+    BatchOptions,
+    KeyOptions,
+    LaunchOptions,
+    PlaceOptions,
+    PullOptions,
+)
 from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
@@ -95,6 +101,7 @@ TITLES: dict[type, str] = {
     SamplingOptions: "Sampling (`run`, `chat`)",
     BatchOptions: "Batch without a server (`batch`)",
     KeyOptions: "A new API key (`key`)",
+    PlaceOptions: "Which model goes on which machine (`place`)",
     BenchOptions: "Load generator (`bench`)",
     SimulateOptions: "Simulation (`headway simulate`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",

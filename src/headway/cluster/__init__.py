@@ -1,0 +1,1 @@
+"""Several machines: which model runs where. It decides; it starts nothing."""

@@ -1,0 +1,145 @@
+"""What is to be placed, and where: two YAML files.
+
+    models.yaml                              machines.yaml
+    models:                                  machines:
+      chat:                                    small: {memory: 32GiB, price: 0.4, count: 3}
+        folder: /models/chat                   large: {memory: 64GiB, price: 0.7}
+        quantization: int4
+        context: 8192
+        sequences: 16
+        replicas: 2
+        apart: true
+      draft: {memory: 3GiB}
+
+A model's bytes are those of its weights in that format, and of the KV of so many sequences of that
+length; or `memory` says them. `reserve` of a machine is left free (2GiB by default).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.cluster.place import Host, Replica
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.memory_plan import gib, useful_blocks
+from headway.core.model_spec import ModelSpec, read_model_spec
+from headway.core.options.field import parse_bytes
+from headway.core.quantization import Quantization, planned_bytes
+from headway.core.yaml_file import read_yaml
+
+BLOCK_SIZE = 16
+
+
+class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A model as the file has it."""
+
+    folder: str = ""
+    memory: str = ""
+    quantization: str = "none"
+    kv: str = ""
+    context: int = 0
+    sequences: int = 16
+    replicas: int = 1
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.folder) == bool(self.memory):
+            raise ValueError("it needs either folder or memory")
+        if self.quantization not in ("none", "int8", "int4"):
+            raise ValueError("quantization is none, int8 or int4")
+        if self.kv not in ("", "int8"):
+            raise ValueError("kv is int8, or left out for the model's type")
+        if self.context < 0 or self.sequences < 1 or not 1 <= self.replicas <= 10_000:
+            raise ValueError("context, sequences and replicas are positive numbers")
+
+
+class HostRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A kind of machine as the file has it."""
+
+    memory: str
+    price: float = 0.0
+    count: int = 1
+    reserve: str = "2GiB"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= 10_000 or not 0 <= self.price < 1e9:
+            raise ValueError("count is positive and price not negative")
+
+
+def read_models(path: Path) -> list[Replica]:
+    """Every replica of the models in a file; raises UsageError that names the row and the fix."""
+    found = []
+    for name, row in rows(path, "models", ModelRow):
+        one = replica_of(path, name, row)
+        found += [one] * row.replicas
+    return found
+
+
+def read_machines(path: Path) -> list[Host]:
+    """Every machine of a file; raises UsageError that names the row and the fix."""
+    found = []
+    for name, row in rows(path, "machines", HostRow):
+        usable = size(path, name, "memory", row.memory) - size(path, name, "reserve", row.reserve)
+        for number in range(1, row.count + 1):
+            each = f"{name}-{number}" if row.count > 1 else name
+            found.append(Host(name=each, num_bytes=max(usable, 0), price=row.price))
+    return found
+
+
+def rows(path: Path, key: str, kind: type[Any]) -> list[tuple[str, Any]]:
+    """(name, row) of the mapping under `key`."""
+    content = read_yaml(path, "The file")
+    if not isinstance(content, dict) or not isinstance(content.get(key), dict):
+        raise UsageError(
+            f"{path} has no mapping {key!r}.", f"Write {key}: and a row for each name."
+        )
+    found = []
+    for name, row in content[key].items():
+        try:
+            found.append((str(name), msgspec.convert(row, kind)))
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{path}, {key}, {name}: {error}.", "Correct that row.") from error
+    return found
+
+
+def size(path: Path, name: str, field: str, text: str) -> int:
+    """Bytes of a field such as 32GiB."""
+    try:
+        found = parse_bytes(text)
+        if found < 0:
+            raise ValueError(text)
+    except ValueError:
+        raise UsageError(
+            f"{path}, {name}: {field} is {text!r}.", "Write a number of bytes, such as 32GiB."
+        ) from None
+    return int(found)
+
+
+def replica_of(path: Path, name: str, row: ModelRow) -> Replica:
+    """What one copy of a model takes."""
+    if row.memory:
+        num_bytes = size(path, name, "memory", row.memory)
+        return Replica(model=name, num_bytes=num_bytes, apart=row.apart, why="as the file says")
+    folder = Path(row.folder)
+    try:
+        spec = read_model_spec(folder if folder.is_absolute() else path.parent / folder)
+    except HeadwayError as error:
+        raise UsageError(f"{path}, {name}: {error.cause}", error.fix) from error
+    weights = planned_bytes(Quantization.of(row.quantization), spec, spec.dtype)
+    context = min(row.context or spec.max_len, spec.max_len)
+    kv = kv_bytes(spec, row.kv or spec.dtype, context, row.sequences)
+    why = (
+        f"weights {gib(weights)}, KV {gib(kv)} for {row.sequences} sequences of {context:,} tokens"
+    )
+    return Replica(model=name, num_bytes=weights + kv, apart=row.apart, why=why)
+
+
+def kv_bytes(spec: ModelSpec, kv_dtype: str, context: int, sequences: int) -> int:
+    """Bytes of the KV blocks that so many sequences fill, as the engine would reserve them."""
+    return sum(
+        useful_blocks(group, BLOCK_SIZE, context, sequences, context)
+        * group.bytes_per_token(kv_dtype)
+        * BLOCK_SIZE
+        for group in spec.kv_groups
+    )

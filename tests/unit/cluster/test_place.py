@@ -1,0 +1,186 @@
+"""Placing models on machines: whole, within what each has, and the cheapest there is."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from headway.cli.main import main
+from headway.cluster.place import EXACT_UP_TO, Host, Placement, Replica, cost, place, refusals
+
+GIB = 2**30
+
+
+def check(replicas: list[Replica], machines: list[Host], found: Placement) -> None:
+    """Nothing is on two machines or beyond one; copies that are to be apart are."""
+    assert len(found.hosts) == len(replicas)
+    for at, machine in enumerate(machines):
+        own = [r for r, host in zip(replicas, found.hosts, strict=True) if host == at]
+        assert sum(replica.num_bytes for replica in own) <= machine.num_bytes
+        apart = [replica.model for replica in own if replica.apart]
+        assert len(set(apart)) == len(apart)
+    assert found.price == pytest.approx(cost(found.hosts, machines))
+
+
+def draw(source: random.Random, most: int) -> tuple[list[Replica], list[Host]]:
+    replicas = [
+        Replica(
+            model=source.choice("abcd"),
+            num_bytes=source.choice([1, 2, 3, 5, 8, 13]),
+            apart=source.random() < 0.2,
+        )
+        for _ in range(source.randint(1, most))
+    ]
+    machines = [
+        Host(name=str(n), num_bytes=source.choice([8, 16, 21]), price=source.choice([0, 1, 1.5, 3]))
+        for n in range(source.randint(1, 4))
+    ]
+    return replicas, machines
+
+
+def cheapest(replicas: list[Replica], machines: list[Host]) -> float | None:
+    """By trying everything; None where not all can be placed."""
+    best = None
+    for hosts in itertools.product(range(len(machines)), repeat=len(replicas)):
+        left = [machine.num_bytes for machine in machines]
+        on: set[tuple[str, int]] = set()
+        for replica, at in zip(replicas, hosts, strict=True):
+            left[at] -= replica.num_bytes
+            if left[at] < 0 or (replica.apart and (replica.model, at) in on):
+                break
+            on.add((replica.model, at))
+        else:
+            if all(
+                not r.apart
+                or [(q.model, h) for q, h in zip(replicas, hosts, strict=True)].count((r.model, at))
+                == 1
+                for r, at in zip(replicas, hosts, strict=True)
+            ):
+                price = cost(hosts, machines)
+                best = price if best is None else min(best, price)
+    return best
+
+
+def alone(replicas: list[Replica]) -> list[Replica]:
+    """Copies of a model agree whether they are to be apart, as rows of a file do."""
+    apart = {replica.model: replica.apart for replica in replicas}
+    return [Replica(model=r.model, num_bytes=r.num_bytes, apart=apart[r.model]) for r in replicas]
+
+
+def test_two_hundred_small_instances_are_placed_at_the_least_price():
+    source = random.Random(4)
+    for _ in range(200):
+        replicas, machines = draw(source, 6)
+        replicas = alone(replicas)
+        found, best = place(replicas, machines), cheapest(replicas, machines)
+        check(replicas, machines, found)
+        if best is None:
+            assert None in found.hosts
+            assert not found.is_cheapest
+            assert refusals(replicas, machines, found)
+        else:
+            assert found.is_cheapest
+            assert found.price == pytest.approx(best)
+
+
+def test_twelve_replicas_are_searched_to_the_end_and_never_dearer_than_first_fit():
+    source = random.Random(5)
+    for _ in range(40):
+        replicas, machines = draw(source, EXACT_UP_TO)
+        machines = [
+            Host(name=f"{m.name}{n}", num_bytes=m.num_bytes, price=m.price)
+            for m in machines
+            for n in range(3)
+        ]
+        replicas = alone(replicas)
+        found = place(replicas, machines)
+        check(replicas, machines, found)
+        assert found.is_cheapest == (None not in found.hosts)
+
+
+def test_a_thousand_models_on_a_hundred_machines():
+    source = random.Random(6)
+    replicas = [Replica(model=str(n), num_bytes=source.randint(1, 20) * GIB) for n in range(1000)]
+    machines = [Host(name=str(n), num_bytes=128 * GIB, price=1) for n in range(100)]
+    found = place(replicas, machines)
+    check(replicas, machines, found)
+    assert None not in found.hosts
+    used = len(set(found.hosts))
+    least = -(-sum(replica.num_bytes for replica in replicas) // (128 * GIB))
+    assert used <= 11 / 9 * least + 1, "what first fit in falling order promises"
+
+
+def test_of_equal_prices_the_fullest_machine_is_as_empty_as_can_be():
+    replicas = [Replica(model=str(n), num_bytes=size) for n, size in enumerate([4, 4, 2, 2])]
+    found = place(replicas, [Host(name="a", num_bytes=16), Host(name="b", num_bytes=16)])
+    check(replicas, [Host(name="a", num_bytes=16), Host(name="b", num_bytes=16)], found)
+    sizes = [sum(r.num_bytes for r, h in zip(replicas, found.hosts) if h == at) for at in (0, 1)]
+    assert sizes == [6, 6]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    embedded = Path(__file__).resolve().parents[3] / "src/headway/embedded/headway-tiny"
+    (tmp_path / "models.yaml").write_text(
+        f"models:\n  chat: {{folder: {embedded}, quantization: int4, context: 1024, replicas: 2, "
+        f"apart: true}}\n"
+        "  big: {memory: 20GiB}\n"
+    )
+    (tmp_path / "machines.yaml").write_text(
+        "machines:\n  small: {memory: 24GiB, price: 1, count: 2}\n"
+        "  large: {memory: 64GiB, price: 1.5}\n"
+    )
+    return tmp_path
+
+
+def run(files: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
+    arguments = [str(files / "models.yaml"), f"--machines={files / 'machines.yaml'}", *more]
+    status = main(["place", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_verb_says_what_is_where_and_why(files, capsys):
+    status, said, _ = run(files, capsys, f"--json={files / 'out.json'}")
+    assert status == 0
+    assert "KV 24.0 MiB for 16 sequences of 1,024 tokens" in said
+    assert "2 of 3 machines, 2 an hour; no placement is cheaper." in said
+    told = json.loads((files / "out.json").read_text())
+    assert {each["machine"] for each in told["replicas"]} == {"small-1", "small-2"}
+
+
+def test_what_has_no_machine_is_said_in_bytes(files, capsys):
+    models = files / "models.yaml"
+    models.write_text(
+        models.read_text().replace("20GiB", "80GiB")
+        + "  odd: {memory: 1GiB, replicas: 4, apart: true}\n"
+    )
+    status, said, _ = run(files, capsys)
+    assert status == 5
+    assert (
+        "big has no machine: it takes 80.0 GiB; the largest machine, large, has 62.0 GiB." in said
+    )
+    assert (
+        "odd has no machine: it takes 1.00 GiB; every machine with room for it has another copy"
+        in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("models: {a: {}}", "it needs either folder or memory"),
+        ("models: {a: {memory: lots}}", "memory is 'lots'"),
+        ("models: {a: {memory: 1GiB, replicas: 0}}", "positive numbers"),
+        ("models: {a: {memory: 1GiB, quantisation: int4}}", "quantisation"),
+        ("models: {a: {folder: nowhere}}", "There is no folder"),
+        ("hosts: {}", "has no mapping 'models'"),
+    ],
+)
+def test_a_row_that_is_wrong_is_named(files, capsys, text, told):
+    (files / "models.yaml").write_text(text)
+    status, _, error = run(files, capsys)
+    assert status == 2
+    assert told in error
