@@ -350,6 +350,11 @@ class Forecast:
         """Seconds until all that waits has its first token."""
         return sum(map(self.tokens, self.entries)) * self.token_s
 
+    def queue_s(self) -> float:
+        """Seconds until all that waits has its first token, rows counted where they are short."""
+        num_rows = sum(entry.num_rows for entry in self.entries)
+        return max(self.backlog_s(), num_rows * self._row_s)
+
     def check_integrity(self) -> None:
         """Counts fit each other; nobody waits without a prompt to wait for."""
         for entry in self.entries:

@@ -16,6 +16,7 @@ from headway.core.errors import RequestError, ServerFaultError
 from headway.edge.errors import error_response, speaks_anthropic
 from headway.edge.keys import Caller, Keyring
 from headway.edge.rates import Meter
+from headway.edge.relayed import MAX_USER, USER_HEADER, is_user
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class AuthMiddleware:
             )
         if wanted == OPERATOR and not caller.admin:
             raise forbidden("This path is for the operator's keys (admin: true in the key file).")
-        return caller
+        return on_behalf(caller, header(scope, USER_HEADER))
 
 
 class LoopbackGuard:
@@ -159,6 +160,18 @@ class LoopbackGuard:
             return
         if origin.partition("://")[2] != host:
             raise forbidden("This page may not ask here; name it with --allowed-origins.")
+
+
+def on_behalf(caller: Caller, user: str | None) -> Caller:
+    """The caller, or the user of a gateway for whom it asks; raises RequestError."""
+    if user is None or not caller.relays:
+        return caller
+    if not is_user(user):
+        raise RequestError(
+            f"{USER_HEADER.decode()} must be 1 to {MAX_USER} printable characters of ASCII.",
+            code="invalid_value",
+        )
+    return caller.for_user(user)
 
 
 def given_key(scope: Scope) -> str:

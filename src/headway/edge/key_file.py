@@ -34,6 +34,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     service_class: str | None = msgspec.field(default=None, name="class")
     classes: tuple[str, ...] | None = None
     admin: bool = False
+    gateway: bool = False
     weight: float | None = None
     limits: Limits = Limits()
 

@@ -14,6 +14,9 @@ that a file that cannot be read changes nothing while the server runs. A key fil
         sha256: 0b14d501a594442a01c6859541bcb3e8164d183d32937b851835442f69d5c94e
         weight: 2                   # its share beside other keys; else that of the class
         admin: true                 # may also read /metrics, /stats and /trace
+      - name: gateway
+        sha256: 1f3870be274f6c49b3e31a0c6728957f8ab3fa6b4a1d2b1a1f0d1a6c7b5c2d3e
+        gateway: true               # asks for callers of its own: `headway gateway` has this key
 
 `headway key alice --file keys.yaml` makes a key of 256 random bits and adds its row. A slow hash
 would add nothing to such a key and cost every request.
@@ -24,6 +27,8 @@ import hmac
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import UsageError
@@ -38,7 +43,8 @@ class Caller:
     """The owner of a key: who, with which rights.
 
     `service_class` None means the default, `weight` None that of the request's class, `classes`
-    None that its requests may name any. `in_batch` is true for the lines of its batches.
+    None that its requests may name any. `in_batch` is true for the lines of its batches, `gateway`
+    for the key of a gateway, which asks for callers of its own.
     """
 
     principal: Principal
@@ -49,6 +55,18 @@ class Caller:
     weight: float | None = None
     digest: bytes = b""
     in_batch: bool = False
+    gateway: bool = False
+
+    @property
+    def relays(self) -> bool:
+        """Whether it may ask as a gateway does (`edge/relayed.py`)."""
+        return self.gateway or self.admin
+
+    def for_user(self, name: str) -> "Caller":
+        """The same key as it asks for a caller of a gateway: a user of its own, its cache apart."""
+        mixed = self.principal.salted(f"user {name}")
+        principal = msgspec.structs.replace(mixed, name=f"{mixed.name}/{name}")
+        return replace(self, principal=principal, admin=False, gateway=True)
 
     def may_use(self, service_class: str) -> bool:
         """Whether its requests may be of this class; a batch needs the operator's word for more
@@ -121,6 +139,7 @@ class Keyring:
             principal=Principal(row.name, usual or "standard", salt),
             meter=meter,
             admin=row.admin,
+            gateway=row.gateway,
             service_class=usual,
             classes=row.classes,
             weight=row.weight,

@@ -17,6 +17,10 @@ from headway.core.request import Request, SequenceUpdate, TokenLogprobs
 from headway.frontend.text import OutputParser, OutputParserSpec, TextStream, Tokenizer
 from headway.frontend.text.parts import Content, Part
 
+ResumedTokens = Sequence[list[int] | None]
+"""By index what the sequences of a request had elsewhere, None for one that is over; see
+Engine.add."""
+
 
 class Delta:
     """What one sequence gained, as text and as tokens.
@@ -317,11 +321,18 @@ class Streams(dict[int, Stream]):
         self._abort = abort
         self._on_left = on_left
 
-    def open(self, request: Request, parser_spec: OutputParserSpec | None) -> Stream:
-        """A stream for the answer of a request that the engine gets."""
+    def open(
+        self,
+        request: Request,
+        parser_spec: OutputParserSpec | None,
+        resumed_tokens: ResumedTokens = (),
+    ) -> Stream:
+        """A stream for the answer of a request that the engine gets, behind what it had."""
         request_id = request.request_id
         answer = Answer(request, self._tokenizer, parser_spec)
         stream = self[request_id] = Stream(answer, partial(self._drop, request_id))
+        if resumed_tokens:
+            stream.resumed_tokens = [known and list(known) for known in resumed_tokens]
         return stream
 
     def adopt(self, stream: Stream) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from headway.core.errors import EngineDownError
 from headway.core.request import Request
 from headway.engine.messages import Ready
-from headway.frontend.answer import Stream
+from headway.frontend.answer import ResumedTokens, Stream
 from headway.frontend.text import OutputParserSpec
 
 
@@ -49,11 +49,13 @@ class EngineClient(Protocol):
         request: Request,
         parser_spec: OutputParserSpec | None = None,
         engine: int | None = None,
+        resumed_tokens: ResumedTokens = (),
     ) -> Stream:
         """Give a request to the engine; its id is the caller's to choose, each once.
 
-        With a `parser_spec` the deltas come with the parts that their text consists of. Of several
-        engines `engine` is the one that is to answer; another does where that one cannot. Raises
+        With a `parser_spec` the deltas come with the parts that their text consists of. It goes on
+        behind the `resumed_tokens` of each sequence, which do not come again. Of several engines
+        `engine` is the one that is to answer; another does where that one cannot. Raises
         EngineDownError where it takes no requests now, RequestError where this one can never run.
         """
         ...

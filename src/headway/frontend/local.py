@@ -14,7 +14,7 @@ from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.core.request import Request
 from headway.engine.engine import Engine
 from headway.engine.process import introduction
-from headway.frontend.answer import Stream, Streams
+from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import not_ready
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
@@ -110,13 +110,14 @@ class LocalClient:
         request: Request,
         parser_spec: OutputParserSpec | None = None,
         engine: int | None = None,
+        resumed_tokens: ResumedTokens = (),
     ) -> Stream:
         """Give a request to the engine; raises RequestError when it can never run."""
         if not self.ready:
             raise not_ready(self.status)
-        self.engine.add(request)
+        self.engine.add(request, resumed_tokens)
         self._arrived.set()
-        return self._streams.open(request, parser_spec)
+        return self._streams.open(request, parser_spec, resumed_tokens)
 
     def _abort(self, request_id: int, index: int | None) -> None:
         self.engine.abort(request_id, index)

@@ -21,7 +21,7 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import EngineDownError, HeadwayError, RequestError
 from headway.core.request import Request
 from headway.engine import messages
-from headway.frontend.answer import Stream, Streams
+from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import not_ready
 from headway.frontend.quarantine import CrashQuarantine, poisonous
 from headway.frontend.sockets import bind, private_folder, readable
@@ -370,6 +370,7 @@ class ProcessClient:
         request: Request,
         parser_spec: OutputParserSpec | None = None,
         engine: int | None = None,
+        resumed_tokens: ResumedTokens = (),
     ) -> Stream:
         """Send a request to the engine; raises EngineDownError when it takes none now.
 
@@ -378,11 +379,11 @@ class ProcessClient:
         if not self.takes:
             raise not_ready(self.status)
         self._quarantine.check(request)
-        stream = self._streams.open(request, parser_spec)
+        stream = self._streams.open(request, parser_spec, resumed_tokens)
         if self._resumes or self._quarantine.trying:
             self._quarantine.queue.append(request.request_id)
         else:  # where the engine has just died this fails, and the next one gets the request
-            stream.was_sent = self._send(messages.Submit(request))
+            stream.was_sent = self._send(messages.Submit(request, list(resumed_tokens)))
         return stream
 
     def adopt(self, stream: Stream, *, on_trial: bool) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from headway.core.errors import HeadwayError
 from headway.core.request import Request
 from headway.engine.messages import Ready
-from headway.frontend.answer import Stream, Streams
+from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import not_ready
 from headway.frontend.process import ProcessClient
 from headway.frontend.quarantine import MAX_DEATHS
@@ -114,6 +114,7 @@ class Replicas:
         request: Request,
         parser_spec: OutputParserSpec | None = None,
         engine: int | None = None,
+        resumed_tokens: ResumedTokens = (),
     ) -> Stream:
         """Send a request to an engine, to `engine` where that one takes it now."""
         if engine is None or not self._is_free(engine):
@@ -123,7 +124,7 @@ class Replicas:
             if engine is not None:
                 self.on_moved(request.request_id, found)
             engine = found
-        return self.clients[engine].submit(request, parser_spec)
+        return self.clients[engine].submit(request, parser_spec, None, resumed_tokens)
 
     def _is_free(self, engine: int) -> bool:
         """Whether it answers a newcomer at once."""

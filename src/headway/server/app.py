@@ -25,9 +25,10 @@ from headway.core.errors import RequestError
 from headway.edge import root_path
 from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
 from headway.edge.errors import json_response, not_found
+from headway.edge.relayed import LOAD_PATH
 from headway.edge.root_path import RootPath
 from headway.frontend.client import not_ready
-from headway.server import page, tokens
+from headway.server import page, relayed, tokens
 from headway.server.access import access
 from headway.server.anthropic import messages
 from headway.server.endpoints import GENERATIONS
@@ -285,6 +286,7 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/stats", stats),
     ("GET", "/trace", trace),
     ("GET", "/calibration", calibration),
+    ("GET", LOAD_PATH, relayed.load),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/tokenize", tokens.tokenize),

@@ -20,6 +20,7 @@ from headway.core.slo import Slo
 from headway.core.terms import Terms
 from headway.edge.event_stream import DONE
 from headway.edge.keys import Caller
+from headway.edge.relayed import Relayed
 from headway.frontend.answer import Delta
 from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.parts import CallEnds, Output
@@ -51,6 +52,9 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     caller: Caller
     service_class: ServiceClass
     owner: str
+    created: int = 0
+    relayed: Relayed | None = None
+    """What a gateway wants to know besides, or go on from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="What steps and the host took here, for headway simulate", query=WINDOW
     ),
     ("GET", "/openapi.json"): Operation(summary="This document", answers=("openapi", "paths")),
+    ("GET", "/v1/load"): Operation(summary="The load of each model; for a gateway's key"),
     ("GET", "/v1/models"): Operation(summary="The models served", answers=("object", "data")),
     ("GET", "/v1/models/{name}"): Operation(summary="One model", answers=("id", "object")),
     ("POST", "/v1/chat/completions"): Operation(

@@ -44,6 +44,7 @@ from headway.server.generation import (
     Openings,
 )
 from headway.server.models import State
+from headway.server.relayed import Marks, check_resumed, load_header, replay, take_field
 from headway.server.turn import prepared
 from headway.telemetry.timeline import Timeline
 
@@ -93,9 +94,11 @@ class Generate:
             receive, state.options.max_body, accepts.body, pool=state.pool, user=turn_of(scope)
         )
         arrived_s = state.clock.now_s()
+        caller = scope.get("caller") or state.keyring.nobody
+        relayed = take_field(raw, caller)
+        resume = relayed.resume if relayed is not None else None
         body, ignored = accepts.read(raw, state.options.strict_api)
         body.model = raw["model"] = state.name(body.model)
-        caller = scope.get("caller") or state.keyring.nobody
         return Incoming(
             scope=scope,
             receive=receive,
@@ -104,11 +107,13 @@ class Generate:
             body=body,
             num_bytes=num_bytes,
             ignored=ignored,
-            request_id=self._row.prefix + scope["request_id"],
+            request_id=resume.id if resume else self._row.prefix + scope["request_id"],
             arrived_s=arrived_s,
             caller=caller,
             service_class=state.model(body.model).service_class(body, caller),
             owner=owner_of(scope),
+            created=resume.created if resume else int(state.clock.wall_s()),
+            relayed=relayed,
         )
 
     async def _answered_late(self, session: "Session") -> bool:
@@ -233,6 +238,7 @@ class Session:
     def prepared(self, dialect: Dialect) -> None:
         """Take what its body asks for, and who writes the answer."""
         self.dialect, self.request = dialect, dialect.progress.request
+        check_resumed(self.incoming.relayed, self.request)
         self.headers = response_headers(self.incoming, self.request)
         if (header(self.incoming.scope, b"x-stainless-retry-count") or "0") != "0":
             self.request.model.telemetry.registry.add("client_retries")
@@ -254,7 +260,9 @@ class Session:
                     terms=request.terms,
                 )
                 self.ticket.sent(number, engine_id)
-                stream = model.client.submit(asked, request.parser_spec, self.ticket.engine)
+                stream = model.client.submit(
+                    asked, request.parser_spec, self.ticket.engine, self._known()
+                )
                 self.streams.append(stream)
                 stream.on_begin = partial(self.ticket.began, number)
                 telemetry.submitted(timeline, engine_id)
@@ -266,6 +274,11 @@ class Session:
             departure = watch_for_departure(self.incoming.receive, self.streams)
             self._watcher = asyncio.create_task(departure)
         return timeline
+
+    def _known(self) -> list[list[int] | None]:
+        """What another server had told of the answer, of a stream that goes on here."""
+        relayed = self.incoming.relayed
+        return [list(relayed.resume.tokens)] if relayed and relayed.resume else []
 
     def _begin(self) -> Timeline:
         """Its timeline, from now on among the live ones."""
@@ -308,10 +321,13 @@ class Session:
             due=partial(is_due, timeline, self._may_be_refused()),
         )
         held: dict[int, int] = {}
+        marks = self._marks(openings)
         async for number, deltas in merge(self.streams):
             for choice, delta in progress.count(number, deltas):
                 opening = openings.take(choice)
                 content = dialect.chunk(choice, delta)
+                if marks is not None:
+                    content = marks.after(content, delta.token_ids)
                 if opening or content:
                     await events.write(opening + content)
                 if not content:  # half a character, or what may become a stop string
@@ -323,6 +339,17 @@ class Session:
         ending = dialect.ending()
         events.stop_pinging()
         await events.end(ending)
+
+    def _marks(self, openings: Openings) -> Marks | None:
+        """What tells a gateway which tokens were shown, behind what it goes on from."""
+        relayed = self.incoming.relayed
+        if relayed is None:
+            return None
+        if relayed.resume is not None:
+            openings.rest()
+            replay(relayed.resume.tokens, self.streams[0], self.dialect)
+        wanted = relayed.marks and self.request.num_choices == 1
+        return Marks(self.dialect.progress) if wanted else None
 
     async def collect(self) -> dict[str, Any]:
         """The whole answer, once it is complete."""
@@ -369,6 +396,8 @@ def response_headers(incoming: Incoming, request: GenerationRequest) -> list[tup
         names = bodies.printable(incoming.ignored)
         log.warning("ignored fields: %s", names)
         headers.append((b"x-headway-ignored-fields", names.encode()))
+    if incoming.relayed is not None:
+        headers.append(load_header(request.model))
     if "fallback" in incoming.scope:
         headers.append((FALLBACK_HEADER, incoming.scope["fallback"]))
     return headers

@@ -10,7 +10,7 @@ from headway.core.clock import SystemClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.messages import Ready
-from headway.frontend.answer import Stream, Streams
+from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import EngineClient
 from headway.frontend.local import LocalClient
 from headway.frontend.text import OutputParserSpec
@@ -49,10 +49,11 @@ class Replicas:
         request: Request,
         parser_spec: OutputParserSpec | None = None,
         engine: int | None = None,
+        resumed_tokens: ResumedTokens = (),
     ) -> Stream:
         number = request.request_id % len(self.clients)
         self.sent.append((request.request_id, number))
-        return self.clients[number].submit(request, parser_spec)
+        return self.clients[number].submit(request, parser_spec, None, resumed_tokens)
 
     async def drain(self, timeout_s: float) -> None:
         await asyncio.gather(*(client.drain(timeout_s) for client in self.clients))

@@ -73,7 +73,7 @@ async def test_text_that_is_held_back_counts_when_it_leaves():
     async def send(message):
         sent.append(message.get("body", b""))
 
-    incoming = SimpleNamespace(send=send, scope={"fallback": b"", "meters": []})
+    incoming = SimpleNamespace(send=send, scope={"fallback": b"", "meters": []}, relayed=None)
     session = Submitted(None, incoming, SimpleNamespace(meter=None))
     progress = Progress(request)
     session.dialect, session.request = Plain(progress), request

@@ -72,7 +72,7 @@ def prepare(state: State, incoming: Incoming) -> "CompletionDialect":
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         request_id=incoming.request_id,
-        created=int(state.clock.wall_s()),
+        created=incoming.created,
         arrived_s=incoming.arrived_s,
         caller=incoming.caller,
         service_class=incoming.service_class,

@@ -1,0 +1,86 @@
+"""What a gateway and a Headway server behind it say to each other, beside the public API.
+
+The gateway's key (`gateway: true` in the server's key file, or an operator's) may send in a body
+the field `headway_gateway`, and the header `x-headway-user`. A stream whose field asks for `marks`
+tells in comments which tokens the events so far have shown:
+
+    data: {… "content": "Hel" …}          data: {… "content": "lo" …}
+                                          : headway 40 16 311,298
+    : headway 40 16 87                    40 prompt tokens, 16 of them cached, then the new ids
+
+With `resume` another server goes on behind these tokens: the client sees one stream.
+"""
+
+import msgspec
+
+FIELD = "headway_gateway"
+USER_HEADER = b"x-headway-user"
+LOAD_HEADER = b"x-headway-load"
+LOAD_PATH = "/v1/load"
+MARK = b": headway "
+MAX_USER = 64
+MAX_RESUMED = 2_000_000
+
+
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stream that another server had begun: its id, its time, the tokens that were shown."""
+
+    id: str
+    created: int
+    tokens: list[int] = []
+
+
+class Relayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The field of a body: whether marks are wanted, and what the answer goes on from."""
+
+    marks: bool = False
+    resume: Resume | None = None
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What a server says of itself: its queue in seconds, seconds a prompt token, memory, rows.
+
+    `boot` changes when the engine is another one, and with it what its cache holds; `context`,
+    `cache_tokens` and `max_rows` are its sizes.
+    """
+
+    queue_s: float = 0.0
+    token_s: float = 0.0
+    kv: float = 0.0
+    rows: int = 0
+    max_rows: int = 0
+    boot: str = ""
+    context: int = 0
+    cache_tokens: int = 0
+
+
+encode_load = msgspec.json.Encoder().encode
+decode_load = msgspec.json.Decoder(Load).decode
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """One comment of a marked stream."""
+
+    num_prompt: int
+    num_cached: int
+    tokens: list[int]
+
+
+def mark(num_prompt: int, num_cached: int, tokens: list[int]) -> bytes:
+    """The comment that says which tokens the events before it have shown."""
+    ids = ",".join(map(str, tokens))
+    return b"%b%d %d %b\n\n" % (MARK, num_prompt, num_cached, ids.encode())
+
+
+def read_mark(line: bytes) -> Mark:
+    """The mark in a comment line; ValueError where it is none."""
+    numbers = line.removeprefix(MARK).split(b" ")
+    if len(numbers) != 3:
+        raise ValueError("a mark has three parts")
+    tokens = [int(text) for text in numbers[2].split(b",")] if numbers[2] else []
+    return Mark(int(numbers[0]), int(numbers[1]), tokens)
+
+
+def is_user(name: str) -> bool:
+    """Whether this can be the name of a gateway's caller."""
+    return 0 < len(name) <= MAX_USER and name.isascii() and name.isprintable()

@@ -1,0 +1,133 @@
+"""A gateway asks this server: streams with marks, streams that go on, and the load of a model.
+
+What the gateway may say stands in `edge/relayed.py`; whoever else says it is refused.
+"""
+
+import uuid
+from statistics import fmean
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from headway.core.errors import RequestError
+from headway.core.request import SequenceUpdate
+from headway.edge.auth import forbidden
+from headway.edge.errors import json_response
+from headway.edge.keys import Caller
+from headway.edge.relayed import FIELD, LOAD_HEADER, MAX_RESUMED, Load, Relayed, encode_load, mark
+from headway.engine.messages import Ready
+from headway.frontend.answer import Stream
+from headway.server.generation import Dialect, GenerationRequest, Progress
+from headway.server.models import ServedModel, State
+
+PROCESS = uuid.uuid4().hex[:8]
+
+
+def take_field(raw: dict[str, Any], caller: Caller) -> Relayed | None:
+    """The gateway's field, taken out of a body; raises RequestError for who may not send it."""
+    content = raw.pop(FIELD, None)
+    if content is None:
+        return None
+    if not caller.relays:
+        raise forbidden(f"{FIELD} is for a gateway's key (gateway: true in the key file).")
+    try:
+        asked = msgspec.convert(content, Relayed)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{FIELD}: {error}.", param=FIELD, code="invalid_type") from error
+    if asked.resume is not None and len(asked.resume.tokens) > MAX_RESUMED:
+        raise RequestError(f"{FIELD}.resume is too long.", param=FIELD, code="invalid_value")
+    return asked
+
+
+def check_resumed(asked: Relayed | None, request: GenerationRequest) -> None:
+    """Raise RequestError where a stream cannot go on: several answers, or log-probabilities."""
+    if asked is None or asked.resume is None:
+        return
+    sampling = request.sampling
+    plain = sampling.logprobs is None and sampling.prompt_logprobs is None
+    if not (request.stream and request.num_choices == 1 and plain):
+        raise RequestError(
+            "Only a stream of one answer without log-probabilities can go on.",
+            param=FIELD,
+            code="invalid_value",
+        )
+    tokens = asked.resume.tokens
+    info = request.model.info()
+    room = request.longest_answer
+    if len(tokens) >= room or any(not 0 <= token < info.vocab_size for token in tokens):
+        raise RequestError(
+            f"The tokens of {FIELD}.resume are no beginning of an answer here.",
+            param=FIELD,
+            code="invalid_value",
+        )
+
+
+def replay(tokens: list[int], stream: Stream, dialect: Dialect) -> None:
+    """Bring the text of the answer and its writer to where another server's stream broke off."""
+    for token in tokens:
+        for delta, _ in stream.answer.pushed(SequenceUpdate(0, 0, [token])):
+            for choice, each in dialect.progress.count(0, [delta]):
+                dialect.chunk(choice, each)
+
+
+class Marks:
+    """The marks of a stream of one answer; what is not shown yet is told with what shows it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._untold: list[int] = []
+
+    def after(self, content: bytes, tokens: list[int]) -> bytes:
+        """`content` and the mark behind it; b"" while nothing can be shown of these tokens."""
+        self._untold += tokens
+        if not content:
+            return b""
+        told, self._untold = self._untold, []
+        progress = self._progress
+        return content + mark(progress.request.num_prompt_tokens, progress.num_cached, told)
+
+
+# ── load ────────────────────────────────────────────────────────────────────────────────────
+
+
+def load_of(model: ServedModel) -> Load:
+    """What a gateway chooses by."""
+    lines, info = model.admission.lines, model.client.info
+    forecasts = [lines.of[number].forecast for number in lines.taking]
+    now = model.telemetry.last
+    return Load(
+        queue_s=round(min(each.queue_s() for each in forecasts), 6),
+        token_s=round(fmean(each.token_s for each in forecasts), 9),
+        kv=round(now.kv_usage, 4) if now is not None else 0.0,
+        rows=model.admission.num_admitted,
+        max_rows=info.max_num_seqs if info else 0,
+        boot=f"{PROCESS}-{model.client.num_restarts}",
+        context=info.max_model_len if info else 0,
+        cache_tokens=num_cached_tokens(info) * len(lines.of) if info else 0,
+    )
+
+
+def num_cached_tokens(info: Ready) -> int:
+    """What the KV blocks of one engine hold."""
+    return max(info.group_blocks, default=0) * info.block_size
+
+
+def load_header(model: ServedModel) -> tuple[bytes, bytes]:
+    return LOAD_HEADER, encode_load(load_of(model))
+
+
+async def load(state: State, request: Request) -> Response:
+    """GET /v1/load: of each model by its first name; for a gateway's key."""
+    check_relays(state, request.scope)
+    models = {row.names[0]: load_of(row) for row in state.rows if row.client.ready}
+    return json_response(models)
+
+
+def check_relays(state: State, scope: Scope) -> None:
+    """Raise RequestError 403 for a caller who is no gateway."""
+    caller: Caller = scope.get("caller") or state.keyring.nobody
+    if not caller.relays:
+        raise forbidden("This path is for a gateway's key (gateway: true in the key file).")
