@@ -21,6 +21,7 @@ from headway.core.options import (
     EngineOptions,
     EvalOptions,
     GateOptions,
+    GatewayOptions,
     KeyOptions,
     LaunchOptions,
     LogOptions,
@@ -55,6 +56,12 @@ VERBS = {
         help="Serve a model over the OpenAI API; without a folder the embedded one.",
         tables=(ServerOptions, EngineOptions, LogOptions),
         function="headway.cli.serve:serve",
+    ),
+    "gateway": Verb(
+        usage="gateway [FILE.yaml]",
+        help="One address before many servers: --upstream URL, or a file of them.",
+        tables=(GatewayOptions, LogOptions),
+        function="headway.cli.gateway:gateway",
     ),
     "key": Verb(
         usage="key NAME",

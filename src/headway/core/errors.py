@@ -146,6 +146,8 @@ ERROR_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
+    502: "server_error",
     503: "server_error",
+    504: "server_error",
     507: "server_error",
 }

@@ -42,7 +42,9 @@ ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",
+    502: "api_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 

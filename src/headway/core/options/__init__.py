@@ -13,6 +13,7 @@ from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.gate import GateOptions
+from headway.core.options.gateway import GatewayOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.simulate import SimulateOptions
@@ -34,6 +35,7 @@ __all__ = [
     "EngineOptions",
     "EvalOptions",
     "GateOptions",
+    "GatewayOptions",
     "LogOptions",
     "KeyOptions",
     "PlaceOptions",

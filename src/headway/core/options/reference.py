@@ -19,6 +19,7 @@ from headway.core.options.doctor import DoctorOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.gate import GateOptions
+from headway.core.options.gateway import GatewayOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import format_value
 from headway.core.options.simulate import SimulateOptions
@@ -96,7 +97,8 @@ def listed(names: Iterable[str]) -> str:
 
 TITLES: dict[type, str] = {
     ServerOptions: "Server (`serve`)",
-    LogOptions: "Log (`serve`)",
+    GatewayOptions: "Gateway (`gateway`)",
+    LogOptions: "Log (`serve`, `gateway`)",
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
     BatchOptions: "Batch without a server (`batch`)",

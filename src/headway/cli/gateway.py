@@ -1,0 +1,83 @@
+"""`headway gateway FILE`: one address before many servers."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.core.errors import UsageError
+from headway.core.logs import set_up_logs
+from headway.core.options import GatewayOptions, LogOptions
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+    from headway.gateway.config import Config
+
+
+def gateway(call: "Call") -> int:
+    """Serve until a signal; returns 0 after what ran has ended."""
+    options: GatewayOptions = call.options[GatewayOptions]
+    config = read(call)
+    if "--dry-run" in call.switches:
+        print_config(config)
+        return 0
+    logs: LogOptions = call.options[LogOptions]
+    set_up_logs(logs.log_level, logs.log_format)
+
+    from headway.edge import root_path, serving
+    from headway.edge.keys import Keyring
+    from headway.edge.notify import Notifier
+    from headway.gateway import run
+    from headway.gateway.ledger import Ledger
+    from headway.gateway.state import State, ledger_folder
+
+    keyring = Keyring(
+        flags=options.api_key, file=Path(options.key_file) if options.key_file else None
+    )
+    serving.check_address(options.host, bool(keyring), options.insecure)
+    root_path.checked(options.root_path)
+    notifier = Notifier.take(os.environ)
+    state = State(
+        options=options, config=config, keyring=keyring, ledger=Ledger(ledger_folder(options))
+    )
+    listener = serving.bind(options.host, options.port)
+    with contextlib.closing(listener):
+        host = options.host if ":" not in options.host else f"[{options.host}]"
+        url = f"http://{host}:{listener.getsockname()[1]}"
+
+        def on_ready() -> None:
+            with contextlib.suppress(OSError):
+                print(f"Headway's gateway is ready: {url}/v1", flush=True)
+                print("\n".join(f"  {line}" for line in config.routes()), flush=True)
+
+        serving.run(run.serve(state, listener, lambda: read(call), on_ready, notifier))
+    return 0
+
+
+def read(call: "Call") -> "Config":
+    """The configuration that the command names; raises UsageError."""
+    from headway.gateway.config import of_urls, read_config
+
+    options: GatewayOptions = call.options[GatewayOptions]
+    how = "headway gateway gateway.yaml, or headway gateway --upstream http://host:8000/v1"
+    if len(call.positionals) > 1:
+        raise UsageError("gateway takes one file.", how)
+    if call.positionals and options.upstream:
+        raise UsageError("There is a file, and there is --upstream.", "Put it into the file.")
+    if call.positionals:
+        return read_config(Path(call.positionals[0]))
+    if not options.upstream:
+        raise UsageError("gateway needs a file or an --upstream.", how)
+    return of_urls(options.upstream)
+
+
+def print_config(config: "Config") -> None:
+    """What `--dry-run` prints: the resolved routes, and what is odd about them."""
+    for row in config.upstreams:
+        print(f"upstream {row.name:<22} {row.url} ({row.kind})")
+    for line in config.routes():
+        print(f"model    {line}")
+    for name, budget in config.budgets.items():
+        print(f"budget   {name:<22} {budget.dollars:g} dollars per {budget.per}")
+    for warning in config.warnings:
+        print(f"warning  {warning}")

@@ -1,0 +1,225 @@
+"""The way of one request through upstreams: which is next, within one deadline and one budget.
+
+    pool of its model, by its policy ─► the others of that pool ─► pools of its fallbacks
+
+The first attempt is free; each further one takes from the retry budget. A failure that is the
+client's making ends the way, as does the deadline; what cannot be answered is 502, 503 or 504.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import aiohttp
+import msgspec
+
+from headway.core.errors import EngineDownError, OverloadedError, RequestError
+from headway.gateway.config import ModelRow
+from headway.gateway.incoming import Incoming
+from headway.gateway.state import State
+from headway.gateway.upstream import Upstream, read_bounded
+
+MAX_ERROR_BYTES, MAX_MESSAGE = 64 * 1024, 500
+AGAIN = {429, 502, 503, 504}
+"""Statuses after which another upstream is asked."""
+ELSEWHERE = {"context_length_exceeded", "model_not_found", "unsupported_parameter"}
+"""Codes of a refusal that another upstream may not share."""
+BUSY = {"overloaded", "rate_limit_exceeded"}
+"""Codes of an upstream that lives and has too much to do."""
+
+
+class AttemptError(Exception):
+    """An attempt failed: `outcome` names how, for the metric; `counts` against the upstream.
+
+    `again` says whether another may be asked, `error` what the client is told if nobody else is.
+    """
+
+    def __init__(
+        self, outcome: str, error: RequestError, *, counts: bool = True, again: bool = True
+    ) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.error = error
+        self.counts = counts
+        self.again = again
+
+
+class Way:
+    """The attempts of one request."""
+
+    def __init__(self, state: State, incoming: Incoming) -> None:
+        self._state = state
+        self._incoming = incoming
+        self._without: set[Upstream] = set()
+        self._last: RequestError | None = None
+        self._is_second_round = False
+        self.num_attempts = 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its deadline."""
+        return self._incoming.deadline_s - self._state.clock.now_s()
+
+    def next(
+        self, *, free: bool = False, only: Callable[[Upstream], bool] = lambda each: True
+    ) -> Upstream:
+        """The upstream to ask now, one of `only`; raises RequestError where there is none.
+
+        With `free` the budget is not asked: each stream may go on once. When all have failed once
+        they are tried a second time.
+        """
+        if self.left_s <= 0:
+            raise self._last or too_late()
+        found = next(self._candidates(only), None)
+        if found is None and self._without and not self._is_second_round:
+            self._is_second_round = True
+            self._without.clear()
+            found = next(self._candidates(only), None)
+        if found is None:
+            raise self._last or nobody(self._incoming)
+        if self.num_attempts and not free and not self._state.budget.take():
+            self._state.metrics.add("retries_denied")
+            raise self._last or nobody(self._incoming)
+        self.num_attempts += 1
+        return found
+
+    def _candidates(self, only: Callable[[Upstream], bool]) -> Iterator[Upstream]:
+        """The best of each pool, the model's own first."""
+        barred = {each for each in self._state.upstreams.values() if not only(each)}
+        for route in self._routes():
+            asked = self._incoming.asked
+            found = self._state.pools[route.name].choose(asked, self._without | barred)
+            if found is not None:
+                yield found
+
+    def _routes(self) -> Iterator[ModelRow]:
+        """Its own model row, then its fallbacks, theirs behind them."""
+        routes, waiting, seen = self._state.routes, [self._incoming.route], set()
+        while waiting:
+            row = waiting.pop(0)
+            if row.name in seen:
+                continue
+            seen.add(row.name)
+            yield row
+            waiting += [routes[name] for name in row.fallbacks if name in routes]
+
+    def failed(self, upstream: Upstream, failure: AttemptError) -> None:
+        """An attempt there has failed; raises its error where nobody else may be asked."""
+        if failure.counts:
+            upstream.breaker.failed()
+        else:
+            upstream.breaker.given_up()
+        self._without.add(upstream)
+        self._last = failure.error
+        if not failure.again:
+            raise failure.error
+
+
+def nobody(incoming: Incoming) -> RequestError:
+    """There is no upstream to ask."""
+    return EngineDownError(
+        f"No upstream of {incoming.model[:80]} can answer this request now.", code="no_upstream"
+    )
+
+
+def too_late() -> RequestError:
+    return RequestError(
+        "The deadline of this request is over.", code="deadline_exceeded", status=504
+    )
+
+
+def unanswered(error: BaseException) -> AttemptError:
+    """A connection that failed, an answer that did not come, or is none."""
+    if isinstance(error, TimeoutError):
+        message, code, outcome = "did not answer in time", "upstream_timeout", "timeout"
+        status = 504
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        message, code, outcome, status = "cannot be reached", "upstream_unreachable", "connect", 502
+    elif isinstance(error, msgspec.MsgspecError | ValueError):
+        message, code, outcome, status = "gave no answer that can be read", "lied", "lied", 502
+    else:
+        message, code, outcome, status = "broke off", "upstream_failed", "reset", 502
+    return AttemptError(outcome, RequestError(f"The upstream {message}.", code=code, status=status))
+
+
+class Told(msgspec.Struct):
+    """What the error of an upstream says of itself."""
+
+    message: str = ""
+    code: str | int | None = None
+    param: str | None = None
+    type: str | None = None
+
+
+class ToldBody(msgspec.Struct):
+    """The body of an error: OpenAI's, or Anthropic's."""
+
+    error: Told | str | None = None
+
+
+async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> AttemptError:
+    """What an answer that is no 200 means."""
+    status = answer.status
+    told = await read_told(answer)
+    code = told.code if isinstance(told.code, str) and is_word(told.code) else None
+    retry_after_s = seconds_of(answer.headers.get("retry-after"))
+    if status in (401, 403):
+        error = RequestError(
+            "The upstream refuses the gateway's key.", code="upstream_refused", status=502
+        )
+        return AttemptError("refused", error)
+    if 300 <= status < 400 or status < 200:
+        return unanswered(ValueError(f"status {status}"))
+    if status == 429 or code in BUSY:
+        busy = OverloadedError(
+            "The upstreams have too much to do.",
+            reason="upstream",
+            retry_after_s=retry_after_s or 1.0,
+        )
+        return AttemptError("busy", busy, counts=False)
+    if status >= 500:
+        error = RequestError(
+            f"The upstream failed with status {status}.",
+            code=code if upstream.is_headway else "upstream_failed",
+            status=503 if status == 503 else 502 if status != 504 else 504,
+            retry_after_s=(retry_after_s or 1.0) if status == 503 else None,
+        )
+        return AttemptError(f"status_{status}", error, again=status in AGAIN)
+    error = RequestError(
+        message_of(upstream, told, status),
+        param=told.param if told.param and told.param.isprintable() else None,
+        code=code,
+        status=status,
+        retry_after_s=retry_after_s,
+    )
+    again = code in ELSEWHERE
+    return AttemptError("refused", error, counts=False, again=again)
+
+
+def message_of(upstream: Upstream, told: Told, status: int) -> str:
+    """A Headway server's own words; another's may name what is nobody's business."""
+    if upstream.is_headway and told.message.isprintable() and told.message:
+        return told.message[:MAX_MESSAGE]
+    return f"The upstream refuses this request with status {status}."
+
+
+async def read_told(answer: aiohttp.ClientResponse) -> Told:
+    """The error in a body, as far as there is one."""
+    try:
+        async with asyncio.timeout(5.0):
+            data = await read_bounded(answer, MAX_ERROR_BYTES)
+        body = msgspec.json.decode(data, type=ToldBody)
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError):
+        return Told()
+    if isinstance(body.error, str):
+        return Told(message=body.error)
+    return body.error or Told()
+
+
+def is_word(text: str) -> bool:
+    """Whether this can be a code: invalid_value."""
+    return 0 < len(text) <= 64 and text.isascii() and text.replace("_", "a").isalnum()
+
+
+def seconds_of(text: str | None) -> float | None:
+    """A retry-after header in seconds; a date is not read."""
+    return float(text) if text and text.isdecimal() and len(text) < 6 else None

@@ -1,0 +1,327 @@
+"""The gateway's file: upstreams, the models that clients ask for, budgets; read whole, or not.
+
+    upstreams:
+      - name: a
+        url: http://10.0.0.1:8000/v1
+        key_env: UPSTREAM_KEY               # or key_file, a file that only its owner may read
+        price: {input: 0.1, cached: 0.01, output: 0.4}     # dollars a million tokens
+      - {name: b, url: http://10.0.0.2:8000/v1, kind: vllm, price: {hour: 2.5}}
+    models:
+      - {name: chat, upstreams: [a, b], policy: time, deadline: 120s, first_token: 20s}
+    budgets:
+      alice: {dollars: 5, per: day}
+
+Every error names the file, the row, the field and the fix.
+"""
+
+import difflib
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headway.core.errors import UsageError
+from headway.core.slo import parse_duration
+from headway.core.yaml_file import read_yaml
+
+HOW = "docs/gateway.md has an example of each row."
+ANY = "*"
+"""The name of a model row that takes any name which its upstreams serve."""
+Kind = Literal["auto", "headway", "vllm", "llama", "openai"]
+Policy = Literal["time", "least", "round_robin", "weighted", "pinned"]
+Feature = Literal["tools", "schemas", "images", "embeddings"]
+PERIODS_S = {"hour": 3600, "day": 86_400, "month": 30 * 86_400}
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dollars a million tokens, or dollars an hour of the machine."""
+
+    input: float = 0.0
+    cached: float | None = None
+    output: float = 0.0
+    hour: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1e6:
+                raise ValueError(f"price.{name} must be between 0 and 1e6 dollars")
+        if self.hour is not None and (self.input or self.output or self.cached):
+            raise ValueError("price has an hour and tokens; keep one of the two")
+
+
+class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One server behind the gateway. `can` overrides what its kind is taken to understand."""
+
+    url: str
+    name: str = ""
+    kind: Kind = "auto"
+    model: str = ""
+    key_env: str = ""
+    key_file: str = ""
+    price: Price | None = None
+    context: int = 0
+    can: tuple[Feature, ...] | None = None
+    weight: float = 1.0
+    max_at_once: int = 0
+    cache: int = 64 * 2**20
+    """Bytes of prompts that its prefix cache is taken to hold, where it does not say."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        plain = parts.username is None and not parts.query and not parts.fragment
+        if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
+            raise ValueError(f"url {self.url[:80]!r} is no address; write http://host:8000/v1")
+        for name, low, high in (
+            *(("context", 0, 1e9), ("weight", 0.001, 1e6), ("max_at_once", 0, 1e6)),
+            ("cache", 0, 2**40),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be between {low} and {high:g}")
+        if self.key_env and self.key_file:
+            raise ValueError("key_env and key_file are both there; keep one")
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients ask for, and who answers."""
+
+    name: str
+    upstreams: tuple[str, ...] = ()
+    policy: Policy = "time"
+    fallbacks: tuple[str, ...] = ()
+    deadline: str = "600s"
+    first_token: str = "60s"
+    resume: Literal["exact", "text", "none"] = "exact"
+
+    @property
+    def deadline_s(self) -> float:
+        return parse_duration(self.deadline, "deadline")
+
+    @property
+    def first_token_s(self) -> float:
+        return parse_duration(self.first_token, "first_token")
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "first_token"):
+            try:
+                parse_duration(getattr(self, name), name)
+            except UsageError as error:
+                raise ValueError(f"{error.cause} {error.fix}") from None
+
+
+class BudgetRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a key may spend: dollars in the last hour, day or month (30 days)."""
+
+    dollars: float
+    per: Literal["hour", "day", "month"] = "day"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dollars <= 1e9:
+            raise ValueError("dollars must be between 0 and 1e9")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway goes by; `warnings` are for who starts it."""
+
+    upstreams: tuple[UpstreamRow, ...]
+    models: tuple[ModelRow, ...]
+    budgets: dict[str, BudgetRow] = {}
+    forward_headers: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def routes(self) -> list[str]:
+        """What `--dry-run` prints: each model, its policy and who answers in which order."""
+        return [
+            f"{row.name:<22} {row.policy:<12} {', '.join(row.upstreams)}"
+            + (f"; then {', '.join(row.fallbacks)}" if row.fallbacks else "")
+            for row in self.models
+        ]
+
+
+TOP = ("upstreams", "models", "budgets", "forward_headers")
+
+
+def read_config(file: Path) -> Config:
+    """The configuration in a file; UsageError names the row and the field."""
+    content = read_yaml(file, "gateway", HOW)
+    where = str(file)
+    if not isinstance(content, dict) or "upstreams" not in content:
+        raise UsageError(f"{where}: it has no `upstreams:`.", HOW)
+    for name in content:
+        if name not in TOP:
+            raise UsageError(f"{where}: there is no {str(name)[:64]!r}.", nearest(str(name), TOP))
+    upstreams = named(rows(where, "upstreams", content["upstreams"], UpstreamRow))
+    models = rows(where, "models", content.get("models") or [], ModelRow)
+    budgets = content.get("budgets") or {}
+    if not isinstance(budgets, dict):
+        raise UsageError(f"{where}: budgets must be names with rows.", HOW)
+    found = {
+        str(name): converted(f"{where}: budgets: {name}", row, BudgetRow)
+        for name, row in budgets.items()
+    }
+    headers = content.get("forward_headers") or []
+    if not isinstance(headers, list) or not all(isinstance(name, str) for name in headers):
+        raise UsageError(f"{where}: forward_headers must be a list of names.", HOW)
+    return checked(where, upstreams, models, found, tuple(name.lower() for name in headers))
+
+
+def of_urls(urls: Sequence[str]) -> Config:
+    """The configuration of `--upstream URL …`: replicas that answer for all that they serve."""
+    upstreams = named([converted("--upstream", {"url": url}, UpstreamRow) for url in urls])
+    return checked("--upstream", upstreams, [], {}, ())
+
+
+def checked(
+    where: str,
+    upstreams: list[UpstreamRow],
+    models: list[ModelRow],
+    budgets: dict[str, BudgetRow],
+    headers: tuple[str, ...],
+) -> Config:
+    """The rows as one; raises UsageError for what no row can see alone."""
+    if not upstreams:
+        raise UsageError(f"{where}: upstreams is empty.", HOW)
+    names = [row.name for row in upstreams]
+    check_distinct(where, "upstreams", names)
+    check_distinct(where, "models", [row.name for row in models])
+    models = [
+        msgspec.structs.replace(row, upstreams=row.upstreams or tuple(names)) for row in models
+    ] or [ModelRow(name=ANY, upstreams=tuple(names))]
+    routes = [row.name for row in models]
+    for row in models:
+        for field, given, there in (
+            ("upstreams", row.upstreams, names),
+            ("fallbacks", row.fallbacks, routes),
+        ):
+            for name in given:
+                if name not in there:
+                    raise UsageError(
+                        f"{where}: models: {row.name}: {field} names {name!r}, which is not there.",
+                        nearest(name, there),
+                    )
+    check_loops(where, models)
+    for name in headers:
+        if name in HOP_HEADERS:
+            raise UsageError(
+                f"{where}: forward_headers: {name} is never passed on.", "Leave it out."
+            )
+    warnings = [
+        f"{where}: budgets are set, and the upstream {row.name} has no price: it counts as free."
+        for row in upstreams
+        if budgets and row.price is None
+    ]
+    return Config(
+        upstreams=tuple(upstreams),
+        models=tuple(models),
+        budgets=budgets,
+        forward_headers=headers,
+        warnings=tuple(warnings),
+    )
+
+
+HOP_HEADERS = {
+    *("authorization", "x-api-key", "cookie", "host", "connection", "content-length"),
+    *("transfer-encoding", "content-type", "accept-encoding", "x-headway-user", "te", "upgrade"),
+}
+"""Headers of a client that say something of its own connection, or who it is."""
+
+
+def check_loops(where: str, models: list[ModelRow]) -> None:
+    """Raise UsageError where the fallbacks of a model lead back to it."""
+    after = {row.name: row.fallbacks for row in models}
+
+    def visit(name: str, way: list[str]) -> None:
+        if name in way:
+            loop = " → ".join([*way[way.index(name) :], name])
+            raise UsageError(
+                f"{where}: models: {way[0]}: its fallbacks go round: {loop}.",
+                "Take one of them out.",
+            )
+        for other in after[name]:
+            visit(other, [*way, name])
+
+    for name in after:
+        visit(name, [])
+
+
+def check_distinct(where: str, what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UsageError(f"{where}: {what}: {name!r} is there twice.", "Rename one of them.")
+        seen.add(name)
+
+
+def named(upstreams: list[UpstreamRow]) -> list[UpstreamRow]:
+    """Those without a name have that of their host and port."""
+    return [
+        row if row.name else msgspec.structs.replace(row, name=urlsplit(row.url).netloc)
+        for row in upstreams
+    ]
+
+
+def rows(where: str, what: str, content: Any, kind: type[Row]) -> list[Row]:
+    """The rows of one list of the file."""
+    if not isinstance(content, list):
+        raise UsageError(f"{where}: {what} must be a list of rows.", HOW)
+    return [
+        converted(f"{where}: {what}: {label(row, number)}", row, kind)
+        for number, row in enumerate(content, 1)
+    ]
+
+
+def label(row: Any, number: int) -> str:
+    """What a row is called in an error: its name, else its number."""
+    name = row.get("name") if isinstance(row, dict) else None
+    return str(name)[:64] if name else f"row {number}"
+
+
+def converted(where: str, content: Any, kind: type[Row]) -> Row:
+    """One row; UsageError with the field and the nearest name of one that is unknown."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)[:300]
+        fix = HOW
+        if "unknown field" in text:
+            there = Price if "$.price" in text else kind
+            fix = nearest(text.partition("`")[2].partition("`")[0], there.__struct_fields__)
+        raise UsageError(f"{where}: {text}.", fix) from error
+
+
+def nearest(given: str, there: Iterable[str]) -> str:
+    """The fix for a name that is not there: the one that was meant, and all there are."""
+    names = list(there)
+    near = difflib.get_close_matches(given, names, n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    return f"{meant}There are {', '.join(names)}."
+
+
+def key_of(row: UpstreamRow) -> str:
+    """The key of an upstream, from the environment or a file of mode 0600; never from the YAML."""
+    where = f"upstreams: {row.name}"
+    if row.key_env:
+        key = os.environ.get(row.key_env, "")
+        if not key:
+            raise UsageError(
+                f"{where}: key_env names {row.key_env}, which is not set.", f"Set {row.key_env}."
+            )
+        return key
+    if not row.key_file:
+        return ""
+    path = Path(row.key_file).expanduser()
+    try:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise UsageError(
+                f"{where}: key_file {path} can be read by others.", f"chmod 600 {path}"
+            )
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageError(
+            f"{where}: key_file {path}: {error.strerror}.", "Check the path."
+        ) from error

@@ -1,0 +1,388 @@
+"""What the gateway has to know of the four endpoints that generate, and no more.
+
+Of a body: the prompt's bytes, how long the answer may be, what it needs. Of an answer: whether an
+event shows something, ends the stream, tells usage or an error. All else passes as it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from headway.gateway.events import Event
+
+encode = msgspec.json.encode
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Usage(NamedTuple):
+    """Tokens as an upstream counted them; `cached` are among `prompt`."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+class Shown(NamedTuple):
+    """What an event is: `content` when a client sees a token by it, `end` when nothing follows.
+
+    `hidden` when the client did not ask for it; `text` what it adds to the answer's text.
+    """
+
+    content: bool = False
+    end: bool = False
+    finished: bool = False
+    hidden: bool = False
+    text: str = ""
+    size: int = 0
+    usage: Usage | None = None
+    error: bool = False
+
+
+class Details(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class ChatUsage(msgspec.Struct, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Details | None = None
+
+    def counted(self) -> Usage:
+        details = self.prompt_tokens_details
+        cached = details.cached_tokens if details is not None else 0
+        return Usage(self.prompt_tokens, cached or 0, self.completion_tokens)
+
+
+class Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: msgspec.Raw | None = None
+    function_call: msgspec.Raw | None = None
+
+
+class Choice(msgspec.Struct, gc=False):
+    index: int = 0
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    choices: list[Choice] = []
+    usage: ChatUsage | None = None
+    error: msgspec.Raw | None = None
+
+
+class WholeChat(msgspec.Struct, gc=False):
+    choices: list[msgspec.Raw] | None = None
+    usage: ChatUsage | None = None
+    error: msgspec.Raw | None = None
+
+
+class ResponseUsage(msgspec.Struct, gc=False):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: Details | None = None
+
+    def counted(self) -> Usage:
+        details = self.input_tokens_details
+        cached = details.cached_tokens if details is not None else 0
+        return Usage(self.input_tokens, cached or 0, self.output_tokens)
+
+
+class Response(msgspec.Struct, gc=False):
+    id: str = ""
+    status: str = ""
+    usage: ResponseUsage | None = None
+
+
+class ResponseEvent(msgspec.Struct, gc=False):
+    type: str
+    delta: str | msgspec.Raw | None = None
+    response: Response | None = None
+
+
+class MessageUsage(msgspec.Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+    def counted(self, before: Usage | None) -> Usage:
+        """What it adds to what `message_start` told."""
+        was = before or Usage()
+        if self.input_tokens is None:
+            return Usage(was.prompt, was.cached, self.output_tokens or was.output)
+        cached = self.cache_read_input_tokens or 0
+        prompt = self.input_tokens + cached + (self.cache_creation_input_tokens or 0)
+        return Usage(prompt, cached, self.output_tokens or 0)
+
+
+class Message(msgspec.Struct, gc=False):
+    usage: MessageUsage | None = None
+    content: list[msgspec.Raw] | None = None
+    type: str = ""
+
+
+class TextDelta(msgspec.Struct, gc=False):
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+
+
+class MessageEvent(msgspec.Struct, gc=False):
+    type: str
+    delta: TextDelta | None = None
+    message: Message | None = None
+    usage: MessageUsage | None = None
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+decode_whole_chat = msgspec.json.Decoder(WholeChat).decode
+decode_response_event = msgspec.json.Decoder(ResponseEvent).decode
+decode_response = msgspec.json.Decoder(Response).decode
+decode_message_event = msgspec.json.Decoder(MessageEvent).decode
+decode_message = msgspec.json.Decoder(Message).decode
+
+
+# ── OpenAI's chunks ─────────────────────────────────────────────────────────────────────────
+
+DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """/v1/chat/completions and /v1/completions; `prompt` are the fields in a template's order."""
+
+    path: str
+    prompt: tuple[str, ...]
+    lengths: tuple[str, ...]
+    opening_marks: ClassVar[bool] = True
+
+    def prompt_bytes(self, raw: dict[str, Any]) -> bytes:
+        """What decides what a prefix cache finds, first things first."""
+        return prompt_bytes(raw, self.prompt)
+
+    def asks_for_usage(self, raw: dict[str, Any]) -> bool:
+        """Whether the client wants to see it in a stream."""
+        options = raw.get("stream_options")
+        return isinstance(options, dict) and bool(options.get("include_usage"))
+
+    def with_usage(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The body of a stream that ends with usage."""
+        given = raw.get("stream_options")
+        options = given if isinstance(given, dict) else {}
+        return {**raw, "stream_options": {**options, "include_usage": True}}
+
+    def read(self, event: Event, before: Usage | None) -> Shown:
+        """What a chunk is; raises one of MALFORMED."""
+        if event.data == DONE:
+            return Shown(end=True)
+        chunk = decode_chunk(event.data)
+        usage = chunk.usage.counted() if chunk.usage is not None else None
+        text, size, finished = "", 0, False
+        for choice in chunk.choices:
+            delta = choice.delta
+            piece = choice.text or (delta.content if delta is not None else None) or ""
+            text += piece
+            size += len(piece)
+            if delta is not None:
+                thought = delta.reasoning or delta.reasoning_content or delta.refusal or ""
+                size += len(thought)
+                for calls in (delta.tool_calls, delta.function_call):
+                    size += len(calls) if calls is not None else 0
+            finished = finished or choice.finish_reason is not None
+        return Shown(
+            content=size > 0 or finished,
+            finished=finished,
+            hidden=not chunk.choices and usage is not None,
+            text=text,
+            size=size,
+            usage=usage,
+            error=chunk.error is not None,
+        )
+
+    def read_whole(self, data: bytes) -> Usage | None:
+        """The usage of a whole answer; ValueError where it is none."""
+        whole = decode_whole_chat(data)
+        if whole.error is not None or whole.choices is None:
+            raise ValueError("an error in place of an answer")
+        return whole.usage.counted() if whole.usage is not None else None
+
+    def may_resume(self, raw: dict[str, Any]) -> bool:
+        """Whether its stream is one that a Headway server can go on with."""
+        one = raw.get("n") in (None, 1) and not isinstance(raw.get("prompt"), list)
+        plain = not raw.get("logprobs") and raw.get("prompt_logprobs") is None
+        return one and plain and raw.get("best_of") in (None, 1)
+
+
+# ── Responses ───────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """/v1/responses."""
+
+    path: str = "/v1/responses"
+    lengths: tuple[str, ...] = ("max_output_tokens",)
+
+    def prompt_bytes(self, raw: dict[str, Any]) -> bytes:
+        return prompt_bytes(raw, ("tools", "instructions", "input"))
+
+    def asks_for_usage(self, raw: dict[str, Any]) -> bool:
+        return True
+
+    def with_usage(self, raw: dict[str, Any]) -> dict[str, Any]:
+        return raw
+
+    def read(self, event: Event, before: Usage | None) -> Shown:
+        if event.data == DONE:
+            return Shown(hidden=True)
+        told = decode_response_event(event.data)
+        kind = told.type
+        if kind in ("error", "response.failed"):
+            return Shown(error=True)
+        usage = None
+        if told.response is not None and told.response.usage is not None:
+            usage = told.response.usage.counted()
+        delta = told.delta if isinstance(told.delta, str) else ""
+        return Shown(
+            content=kind not in ("response.created", "response.in_progress", "response.queued"),
+            end=kind in ("response.completed", "response.incomplete"),
+            text=delta if kind == "response.output_text.delta" else "",
+            size=len(delta),
+            usage=usage,
+        )
+
+    def read_whole(self, data: bytes) -> Usage | None:
+        whole = decode_response(data)
+        if not whole.id or whole.status in ("", "failed"):
+            raise ValueError("an error in place of an answer")
+        return whole.usage.counted() if whole.usage is not None else None
+
+    def id_of(self, data: bytes) -> str:
+        """The id of a whole response."""
+        return decode_response(data).id
+
+    def may_resume(self, raw: dict[str, Any]) -> bool:
+        logprobs = raw.get("top_logprobs") or raw.get("include")
+        return not (logprobs or raw.get("background"))
+
+
+# ── Messages ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """/v1/messages."""
+
+    path: str = "/v1/messages"
+    lengths: tuple[str, ...] = ("max_tokens",)
+
+    def prompt_bytes(self, raw: dict[str, Any]) -> bytes:
+        return prompt_bytes(raw, ("tools", "system", "messages"))
+
+    def asks_for_usage(self, raw: dict[str, Any]) -> bool:
+        return True
+
+    def with_usage(self, raw: dict[str, Any]) -> dict[str, Any]:
+        return raw
+
+    def read(self, event: Event, before: Usage | None) -> Shown:
+        told = decode_message_event(event.data)
+        kind = told.type
+        if kind in ("error", "ping"):
+            return Shown(error=kind == "error", hidden=True)
+        counts = told.usage or (told.message.usage if told.message is not None else None)
+        delta = told.delta
+        text = delta.text if delta is not None else None
+        other = (delta.thinking or delta.partial_json or "") if delta is not None else ""
+        return Shown(
+            content=kind != "message_start",
+            end=kind == "message_stop",
+            text=text or "",
+            size=len(text or other),
+            usage=counts.counted(before) if counts is not None else None,
+        )
+
+    def read_whole(self, data: bytes) -> Usage | None:
+        whole = decode_message(data)
+        if whole.content is None or whole.type == "error":
+            raise ValueError("an error in place of an answer")
+        return whole.usage.counted(None) if whole.usage is not None else None
+
+    def may_resume(self, raw: dict[str, Any]) -> bool:
+        return True
+
+
+Dialect = Chunks | Responses | Messages
+DIALECTS: dict[str, Dialect] = {
+    each.path: each
+    for each in (
+        Chunks(
+            "/v1/chat/completions",
+            ("tools", "messages"),
+            ("max_completion_tokens", "max_tokens", "n_predict"),
+        ),
+        Chunks("/v1/completions", ("prompt",), ("max_tokens", "n_predict")),
+        Responses(),
+        Messages(),
+    )
+}
+
+
+# ── bodies ──────────────────────────────────────────────────────────────────────────────────
+
+
+def prompt_bytes(raw: dict[str, Any], names: Iterable[str]) -> bytes:
+    """The fields one behind the other, items of lists too: what equal prompts share comes first."""
+    parts = []
+    for name in names:
+        value = raw.get(name)
+        if isinstance(value, str):
+            parts.append(value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, list):
+            parts += [encode(item) for item in value]
+        elif value is not None:
+            parts.append(encode(value))
+    return b"".join(parts)
+
+
+def answer_length(raw: dict[str, Any], names: Iterable[str]) -> tuple[int | None, str | None]:
+    """(the most tokens of the answer, the field that says so), (None, None) where none does."""
+    for name in names:
+        value = raw.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value, name
+    return None, None
+
+
+def needs_of(raw: dict[str, Any]) -> frozenset[str]:
+    """What an upstream must understand: tools, schemas, images."""
+    needs = set()
+    if raw.get("tools"):
+        needs.add("tools")
+    text = raw.get("text")
+    formats = [raw.get("response_format"), text.get("format") if isinstance(text, dict) else None]
+    if any(isinstance(each, dict) and each.get("type") == "json_schema" for each in formats):
+        needs.add("schemas")
+    if has_image(raw.get("messages")) or has_image(raw.get("input")):
+        needs.add("images")
+    return frozenset(needs)
+
+
+IMAGES = ("image_url", "image", "input_image")
+
+
+def has_image(messages: Any) -> bool:
+    """Whether a part of a message is an image."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") in IMAGES:
+                return True
+    return False

@@ -1,0 +1,105 @@
+"""What is no generation and passes whole: counting tokens, embeddings, stored responses."""
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.core.errors import RequestError
+from headway.edge.principal import owner_of
+from headway.gateway.ask import WHOLE, passed_headers
+from headway.gateway.attempts import AttemptError, refused, unanswered
+from headway.gateway.choose import Asked
+from headway.gateway.incoming import read_object
+from headway.gateway.state import State
+from headway.gateway.upstream import FAILURES, Upstream, read_bounded
+
+FORWARD_S = 60.0
+MAX_BYTES = 64 * 2**20
+MAX_TRIES = 2
+
+
+async def count(state: State, request: Request) -> Response:
+    """POST of a small endpoint that a Headway server has: /tokenize, …/count_tokens."""
+    return await post(state, request, frozenset())
+
+
+async def embed(state: State, request: Request) -> Response:
+    """POST /v1/embeddings, at an upstream that has them."""
+    return await post(state, request, frozenset({"embeddings"}))
+
+
+async def post(state: State, request: Request, needs: frozenset[str]) -> Response:
+    """The answer of the first upstream that gives one; raises RequestError."""
+    raw = await read_object(state, request.scope, request.receive)
+    given = raw.get("model")
+    model, route = state.route(given if isinstance(given, str) else None)
+    asked, without = Asked(model=model, needs=needs), set[Upstream]()
+    state.budget.request()
+    last: RequestError | None = None
+    for number in range(MAX_TRIES):
+        upstream = state.pools[route.name].choose(asked, without)
+        if upstream is None or (number and not state.budget.take()):
+            break
+        body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
+        try:
+            return await answered(state, request, upstream, "POST", body)
+        except AttemptError as failure:
+            last = failure.error
+            without.add(upstream)
+            if not failure.again:
+                break
+    raise last or RequestError(
+        f"No upstream of {model[:80]} has this endpoint.", code="no_upstream", status=503
+    )
+
+
+async def stored(state: State, request: Request) -> Response:
+    """A stored response, asked of the upstream that keeps it, for its owner alone."""
+    name, owner = request.path_params["response_id"], owner_of(request.scope)
+    keeper = state.keeper_of(name, owner)
+    if keeper is None:
+        raise RequestError(
+            f"The response {name[:80]!r} is not stored here.", code="not_found", status=404
+        )
+    try:
+        return await answered(state, request, keeper, request.method, None)
+    except AttemptError as failure:
+        raise failure.error from failure
+
+
+async def answered(
+    state: State, request: Request, upstream: Upstream, method: str, body: bytes | None
+) -> Response:
+    """One attempt; raises AttemptError."""
+    scope = request.scope
+    headers = passed_headers(state, scope, owner_of(scope), upstream)
+    path = scope["path"]
+    if body is None and scope["query_string"]:
+        path += "?" + scope["query_string"].decode("latin-1")
+    upstream.breaker.begin()
+    try:
+        async with asyncio.timeout(FORWARD_S):
+            if body is None:
+                answer = await upstream.request(method, path, headers)
+            else:
+                answer = await upstream.post(path, body, headers)
+            async with answer:
+                if answer.status != 200:
+                    raise await refused(upstream, answer)
+                if answer.content_type != WHOLE:
+                    raise ValueError(f"{answer.content_type[:80]!r} in place of {WHOLE}")
+                data = await read_bounded(answer, MAX_BYTES)
+        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except AttemptError as failure:
+        (upstream.breaker.failed if failure.counts else upstream.breaker.given_up)()
+        raise
+    except FAILURES as error:
+        upstream.breaker.failed()
+        raise unanswered(error) from error
+    except asyncio.CancelledError:
+        upstream.breaker.given_up()
+        raise
+    upstream.breaker.succeeded()
+    return Response(data, media_type=WHOLE)

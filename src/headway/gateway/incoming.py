@@ -1,0 +1,154 @@
+"""A request as the gateway reads it: what is asked, of whom, for which task, within which time."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from headway.core.errors import RequestError
+from headway.edge import body as bodies
+from headway.edge.auth import header
+from headway.edge.keys import Caller
+from headway.edge.principal import owner_of, turn_of
+from headway.gateway.choose import Asked
+from headway.gateway.config import ModelRow
+from headway.gateway.dialects import Dialect, answer_length, needs_of
+from headway.gateway.prefix import page_keys
+from headway.gateway.state import State
+
+MAX_TASK = 200
+TASK_HEADER, CLASS_HEADER = b"x-headway-task-id", b"x-headway-task"
+RETRY_HEADER = b"x-stainless-retry-count"
+DEFAULT_CLASS = "default"
+
+
+class AnyBody(msgspec.Struct):
+    """A body whose fields upstreams judge; those that may hold many token ids have names."""
+
+    prompt: Any = None
+    tokens: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One request that generates. `prompt_bytes` is the size of what a prefix cache compares."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    raw: dict[str, Any]
+    caller: Caller
+    owner: str
+    request_id: str
+    dialect: Dialect
+    model: str
+    route: ModelRow
+    asked: Asked
+    prompt_bytes: int
+    answer_param: str | None
+    stream: bool
+    task: str
+    task_class: str
+    began_s: float
+    num_retry: int = 0
+
+    @property
+    def deadline_s(self) -> float:
+        """When it must have ended, on the clock of `began_s`."""
+        return self.began_s + self.route.deadline_s
+
+
+async def read_object(state: State, scope: Scope, receive: Receive) -> dict[str, Any]:
+    """The body's object; raises RequestError."""
+    raw, _ = await bodies.read_object(
+        receive, state.options.max_body, AnyBody, pool=state.pool, user=turn_of(scope)
+    )
+    return raw
+
+
+async def read_incoming(
+    state: State, dialect: Dialect, scope: Scope, receive: Receive, send: Send
+) -> Incoming:
+    """The request at a path that generates; raises RequestError."""
+    raw = await read_object(state, scope, receive)
+    began_s, owner = state.clock.now_s(), owner_of(scope)
+    given = raw.get("model")
+    if given is not None and not isinstance(given, str):
+        raise RequestError("model: expected a string.", param="model", code="invalid_type")
+    model, route = state.route(given)
+    prompt = dialect.prompt_bytes(raw)
+    answer, param = answer_length(raw, dialect.lengths)
+    task, task_class, num_retry = task_of(state, scope, raw, owner, prompt)
+    caller: Caller = scope.get("caller") or state.keyring.nobody
+    salt = f"{caller.principal.cache_salt} {owner} {raw.get('cache_salt')}"
+    return Incoming(
+        scope=scope,
+        receive=receive,
+        send=send,
+        raw=raw,
+        caller=caller,
+        owner=owner,
+        request_id=scope["request_id"],
+        dialect=dialect,
+        model=model,
+        route=route,
+        asked=Asked(
+            model=model,
+            keys=page_keys(f"{model} {salt}", prompt),
+            num_bytes=len(prompt),
+            answer=answer,
+            needs=needs_of(raw),
+            pinned=pinned_to(state, raw, owner),
+        ),
+        prompt_bytes=len(prompt),
+        answer_param=param,
+        stream=raw.get("stream") is True,
+        task=task,
+        task_class=task_class,
+        began_s=began_s,
+        num_retry=num_retry,
+    )
+
+
+def pinned_to(state: State, raw: dict[str, Any], owner: str) -> str:
+    """The name of the upstream that keeps what a response goes on from, "" for any."""
+    previous = raw.get("previous_response_id")
+    if not isinstance(previous, str):
+        return ""
+    keeper = state.keeper_of(previous, owner)
+    if keeper is None:
+        raise RequestError(
+            f"The response {previous[:80]!r} is not stored here.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return keeper.name
+
+
+def task_of(
+    state: State, scope: Scope, raw: dict[str, Any], owner: str, prompt: bytes
+) -> tuple[str, str, int]:
+    """(task, task class, number of the retry): as the client says, else the request is its own.
+
+    A request that a client's library sends again belongs to the task of its first try.
+    """
+    metadata = raw.get("metadata")
+    told = metadata if isinstance(metadata, dict) else {}
+    task = header(scope, TASK_HEADER) or told.get("task_id")
+    task_class = header(scope, CLASS_HEADER) or told.get("task") or DEFAULT_CLASS
+    for name, value in (("task_id", task), ("task", task_class)):
+        if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_TASK):
+            raise RequestError(
+                f"metadata.{name} must be a text of 1 to {MAX_TASK} characters.",
+                param=f"metadata.{name}",
+                code="invalid_value",
+            )
+    text = header(scope, RETRY_HEADER) or "0"
+    num_retry = int(text) if text.isdecimal() and len(text) < 4 else 0
+    if num_retry:
+        state.metrics.add("client_retries")
+    if task is None:
+        fresh = scope["request_id"]
+        task = state.retries.task_of(owner, hash((scope["path"], prompt)), num_retry > 0, fresh)
+    return task, task_class, num_retry

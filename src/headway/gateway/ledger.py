@@ -1,0 +1,240 @@
+"""What every request and attempt took, on disk: DIR/gateway/ledger.db, SQLite with a WAL.
+
+A request has a row from the moment it begins; how far it is is written once a second, and what it
+took before its last byte is sent. So after a SIGKILL at any moment what clients have seen complete
+is there to the token, and what was cut is there as `interrupted`, an estimate at most a second old.
+Rows are written by one thread, many in one transaction; a full disk costs rows, not answers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headway.edge.database import take_lock
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+KEPT_S = 90 * 86_400
+MAX_WAITING = 100_000
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (
+    id TEXT PRIMARY KEY,
+    key TEXT NOT NULL,
+    task TEXT NOT NULL,
+    task_class TEXT NOT NULL,
+    route TEXT NOT NULL,
+    began_at REAL NOT NULL,
+    ended_at REAL,
+    status TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    prompt_tokens INTEGER NOT NULL DEFAULT 0,
+    cached_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    estimated INTEGER NOT NULL DEFAULT 1,
+    dollars REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX IF NOT EXISTS requests_of_task ON requests (key, task);
+CREATE INDEX IF NOT EXISTS requests_by_time ON requests (began_at);
+CREATE TABLE IF NOT EXISTS attempts (
+    request TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    upstream TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    estimated INTEGER NOT NULL,
+    dollars REAL NOT NULL,
+    ttft_s REAL,
+    PRIMARY KEY (request, number)
+) STRICT;
+CREATE TABLE IF NOT EXISTS outcomes (
+    key TEXT NOT NULL,
+    task TEXT NOT NULL,
+    success INTEGER NOT NULL,
+    score REAL,
+    source TEXT NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (key, task)
+) STRICT;
+"""
+BEGIN = (
+    "INSERT INTO requests (id, key, task, task_class, route, began_at, status, prompt_tokens)"
+    " VALUES (?, ?, ?, ?, ?, ?, 'open', ?)"
+)
+PROGRESS = "UPDATE requests SET output_tokens = ?, dollars = ? WHERE id = ? AND status = 'open'"
+SETTLE = (
+    "UPDATE requests SET ended_at = ?, status = ?, attempts = ?, prompt_tokens = ?,"
+    " cached_tokens = ?, output_tokens = ?, estimated = ?, dollars = ?, route = ? WHERE id = ?"
+)
+ATTEMPT = "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+JUDGE = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """One request that an earlier process has written."""
+
+    key: str
+    task: str
+    task_class: str
+    route: str
+    began_at: float
+    dollars: float
+
+
+class Ledger:
+    """The ledger of one folder; without a folder it keeps nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.num_lost = 0
+        """Rows that could not be written."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._connection: sqlite3.Connection | None = None
+        self._lock: int | None = None
+        self._rows: list[tuple[str, tuple[Any, ...]]] = []
+        self._writing: asyncio.Future[None] | None = None
+
+    async def open(self, now_s: float) -> None:
+        """Open the file, or make it; requests that a kill has cut are told as such."""
+        if self.folder is None:
+            return
+        await self._run(lambda: self._open(now_s))
+
+    def _open(self, now_s: float) -> None:
+        assert self.folder is not None
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = take_lock(self.folder)
+        connection = sqlite3.connect(
+            self.folder / "ledger.db", isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(SCHEMA)
+        connection.execute(
+            "UPDATE requests SET status = 'interrupted', estimated = 1, ended_at = ?"
+            " WHERE status = 'open'",
+            (now_s,),
+        )
+        old = "SELECT id FROM requests WHERE began_at < ?"
+        connection.execute(f"DELETE FROM attempts WHERE request IN ({old})", (now_s - KEPT_S,))
+        connection.execute("DELETE FROM requests WHERE began_at < ?", (now_s - KEPT_S,))
+        connection.execute("DELETE FROM outcomes WHERE at < ?", (now_s - KEPT_S,))
+        self._connection = connection
+
+    # ── writing ─────────────────────────────────────────────────────────────────────────────
+
+    def write(self, statement: str, *values: Any) -> None:
+        """Write a row soon; `flushed` waits for it."""
+        if self._connection is None:
+            return
+        if len(self._rows) >= MAX_WAITING:
+            self.num_lost += 1
+            return
+        self._rows.append((statement, values))
+        if self._writing is None:
+            self._write_on()
+
+    async def flushed(self) -> None:
+        """Return when all that was written until now is on disk, or known to be lost."""
+        for _ in range(2 if self._rows else 1):  # what is being written, then what waits behind it
+            if self._writing is None:
+                return
+            await asyncio.shield(self._writing)
+
+    def _write_on(self) -> None:
+        """Hand what waits to the thread; what comes meanwhile follows in one transaction."""
+        loop = asyncio.get_running_loop()
+        rows, self._rows = self._rows, []
+        done = self._writing = loop.create_future()
+
+        def finish(_: asyncio.Future[None]) -> None:
+            self._writing = None
+            if self._rows:
+                self._write_on()
+            if not done.done():
+                done.set_result(None)
+
+        writing = loop.run_in_executor(self._thread, self._commit, rows)
+        writing.add_done_callback(finish)
+
+    def _commit(self, rows: list[tuple[str, tuple[Any, ...]]]) -> None:
+        """In the thread: all rows, or none of them."""
+        connection = self._connection
+        assert connection is not None
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for statement, values in rows:
+                connection.execute(statement, values)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.num_lost += len(rows)
+            log.error("the ledger lost %d rows: %s", len(rows), error)
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+
+    # ── reading ─────────────────────────────────────────────────────────────────────────────
+
+    async def spent(self, since_s: float) -> list[Spent]:
+        """The requests since a time, oldest first."""
+        columns = "key, task, task_class, route, began_at, dollars"
+        query = f"SELECT {columns} FROM requests WHERE began_at > ? ORDER BY began_at"
+        return [Spent(*row) for row in await self._select(query, since_s)]
+
+    async def outcomes(self, since_s: float) -> list[tuple[str, str, bool]]:
+        """(key, task, success) since a time."""
+        query = "SELECT key, task, success FROM outcomes WHERE at > ?"
+        return [
+            (key, task, bool(success)) for key, task, success in await self._select(query, since_s)
+        ]
+
+    async def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            return []
+        connection = self._connection
+        return await self._run(lambda: connection.execute(query, values).fetchall())
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        def told_work() -> Result:
+            with told():
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, told_work)
+
+    async def close(self) -> None:
+        """Write what waits, close and unlock; safe to call twice."""
+        if self._connection is not None:
+            await self.flushed()
+            connection, self._connection = self._connection, None
+            await self._run(connection.close)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self._thread.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """What the disk and SQLite refuse when the ledger is opened or read, as one who can mend it."""
+    from headway.core.errors import HeadwayError, StorageError
+
+    try:
+        yield
+    except StorageError:
+        raise HeadwayError(
+            "Another gateway keeps its ledger in the same data folder.",
+            "Start one of them with another --data-dir.",
+        ) from None
+    except (sqlite3.Error, OSError) as error:
+        raise HeadwayError(
+            f"The ledger cannot be used: {error}.", "Check --data-dir, and the disk."
+        ) from error

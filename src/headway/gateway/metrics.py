@@ -1,0 +1,87 @@
+"""The gateway's counters and gauges, in Prometheus' text format."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+HELP = {
+    "requests": ("counter", "Requests that have ended, by route and status."),
+    "attempts": ("counter", "Attempts at upstreams, by upstream and outcome."),
+    "resumed": ("counter", "Streams that went on elsewhere, by how: exact or text."),
+    "tokens": ("counter", "Tokens relayed, by route and kind: prompt, cached or output."),
+    "dollars": ("counter", "Dollars spent on attempts, by upstream."),
+    "refused": ("counter", "Requests that were refused here, by code."),
+    "retries_denied": ("counter", "Attempts that the retry budget did not allow."),
+    "client_retries": ("counter", "Requests that a client's library sent again."),
+    "upstream_up": ("gauge", "1 where an upstream may be asked, by upstream."),
+    "upstream_in_flight": ("gauge", "Requests at an upstream."),
+    "upstream_queue_seconds": ("gauge", "Expected seconds until an upstream begins a newcomer."),
+    "task_dollars": ("counter", "Dollars of tasks, by dimension (all, key, task, route) and name."),
+    "tasks": ("counter", "Tasks that were judged, by dimension, name and outcome."),
+    "cost_per_success": ("gauge", "Dollars of judged tasks for each that succeeded."),
+    "ledger_lost_rows": ("counter", "Rows that the disk did not take."),
+}
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Plain numbers by name and labels."""
+
+    values: dict[str, dict[Labels, float]] = field(default_factory=dict)
+    ttft: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS_S) + 1))
+    ttft_sum: float = 0.0
+
+    def add(self, name: str, amount: float = 1.0, /, **labels: str) -> None:
+        """Count so much more."""
+        assert name in HELP, name
+        series = self.values.setdefault(name, {})
+        key = tuple(labels.items())
+        series[key] = series.get(key, 0.0) + amount
+
+    def of(self, name: str, /, **labels: str) -> float:
+        """The sum of the samples with these labels."""
+        wanted = labels.items()
+        found = self.values.get(name, {})
+        return sum(value for key, value in found.items() if wanted <= dict(key).items())
+
+    def first_token(self, seconds: float) -> None:
+        """A stream's first token came so long after its request."""
+        number = sum(seconds > bound for bound in TTFT_BUCKETS_S)
+        self.ttft[number] += 1
+        self.ttft_sum += seconds
+
+    def render(self, more: Iterable[tuple[str, Labels, float]]) -> bytes:
+        """The text of `/metrics`; `more` are (name, labels, value) of what is known elsewhere."""
+        families = {name: dict(series) for name, series in self.values.items()}
+        for name, labels, value in more:
+            families.setdefault(name, {})[labels] = value
+        lines = []
+        for name, (kind, help) in HELP.items():
+            full = f"headway_gateway:{name}" + ("_total" if kind == "counter" else "")
+            lines += [f"# HELP {full} {help}", f"# TYPE {full} {kind}"]
+            lines += [
+                f"{full}{shown(key)} {value}" for key, value in families.get(name, {}).items()
+            ]
+        return "\n".join([*lines, *self._histogram(), ""]).encode()
+
+    def _histogram(self) -> list[str]:
+        name = "headway_gateway:time_to_first_token_seconds"
+        lines = [f"# HELP {name} From a request to its first token.", f"# TYPE {name} histogram"]
+        total = 0
+        for bound, count in zip((*TTFT_BUCKETS_S, "+Inf"), self.ttft, strict=True):
+            total += count
+            lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
+        return [*lines, f"{name}_sum {self.ttft_sum}", f"{name}_count {total}"]
+
+
+def shown(labels: Labels) -> str:
+    r"""{a="b"}, with what may not stand in a label escaped."""
+    if not labels:
+        return ""
+    parts = [f'{name}="{escaped(value)}"' for name, value in labels]
+    return "{" + ",".join(parts) + "}"
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

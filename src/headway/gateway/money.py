@@ -1,0 +1,105 @@
+"""What requests cost, and what keys may spend: held before, settled after."""
+
+from collections import deque
+
+from headway.core.clock import Clock
+from headway.core.errors import RequestError
+from headway.gateway.config import PERIODS_S, BudgetRow, Price
+from headway.gateway.dialects import Usage
+from headway.gateway.speed import Speed
+
+BUCKETS = 100
+"""Of a period: spend is forgotten a hundredth of it at a time."""
+
+
+def dollars_of(price: Price, usage: Usage, speed: Speed) -> float:
+    """What so many tokens cost: by the million, or the machine's time that they took.
+
+    {input: 1, cached: 0.1, output: 4}, 1000 prompt tokens of which 500 cached, 100 more:
+    (500 x 1 + 500 x 0.1 + 100 x 4) / 1e6 = 0.00095 $.
+    """
+    fresh = max(0, usage.prompt - usage.cached)
+    if price.hour is not None:
+        seconds = fresh * speed.token_s + usage.output * speed.answer_s
+        return seconds / 3600 * price.hour
+    cached = price.input if price.cached is None else price.cached
+    return (fresh * price.input + usage.cached * cached + usage.output * price.output) / 1e6
+
+
+class Purse:
+    """What one key has spent in its period, and what its running requests hold."""
+
+    def __init__(self, row: BudgetRow, clock: Clock, who: str) -> None:
+        self.row = row
+        self._clock = clock
+        self._who = who
+        self._period_s = PERIODS_S[row.per]
+        self._spent: deque[tuple[int, float]] = deque()
+        self._total = self._held = 0.0
+
+    @property
+    def left(self) -> float:
+        """Dollars that may be held now."""
+        self._forget()
+        return self.row.dollars - self._total - self._held
+
+    def hold(self, dollars: float) -> None:
+        """Keep so much for a request; raises RequestError 429 where it is not there."""
+        if self.left < dollars or self.left <= 0:
+            raise RequestError(
+                f"{self._who} may spend {self.row.dollars:g} dollars per {self.row.per}, and "
+                f"{max(self.left, 0):.4g} are left.",
+                code="insufficient_quota",
+                status=429,
+                reason="dollars",
+            )
+        self._held += dollars
+
+    def settle(self, held: float, spent: float) -> None:
+        """The request that held so much is over and took `spent`."""
+        self._held = max(0.0, self._held - held)
+        self.add(spent, self._clock.wall_s())
+
+    def add(self, dollars: float, at_s: float) -> None:
+        """Dollars that were spent at a wall-clock time."""
+        bucket = int(at_s * BUCKETS / self._period_s)
+        if self._spent and self._spent[-1][0] == bucket:
+            self._spent[-1] = bucket, self._spent[-1][1] + dollars
+        else:
+            self._spent.append((bucket, dollars))
+        self._total += dollars
+
+    def _forget(self) -> None:
+        now = int(self._clock.wall_s() * BUCKETS / self._period_s)
+        while self._spent and self._spent[0][0] <= now - BUCKETS:
+            self._total -= self._spent.popleft()[1]
+        if not self._spent:
+            self._total = 0.0
+
+
+class Purses:
+    """The purse of each key that has a budget; `*` is that of each key without a row of its own."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rows: dict[str, BudgetRow] = {}
+        self._purses: dict[str, Purse] = {}
+
+    def load(self, rows: dict[str, BudgetRow]) -> None:
+        """Go by these rows; purses whose row stays keep what was spent."""
+        self._rows = rows
+        self._purses = {
+            name: purse for name, purse in self._purses.items() if purse.row == self._row(name)
+        }
+
+    def _row(self, key: str) -> BudgetRow | None:
+        return self._rows.get(key, self._rows.get("*"))
+
+    def of(self, key: str) -> Purse | None:
+        """The purse of a key, None where it may spend what it likes."""
+        row = self._row(key)
+        if row is None:
+            return None
+        if key not in self._purses:
+            self._purses[key] = Purse(row, self._clock, "This key")
+        return self._purses[key]

@@ -1,0 +1,95 @@
+"""The gateway's process: serve until a signal, then let what runs end."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+
+from headway.batches import open_runner
+from headway.core.errors import HeadwayError
+from headway.edge.connection import ConnectionLimiter
+from headway.edge.deadline import Deadline
+from headway.edge.notify import Notifier
+from headway.edge.serving import allowed_connections, end_on_signals, http_server
+from headway.gateway.app import make_app
+from headway.gateway.config import Config
+from headway.gateway.state import State
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+
+
+async def serve(
+    state: State,
+    listener: socket.socket,
+    read_again: Callable[[], Config],
+    on_ready: Callable[[], None],
+    notifier: Notifier,
+) -> None:
+    """Serve until SIGINT or SIGTERM; SIGHUP reads the configuration and the keys again."""
+    limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
+    runner = open_runner(state)
+    server = http_server(make_app(state, runner), limiter)
+    deadline, loop = Deadline(state.options.drain_timeout), asyncio.get_running_loop()
+    end_on_signals(server, deadline)
+    reloads: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(read_all_again(state, read_again, notifier))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    deadline.watch()
+    watchers = [
+        asyncio.create_task(limiter.watch()),
+        asyncio.create_task(notifier.watch(lambda: True)),
+    ]
+    try:
+        await state.start()
+        await runner.start()
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        ending = asyncio.create_task(server.asked_to_end.wait())
+        try:
+            on_ready()
+            notifier.ready()
+            await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+            notifier.stopping()
+            await runner.stop()
+            await run_out(state, state.options.drain_timeout)
+        finally:
+            server.should_exit = True
+            ending.cancel()
+            await serving
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await runner.stop()
+        await state.stop()
+        deadline.close()
+
+
+async def read_all_again(
+    state: State, read_again: Callable[[], Config], notifier: Notifier
+) -> None:
+    """All of the configuration and the keys, or nothing where one of them cannot be used."""
+    notifier.reloading()
+    try:
+        config = read_again()
+        state.keyring.reload()
+        await state.reload(config)
+    except HeadwayError as error:
+        log.error("configuration and keys stay as they were: %s", error)
+    else:
+        log.info("%d upstreams and %d models are in force", len(state.upstreams), len(state.routes))
+    notifier.notify("READY=1")
+
+
+async def run_out(state: State, timeout_s: float) -> None:
+    """Wait until nothing is in flight at any upstream, at most so long."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + timeout_s
+    while loop.time() < until_s and any(e.speed.flights for e in state.upstreams.values()):
+        await asyncio.sleep(POLL_S)

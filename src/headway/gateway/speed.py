@@ -1,0 +1,128 @@
+"""What an upstream's work takes, in seconds: learned from its answers, or as it says itself.
+
+    wait = work before the newcomer + its uncached prompt tokens x seconds a prompt token
+
+The work before it is that of our own requests there, prompts that have no first token and answers
+that have not ended; a request counts from the moment it is chosen. A Headway server also tells its
+queue, which holds what other gateways sent. The longer of the two counts.
+"""
+
+from dataclasses import dataclass
+
+from headway.core.clock import Clock
+from headway.edge.relayed import Load
+
+FOLLOWS = 0.2
+"""How far a new sample moves what was learned."""
+TOKEN_S, ANSWER_S, BYTES_PER_TOKEN, ANSWER_TOKENS = 0.0005, 0.005, 4.0, 128.0
+"""Before anything is known: some small model on a CPU, and English."""
+FRESH_S = 3.0
+"""So long what an upstream said of its queue is believed; it runs down meanwhile."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One attempt at an upstream, while it lasts: its uncached prompt, what is expected of it."""
+
+    uncached: float
+    answer: float
+    sent_s: float
+    ahead: float = 0.0
+    """Prompt tokens without a first token when it was sent, its own among them."""
+    began_s: float | None = None
+    num_tokens: int = 0
+    beside: int = 1
+    """Requests there when it was sent, itself among them."""
+
+
+class Speed:
+    """The learned figures of one upstream, and what is in flight there."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.flights: dict[Flight, None] = {}
+        self._token_s: float | None = None
+        self.answer_s = ANSWER_S
+        self.bytes_per_token = BYTES_PER_TOKEN
+        self.answer_tokens = ANSWER_TOKENS
+        self._load: Load | None = None
+        self._load_s = 0.0
+
+    # ── what is known ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def token_s(self) -> float:
+        """Seconds a prompt token takes."""
+        if self._load is not None and self._load.token_s:
+            return self._load.token_s
+        return TOKEN_S if self._token_s is None else self._token_s
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of work that our own requests there have yet to have."""
+        prompts = answers = 0.0
+        for flight in self.flights:
+            prompts += flight.uncached if flight.began_s is None else 0.0
+            answers += max(0.0, flight.answer - flight.num_tokens)
+        return prompts * self.token_s + answers * self.answer_s
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds until a newcomer's prompt is begun."""
+        told = 0.0
+        if self._load is not None:
+            age_s = self._clock.now_s() - self._load_s
+            told = max(0.0, self._load.queue_s - age_s) if age_s < FRESH_S else 0.0
+        return max(self.own_s, told)
+
+    def tokens_of(self, num_bytes: int) -> float:
+        """Bytes of a prompt as tokens."""
+        return num_bytes / self.bytes_per_token
+
+    # ── what happens ────────────────────────────────────────────────────────────────────────
+
+    def take(self, load: Load) -> bool:
+        """What the upstream says of itself; True when it is another process than before."""
+        is_new = self._load is not None and self._load.boot != load.boot
+        self._load, self._load_s = load, self._clock.now_s()
+        return is_new
+
+    def begin(self, uncached: float, answer: int | None) -> Flight:
+        """A request is sent there; `answer` is the most tokens it may be answered with."""
+        expected = self.answer_tokens if answer is None else min(self.answer_tokens, answer)
+        flight = Flight(uncached, expected, self._clock.now_s(), beside=len(self.flights) + 1)
+        self.flights[flight] = None
+        flight.ahead = sum(f.uncached for f in self.flights if f.began_s is None)
+        return flight
+
+    def began(self, flight: Flight) -> None:
+        """Its first token is here."""
+        if flight.began_s is not None:
+            return
+        flight.began_s = self._clock.now_s()
+        if flight.ahead >= 1:
+            sample = (flight.began_s - flight.sent_s) / flight.ahead
+            self._token_s = follow(self._token_s, sample)
+
+    def end(self, flight: Flight, prompt_bytes: int = 0, prompt: int = 0, answer: int = 0) -> None:
+        """It is over; the counts are the upstream's own where it told them. Safe to call twice."""
+        if flight not in self.flights:
+            return
+        del self.flights[flight]
+        if prompt and prompt_bytes:
+            self.bytes_per_token = follow(self.bytes_per_token, prompt_bytes / prompt)
+        if answer:
+            self.answer_tokens = follow(self.answer_tokens, answer)
+        if answer > 1 and flight.began_s is not None:
+            beside = (flight.beside + len(self.flights) + 1) / 2
+            share = (self._clock.now_s() - flight.began_s) / (answer - 1) / beside
+            self.answer_s = follow(self.answer_s, share)
+
+    def check_integrity(self) -> None:
+        assert all(flight.uncached >= 0 and flight.answer >= 0 for flight in self.flights)
+        assert self.queue_s >= 0 and self.token_s > 0
+
+
+def follow(before: float | None, sample: float) -> float:
+    """A running mean that begins with its first sample."""
+    return sample if before is None else before + FOLLOWS * (sample - before)

@@ -1,0 +1,209 @@
+"""What every handler of the gateway is given: its configuration, its upstreams, its books."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.core.clock import Clock, SystemClock
+from headway.core.errors import RequestError
+from headway.core.options import GatewayOptions
+from headway.edge.database import default_folder
+from headway.edge.keys import Keyring
+from headway.edge.lanes import BodyPool
+from headway.gateway.breaker import RetryBudget
+from headway.gateway.choose import Pool
+from headway.gateway.config import ANY, PERIODS_S, Config, ModelRow
+from headway.gateway.ledger import Ledger
+from headway.gateway.metrics import Labels, Metrics
+from headway.gateway.money import Purses
+from headway.gateway.upstream import Upstream
+from headway.telemetry.tasks import Retries, Tasks
+
+log = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 1.0
+MAX_RESPONSES = 100_000
+DEFAULT_AT_ONCE = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """The gateway. `upstreams` by name; `pools` by the name of a model row."""
+
+    options: GatewayOptions
+    config: Config
+    clock: Clock = field(default_factory=SystemClock)
+    keyring: Keyring = field(default_factory=Keyring)
+    ledger: Ledger = field(default_factory=lambda: Ledger(None))
+    pool: BodyPool = field(default_factory=BodyPool)
+    metrics: Metrics = field(default_factory=Metrics)
+    tasks: Tasks = field(default_factory=Tasks)
+    retries: Retries = field(default_factory=Retries)
+    upstreams: dict[str, Upstream] = field(default_factory=dict)
+    pools: dict[str, Pool] = field(default_factory=dict)
+    routes: dict[str, ModelRow] = field(default_factory=dict)
+    responses: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
+    """Id of a stored response → its owner, and the upstream that keeps it."""
+    budget: RetryBudget = field(init=False)
+    purses: Purses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = RetryBudget(self.clock)
+        self.purses = Purses(self.clock)
+        self._take(self.config)
+
+    def _take(self, config: Config) -> list[Upstream]:
+        """Go by this configuration; returns the upstreams that are no more. An upstream whose row
+        is the same keeps all that is known of it."""
+        kept = {name: each for name, each in self.upstreams.items() if each.row in config.upstreams}
+        gone = [each for name, each in self.upstreams.items() if name not in kept]
+        new = {
+            row.name: kept.get(row.name) or Upstream(row, self.clock) for row in config.upstreams
+        }
+        self.upstreams, self.config = new, config
+        self.routes = {row.name: row for row in config.models}
+        self.pools = {
+            row.name: Pool(
+                [new[name] for name in row.upstreams], row.policy, any_name=row.name == ANY
+            )
+            for row in config.models
+        }
+        self.purses.load(config.budgets)
+        return gone
+
+    # ── life ────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Open the books and look at the upstreams; some of them may be down."""
+        await self.ledger.open(self.clock.wall_s())
+        longest_s = max(
+            [PERIODS_S[row.per] for row in self.config.budgets.values()], default=86_400
+        )
+        since_s = self.clock.wall_s() - longest_s
+        for row in await self.ledger.spent(since_s):
+            self.tasks.spend(row.key, row.task, row.task_class, row.route, row.dollars)
+            purse = self.purses.of(row.key)
+            if purse is not None:
+                purse.add(row.dollars, row.began_at)
+        for key, task, success in await self.ledger.outcomes(since_s):
+            self.tasks.judge(key, task, success)
+        looks = [asyncio.ensure_future(each.look()) for each in self.upstreams.values()]
+        await asyncio.wait(looks, timeout=FIRST_LOOK_S)
+        for each in self.upstreams.values():
+            each.start()
+
+    async def reload(self, config: Config) -> None:
+        """Go by another configuration from the next request on."""
+        before = set(self.upstreams.values())
+        gone = self._take(config)
+        for each in self.upstreams.values():
+            if each not in before:
+                each.start()
+        for each in gone:
+            await each.close()
+
+    async def stop(self) -> None:
+        """Close connections and books; safe to call twice."""
+        for each in self.upstreams.values():
+            await each.close()
+        await self.ledger.close()
+
+    # ── models ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All that a request may ask for."""
+        names = [name for name in self.routes if name != ANY]
+        if ANY in self.pools:
+            names += [name for each in self.pools[ANY].upstreams for name in each.served]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def unnamed(self) -> str | None:
+        """Whom a request without a model asks: the only one there is."""
+        names = self.model_names
+        return names[0] if len(names) == 1 else None
+
+    def route(self, name: str | None) -> tuple[str, ModelRow]:
+        """(the model's name, its row); raises RequestError where there is none."""
+        known = ", ".join(self.model_names) or "none yet"
+        name = self.unnamed if name is None else name
+        if name is None:
+            raise RequestError(
+                f"The field model is required; there is {known}.",
+                param="model",
+                code="missing_required_parameter",
+            )
+        row = self.routes.get(name)
+        if row is None and ANY in self.routes:
+            pool = self.pools[ANY]
+            if any(each.serves(name) or not each.looked for each in pool.upstreams):
+                row = self.routes[ANY]
+        if row is None:
+            raise RequestError(
+                f"The model {name[:200]!r} does not exist; there is {known}.",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return name, row
+
+    # ── batches ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def batch_price(self) -> float:
+        """A line of a batch costs here what its upstream takes."""
+        return 1.0
+
+    def takes_lines(self, model: str) -> bool:
+        """Whether an upstream of this model may be asked now."""
+        _, row = self.route(model)
+        return any(
+            each.breaker.allows and not each.is_down for each in self.pools[row.name].upstreams
+        )
+
+    def num_at_once(self, model: str) -> int:
+        """What the upstreams of this model run at once, as far as they say."""
+        _, row = self.route(model)
+        return sum(each.max_rows or DEFAULT_AT_ONCE for each in self.pools[row.name].upstreams)
+
+    # ── stored responses ────────────────────────────────────────────────────────────────────
+
+    def keep_response(self, response_id: str, owner: str, upstream: str) -> None:
+        """An upstream keeps this response for its owner."""
+        self.responses[response_id] = owner, upstream
+        while len(self.responses) > MAX_RESPONSES:
+            self.responses.popitem(last=False)
+
+    def keeper_of(self, response_id: str, owner: str) -> Upstream | None:
+        """The upstream that keeps a response of this owner."""
+        whose, name = self.responses.get(response_id, ("", ""))
+        return self.upstreams.get(name) if whose == owner else None
+
+    # ── what is told ────────────────────────────────────────────────────────────────────────
+
+    def gauges(self) -> Iterator[tuple[str, Labels, float]]:
+        """What `/metrics` tells beside the counters."""
+        for each in self.upstreams.values():
+            label = (("upstream", each.name),)
+            up = each.breaker.allows and not each.is_down
+            yield "upstream_up", label, float(up)
+            yield "upstream_in_flight", label, len(each.speed.flights)
+            yield "upstream_queue_seconds", label, each.speed.queue_s
+        for dimension, name, totals in self.tasks.rows():
+            group = (("dimension", dimension), ("name", name))
+            yield "task_dollars", group, totals.dollars
+            for outcome, count in (("success", totals.succeeded), ("failure", totals.failed)):
+                yield "tasks", (*group, ("outcome", outcome)), count
+            if totals.cost_per_success is not None:
+                yield "cost_per_success", group, totals.cost_per_success
+        yield "ledger_lost_rows", (), self.ledger.num_lost
+
+
+def ledger_folder(options: GatewayOptions) -> Path:
+    """Where the ledger lies."""
+    given = Path(options.data_dir).expanduser() if options.data_dir else default_folder()
+    return given / "gateway"

@@ -1,0 +1,297 @@
+"""One server behind the gateway: how it is asked, what it can, and how it does.
+
+It is trusted with its key and with the requests, and with nothing else: no redirects, no cookies,
+no say in our headers; what it answers is bounded in bytes and in seconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from headway.core.clock import Clock
+from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, Load, decode_load
+from headway.gateway.breaker import Breaker
+from headway.gateway.config import Price, UpstreamRow, key_of
+from headway.gateway.prefix import SeenPages
+from headway.gateway.speed import Speed
+
+log = logging.getLogger(__name__)
+
+CONNECT_S, SILENCE_S = 3.0, 120.0
+LOOK_S, LOOK_LIMIT_S = 1.0, 2.0
+LOST_LOOKS = 3
+"""So many looks in a row that find nobody, and it counts as down."""
+MAX_LOOK_BYTES = 2**20
+CAN: dict[str, frozenset[str]] = {
+    "headway": frozenset({"tools", "schemas"}),
+    "vllm": frozenset({"tools", "schemas", "images", "embeddings"}),
+    "llama": frozenset({"tools", "schemas", "images", "embeddings"}),
+    "openai": frozenset({"tools", "schemas", "images", "embeddings"}),
+}
+"""What a kind is taken to understand, unless its row says it."""
+OWNERS = {"headway": "headway", "vllm": "vllm", "llamacpp": "llama"}
+"""`owned_by` of a model card → the kind of server."""
+FAILURES = (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError)
+
+
+class Card(msgspec.Struct):
+    """One model of `/models`."""
+
+    id: str
+    owned_by: str = ""
+    max_model_len: int | None = None
+
+
+class Cards(msgspec.Struct):
+    """What `/models` answers."""
+
+    data: list[Card]
+
+
+class Upstream:
+    """One upstream, its row and its state."""
+
+    def __init__(self, row: UpstreamRow, clock: Clock) -> None:
+        self.row = row
+        self.name = row.name
+        self.url = row.url.rstrip("/")
+        self.kind: str = row.kind if row.kind != "auto" else "openai"
+        self.context = row.context
+        self.served: tuple[str, ...] = ()
+        self.max_rows = 0
+        self.breaker = Breaker(clock)
+        self.speed = Speed(clock)
+        self.seen = SeenPages(row.cache)
+        self.num_lost = 0
+        self.relays = False
+        """Whether it takes what a gateway may say: a Headway server that knows our key as one."""
+        self.looked = False
+        """Whether a look has found it at least once."""
+        self.on_lost: set[Callable[[], None]] = set()
+        """Called when it is found to be down: what waits for its first byte waits in vain."""
+        self._key = key_of(row)
+        self._session: aiohttp.ClientSession | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    # ── what it is ──────────────────────────────────────────────────────────────────────────
+
+    @property
+    def price(self) -> Price:
+        return self.row.price or Price()
+
+    @property
+    def can(self) -> frozenset[str]:
+        """What it understands beside text."""
+        return CAN[self.kind] if self.row.can is None else frozenset(self.row.can)
+
+    @property
+    def is_headway(self) -> bool:
+        return self.kind == "headway"
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the last looks found nobody."""
+        return self.num_lost >= LOST_LOOKS
+
+    @property
+    def is_full(self) -> bool:
+        most = self.row.max_at_once
+        return bool(most) and len(self.speed.flights) >= most
+
+    def model_for(self, asked: str) -> str:
+        """What the model is called there."""
+        if self.row.model:
+            return self.row.model
+        if asked in self.served or not self.served:
+            return asked
+        return self.served[0]
+
+    def serves(self, asked: str) -> bool:
+        """Whether it serves a model of this name itself."""
+        return asked == self.row.model or asked in self.served
+
+    # ── asking ──────────────────────────────────────────────────────────────────────────────
+
+    def http(self) -> aiohttp.ClientSession:
+        """The session, made in the gateway's loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers(),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, connect=None, sock_connect=CONNECT_S, sock_read=SILENCE_S
+                ),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=2**18,
+            )
+        return self._session
+
+    def _headers(self) -> dict[str, str]:
+        headers = {
+            "content-type": "application/json",
+            "anthropic-version": "2023-06-01",
+            "accept-encoding": "identity",
+        }
+        if self._key:
+            headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
+        return headers
+
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The beginning of an answer to POST `path` (as /v1/…); raises one of FAILURES."""
+        url = self.url + path.removeprefix("/v1")
+        if not path.startswith("/v1"):
+            url = self.url.removesuffix("/v1") + path
+        return await self.http().post(url, data=body, headers=headers, allow_redirects=False)
+
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The beginning of an answer to a request without a body."""
+        url = self.url + path.removeprefix("/v1")
+        return await self.http().request(method, url, headers=headers, allow_redirects=False)
+
+    @contextlib.contextmanager
+    def hurried(self, limit: asyncio.Timeout) -> Iterator[Callable[[], None]]:
+        """End `limit` when it is found to be down; what is yielded ends that."""
+        loop = asyncio.get_running_loop()
+
+        def lost() -> None:
+            limit.reschedule(loop.time())
+
+        self.on_lost.add(lost)
+        try:
+            yield lambda: self.on_lost.discard(lost)
+        finally:
+            self.on_lost.discard(lost)
+
+    def take_load(self, headers: Mapping[str, str]) -> None:
+        """What a Headway server says of itself with an answer."""
+        told = headers.get(LOAD_HEADER.decode())
+        if told is None or not self.is_headway:
+            return
+        try:
+            self._take(decode_load(told))
+        except msgspec.MsgspecError:
+            log.warning("upstream %s: its load cannot be read", self.name)
+
+    def _take(self, load: Load) -> None:
+        if self.speed.take(load):
+            self.seen.forget()
+        self.context = self.row.context or load.context
+        self.max_rows = load.max_rows
+        if load.cache_tokens:
+            held = int(load.cache_tokens * self.speed.bytes_per_token)
+            self.seen.max_pages = max(1, held // 256)
+
+    # ── looking ─────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Look at it once a second from now on."""
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Look no more and close its connections; safe to call twice."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Learn whether it lives, what it serves and how it does."""
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_S):
+                if not self.served:
+                    await self._look_at_models()
+                if self.is_headway:
+                    self.relays = await self._look_at_load()
+                if not self.relays:
+                    await self._look_at_models()
+        except FAILURES as error:
+            self.num_lost += 1
+            if self.num_lost == LOST_LOOKS:
+                log.warning("upstream %s is down: %s", self.name, error or type(error).__name__)
+                for lost in list(self.on_lost):
+                    lost()
+            return
+        if self.is_down:
+            log.info("upstream %s is up", self.name)
+        self.num_lost, self.looked = 0, True
+        self.breaker.revive()
+
+    async def _look_at_load(self) -> bool:
+        """GET /v1/load; False where the server has none, or our key may not read it."""
+        data = await self._get(LOAD_PATH)
+        if data is None:
+            return False
+        loads = msgspec.json.decode(data, type=dict[str, Load])
+        if not loads:
+            raise ValueError("it serves nothing yet")
+        self._take(loads.get(self.row.model) or next(iter(loads.values())))
+        return True
+
+    async def _look_at_models(self) -> None:
+        data = await self._get("/v1/models")
+        if data is None:
+            raise ValueError("it tells of no models")
+        cards = msgspec.json.decode(data, type=Cards).data
+        self.served = tuple(card.id for card in cards if is_name(card.id))
+        if self.row.kind == "auto" and cards:
+            self.kind = OWNERS.get(cards[0].owned_by, "openai")
+        lengths = [card.max_model_len for card in cards if card.max_model_len]
+        self.context = self.row.context or min(lengths, default=0)
+
+    async def _get(self, path: str) -> bytes | None:
+        """The body of a 200, None for 403 or 404; raises one of FAILURES."""
+        async with self.http().get(
+            self.url + path.removeprefix("/v1"), allow_redirects=False
+        ) as answer:
+            if answer.status in (403, 404):
+                return None
+            if answer.status != 200:
+                raise ValueError(f"status {answer.status}")
+            return await read_bounded(answer, MAX_LOOK_BYTES)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `/stats` shows of it."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "state": "down" if self.is_down else self.breaker.state,
+            "models": list(self.served),
+            "in_flight": len(self.speed.flights),
+            "queue_s": round(self.speed.queue_s, 4),
+            "token_s": self.speed.token_s,
+            "answer_s": self.speed.answer_s,
+            "context": self.context,
+            "pages": len(self.seen),
+            "opened": self.breaker.num_opened,
+        }
+
+
+def is_name(text: str) -> bool:
+    """Whether this can be a model's name."""
+    return text.isascii() and text.isprintable() and 0 < len(text) <= 200
+
+
+async def read_bounded(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body; ValueError beyond `most` bytes."""
+    data = bytearray()
+    async for chunk in answer.content.iter_any():
+        data += chunk
+        if len(data) > most:
+            raise ValueError(f"more than {most} bytes")
+    return bytes(data)

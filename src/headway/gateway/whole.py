@@ -1,0 +1,97 @@
+"""An answer that is not streamed: asked until somebody gives one, then handed on."""
+
+import asyncio
+
+import aiohttp
+from starlette.responses import Response
+
+from headway.edge.event_stream import send_response
+from headway.edge.lanes import unless_gone
+from headway.gateway.account import Account
+from headway.gateway.ask import WHOLE, Attempt, passed_back, renamed, replaced
+from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
+from headway.gateway.dialects import Responses, Usage
+from headway.gateway.incoming import Incoming
+from headway.gateway.state import State
+from headway.gateway.upstream import FAILURES, Upstream, read_bounded
+
+MAX_WHOLE_BYTES = 64 * 2**20
+
+
+async def answer_whole(state: State, incoming: Incoming, account: Account) -> None:
+    """Answer a request that is no stream; raises RequestError."""
+    answering = WholeAnswer(state, incoming, account)
+    response = await unless_gone(answering.run(), incoming.receive)
+    await account.settle("ok")
+    await send_response(response, incoming.send, answering.headers)
+
+
+class WholeAnswer:
+    """The attempts at one whole answer."""
+
+    def __init__(self, state: State, incoming: Incoming, account: Account) -> None:
+        self._state = state
+        self._incoming = incoming
+        self._account = account
+        self._way = Way(state, incoming)
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    async def run(self) -> Response:
+        """The answer of the first upstream that gives one; raises RequestError."""
+        while True:
+            upstream = self._way.next()
+            try:
+                data = await self._ask(upstream)
+            except AttemptError as failure:
+                self._account.attempt(upstream, failure.outcome, Usage(), estimated=failure.counts)
+                self._way.failed(upstream, failure)
+                continue
+            self.headers += [
+                (b"x-headway-attempts", str(self._way.num_attempts).encode()),
+                (b"x-headway-upstream", upstream.name.encode("ascii", "replace")),
+            ]
+            return Response(data, media_type=WHOLE)
+
+    async def _ask(self, upstream: Upstream) -> bytes:
+        """One attempt; raises AttemptError."""
+        incoming = self._incoming
+        attempt = Attempt(self._state, incoming, upstream, incoming.raw)
+        prompt = output = 0
+        try:
+            async with asyncio.timeout(self._way.left_s) as limit:
+                with upstream.hurried(limit):
+                    data, answer = await self._read(attempt)
+            usage = incoming.dialect.read_whole(data)
+            self.headers = passed_back(answer, upstream)
+            upstream.breaker.succeeded()
+            self._count(upstream, usage, data)
+            prompt, output = (usage.prompt, usage.output) if usage else (0, 0)
+        except AttemptError:
+            raise
+        except FAILURES as error:
+            failure = unanswered(error)
+            if self._way.left_s <= 0:
+                failure.error, failure.again = too_late(), False
+            raise failure from error
+        except asyncio.CancelledError:
+            upstream.breaker.given_up()
+            raise
+        finally:
+            attempt.end(prompt, output)
+        return replaced(data, renamed(incoming, upstream))
+
+    async def _read(self, attempt: Attempt) -> tuple[bytes, aiohttp.ClientResponse]:
+        async with attempt.answer(WHOLE) as answer:
+            return await read_bounded(answer, MAX_WHOLE_BYTES), answer
+
+    def _count(self, upstream: Upstream, usage: Usage | None, data: bytes) -> None:
+        """Take what it cost: as the upstream counted it, else by its bytes."""
+        incoming, speed = self._incoming, upstream.speed
+        estimated = usage is None
+        if usage is None:
+            prompt, output = (speed.tokens_of(n) for n in (incoming.prompt_bytes, len(data)))
+            usage = Usage(round(prompt), 0, round(output))
+        self._account.relayed, self._account.estimated = usage, estimated
+        self._account.attempt(upstream, "ok", usage, estimated=estimated)
+        if isinstance(incoming.dialect, Responses):
+            self._state.keep_response(incoming.dialect.id_of(data), incoming.owner, upstream.name)

@@ -1,0 +1,209 @@
+"""What a client sees when upstreams fail: the whole answer, or an error; never silence."""
+
+import asyncio
+import random
+
+import pytest
+
+from gateway_world import Answer, Stub, text_of, world
+from headway.gateway.stream import StreamedAnswer
+
+TURNS = ({"name": "tiny", "policy": "round_robin", "first_token": "500ms"},)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["status503", "status502", "status429", "lie", "close", "error_event", "stall", "status401"],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_another_upstream_answers_before_anything_was_sent(fault: str, stream: bool) -> None:
+    models = ({**TURNS[0], "deadline": "20s"},)
+    if fault == "stall" and not stream:
+        pytest.skip("a whole answer may take as long as its deadline")
+    if fault == "error_event" and not stream:
+        pytest.skip("an event is of a stream")
+    bad = Stub("a", fault=lambda number: fault)
+    async with world(bad, Stub("b"), models=models) as live:
+        answers = [await live.chat(stream) for _ in range(2)]
+    assert [answer.text for answer in answers] == [text_of(8)] * 2
+    assert len(bad.asked) == 1
+    assert sorted(answer.headers["x-headway-attempts"] for answer in answers) == ["1", "2"]
+
+
+@pytest.mark.parametrize("headway", [True, False])
+async def test_a_stream_that_breaks_goes_on_or_ends_with_an_error(headway: bool) -> None:
+    bad = Stub("a", headway=headway, fault=lambda number: f"reset{number % 8}")
+    async with world(bad, Stub("b", headway=headway), models=TURNS) as live:
+        answers = [await live.chat() for _ in range(12)]
+        assert live.state.metrics.of("resumed", how="exact") == (5 if headway else 0)
+    whole = [answer for answer in answers if answer.is_complete]
+    if headway:
+        assert len(whole) == 12
+        return
+    for answer in answers:  # those that broke after their first token
+        if answer not in whole:
+            assert answer.data.count(b'data: {"error"') == 1 and b"DONE" not in answer.data
+    assert 0 < len(whole) < 12
+
+
+async def test_a_stream_goes_on_as_text_where_the_route_says_so() -> None:
+    route = {**TURNS[0], "resume": "text"}
+    bad, good = Stub("a", fault=lambda number: "reset3"), Stub("b")
+    async with world(bad, good, models=(route,)) as live:
+        answer = await live.chat()
+    sent = good.asked[0]
+    assert sent["messages"][-1] == {"role": "assistant", "content": "t0 t1 t2 "}
+    assert sent["continue_final_message"] is True and sent["add_generation_prompt"] is False
+    assert answer.text == "t0 t1 t2 " + text_of(8)  # the stub begins again; a server would not
+    assert {chunk["id"] for chunk in answer.chunks} == {answer.chunks[0]["id"]}
+    assert answer.chunks[-1]["headway"] == {"resumed": "text"}
+
+
+async def test_what_came_with_the_end_is_enough() -> None:
+    """A stream without [DONE] that has said how it finished is complete, with its usage."""
+    for headway in (True, False):
+        stub = Stub("a", headway=headway, fault=lambda number: "no_end")
+        async with world(stub) as live:
+            answer = await live.chat(stream_options={"include_usage": True})
+        assert answer.is_complete
+        assert answer.chunks[-1]["usage"]["completion_tokens"] == (8 if headway else 6)
+
+
+async def test_a_client_error_is_told_and_not_repeated() -> None:
+    bad, good = Stub("a", fault=lambda number: "status422"), Stub("b")
+    async with world(bad, good, models=TURNS) as live:
+        answers = [await live.chat() for _ in range(8)]
+        assert live.state.upstreams["a"].breaker.state == "closed"
+    refused = [answer for answer in answers if answer.status == 422]
+    assert len(refused) == 4 == len(bad.asked)
+    error = refused[0].json["error"]
+    assert (error["code"], error["param"]) == ("some_code", "x")
+    assert b"10.0.0.1" not in refused[0].data, "an upstream's text may say what nobody must know"
+
+
+async def test_a_prompt_that_is_too_long_there_goes_where_there_is_room() -> None:
+    small = Stub("a", fault=lambda number: "too_long")
+    async with world(small, Stub("b"), models=TURNS) as live:
+        assert [(await live.chat()).status for _ in range(2)] == [200, 200]
+
+
+async def test_with_everything_down_refusals_are_quick_and_few() -> None:
+    stubs = [Stub("a"), Stub("b")]
+    async with world(*stubs, models=TURNS) as live:
+        for stub in stubs:
+            await stub.stop()
+        answers = await asyncio.gather(*(live.chat() for _ in range(60)))
+        assert {answer.status for answer in answers} <= {502, 503}
+        attempts = live.state.metrics.of("attempts")
+        assert attempts <= 60 * 1.1 + 3, attempts
+        for stub in stubs:
+            await stub.start()
+        while any(up.breaker.state == "open" or up.is_down for up in live.state.upstreams.values()):
+            await asyncio.sleep(0.05)
+        assert (await live.chat()).is_complete
+
+
+async def test_a_stream_of_another_kind_breaks_nothing_but_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    odd = [
+        b"id: 7\r\nevent: x y\r\nretry: 1\r\ndata: %b\r\n\r\n",
+        b": a comment\n\ndata: %b\n\n",
+        b"data: %b\n\n\n\n",
+    ]
+    original = Stub._write
+
+    async def written(self, request, answer, body, fault):  # type: ignore[no-untyped-def]
+        write = answer.write
+
+        async def oddly(data: bytes) -> None:
+            payload = data.removeprefix(b"data: ").removesuffix(b"\n\n")
+            await write(random.Random(len(data)).choice(odd) % payload)
+
+        answer.write = oddly
+        await original(self, request, answer, body, fault)
+        if fault == "half":
+            await write(b'data: {"choices": [{"delta": {"content": "\xc3"}}]}\n\n')
+        await write(b"data: [DONE]\n\n")
+
+    monkeypatch.setattr(Stub, "_write", written)
+    async with world(Stub("a")) as live:
+        answer = await live.chat()
+        assert answer.is_complete and b"\r" not in answer.data and b"id: " not in answer.data
+
+
+async def test_an_event_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.events.MAX_EVENT_BYTES", 10_000)
+
+    async def endless(self, request, answer, body, fault):  # type: ignore[no-untyped-def]
+        for _ in range(100):
+            await answer.write(b"data: " + b"x" * 1000)
+
+    monkeypatch.setattr(Stub, "_write", endless)
+    async with world(Stub("a")) as live:
+        answer = await live.chat()
+    assert (answer.status, answer.json["error"]["code"]) == (502, "lied")
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "seed"),
+    [(150, 1), *(pytest.param(800, seed, marks=pytest.mark.hardening) for seed in (1, 2, 3))],
+)
+async def test_nearly_all_complete_through_every_fault(num_requests: int, seed: int) -> None:
+    """Lies and resets at two of four replicas, stalls at the third; the fourth is killed."""
+    dice = random.Random(seed)
+    faults = ["close", "lie", "status503", "error_event", *(f"reset{i}" for i in range(8))]
+
+    def often(number: int) -> str:
+        return dice.choice(faults) if dice.random() < 0.15 else ""
+
+    stubs = [Stub(name, headway=True, token_s=0.001) for name in "abcd"]
+    stubs[0].fault = stubs[1].fault = often
+    stubs[2].fault = lambda number: "stall" if number % 80 == 20 else ""
+    patient = ({**TURNS[0], "first_token": "3s"},)
+    async with world(*stubs, models=patient) as live:
+        gate, answers = asyncio.Semaphore(40), list[Answer]()
+
+        async def one(number: int) -> None:
+            async with gate:
+                if number == 3 * num_requests // 8:
+                    await stubs[3].stop()
+                elif number == 5 * num_requests // 8:
+                    await stubs[3].start()
+                answers.append(await live.chat())
+
+        await asyncio.gather(*(one(number) for number in range(num_requests)))
+        complete = sum(answer.is_complete for answer in answers)
+        silent = [a for a in answers if not a.is_complete and b'"error"' not in a.data]
+        metrics = live.state.metrics
+        attempts, resumed = metrics.of("attempts"), metrics.of("resumed")
+    assert complete >= 0.995 * num_requests - 1 and not silent, (complete, silent[:1])
+    assert attempts <= 1.1 * num_requests + 3 + resumed
+    assert num_requests < 800 or attempts <= 1.13 * num_requests, attempts
+
+
+async def test_a_client_that_leaves_ends_the_stream_upstream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stub = Stub("a", headway=True, token_s=0.01)
+    ended = asyncio.Event()
+    original = StreamedAnswer._relay
+
+    async def watched(self: StreamedAnswer) -> None:
+        try:
+            await original(self)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(StreamedAnswer, "_relay", watched)
+    async with world(stub) as live:
+        body = {"model": "tiny", "messages": [], "stream": True, "max_tokens": 10_000}
+        async with live.http.post("/v1/chat/completions", json=body) as answer:
+            await answer.content.readany()
+        await ended.wait()
+        while live.state.upstreams["a"].speed.flights:
+            await asyncio.sleep(0.01)
+        assert stub.num_tokens < 1000
+        while not live.state.metrics.of("requests", status="left"):
+            await asyncio.sleep(0.01)
+        assert live.state.metrics.of("attempts", outcome="left") == 1
