@@ -97,13 +97,13 @@ def load_of(model: ServedModel) -> Load:
     """What a gateway chooses by."""
     lines, info = model.admission.lines, model.client.info
     forecasts = [lines.of[number].forecast for number in lines.taking]
-    now = model.telemetry.last
+    now = model.telemetry.engines.last
     return Load(
         queue_s=round(min(each.queue_s() for each in forecasts), 6),
         token_s=round(fmean(each.token_s for each in forecasts), 9),
-        kv=round(now.kv_usage, 4) if now is not None else 0.0,
+        kv=round(now.kv_usage, 4),
         rows=model.admission.num_admitted,
-        max_rows=info.max_num_seqs if info else 0,
+        max_rows=info.max_num_seqs * len(lines.of) if info else 0,
         boot=f"{PROCESS}-{model.client.num_restarts}",
         context=info.max_model_len if info else 0,
         cache_tokens=num_cached_tokens(info) * len(lines.of) if info else 0,
