@@ -7,7 +7,7 @@ imported here and not before. `python -m headway.assemble` is what the server's 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ def plan_settings(
     folder: Path, options: EngineOptions
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
     """Everything that is decided before weights are read: what `--dry-run` prints."""
-    spec = read_model_spec(folder)
+    spec = read_spec(folder, options)
     draft = read_draft(folder, options, spec)
     medusa = read_medusa(folder, options, spec)
     from headway.runtime.native.available import best_instruction_set
@@ -64,6 +64,19 @@ def plan_settings(
     return spec, settings, reasons, machine
 
 
+def read_spec(model: Path, options: EngineOptions) -> ModelSpec:
+    """The dimensions of a model, and the formats of its matrices where some are quantized.
+
+    Those are in the weights' headers and scales: random weights have none.
+    """
+    spec = read_model_spec(model)
+    if not spec.quantization or options.load_format == "dummy":
+        return spec
+    from headway.runtime.checkpoint import checkpoint_formats
+
+    return replace(spec, formats=checkpoint_formats(model, spec))
+
+
 def read_draft(
     folder: Path, options: EngineOptions, spec: ModelSpec
 ) -> tuple[Path, ModelSpec] | None:
@@ -71,7 +84,7 @@ def read_draft(
     if not options.draft_model:
         return None
     path = model_folder(options.draft_model)
-    draft = read_model_spec(path)
+    draft = read_spec(path, options)
     if draft.num_parameters >= spec.num_parameters:
         raise UsageError(
             f"--draft-model {options.draft_model} has {draft.num_parameters:,} parameters, and the "

@@ -19,7 +19,7 @@ from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.runtime.attention import AttentionRule, KVLayer
 from headway.runtime.attention.sdpa import masked_attention
 from headway.runtime.batch import Batch
-from headway.runtime.checkpoint import fill, readable
+from headway.runtime.checkpoint import fill
 from headway.runtime.checkpoint_files import find_files
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import Kernels, reference
@@ -28,6 +28,7 @@ from headway.runtime.layers import Build, Linear, RMSNorm, Step
 from headway.runtime.models import MODELS
 from headway.runtime.models.decoder import Architecture
 from headway.runtime.rope import RopeTable
+from headway.runtime.tensor_files import readable
 
 TOKENS_AT_ONCE = 2048
 """Tokens that go through a layer together: an MLP of 4,864 makes 80 MB of them."""

@@ -51,7 +51,9 @@ def quantized(
     for format in FORMATS[1:]:
         options = EngineOptions(quantization=format)
         try:
-            quantization, _ = choose_quantization(options, settings["device"], settings["kernels"])
+            quantization, _ = choose_quantization(
+                options, settings["device"], settings["kernels"], model
+            )
         except (UsageError, KeyError):
             continue
         share = bytes_per_weight(quantization, model, dtype) / DTYPE_BYTES[dtype]

@@ -4,7 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 FORMATS = ("none", "int8", "int4")
-"""What `--quantization` takes."""
+"""What `--quantization` rounds plain weights to."""
+METHODS = ("compressed-tensors", "gptq", "awq", "fp8")
+"""How a folder may be quantized already; `--quantization` may say it, and then it must be so."""
+MARLIN = {"gptq_marlin": "gptq", "awq_marlin": "awq"}
+"""vLLM's names of kernels that people give as a method → the method."""
 GROUPS = (32, 64, 128)
 PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Layers that hold several matrices of a checkpoint, one below the other."""

@@ -18,7 +18,7 @@ from headway.core.drafter import (
     plan_medusa_weights,
 )
 from headway.core.errors import UsageError
-from headway.core.formats import GROUPS, Format
+from headway.core.formats import FORMATS, GROUPS, MARLIN
 from headway.core.machine import Machine
 from headway.core.memory_plan import (
     gib,
@@ -113,7 +113,7 @@ def resolve(
     backend = reasons.choose("attention_backend", choose_attention(options, kernels, device))
     kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype))
     quantization = reasons.choose(
-        "quantization", choose_quantization(options, device, kernels, model.formats)
+        "quantization", choose_quantization(options, device, kernels, model)
     )
     pack_weights, weights = plan_weights(
         machine, model, device, dtype, kernels, quantization, reasons
@@ -307,36 +307,37 @@ def choose_kernels(options: EngineOptions, machine: Machine, device: str) -> tup
 
 
 def choose_quantization(
-    options: EngineOptions,
-    device: str,
-    kernels: str,
-    checkpoint: tuple[tuple[str, Format], ...] = (),
+    options: EngineOptions, device: str, kernels: str, model: ModelSpec
 ) -> tuple[Quantization, str]:
     """What is asked for, where it is there: on a CPU, in groups of 32, 64 or 128.
 
-    What the checkpoint holds rounded stays as it is.
+    What the checkpoint holds rounded stays as it is; a method that is given must be its own.
     """
     if options.quantization_group not in GROUPS:
         raise UsageError(
             f"--quantization-group {options.quantization_group} is not one of {GROUPS}.",
             "Take 64, or 32 for a little more quality and 128 for a little less memory.",
         )
-    if options.quantization != "none" and device != "cpu":
+    own, given = model.quantization, options.quantization
+    if given not in FORMATS:
+        if MARLIN.get(given, given) != own:
+            raise UsageError(
+                f"--quantization {given}: the folder is {f'in {own}' if own else 'not quantized'}.",
+                "Leave it out: the folder's own quantization_config decides.",
+            )
+        given = "none"
+    if device != "cpu" and (given != "none" or model.formats):
+        what = f"--quantization {given}" if given != "none" else f"A folder in {own}"
         raise UsageError(
-            f"--quantization {options.quantization} is not there on {device} yet.",
-            "Use --device cpu, or leave it out.",
+            f"{what} is not there on {device} yet.",
+            "Use --device cpu, or the folder in bf16, fp16 or fp32.",
         )
-    if checkpoint and device != "cpu":
-        raise UsageError(
-            f"A quantized checkpoint is not read on {device} yet.",
-            "Use --device cpu, or the plain folder (bf16, fp16 or fp32) of the same model.",
-        )
-    given, group = options.quantization, options.quantization_group
     why = "given" if given != "none" else "the checkpoint's weights as they are"
-    if checkpoint and given != "none":
-        why = f"the checkpoint's weights as they are, and the plain ones in {given}: given"
-    packed = kernels == "native" or (given != "int4" and not checkpoint)
-    return Quantization.of(given, group, packed, checkpoint), why
+    if model.formats:
+        rest = f"; what it holds in 16 bits in {given}, given" if given != "none" else ""
+        why = f"{own}, the checkpoint's weights as they are{rest}"
+    packed = kernels == "native" or (given != "int4" and not model.formats)
+    return Quantization.of(given, options.quantization_group, packed, model.formats), why
 
 
 def choose_cache(

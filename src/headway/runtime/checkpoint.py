@@ -6,34 +6,58 @@ before anything is read. A module whose weights are complete is told at once, so
 them: in memory lie the packed weights and one plain matrix, never the whole checkpoint.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
+from headway.core.formats import PLAIN, Format
 from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import find_files, shown
 from headway.runtime.models import Decoder
+from headway.runtime.quantized.folder import open_quantized
+from headway.runtime.rounding import RoundedWeight
+from headway.runtime.tensor_files import readable
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all)."""
+Rounded = list[list[RoundedWeight | None]]
+"""By expert, the parts of a module that a checkpoint holds rounded; None: in its plain weight."""
+Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
+"""(name, function that reads it) of each weight, by its name in a Hugging Face folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place of one tensor of the checkpoint, a view of a weight, and the module it is of."""
+    """The place of one tensor of the checkpoint, a view of a weight, and the module it is of.
+
+    `row` is the first of its rows there, `expert` its number.
+    """
 
     place: Tensor
     module: str
+    row: int = 0
+    expert: int = 0
+
+
+def open_model(model: Path, spec: ModelSpec) -> Source:
+    """The weights of a folder: plain tensors, and matrices that it holds quantized."""
+    found = open_quantized(model, spec)
+    return open_tensors(find_files(model)) if found is None else found.tensors()
+
+
+def checkpoint_formats(model: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
+    """Module → format of each that a checkpoint holds rounded; CheckpointError."""
+    found = open_quantized(model, spec)
+    return () if found is None else found.formats()
 
 
 def open_tensors(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -51,17 +75,6 @@ def read_tensor(file: Any, path: Path, name: str) -> Tensor:
         return tensor
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Errors of the file system or the format inside are CheckpointErrors."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path.name} cannot be read: {shown(error)}.", "Copy the file again."
-        ) from error
-
-
 def stream_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every file, each read when it is asked for."""
     return ((name, read()) for name, read in open_tensors(files))
@@ -72,54 +85,120 @@ def load_weights(
     spec: ModelSpec,
     folder: Path,
     progress: Progress | None = None,
-    ready: Callable[[str], None] = lambda module: None,
+    ready: Callable[[str, Rounded], None] = lambda module, rounded: None,
     held: Collection[str] = (),
 ) -> None:
     """Fill `model` from `folder`; raises CheckpointError when a weight is missing or left over.
 
-    `ready` hears of each module that is complete. Modules in `held` have their weights already:
-    theirs are not read.
+    `ready` hears of each module that is complete, with what the checkpoint holds rounded of it; []
+    where all is plain. Modules in `held` have their weights already: theirs are not read.
     """
-    files = find_files(folder)
-    total = sum(file.stat().st_size for file in files)
+    total = sum(file.stat().st_size for file in find_files(folder))
     missing = targets(model, spec)
     parts = Counter(target.module for target in missing.values())
-    tied = "lm_head.weight" if spec.tied else None
+    rounded: dict[str, dict[tuple[int, int], RoundedWeight]] = defaultdict(dict)
     left_over, done = [], 0
-    for name, read in open_tensors(files):
+    for name, read in open_model(folder, spec):
         target = missing.pop(name, None)
         if target is None:
-            if name != tied and not name.endswith(IGNORED_SUFFIXES):
+            if not passed_over(name, read, spec):
                 left_over.append(name)
             continue
         if target.module not in held or not name.endswith(".weight"):
-            tensor = read()
-            fill(name, target.place, tensor)
-            done += tensor.nbytes
+            weight = read()
+            if isinstance(weight, RoundedWeight):
+                check_shape(name, target.place, weight.levels_OH)
+                rounded[target.module][target.expert, target.row] = weight
+            else:
+                fill(name, target.place, weight)
+            done += bytes_read(weight)
         parts[target.module] -= 1
         if not parts[target.module]:
-            ready(target.module)
+            pieces = rounded.pop(target.module, {})
+            ready(target.module, by_part(model, target.module, pieces))
         if progress is not None:
-            progress(done, total)
+            progress(min(done, total), total)
     if missing or left_over:
         raise incomplete(sorted(missing), left_over)
     if progress is not None:
         progress(total, total)
 
 
+def passed_over(name: str, read: Callable[[], Tensor | RoundedWeight], spec: ModelSpec) -> bool:
+    """Whether a tensor that the model has no place for does no harm.
+
+    GPTQ's first writers gave every layer a bias, of zeros where the model has none.
+    """
+    if name.endswith(IGNORED_SUFFIXES) or (spec.tied and name == "lm_head.weight"):
+        return True
+    if not spec.formats or not name.endswith(".bias"):
+        return False
+    bias = read()
+    return isinstance(bias, Tensor) and not bool(bias.any())
+
+
+def bytes_read(weight: Tensor | RoundedWeight) -> int:
+    """About what a weight takes in its file."""
+    if isinstance(weight, Tensor):
+        return int(weight.nbytes)
+    return weight.format.num_bytes(*weight.levels_OH.shape)
+
+
+def by_part(model: Decoder, module: str, pieces: dict[tuple[int, int], RoundedWeight]) -> Rounded:
+    """The parts of each expert of a module, from the pieces by (expert, first row).
+
+    A piece may hold several parts, as Phi-3's qkv does: it is cut.
+    """
+    if not pieces:
+        return []
+    sizes: tuple[int, ...] = model.get_submodule(module).parts  # type: ignore[assignment]
+    experts: Rounded = [[] for _ in range(1 + max(expert for expert, _ in pieces))]
+    for expert, parts in enumerate(experts):
+        row = 0
+        for size in sizes:
+            inside = [
+                rows_of(piece, row - first, size)
+                for (of, first), piece in pieces.items()
+                if of == expert and first <= row < first + len(piece.levels_OH)
+            ]
+            parts.append(inside[0] if inside else None)
+            row += size
+    return experts
+
+
+def rows_of(weight: RoundedWeight, first: int, count: int) -> RoundedWeight:
+    """Some outputs of a matrix."""
+    if len(weight.levels_OH) == count:
+        return weight
+    rows = slice(first, first + count)
+    offsets = weight.offsets_OG
+    return replace(
+        weight,
+        levels_OH=weight.levels_OH[rows],
+        scales_OG=weight.scales_OG[rows],
+        offsets_OG=None if offsets is None else offsets[rows],
+    )
+
+
 def fill(name: str, target: Tensor, tensor: Tensor) -> None:
     """Copy `tensor` into its place; CheckpointError when the shapes or the type do not fit."""
+    check_shape(name, target, tensor)
+    if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{name} is of type {dtype}, and config.json does not say that it is quantized.",
+            "Check its quantization_config, or give the unquantized folder of the same model.",
+        )
+    target.copy_(tensor)
+
+
+def check_shape(name: str, target: Tensor, tensor: Tensor) -> None:
+    """CheckpointError unless both have one shape."""
     if target.shape != tensor.shape:
         raise CheckpointError(
             f"{name} has shape {list(tensor.shape)}; config.json implies {list(target.shape)}.",
             "Check that config.json and the weights are of the same model.",
         )
-    if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
-        raise CheckpointError(
-            f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}, which is not read yet.",
-            "Give the unquantized folder (bf16, fp16 or fp32) of the same model.",
-        )
-    target.copy_(tensor)
 
 
 def incomplete(missing: list[str], left_over: list[str]) -> CheckpointError:
@@ -159,11 +238,19 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
                     inner = place.shape[0] // 2
                     parts = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
                     parts |= {"gate": (0, inner), "up": (inner, inner)}
-                    rows = place.narrow(0, *parts[part]) if part else place
-                    found[pattern.format(i=i, e=e) + suffix] = Target(rows, owner)
+                    row, count = parts[part] if part else (0, place.shape[0])
+                    rows = place.narrow(0, row, count)
+                    found[pattern.format(i=i, e=e) + suffix] = Target(rows, owner, row, e)
     if spec.tied:
         found.pop("lm_head.weight", None)
+        if head_is_rounded(spec):
+            found["lm_head.weight"] = Target(model.embedding.weight.data, "head")
     return found
+
+
+def head_is_rounded(spec: ModelSpec) -> bool:
+    """Whether the checkpoint holds the output matrix rounded, which may be tied in 16 bits."""
+    return any(module == "head" and format != PLAIN for module, format in spec.formats)
 
 
 def fill_randomly(model: Decoder, seed: int) -> None:

@@ -6,13 +6,26 @@ tensor's bytes lie inside its file.
 
 import json
 import struct
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import read_json
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 1 << 24
+"""140,000 tensors in one file; what JSON of so many bytes can hold stays below 512 MB."""
+TYPE_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("F4", "F6_E2M3", "F6_E3M2"), 0),
+}
+"""safetensors' types; those of less than a byte count as they lie."""
+MOST_DIMS = 8
 METADATA = "__metadata__"
 MEDUSA_FILE = "medusa.safetensors"
 """Heads that lie beside a model's weights and are none of them (`medusa_file`)."""
@@ -41,7 +54,7 @@ def find_files(folder: Path) -> list[Path]:
             "Convert the weights to safetensors, or use --load-format dummy for random ones.",
         )
     for file in files:
-        check_header(file)
+        read_entries(file)
     return files
 
 
@@ -64,8 +77,21 @@ def shown(text: object) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text))[:200]
 
 
-def check_header(path: Path) -> None:
-    """Raise CheckpointError unless the header and every tensor's bytes lie inside the file."""
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What a header says of a tensor: its file, type (`BF16`, `I32`) and shape."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_entries(path: Path) -> dict[str, TensorEntry]:
+    """Name → entry of every tensor of a file.
+
+    Raises CheckpointError unless the header is whole and the bytes of the tensors, of the lengths
+    that type and shape ask for, fill the rest of the file without gaps.
+    """
     again = f"Copy {path.name} again: it is truncated or not a safetensors file."
     try:
         size = path.stat().st_size
@@ -80,14 +106,33 @@ def check_header(path: Path) -> None:
                     again,
                 )
             header = json.loads(file.read(header_bytes))
-        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != METADATA]
+        header.pop(METADATA, None)
+        ranges = sorted(tensor_range(entry) for entry in header.values())
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}.", again) from error
     except MALFORMED as error:
         raise CheckpointError(f"{path.name} has a header that is not valid.", again) from error
-    if max(ends, default=0) != size - 8 - header_bytes:
+    end = max((end for _, end in ranges), default=0)
+    if end != size - 8 - header_bytes:
         raise CheckpointError(
-            f"{path.name} should hold {max(ends, default=0) + 8 + header_bytes} bytes; "
-            f"it holds {size}.",
-            again,
+            f"{path.name} should hold {end + 8 + header_bytes} bytes; it holds {size}.", again
         )
+    begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+    if begins != [0, *ends[:-1]][: len(begins)]:
+        raise CheckpointError(f"{path.name} has tensors that overlap, or gaps.", again)
+    return {name: TensorEntry(path, header[name]["dtype"], shapes[name]) for name in header}
+
+
+def tensor_range(entry: Any) -> tuple[int, int]:
+    """Where a tensor begins and ends; ValueError or TypeError where that cannot be."""
+    begin, end = entry["data_offsets"]
+    numbers = [begin, end, *entry["shape"]]
+    if len(numbers) > 2 + MOST_DIMS or any(
+        type(number) is not int or not 0 <= number < 1 << 62 for number in numbers
+    ):
+        raise ValueError("not a size")
+    bits = TYPE_BITS[entry["dtype"]]
+    if bits and 8 * (end - begin) != bits * prod(entry["shape"]):
+        raise ValueError("not its length")
+    return begin, end

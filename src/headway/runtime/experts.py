@@ -42,9 +42,17 @@ class ExpertLinear(nn.Module):
         if self.packed and not self.kernel.few_rows:
             self.weight = None
 
-    def take(self, experts: Sequence[Sequence[RoundedWeight]]) -> None:
-        """The same with matrices that a checkpoint holds rounded: the parts of each expert."""
-        self.prepared = [pack_parts(self.kernel, parts, self.parts) for parts in experts]
+    def take(self, experts: Sequence[Sequence[RoundedWeight | None]]) -> None:
+        """The same with matrices that a checkpoint holds rounded: the parts of each expert.
+
+        None: the rows in its `weight`, plain.
+        """
+        assert self.weight is not None and len(experts) == len(self.weight)
+        self.prepared = []
+        for parts, weight in zip(experts, self.weight, strict=True):
+            rows = zip(parts, weight.split(self.parts), strict=True)
+            given = [plain if part is None else part for part, plain in rows]
+            self.prepared.append(pack_parts(self.kernel, given, self.parts))
         self.packed, self.weight = True, None
 
     def restore(self, prepared: list[Any]) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from headway.core.model_spec import ModelSpec
 from headway.core.resolve import Settings
-from headway.runtime.checkpoint import Progress, fill_randomly, load_weights
+from headway.runtime.checkpoint import (
+    Progress,
+    Rounded,
+    fill_randomly,
+    head_is_rounded,
+    load_weights,
+)
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import Kernels
 from headway.runtime.kernels.parts import Parts, PartsLinear
@@ -48,12 +54,21 @@ def load_model(
         return list(linears.values())
     packed = {} if lookup is None else cached_weights(model, linears, kernels, lookup)
 
-    def ready(name: str) -> None:
-        for each in (name, "head") if spec.tied and name == "embedding" else (name,):
+    head_follows = spec.tied and not head_is_rounded(spec)
+
+    def ready(name: str, rounded: Rounded) -> None:
+        for each in (name, "head") if head_follows and name == "embedding" else (name,):
+            module = linears.get(each)
+            if module is None:
+                continue
             if each in packed:
-                linears[each].restore(packed[each])
-            elif each in linears:
-                linears[each].prepare()
+                module.restore(packed[each])
+            elif not rounded:
+                module.prepare()
+            elif isinstance(module, ExpertLinear):
+                module.take(rounded)
+            else:
+                module.take(rounded[0])
 
     load_weights(model, spec, folder, progress, ready, {*packed, "embedding"} if packed else ())
     if lookup is not None and not packed:

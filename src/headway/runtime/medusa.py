@@ -24,11 +24,12 @@ from torch.nn import functional
 from headway.core.plan import StepPlan
 from headway.core.speculation_config import MedusaSpec
 from headway.runtime.batch import WorkerSequence
-from headway.runtime.checkpoint import read_tensor, readable
+from headway.runtime.checkpoint import read_tensor
 from headway.runtime.checkpoint_files import MEDUSA_FILE
 from headway.runtime.draft_vocabulary import DraftVocabulary
 from headway.runtime.drafter import Wanted
 from headway.runtime.forward import Forward
+from headway.runtime.tensor_files import readable
 
 
 class Medusa:

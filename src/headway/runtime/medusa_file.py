@@ -17,7 +17,7 @@ from pathlib import Path
 from headway.core.errors import CheckpointError
 from headway.core.model_spec import ModelSpec
 from headway.core.speculation_config import MedusaSpec
-from headway.runtime.checkpoint_files import MALFORMED, MEDUSA_FILE, METADATA, check_header, shown
+from headway.runtime.checkpoint_files import MALFORMED, MEDUSA_FILE, METADATA, read_entries, shown
 
 MOST_HEADS, MOST_LAYERS = 16, 16
 Tensors = dict[str, tuple[str, list[int]]]
@@ -34,7 +34,7 @@ def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:
     path = folder / MEDUSA_FILE
     if not path.exists():
         return None
-    check_header(path)
+    read_entries(path)
     told, tensors = read_header(path)
     num_heads = read_count(told, "medusa_num_heads", MOST_HEADS)
     num_layers = read_count(told, "medusa_num_layers", MOST_LAYERS)
@@ -54,7 +54,7 @@ def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:
 
 
 def read_header(path: Path) -> tuple[dict[str, str], Tensors]:
-    """The metadata, and the tensors' types and shapes, of a file that `check_header` has passed."""
+    """The metadata, and the tensors' types and shapes, of a file that `read_entries` has passed."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))

@@ -174,16 +174,14 @@ def test_unknown_architecture_lists_the_known_ones(names):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("gptq", "GPTQ"),
-        ("AWQ", "AWQ"),
         ("bitsandbytes", "bitsandbytes"),
-        ("compressed-tensors", "compressed-tensors"),
-        ("fp8", "FP8"),
-        ("gguf", "GGUF"),
+        ("HQQ", "hqq"),
+        ("gguf", "gguf"),
         ("something-new", "something-new"),
+        (None, "unknown"),
     ],
 )
-def test_quantized_checkpoints_are_refused_by_name(method, words):
+def test_other_quantizations_are_refused_by_name(method, words):
     with pytest.raises(UnsupportedModelError, match=words) as caught:
         spec(quantization_config={"quant_method": method, "bits": 4})
     assert "unquantized" in caught.value.fix

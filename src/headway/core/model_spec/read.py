@@ -7,6 +7,7 @@ from headway.core.errors import ModelError, UnsupportedModelError
 from headway.core.gguf.header import is_gguf
 from headway.core.model_files import read_document
 from headway.core.model_spec.families import FAMILIES, Family, layer_kinds, window_size
+from headway.core.model_spec.quantized import quantization_config, quantization_method
 from headway.core.model_spec.rope import FULL, WINDOW, longest_context, ropes_from_config
 from headway.core.model_spec.spec import DTYPE_BYTES, LayerSpec, ModelSpec, RopeSpec
 from headway.core.model_spec.values import (
@@ -18,14 +19,6 @@ from headway.core.model_spec.values import (
     wrong,
 )
 
-UNREAD_QUANTIZATION = {
-    "gptq": "GPTQ",
-    "awq": "AWQ",
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed-tensors",
-    "fp8": "FP8",
-    "gguf": "GGUF",
-}
 MOST_LAYERS = 4096
 ACTIVATIONS = {
     "silu": "silu",
@@ -43,6 +36,7 @@ def read_model_spec(model: Path) -> ModelSpec:
     config = read_document(model, "config.json")
     if config is None:
         raise no_model_here(model)
+    config = config | {"quantization_config": quantization_config(model, config)}
     try:
         return spec_from_config(config, read_document(model, "generation_config.json") or {})
     except ModelError as error:
@@ -109,6 +103,7 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         o_bias=attention_bias and family.qkv_bias is None,
         mlp_bias=flag(config, "mlp_bias"),
         dtype=checkpoint_dtype(config),
+        quantization=quantization_method(mapping(config, "quantization_config")),
         experts=experts,
         activation=read_activation(config, family, architecture),  # type: ignore[arg-type]
         qk_norm=family.qk_norm,
@@ -179,14 +174,6 @@ def refuse_unsupported(config: dict[str, Any]) -> str:
     if names[0] not in FAMILIES:
         raise UnsupportedModelError(
             f"The architecture {names[0]} is not supported.", f"Supported are: {supported}."
-        )
-    quantization = mapping(config, "quantization_config")
-    if quantization:
-        method = str(quantization.get("quant_method", "unknown")).lower()
-        raise UnsupportedModelError(
-            f"The checkpoint is quantized with {UNREAD_QUANTIZATION.get(method, method)}, "
-            "which is not read yet.",
-            "Give the unquantized folder (bf16, fp16 or fp32) of the same model.",
         )
     if flag(config, "use_bidirectional_attention"):
         raise UnsupportedModelError(

@@ -100,7 +100,8 @@ class KVGroupSpec:
 class ModelSpec:
     """Dimensions of a decoder-only transformer; lengths in tokens, sizes in elements.
 
-    `formats` are those of layers that the checkpoint holds rounded, by name, as in `Quantization`.
+    `quantization` is the method by which the checkpoint is quantized, one of METHODS, or "";
+    `formats` are those of layers that it holds rounded, by name, as in `Quantization`.
     The scales are 1 and the soft caps 0 where a family has none; `norm_offset` is what a norm
     adds to its weight, `norms` how many of hidden size a layer has.
     """
@@ -121,6 +122,7 @@ class ModelSpec:
     o_bias: bool
     mlp_bias: bool
     dtype: str
+    quantization: str = ""
     formats: tuple[tuple[str, Format], ...] = ()
     experts: ExpertsSpec | None = None
     activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from headway.core.formats import FORMATS
+from headway.core.formats import FORMATS, MARLIN, METHODS
 from headway.core.options.field import Bytes, Seconds, option
 
 
@@ -122,8 +122,10 @@ class EngineOptions:
     )
     quantization: str = option(
         "none",
-        "Round the weights of linear layers while loading; int4 keeps the head in int8.",
-        choices=FORMATS,
+        "Round the weights of linear layers while loading; int4 keeps the head in int8. A folder "
+        "that is quantized already stays so: int8 and int4 round what it holds in 16 bits, and a "
+        "method must be the folder's own.",
+        choices=(*FORMATS, *METHODS, *MARLIN),
         common=True,
     )
     quantization_group: int = option(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headway.core.formats import Format
+from headway.core.formats import PLAIN, Format
 from headway.core.machine import Machine
 from headway.core.quantization import Quantization
 from headway.core.resolve import Settings
@@ -145,6 +145,8 @@ def choose_quantized(
     found: dict[Format, LinearKernel] = {}
     rounded = settings.quantization.rounded
     for format in dict.fromkeys((*rounded, *(one.at_load for one in rounded))):
+        if format == PLAIN:
+            continue
         if library is not None and NativeQuantizedLinear.knows(format):
             found[format] = NativeQuantizedLinear(library, format)
         else:

@@ -42,6 +42,9 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         raise NotLoweredError(f"`{name}`")
 
+    def __getitem__(self, key: Any) -> Any:
+        raise NotLoweredError("choice of columns")
+
     @property
     def shape(self) -> tuple[float, ...]:
         """As of a tensor, for any number of tokens."""

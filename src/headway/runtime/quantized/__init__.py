@@ -1,0 +1,1 @@
+"""Checkpoints that others have quantized: their bytes become levels, scales and offsets of ours."""

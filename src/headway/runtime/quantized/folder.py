@@ -1,0 +1,215 @@
+"""A folder whose linear layers are quantized: which tensors make a matrix, and what is wrong.
+
+The tensors that are there decide, and the config must agree with them: every part is counted, and
+one that is missing, left over or of another kind is an error by name.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from headway.core.errors import CheckpointError
+from headway.core.formats import PLAIN, Format
+from headway.core.model_spec import ModelSpec
+from headway.runtime.checkpoint_files import TensorEntry, find_files, shown
+from headway.runtime.models import MODELS
+from headway.runtime.quantized import awq, compressed_tensors, fp8, gptq
+from headway.runtime.quantized.formats import read_schemes
+from headway.runtime.quantized.parts import Layout, Part, widened
+from headway.runtime.quantized.scheme import Scheme, Schemes
+from headway.runtime.rounding import RoundedWeight
+from headway.runtime.tensor_files import TensorFiles
+
+LAYOUTS = {
+    "pack-quantized": compressed_tensors.PACKED,
+    "int-quantized": compressed_tensors.BYTES,
+    "float-quantized": compressed_tensors.FLOAT,
+    "gptq": gptq.GPTQ,
+    "awq": awq.AWQ,
+    "fp8": fp8.FP8,
+}
+OF_ACTIVATIONS = (
+    *("input_scale", "input_zero_point", "input_scale_ub", "activation_scale"),
+    *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
+)
+"""Tensors that are passed over: inputs are rounded token by token here, KV as the options say."""
+OF_LAYOUTS = frozenset(
+    name for layout in (*LAYOUTS.values(), fp8.FP8_DIRECT) for name in layout.needed
+) - {"weight"}
+FLOATS = ("F16", "BF16", "F32", "F64")
+LINEAR = ("qkv", "out", "gate_up", "down", "router", "head")
+"""Our modules that multiply, by their last name."""
+ONE_MODEL = "Check that quantization_config and all files are of the same model."
+
+
+class Place(NamedTuple):
+    """Where a matrix of the checkpoint goes: our module, and which part of its rows."""
+
+    module: str
+    part: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedFolder:
+    """The matrices that are quantized, by their names in the checkpoint, and all tensors."""
+
+    parts: dict[str, Part]
+    places: dict[str, Place]
+    files: TensorFiles
+
+    def tensors(self) -> Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]:
+        """(name, function that reads it) of each tensor, and `NAME.weight` of each matrix."""
+        given = set()
+        with self.files:
+            for name in self.files.entries:
+                base, _, suffix = name.rpartition(".")
+                if suffix in OF_ACTIVATIONS:
+                    continue
+                part = self.parts.get(base)
+                if part is None or suffix == "bias":
+                    yield name, partial(self.files.read, name)
+                elif base not in given:
+                    given.add(base)
+                    yield f"{base}.weight", partial(layout_of(part).weight, part)
+
+    def formats(self) -> tuple[tuple[str, Format], ...]:
+        """Our module, or a part of it, → its format; exact names."""
+        found: dict[Place, list[Format]] = defaultdict(list)
+        with self.files:
+            for name, place in self.places.items():
+                part = self.parts.get(name)
+                found[place].append(PLAIN if part is None else layout_of(part).numbers(part).format)
+        return tuple(combined(found))
+
+
+def combined(found: dict[Place, list[Format]]) -> Iterator[tuple[str, Format]]:
+    """One row for a module where its parts agree, else one for each that is quantized."""
+    modules: dict[str, dict[str | None, Format]] = defaultdict(dict)
+    for (module, part), formats in found.items():
+        if len({(format.kind, format.group, format.permuted) for format in formats}) > 1:
+            raise CheckpointError(
+                f"The experts of {module} are quantized in different ways.",
+                "Quantize all experts of a layer alike.",
+            )
+        modules[module][part] = widened(formats)
+    for module, parts in modules.items():
+        alike = {(format.kind, format.group, format.permuted) for format in parts.values()}
+        if len(alike) == 1:
+            format = widened(list(parts.values()))
+            if format != PLAIN:
+                yield module, format
+            continue
+        for part, format in parts.items():
+            yield f"{module}.{part}", format
+
+
+def layout_of(part: Part) -> Layout:
+    """What reads a matrix; FP8's scales have two names."""
+    if part.scheme.layout == "fp8" and "weight_scale_inv" not in part.tensors:
+        return fp8.FP8_DIRECT
+    return LAYOUTS[part.scheme.layout]
+
+
+def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
+    """The folder's matrices, None of one that is not quantized; CheckpointError."""
+    schemes = read_schemes(folder)
+    if schemes is None:
+        return None
+    files = TensorFiles(find_files(folder))
+    places = linear_places(spec)
+    for name in schemes.named:
+        if name not in places:
+            raise CheckpointError(
+                f"config.json: quantization_config names {shown(name)}, which is no linear layer "
+                "of this model.",
+                ONE_MODEL,
+            )
+    by_module: dict[str, dict[str, TensorEntry]] = defaultdict(dict)
+    for name, entry in files.entries.items():
+        base, _, suffix = name.rpartition(".")
+        if suffix not in OF_ACTIVATIONS:
+            by_module[base][suffix] = entry
+    parts: dict[str, Part] = {}
+    for name, place in places.items():
+        scheme = scheme_of(schemes, name, place, by_module.get(name, {}), spec)
+        if scheme is not None:
+            parts[name] = make_part(name, scheme, by_module[name], files)
+    return QuantizedFolder(with_shift(parts, schemes), places, files)
+
+
+def linear_places(spec: ModelSpec) -> dict[str, Place]:
+    """Every linear layer by its name in the checkpoint: `model.layers.0.mlp.down_proj`."""
+    found: dict[str, Place] = {}
+    for pattern, (module, part) in MODELS[spec.architecture].weights.items():
+        if module.rpartition(".")[2] not in LINEAR:
+            continue
+        for i in range(spec.num_layers if "{i}" in pattern else 1):
+            sparse = "{i}" in pattern and spec.layers[i].sparse
+            of_experts = "{e}" in pattern or module.endswith("router")
+            if ".mlp." in module and sparse != of_experts:
+                continue
+            experts = spec.experts.count if spec.experts and "{e}" in pattern else 1
+            for e in range(experts):
+                found[pattern.format(i=i, e=e)] = Place(module.format(i=i), part)
+    return found
+
+
+def scheme_of(
+    schemes: Schemes, name: str, place: Place, tensors: dict[str, TensorEntry], spec: ModelSpec
+) -> Scheme | None:
+    """The scheme of a layer, None of a plain one; CheckpointError where the tensors say other."""
+    scheme = schemes.scheme_of(name)
+    plain = "weight" in tensors and tensors["weight"].dtype in FLOATS
+    packed = sorted(OF_LAYOUTS & tensors.keys())
+    if scheme is None:
+        if packed:
+            raise CheckpointError(
+                f"{shown(name)}.{packed[0]} is there, but quantization_config says that "
+                f"{shown(name)} is not quantized.",
+                ONE_MODEL,
+            )
+        return None
+    if not tensors and name == "lm_head" and spec.tied:
+        return None
+    if plain and place.module.endswith("router"):
+        return None
+    if plain and not packed:
+        raise CheckpointError(
+            f"{shown(name)}.weight is of type {tensors['weight'].dtype}; quantization_config says "
+            f"that it is {scheme.said} of {scheme.bits} bits.",
+            "Add it to the modules that the config leaves out, or quantize it.",
+        )
+    return scheme
+
+
+def make_part(
+    name: str, scheme: Scheme, tensors: dict[str, TensorEntry], files: TensorFiles
+) -> Part:
+    """The matrix of a layer; CheckpointError where tensors are missing or left over."""
+    part = Part(name, scheme, tensors, files.read)
+    layout = layout_of(part)
+    for suffix in layout.needed:
+        if suffix not in tensors:
+            raise CheckpointError(
+                f"{shown(name)}.{suffix} is missing; {scheme.said} needs it.",
+                "Check that all shards are there and belong to this config.json.",
+            )
+    for suffix in sorted(tensors.keys() - {*layout.needed, *layout.optional, "bias"}):
+        raise CheckpointError(
+            f"{shown(name)}.{shown(suffix)} is left over: {scheme.said} has no such tensor.",
+            ONE_MODEL,
+        )
+    return part
+
+
+def with_shift(parts: dict[str, Part], schemes: Schemes) -> dict[str, Part]:
+    """The parts; GPTQ's with what their zeros lack, which is one thing for a checkpoint."""
+    if schemes.method != "gptq" or not parts:
+        return parts
+    shift = gptq.find_shift(list(parts.values()), schemes.version)
+    return {name: replace(part, shift=shift) for name, part in parts.items()}

@@ -1,0 +1,250 @@
+"""From a folder's quantization config to the scheme of each linear layer.
+
+Nothing here reads weights or needs torch.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.core.model_files import read_document
+from headway.core.model_spec.quantized import quantization_config, quantization_method
+from headway.runtime.quantized.scheme import (
+    Match,
+    Scheme,
+    Schemes,
+    boolean,
+    everything,
+    exactly,
+    fitting,
+    head_alone,
+    integer,
+    misstated,
+    strings,
+    table,
+    unread,
+)
+
+INTEGER_BITS = (4, 8)
+FP8_TYPES = ("e4m3", "float8_e4m3fn", "torch.float8_e4m3fn")
+
+
+def read_schemes(model: Path) -> Schemes | None:
+    """The schemes of a folder, None of one in 16 or 32 bits; UnsupportedModelError by name."""
+    config = quantization_config(model, read_document(model, "config.json") or {})
+    method = quantization_method(config)
+    return PARSERS[method](config) if method else None
+
+
+# ── compressed-tensors ──────────────────────────────────────────────────────────────────────
+
+
+def compressed_tensors(config: dict[str, Any]) -> Schemes:
+    """Groups of a scheme and its targets: exact names first, then expressions, then classes."""
+    if table(config, "transform_config").get("config_groups"):
+        unread("compressed-tensors", "with transforms of inputs, which are not read")
+    sparsity = str(table(config, "sparsity_config").get("format") or "dense")
+    if sparsity != "dense":
+        unread("compressed-tensors", f"and pruned as {sparsity}, which is not read")
+    status = str(config.get("quantization_status") or "compressed")
+    if status != "compressed":
+        unread("compressed-tensors", f"with the status {status!r}: its weights are not compressed")
+    whole = str(config.get("format") or "")
+    rules: list[tuple[Match, Scheme | None]] = [
+        (target_match(name, "ignore"), None) for name in strings(config, "ignore")
+    ]
+    targets: dict[str, Scheme] = {}
+    for group, body in table(config, "config_groups").items():
+        if not isinstance(body, dict):
+            raise misstated(f"config_groups.{group}", body, "an object with targets and weights")
+        scheme = compressed_scheme(body, str(body.get("format") or whole))
+        for target in strings(body, "targets"):
+            targets.setdefault(target, scheme)
+    named = [name for name in targets if not name.startswith("re:") and "." in name]
+    expressions = sorted(name for name in targets if name.startswith("re:"))
+    classes = [name for name in targets if name not in {*named, *expressions}]
+    for target in (*named, *expressions, *classes):
+        rules.append((target_match(target, "targets"), targets[target]))
+    return Schemes(method="compressed-tensors", rules=tuple(rules), named=tuple(named))
+
+
+def target_match(target: str, where: str) -> Match:
+    """What a name, an expression or a class stands for; all linear layers are of one class."""
+    if target.startswith("re:"):
+        return fitting(target.removeprefix("re:"), where)
+    if target in ("Linear", "LinearBase"):
+        return everything
+    return exactly(target)
+
+
+def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
+    """The scheme of one group of compressed-tensors."""
+    weights = table(group, "weights")
+    said = f"compressed-tensors {format}"
+    if format not in ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"):
+        unread(said, "which is not read")
+    if not weights:
+        unread(said, "with inputs rounded and weights not, which is not read")
+    if group.get("output_activations") is not None:
+        unread(said, "with rounded outputs, which are not read")
+    bits, kind = integer(weights, "num_bits", 8), str(weights.get("type") or "int")
+    strategy = str(weights.get("strategy") or strategy_of(weights))
+    symmetric = boolean(weights, "symmetric", True)
+    if kind == "float":
+        if bits != 8 or strategy not in ("tensor", "channel", "block") or not symmetric:
+            unread(said, f"floats of {bits} bits by {strategy}, which are not read")
+        block = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or block_of(
+            weights, "block_structure"
+        )
+        return Scheme(layout="float-quantized", said=said, block=block)
+    if bits not in INTEGER_BITS or (bits != 8 and format != "pack-quantized"):
+        unread(said, f"of {bits} bits, which is not read (4 and 8 are)")
+    if strategy not in ("tensor", "channel", "group"):
+        unread(said, f"by {strategy}, which is not read")
+    layout = "pack-quantized" if format == "pack-quantized" else "int-quantized"
+    size = integer(weights, "group_size") if strategy == "group" else 0
+    group_size = checked_group(size, said) if size else 0
+    return Scheme(layout=layout, said=said, bits=bits, group=group_size, symmetric=symmetric)
+
+
+def strategy_of(weights: dict[str, Any]) -> str:
+    """compressed-tensors' own rule where the config does not say it."""
+    size = weights.get("group_size")
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
+def block_of(config: dict[str, Any], key: str) -> tuple[int, int]:
+    """(outputs, inputs) of a scale's block."""
+    value = config.get(key)
+    if isinstance(value, str):
+        value = [int(part) if part.isdecimal() else 0 for part in value.split("x")]
+    positive = isinstance(value, list) and all(
+        isinstance(each, int) and 0 < each <= 1 << 20 for each in value
+    )
+    if not isinstance(value, list) or not positive or len(value) != 2:
+        raise misstated(key, value, "a list of two positive numbers: [128, 128]")
+    return (value[0], value[1])
+
+
+def checked_group(size: int, said: str) -> int:
+    """A group size of a config; 0 for -1, all inputs of an output."""
+    if size == -1:
+        return 0
+    if size <= 0 or size % 32:
+        unread(said, f"in groups of {size}, which are not read (multiples of 32 are, and -1)")
+    return size
+
+
+# ── GPTQ and AWQ ────────────────────────────────────────────────────────────────────────────
+
+
+def gptq(config: dict[str, Any]) -> Schemes:
+    """AutoGPTQ's and GPTQModel's; `dynamic` has schemes for single modules, or none."""
+    version = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
+    if version not in ("gptq", "gptq_v2"):
+        unread(f"GPTQ in the format {version}", "which is not read")
+    if config.get("pack_dtype") not in (None, "int32", "torch.int32"):
+        unread("GPTQ", "packed in other words than int32, which is not read")
+    rules: list[tuple[Match, Scheme | None]] = []
+    for pattern, changes in table(config, "dynamic").items():
+        fits = fitting(pattern.removeprefix("+:").removeprefix("-:"), "dynamic")
+        if pattern.startswith("-:"):
+            rules.append((fits, None))
+        elif isinstance(changes, dict):
+            rules.append((fits, gptq_scheme(config | changes)))
+        else:
+            raise misstated("dynamic", changes, "an object of changes by expression")
+    scheme = gptq_scheme(config)
+    if not boolean(config, "lm_head", False):
+        rules.append((head_alone, None))
+    inside = config.get("modules_in_block_to_quantize")
+    if inside:
+        endings = module_endings(inside)
+        rules.append((lambda module: not module.endswith(endings), None))
+    rules.append((everything, scheme))
+    return Schemes(method="gptq", rules=tuple(rules), version=version)
+
+
+def gptq_scheme(config: dict[str, Any]) -> Scheme:
+    """The scheme of GPTQ's fields."""
+    bits = integer(config, "bits")
+    if bits not in INTEGER_BITS:
+        unread("GPTQ", f"of {bits} bits, which is not read (4 and 8 are)")
+    group = checked_group(integer(config, "group_size", 128), "GPTQ")
+    symmetric = boolean(config, "sym", True)
+    return Scheme(layout="gptq", said="GPTQ", bits=bits, group=group, symmetric=symmetric)
+
+
+def module_endings(inside: object) -> tuple[str, ...]:
+    """`[["self_attn.q_proj"], ["mlp.down_proj"]]` → what quantized modules end with."""
+    lists = inside if isinstance(inside, list) else [None]
+    names = [name for part in lists for name in (part if isinstance(part, list) else [part])]
+    endings = tuple("." + name for name in names if isinstance(name, str))
+    if len(endings) < len(names):
+        raise misstated("modules_in_block_to_quantize", inside, "a list of lists of names")
+    return endings
+
+
+def awq(config: dict[str, Any]) -> Schemes:
+    """AutoAWQ's; GPTQModel writes the same with its own names."""
+    version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
+    if version not in ("gemm", "awq"):
+        unread(f"AWQ in the version {version}", "which is not read (gemm is)")
+    bits = integer(config, "bits", integer(config, "w_bit", 4))
+    if bits != 4:
+        unread("AWQ", f"of {bits} bits, which is not read (4 are)")
+    size = integer(config, "group_size", integer(config, "q_group_size", 128))
+    zeros = boolean(config, "zero_point", True)
+    scheme = Scheme(
+        layout="awq", said="AWQ", bits=4, group=checked_group(size, "AWQ"), symmetric=not zeros
+    )
+    rules: list[tuple[Match, Scheme | None]] = [
+        (holding(name), None) for name in strings(config, "modules_to_not_convert")
+    ]
+    rules += [(head_alone, None), (everything, scheme)]
+    return Schemes(method="awq", rules=tuple(rules))
+
+
+def holding(name: str) -> Match:
+    """Modules that have `name` somewhere in theirs, as AutoAWQ excludes them."""
+    return lambda module: name in module
+
+
+# ── FP8 ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def fp8(config: dict[str, Any]) -> Schemes:
+    """DeepSeek's and Qwen's blocks, AutoFP8's scale for a matrix, FBGEMM's for each output."""
+    kind = str(config.get("fmt") or "e4m3").lower()
+    if kind not in FP8_TYPES:
+        unread(f"FP8 {kind}", "which is not read (e4m3 is)")
+    if str(config.get("scale_fmt") or "float") not in ("float", "ue8m0"):
+        unread("FP8", f"with scales as {config['scale_fmt']}, which are not read")
+    if str(config.get("expert_dtype") or "fp8") != "fp8":
+        unread("FP8", f"with experts as {config['expert_dtype']}, which are not read")
+    blocks = config.get("weight_block_size") is not None
+    block = block_of(config, "weight_block_size") if blocks else (0, 0)
+    if config.get("quant_method") == "fbgemm_fp8":
+        block = (1, 0)
+    scheme = Scheme(layout="fp8", said="FP8", block=block)
+    left = strings(config, "modules_to_not_convert") or strings(config, "ignored_layers")
+    rules: list[tuple[Match, Scheme | None]] = [(left_out(name), None) for name in left]
+    rules += [(head_alone, None), (everything, scheme)]
+    return Schemes(method="fp8", rules=tuple(rules))
+
+
+def left_out(name: str) -> Match:
+    """Modules that are `name`, lie in it, or end with it: transformers' rule without expressions.
+
+    "model.layers.1" leaves out model.layers.1.mlp, not model.layers.11.mlp.
+    """
+    return lambda module: module.endswith(name) or (module + ".").startswith(name + ".")
+
+
+PARSERS: dict[str, Callable[[dict[str, Any]], Schemes]] = {
+    "compressed-tensors": compressed_tensors,
+    "gptq": gptq,
+    "awq": awq,
+    "fp8": fp8,
+}
+"""Method → what reads its config."""

@@ -1,0 +1,217 @@
+"""A matrix of a checkpoint as its file holds it, and what all layouts share.
+
+O outputs, H inputs, G groups of inputs that share a scale.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import CheckpointError
+from headway.core.formats import Format, Kind
+from headway.runtime.checkpoint_files import TensorEntry, shown
+from headway.runtime.quantized.scheme import Scheme
+from headway.runtime.rounding import RoundedWeight
+
+KERNEL_GROUPS = {"int4": (128, 64, 32), "int8": (128, 64, 32, 16)}
+"""Kind → the groups that kernels read, the best first; a larger one repeats its scales."""
+MOST_ZEROS = 4096
+"""Groups with a scale of 0 that are looked at, of one matrix; a padded vocabulary has many."""
+AGAIN = "Quantize the model again, or copy the file again."
+SAME_MODEL = "Check bits and group size in quantization_config, and that all is of one model."
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A matrix of a checkpoint: `tensors` by their last name (`qweight`), `read` for any of them.
+
+    `shift` is what GPTQ's stored zeros lack.
+    """
+
+    name: str
+    scheme: Scheme
+    tensors: dict[str, TensorEntry]
+    read: Callable[[str], Tensor]
+    shift: int = 0
+
+    def tensor(self, suffix: str) -> Tensor:
+        """The tensor whose name ends so."""
+        return self.read(f"{self.name}.{suffix}")
+
+    def fail(self, suffix: str, what: str, fix: str = AGAIN) -> NoReturn:
+        """Raise the error that names one of the tensors."""
+        raise CheckpointError(f"{shown(self.name)}.{suffix} {what}.", fix)
+
+    def expect(self, suffix: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> None:
+        """CheckpointError unless the tensor has one of these types and shapes."""
+        entry, said = self.tensors[suffix], self.scheme.said
+        if entry.dtype not in dtypes:
+            self.fail(
+                suffix, f"is of type {entry.dtype}; {said} has {' or '.join(dtypes)}", SAME_MODEL
+            )
+        if entry.shape not in shapes:
+            implied = " or ".join(str(list(shape)) for shape in shapes)
+            shape = list(entry.shape)
+            self.fail(suffix, f"has shape {shape}; {said} implies {implied}", SAME_MODEL)
+
+    def expect_scales(
+        self, suffix: str, dtypes: tuple[str, ...], outputs: int, groups: int
+    ) -> None:
+        """The same for (outputs, groups); one for each output, or one in all, may be flat."""
+        flat: list[tuple[int, ...]] = [(outputs,), (1,), (1, 1), ()] if groups == 1 else []
+        self.expect(suffix, dtypes, (outputs, groups), *flat)
+
+    def expect_matrix(self, suffix: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+        """The shape of a tensor that has two dims and numbers; CheckpointError otherwise."""
+        shape = self.tensors[suffix].shape
+        if len(shape) != 2 or not all(shape):
+            self.fail(suffix, f"has shape {list(shape)}, which is no matrix", SAME_MODEL)
+        self.expect(suffix, dtypes, shape)
+        return shape[0], shape[1]
+
+
+class Numbers(NamedTuple):
+    """All of a matrix but its levels, as `RoundedWeight` has them."""
+
+    kind: Kind
+    shape: tuple[int, int]
+    group: int
+    scales_OG: Tensor
+    offsets_OG: Tensor | None = None
+    order_H: Tensor | None = None
+
+    def weight(self, levels_OH: Tensor) -> RoundedWeight:
+        """The matrix with these levels."""
+        scales, offsets = self.scales_OG, self.offsets_OG
+        return RoundedWeight(levels_OH, scales, self.group, offsets, self.order_H, self.kind)
+
+    @property
+    def format(self) -> Format:
+        """The narrowest that holds it exactly."""
+        dtype = torch.float8_e4m3fn if self.kind == "fp8" else torch.int8
+        return self.weight(torch.empty(1, 1, dtype=dtype).expand(*self.shape)).format
+
+
+class Layout(NamedTuple):
+    """How tensors make a matrix: the names of those it has, and of those it may have."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    numbers: Callable[[Part], Numbers]
+    """Reads and checks all but the levels."""
+    levels: Callable[[Part], Tensor]
+    """The levels (O, H), inputs in the model's order."""
+    scale: str
+    """The tensor with the scales, for errors."""
+
+    def weight(self, part: Part) -> RoundedWeight:
+        """The matrix; CheckpointError names the tensor whose numbers cannot be."""
+        numbers = self.numbers(part)
+        levels = self.levels(part)
+        if numbers.order_H is not None:
+            levels = levels[:, numbers.order_H]
+        weight = numbers.weight(levels.contiguous())
+        check_zero_scales(part, self.scale, weight)
+        return weight
+
+
+def group_size(part: Part, inputs: int) -> int:
+    """The inputs of a group, all of them for 0; CheckpointError where it does not divide them."""
+    group = part.scheme.group
+    if group and inputs % group:
+        raise CheckpointError(
+            f"{shown(part.name)} has {inputs} inputs, which groups of {group} do not divide.",
+            "Check the group size in quantization_config.",
+        )
+    return group or inputs
+
+
+def kernel_group(kind: Kind, group: int, inputs: int) -> int:
+    """The group of a kernel whose scales, repeated, are those of groups of `group` inputs.
+
+    int4: 256 → 128, 96 → 32; all of 896 or 100 inputs → 128, the last one shorter. int8: all → 0.
+    """
+    if group >= inputs:
+        return 0 if kind == "int8" else KERNEL_GROUPS[kind][0]
+    return next(size for size in KERNEL_GROUPS[kind] if group % size == 0)
+
+
+def by_group(numbers_OG: Tensor, group: int, size: int, inputs: int) -> Tensor:
+    """Numbers of groups of `group` inputs as those of groups of `size`, contiguous."""
+    groups = -(-inputs // size) if size else 1
+    times = groups if group >= inputs else group // size
+    return numbers_OG.repeat_interleave(times, 1).contiguous()
+
+
+def scales_of(part: Part, suffix: str, *, signed: bool = False) -> Tensor:
+    """The scales in fp32; CheckpointError for NaN, infinity, or a negative one without a sign."""
+    scales = part.tensor(suffix).float()
+    if not bool(torch.isfinite(scales).all()):
+        part.fail(suffix, "holds a scale that is NaN or infinite")
+    if not signed and bool((scales < 0).any()):
+        part.fail(suffix, f"holds a negative scale, which {part.scheme.said} does not have")
+    return scales
+
+
+def check_zero_scales(part: Part, suffix: str, weight: RoundedWeight) -> None:
+    """CheckpointError where a scale is 0 and the levels of its group are not all alike.
+
+    Such weights have been lost: a scale below what fp16 holds, or a part of a file left empty.
+    """
+    rows, groups = (weight.scales_OG == 0).nonzero()[:MOST_ZEROS].T
+    size = weight.group or weight.levels_OH.shape[1]
+    for row, group in zip(rows.tolist(), groups.tolist(), strict=True):
+        levels = weight.levels_OH[row, group * size : (group + 1) * size].float()
+        if bool(levels.min() != levels.max()):
+            part.fail(
+                suffix,
+                f"holds a scale of 0 for weights that are not (output {row}, group {group})",
+                "Quantize the model again with wider scales, or copy the file again.",
+            )
+
+
+def order_of(part: Part, suffix: str, inputs: int, group: int) -> Tensor | None:
+    """The inputs in the order of their groups; None where that is the model's.
+
+    Groups of 2: [1 0 0 1] → [1 2 0 3]. CheckpointError unless every group has its number of inputs.
+    """
+    part.expect(suffix, ("I32", "I64"), (inputs,))
+    index = part.tensor(suffix).long()
+    if bool((index == -1).all()):  # compressed-tensors' sign for none
+        return None
+    groups = -(-inputs // group)
+    if groups > 1 and not bool(index.any()):
+        part.fail(
+            suffix,
+            f"holds zeros alone, and there are {groups} groups: its writer never filled it",
+            "Quantize the model again, with desc_act false or a newer version of the writer.",
+        )
+    if int(index.min()) < 0 or int(index.max()) >= groups:
+        part.fail(suffix, f"names groups beyond the {groups} that there are")
+    if bool((index.bincount(minlength=groups)[:-1] != group).any()):
+        part.fail(suffix, f"does not give {group} inputs to every group")
+    order = index.argsort(stable=True)
+    return None if bool((order == torch.arange(inputs)).all()) else order
+
+
+def codes_along_inputs(words: Tensor, bits: int) -> Tensor:
+    """int32 words (O, W), lowest bits first, → codes (O, W · 32 / bits) as bytes."""
+    numbers = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return numbers
+    return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+
+
+def words_for(count: int, bits: int) -> int:
+    """int32 words that hold so many codes."""
+    return -(-count * bits // 32)
+
+
+def widened(formats: list[Format]) -> Format:
+    """The narrowest format that holds the matrices of all these, of one kind and group."""
+    offsets = max((format.offsets for format in formats), key=("none", "zeros", "any").index)
+    wide = any(format.fp32_scales for format in formats)
+    return replace(formats[0], fp32_scales=wide, offsets=offsets)

@@ -1,0 +1,173 @@
+"""How a checkpoint stores its linear layers, as its config says it: rules from names to schemes.
+
+Nothing here reads weights or needs torch.
+"""
+
+import re
+import re._constants as opcode  # type: ignore[import-not-found]
+import re._parser as parser  # type: ignore[import-not-found]
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from headway.core.errors import CheckpointError, UnsupportedModelError
+from headway.runtime.checkpoint_files import shown
+
+LONGEST_PATTERN, MOST_REPEATS = 500, 5
+"""Chosen: names have at most 80 characters, and each unbounded repeat may try all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How one linear layer is stored: `layout` names its reader, `said` is for errors.
+
+    `group` inputs share a scale; 0: all inputs of an output. `block` (outputs, inputs) is that of
+    FP8 scales; (0, 0): all outputs and inputs, (1, 0): a scale for each output.
+    """
+
+    layout: str
+    said: str
+    bits: int = 8
+    group: int = 0
+    symmetric: bool = True
+    block: tuple[int, int] = (0, 0)
+
+
+REPEATS = (opcode.MAX_REPEAT, opcode.MIN_REPEAT, opcode.POSSESSIVE_REPEAT)
+Match = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schemes:
+    """The rules of one checkpoint, in order; None is a layer in the type of the model.
+
+    `named` are modules that a rule names exactly. `version` is GPTQ's checkpoint format.
+    """
+
+    method: str
+    rules: tuple[tuple[Match, Scheme | None], ...]
+    named: tuple[str, ...] = ()
+    version: str = ""
+
+    def scheme_of(self, module: str) -> Scheme | None:
+        """The first rule that fits a linear layer: `model.layers.0.mlp.down_proj`."""
+        for fits, scheme in self.rules:
+            if fits(module):
+                return scheme
+        return None
+
+
+def everything(module: str) -> bool:
+    """The rule for all that are left."""
+    return True
+
+
+def head_alone(module: str) -> bool:
+    """The output matrix, which most methods leave in the type of the model."""
+    return module == "lm_head"
+
+
+def exactly(name: str) -> Match:
+    """One module."""
+    return lambda module: module == name
+
+
+def fitting(pattern: str, where: str, *, anywhere: bool = False) -> Match:
+    """Modules whose names begin with (or hold, anywhere) what a regular expression describes."""
+    compiled = compile_pattern(pattern, where)
+    find = compiled.search if anywhere else compiled.match
+    return lambda module: find(module) is not None
+
+
+def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
+    """A regular expression of a config; CheckpointError for one that could take for ever.
+
+    (a+)+ is refused, and so are more than MOST_REPEATS repeats.
+    """
+    try:
+        if len(pattern) <= LONGEST_PATTERN and unbounded(parser.parse(pattern)) <= MOST_REPEATS:
+            return re.compile(pattern)
+        fault = "is too complex"
+    except (re.error, RecursionError, OverflowError, ValueError):
+        fault = "is not a regular expression"
+    raise CheckpointError(
+        f"config.json: {where} has {shown(pattern)[:80]!r}, which {fault}.",
+        "Write the names of the modules, or a shorter expression.",
+    )
+
+
+def unbounded(pattern: Any, inside: bool = False) -> int:
+    """Repeats of a parsed pattern that may have several lengths; too many for one inside another.
+
+    A choice inside a repeat counts as one too: (a|aa)* tries as many ways as (a+)+.
+    """
+    count = 0
+    for operation, argument in pattern:
+        if operation in REPEATS:
+            least, most, body = argument
+            count += least != most and most > 1
+            if inside and least != most:
+                return MOST_REPEATS + 1
+            count += unbounded(body, inside or most > 1)
+        elif operation is opcode.BRANCH:
+            if inside:
+                return MOST_REPEATS + 1
+            count += sum(unbounded(branch) for branch in argument[1])
+        elif isinstance(argument, tuple):
+            parts = [part for part in argument if isinstance(part, parser.SubPattern)]
+            count += sum(unbounded(part, inside) for part in parts)
+    return count
+
+
+def unread(said: str, what: str) -> NoReturn:
+    """Raise the error for a variant that is not read."""
+    raise UnsupportedModelError(
+        f"The checkpoint is quantized with {shown(said)}, {what}.",
+        "docs/checkpoints.md lists what is read; or give the unquantized folder.",
+    )
+
+
+def misstated(key: str, value: object, expected: str) -> CheckpointError:
+    """The error for a key of the quantization config whose value cannot be."""
+    return CheckpointError(
+        f"config.json: quantization_config.{shown(key)} is {shown(value)[:60]}.",
+        f"It must be {expected}.",
+    )
+
+
+def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    """A whole number of the config; CheckpointError for anything else."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 20:
+        raise misstated(key, value, "a whole number")
+    return value
+
+
+def boolean(config: dict[str, Any], key: str, default: bool) -> bool:
+    """A flag of the config; null is the default."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise misstated(key, value, "true or false")
+    return value
+
+
+def strings(config: dict[str, Any], key: str) -> list[str]:
+    """A list of strings of the config; null and a missing one are empty."""
+    value = config.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise misstated(key, value, "a list of names")
+    return value
+
+
+def table(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """An object of the config; null and a missing one are empty."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise misstated(key, value, "an object")
+    return value

@@ -1,0 +1,56 @@
+"""The tensors of safetensors files, read when they are asked for, as views of memory maps."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from headway.core.errors import CheckpointError
+from headway.runtime.checkpoint_files import TensorEntry, read_entries, shown
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Errors of the file system or the format inside are CheckpointErrors."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path.name} cannot be read: {shown(error)}.", "Copy the file again."
+        ) from error
+
+
+class TensorFiles:
+    """The tensors of several files by name; a context manager that closes what was opened."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.entries: dict[str, TensorEntry] = {}
+        for path in files:
+            for name, entry in read_entries(path).items():
+                if name in self.entries:
+                    raise CheckpointError(
+                        f"{shown(name)} is in {self.entries[name].path.name} and in {path.name}.",
+                        "Remove the files that are of another model.",
+                    )
+                self.entries[name] = entry
+        self._open: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "TensorFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._stack.close()
+
+    def read(self, name: str) -> Tensor:
+        """One tensor; its file stays open until the end."""
+        path = self.entries[name].path
+        with readable(path):
+            if path not in self._open:
+                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+            tensor: Tensor = self._open[path].get_tensor(name)
+            return tensor
