@@ -47,6 +47,24 @@ async def test_without_traffic_it_says_what_to_try(slow: LiveServer, visit: Open
     assert f"headway bench {slow.url}" in await one.text("#try")
 
 
+async def test_of_several_engines_it_says_how_many_are_ready(
+    slow: LiveServer, visit: OpenPage
+) -> None:
+    async def three(page: Any) -> None:
+        async def change(route: Any) -> None:
+            answer = await route.fetch()
+            stats = await answer.json()
+            [engine] = stats["engines"]
+            stats["engines"] = [engine, {**engine, "engine": 1, "ready": False}, engine]
+            await route.fulfill(response=answer, json=stats)
+
+        await keyed(page)
+        await page.route("**/stats*", change)
+
+    one = await visit(slow.url, prepare=three)
+    await one.wait_text("#status-text", "^ready, 2 of 3 engines$")
+
+
 STATUSES = {
     "loading 43%": "being loaded",
     "restarting": "being started again",

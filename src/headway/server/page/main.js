@@ -36,6 +36,12 @@ const LOADING = [
 /** How long the script of each tick took, in ms: what the tests look at. */
 export const ticks = [];
 
+/** ", 3 of 4 engines" where there are several. */
+function ofEngines(engines) {
+  if (engines.length < 2) return "";
+  return `, ${engines.filter((each) => each.ready).length} of ${engines.length} engines`;
+}
+
 class Page {
   constructor() {
     this.models = [];
@@ -134,7 +140,7 @@ class Page {
     this.snapshot = snapshot;
     byId("figures").classList.remove("stale");
     const [state, words] = STATES[snapshot.status] ?? LOADING;
-    this.status(state, snapshot.status);
+    this.status(state, snapshot.status + ofEngines(snapshot.engines));
     this.banner(state, words);
     show(byId("forget-key"), Boolean(key.get()));
     const beganMs = performance.now();
