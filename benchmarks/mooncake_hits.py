@@ -40,8 +40,8 @@ def prompt_of(row: Row) -> list[int]:
     return tokens
 
 
-def engine_hits(rows: list[Row], capacity: int, policy: str, at_once: int) -> float:
-    """Share of prompt tokens that the real cache of `capacity` blocks finds."""
+def engine_of(capacity: int, policy: str, at_once: int) -> Engine:
+    """A real engine with a cache of `capacity` blocks, over a runtime that computes nothing."""
     settings = Settings(
         device="null",
         dtype="bfloat16",
@@ -60,7 +60,12 @@ def engine_hits(rows: list[Row], capacity: int, policy: str, at_once: int) -> fl
         seed=0,
         scheduler=SchedulerConfig(policy="fcfs"),
     )
-    engine = Engine(NullExecutor(), settings, vocab_size=2**31 - 1, eos_token_ids=())
+    return Engine(NullExecutor(), settings, vocab_size=2**31 - 1, eos_token_ids=())
+
+
+def engine_hits(rows: list[Row], capacity: int, policy: str, at_once: int) -> float:
+    """Share of prompt tokens that the real cache of `capacity` blocks finds."""
+    engine = engine_of(capacity, policy, at_once)
     queried = cached = 0
     waiting = list(enumerate(rows))[::-1]
     while waiting or engine.has_work:
