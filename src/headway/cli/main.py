@@ -26,6 +26,7 @@ from headway.core.options import (
     LaunchOptions,
     LogOptions,
     PlaceOptions,
+    PlanOptions,
     PullOptions,
     QuantizeOptions,
     SamplingOptions,
@@ -135,6 +136,12 @@ VERBS = {
         help="The report that bench would write of a server, without one: policy, cache, queue.",
         tables=(SimulateOptions, BenchOptions, EngineOptions),
         function="headway.cli.simulate:simulate",
+    ),
+    "plan": Verb(
+        usage="plan [FOLDER]",
+        help="Which machines hold a traffic, how many, at what cost; what breaks first.",
+        tables=(PlanOptions, BenchOptions, EngineOptions),
+        function="headway.cli.plan:plan",
     ),
     "eval": Verb(
         usage="eval [MODEL | URL]",

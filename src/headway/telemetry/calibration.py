@@ -95,7 +95,15 @@ class Calibration(msgspec.Struct, kw_only=True):
 
 def fingerprint(spec: ModelSpec) -> str:
     """What a step's cost depends on of a model: its dimensions, not its weights."""
-    return hashlib.blake2b(repr(spec).encode(), digest_size=8).hexdigest()
+    sizes = [
+        *(spec.architecture, spec.vocab_size, spec.hidden_size, spec.intermediate_size),
+        *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.tied, spec.num_sparse),
+        [(len(group.layers), group.window) for group in spec.kv_groups],
+    ]
+    if spec.experts is not None:
+        experts = spec.experts
+        sizes += [experts.count, experts.active, experts.intermediate_size]
+    return hashlib.blake2b(repr(sizes).encode(), digest_size=8).hexdigest()
 
 
 def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration | None:

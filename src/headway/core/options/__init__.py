@@ -14,6 +14,7 @@ from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
+from headway.core.options.plan import PlanOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.simulate import SimulateOptions
@@ -40,6 +41,7 @@ __all__ = [
     "KeyOptions",
     "PlaceOptions",
     "LaunchOptions",
+    "PlanOptions",
     "PullOptions",
     "QuantizeOptions",
     "SamplingOptions",

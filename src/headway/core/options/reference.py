@@ -20,6 +20,7 @@ from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
+from headway.core.options.plan import PlanOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import format_value
 from headway.core.options.simulate import SimulateOptions
@@ -106,6 +107,7 @@ TITLES: dict[type, str] = {
     PlaceOptions: "Which model goes on which machine (`place`)",
     BenchOptions: "Load generator (`bench`)",
     SimulateOptions: "Simulation (`headway simulate`), beside those of bench and the engine",
+    PlanOptions: "Planner (`headway plan`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",

@@ -1,0 +1,176 @@
+"""The planner's answer: a row a machine, the sentence why, and a file."""
+
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from headway.advise.plan.capacity import Row, Wanted, size
+from headway.advise.plan.demand import Demand, demand_of
+from headway.advise.plan.machines import PRICES_READ, Refused, candidates
+from headway.advise.simulate.run import NOWHERE
+from headway.advise.simulate.truth import ROOFLINE
+from headway.bench.run import prepare
+from headway.core.errors import UsageError
+from headway.core.model_spec import read_model_spec
+from headway.core.options import BenchOptions, EngineOptions
+from headway.core.options.plan import PlanOptions
+from headway.core.service import service_classes
+
+LIMIT = 4
+"""The max_tokens that clients are taken to send, as a multiple of the p99 of answers."""
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """All of it; `headway` says who planned."""
+
+    format: str = "headway-plan"
+    version: int = 1
+    headway: str
+    model: str
+    mean_rate: float
+    peak_rate: float
+    attainment: float
+    assumed: list[str]
+    rows: list[Row]
+    refused: list[str]
+    best: str
+
+
+def plan(
+    folder: Path, options: PlanOptions, load: BenchOptions, engine: EngineOptions, version: str
+) -> Answer:
+    """Size every machine for the demand; raises HeadwayError before anything is simulated."""
+    if not (load.slo or load.classes):
+        raise UsageError("plan needs objectives.", "Add --slo ttft=1s,tpot=50ms.")
+    if load.attainment >= 1:
+        raise UsageError(
+            "--attainment 1 allows no miss: no number of servers promises that.", "Write 0.99."
+        )
+    bench = prepare(NOWHERE, load)
+    spec = read_model_spec(folder)
+    context = engine.max_model_len or spec.max_len
+    demand = demand_of(bench, options, context)
+    longest = min(demand.prompt_p99 + demand.answer_p99, context)
+    found, refused = candidates(folder, options, engine, longest)
+    wanted = Wanted(
+        bench=bench,
+        classes=service_classes(load.slo),
+        attainment=load.attainment,
+        answer_limit=options.answer_limit or LIMIT * demand.answer_p99,
+        survive=options.survive,
+    )
+    rows = [size(candidate, demand, wanted) for candidate in found]
+    return Answer(
+        headway=version,
+        model=folder.name,
+        mean_rate=demand.mean_rate,
+        peak_rate=demand.peak_rate,
+        attainment=load.attainment,
+        assumed=[*demand.assumed, limit_said(wanted)],
+        rows=rows,
+        refused=[told(each) for each in refused],
+        best=best(rows, demand, load.attainment),
+    )
+
+
+def limit_said(wanted: Wanted) -> str:
+    return (
+        f"clients send max_tokens {wanted.answer_limit:,}; the engine learns no more of a length, "
+        "and they try twice more after a 503"
+    )
+
+
+def told(refused: Refused) -> str:
+    return f"{refused.name}: {refused.why}"
+
+
+def best(rows: list[Row], demand: Demand, attainment: float) -> str:
+    """The answer in a sentence."""
+    can = [row for row in rows if row.servers is not None]
+    if not can:
+        whys = [f"{row.machine}: {row.hopeless}" for row in rows if row.hopeless]
+        return "None of these machines can. " + "; ".join(whys)
+    priced = [row for row in can if row.usd_per_hour is not None]
+    chosen = min(priced or can, key=lambda r: (r.usd_per_hour or 0.0, r.servers or 0))
+    low, high = chosen.servers_range
+    cost = "" if chosen.usd_per_hour is None else f" for ${chosen.usd_per_hour:.2f} an hour"
+    between = f" ({low} to {high} at the ends of what is believed)" if low != high else ""
+    return (
+        f"{chosen.servers} x {chosen.machine}{degrees(chosen)}{between} keep {attainment:.0%} of "
+        f"{demand.peak_rate:.3g} requests/s at the peak in their objectives{cost}, "
+        f"{chosen.label}; first to give way: {chosen.breaks_first}"
+    )
+
+
+def degrees(row: Row) -> str:
+    """`, 2 devices each` where a server has several."""
+    parts = [f"tensor parallel {row.tensor}"] if row.tensor > 1 else []
+    parts += [f"pipeline of {row.pipeline}"] if row.pipeline > 1 else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def show(answer: Answer, console: Console) -> None:
+    """Print all of it."""
+    console.print(f"[bold]{answer.best}[/]", highlight=False)
+    console.print(
+        f"{answer.model}: {answer.mean_rate:.3g} requests/s in the mean, {answer.peak_rate:.3g} at "
+        "the peak",
+        highlight=False,
+    )
+    console.print(table(answer))
+    for row in answer.rows:
+        if row.hopeless:
+            console.print(f"{row.machine}, {row.weights}: {row.hopeless}", highlight=False)
+        for note in row.notes:
+            console.print(f"{row.machine}: {note}", highlight=False)
+    for line in answer.refused:
+        console.print(f"cannot: {line}", highlight=False)
+    for line in answer.assumed:
+        console.print(f"[dim]assumed: {line}[/]", highlight=False)
+    if any(row.usd_per_hour for row in answer.rows):
+        said = f"prices of the table as read {PRICES_READ}; energy is TDP x busy share, at most"
+        console.print(f"[dim]{said}[/]", highlight=False)
+
+
+def table(answer: Answer) -> Table:
+    """One row a machine."""
+    shown = Table()
+    for name in (
+        *("machine", "weights", "figures are", "KV tokens", "p95 prompt", "token alone"),
+        *("requests/s a server", "servers", "in SLO", "$/h", "$/M tokens", "J/token", "kWh/year"),
+    ):
+        shown.add_column(name, justify="left" if name in ("machine", "weights") else "right")
+    for row in answer.rows:
+        shown.add_row(*cells(row))
+    return shown
+
+
+def cells(row: Row) -> list[str]:
+    low, middle, high = row.rate
+    rate = f"{low:.3g} to {high:.3g}" if row.label == ROOFLINE else f"{middle:.3g}"
+    if row.label != ROOFLINE and middle:
+        rate += f" ({low:.3g} to {high:.3g})"
+    servers = "none" if row.servers is None else str(row.servers)
+    if row.servers is not None and row.servers_range[0] != row.servers_range[1]:
+        servers += f" ({row.servers_range[0]} to {row.servers_range[1]})"
+    share = "" if row.attainment is None else f"{row.attainment[0]:.0%} to {row.attainment[1]:.0%}"
+    about = "about " if row.label == ROOFLINE else ""
+    return [
+        row.machine + degrees(row),
+        row.weights,
+        row.label,
+        f"{row.kv_tokens:,}",
+        f"{about}{row.prompt_s:.3g} s",
+        f"{about}{1e3 * row.tpot_s:.3g} ms",
+        rate,
+        servers,
+        share,
+        *(figure(v) for v in (row.usd_per_hour, row.usd_per_million_tokens)),
+        *(figure(v) for v in (row.joules_per_token, row.kwh_per_year)),
+    ]
+
+
+def figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

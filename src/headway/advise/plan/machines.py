@@ -1,0 +1,233 @@
+"""Machines that could serve: this one, one that was calibrated, or a row of a datasheet.
+
+The table is the project's own: dense figures of makers, memory in GB and bandwidth in GB/s as
+printed, prices of an hour as read on their date. Sources: ai-dynamo/aiconfigurator at 095f58a
+(systems/*.yaml, for all but the L40S's), NVIDIA's datasheet of the L40S; prices: RunPod secure
+cloud and others as collected by datareceipts/data-receipts (read 2026-11-09), Lambda and Akash
+(2026-09-20). `FILE.csv:NAME` takes a row of another sheet (`advise.accelerators`).
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headway.advise.accelerators import Sheet, read_sheets
+from headway.advise.simulate.machine import Machinery, by_roofline, machinery
+from headway.core.errors import CapacityError, HeadwayError, UsageError
+from headway.core.machine import Accelerator, probe_machine
+from headway.core.model_spec import ModelSpec, read_model_spec
+from headway.core.options import EngineOptions
+from headway.core.options.plan import PlanOptions
+from headway.core.options.simulate import SimulateOptions
+from headway.core.plan import Ceilings, Description
+from headway.core.resolve import Settings, resolve
+
+PRICES_READ = "2026-11-09"
+COLUMNS = ("name", "memory", "bandwidth", "bf16 TFLOP/s", "W", "USD/h")
+TABLE: tuple[tuple[str, float, float, float, float | None, float | None], ...] = (
+    ("A100-SXM4-80GB", 80, 2039, 312, 400, 1.79),
+    ("A100-PCIe-80GB", 80, 1935, 312, 300, 1.79),
+    ("H100-SXM5-80GB", 80, 3350, 989.4, 700, 3.99),
+    ("H100-PCIe-80GB", 80, 2000, 756.5, 350, 2.89),
+    ("H200-SXM-141GB", 141, 4800, 989.4, 700, 4.59),
+    ("B200-SXM-180GB", 180, 7700, 2250, 1000, 6.69),
+    ("L4", 24, 300, 121, 72, None),
+    ("L40S", 48, 864, 362.05, 350, 0.94),
+)
+DEGREES = (1, 2, 4, 8)
+STAGES = (1, 2, 4)
+LINK_BYTES_PER_S = 300e9
+"""Between devices of a server, each way: NVLink of four generations has 300 to 900."""
+REDUCE_S = 1e-5
+"""One sum over devices, however small."""
+HOP_S = 2e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to serve: a machine, how many devices of it a server has, and the weights' format."""
+
+    name: str
+    weights: str
+    machinery: Machinery
+    tensor: int = 1
+    pipeline: int = 1
+    usd_per_hour: float | None = None
+    watts: float | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A machine that cannot serve, and why."""
+
+    name: str
+    why: str
+
+
+def candidates(
+    folder: Path, options: PlanOptions, engine: EngineOptions, longest: int
+) -> tuple[list[Candidate], list[Refused]]:
+    """Every machine that the options name, in every format; `longest` request must fit."""
+    prices = read_prices(options.price)
+    found: list[Candidate] = []
+    refused: list[Refused] = []
+    spec = read_model_spec(folder)
+    for name in options.machines:
+        for weights in options.formats:
+            wanted = replace(engine, quantization=weights)
+            try:
+                made = candidate(folder, spec, name, options, wanted, longest, prices)
+            except HeadwayError as error:
+                if isinstance(error, UsageError) and name not in known(options.machines):
+                    raise
+                refused.append(Refused(name=f"{name}, {weights}", why=error.cause))
+            else:
+                found.append(made)
+    return found, refused
+
+
+def known(machines: list[str]) -> set[str]:
+    """Those of these names that are machines, whatever else may be wrong with them."""
+    rows = {row[0] for row in TABLE}
+    return {m for m in machines if m == "here" or m in rows or m.endswith(".json") or ".csv:" in m}
+
+
+def read_prices(texts: list[str]) -> dict[str, float]:
+    """NAME=USD an hour."""
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            price = float(value)
+        except ValueError:
+            price = -1.0
+        if not name or not 0 <= price < 1e6:
+            raise UsageError(f"--price: {text!r} is no price.", "Write H100-SXM5-80GB=3.2.")
+        found[name] = price
+    return found
+
+
+def candidate(
+    folder: Path,
+    spec: ModelSpec,
+    name: str,
+    options: PlanOptions,
+    engine: EngineOptions,
+    longest: int,
+    prices: dict[str, float],
+) -> Candidate:
+    """The machine of this name in one format; raises HeadwayError where it cannot serve."""
+    if name == "here" or name.endswith(".json"):
+        path = options.calibration if name == "here" else name
+        simulated = SimulateOptions(calibration=path, transfer=engine.quantization != "none")
+        found = machinery(folder, simulated, engine)
+        if found.settings.max_model_len < longest:
+            raise UsageError(
+                f"A request of {longest:,} tokens does not fit: {found.settings.max_model_len:,} "
+                "do."
+            )
+        return Candidate(
+            name=name,
+            weights=engine.quantization,
+            machinery=found,
+            usd_per_hour=prices.get(name),
+        )
+    sheet, watts = sheet_named(name)
+    for stages in STAGES:
+        for degree in DEGREES if stages == 1 else DEGREES[-1:]:
+            settings = fitting(spec, engine, sheet, degree * stages)
+            if settings is not None and settings.max_model_len >= longest:
+                made = on_datasheet(folder, spec, settings, sheet, degree, stages)
+                price = prices.get(name, sheet.usd_per_hour)
+                return Candidate(
+                    name=sheet.name,
+                    weights=engine.quantization,
+                    machinery=made,
+                    tensor=degree,
+                    pipeline=stages,
+                    usd_per_hour=None if price is None else price * degree * stages,
+                    watts=None if watts is None else watts * degree * stages,
+                )
+    most = DEGREES[-1] * STAGES[-1]
+    raise UsageError(f"{sheet.name}: not even {most} of them hold the weights and one request.")
+
+
+def sheet_named(name: str) -> tuple[Sheet, float | None]:
+    """The datasheet's row, and its watts where they are known; UsageError without bandwidth."""
+    path, _, row_name = name.rpartition(":")
+    if path:
+        sheets = {sheet.name: sheet for sheet in read_sheets(path)}
+        if row_name not in sheets:
+            raise UsageError(f"{path} has no {row_name!r}.", f"It has {', '.join(sheets)}.")
+        sheet, watts = sheets[row_name], None
+    else:
+        row = next((row for row in TABLE if row[0] == name), None)
+        if row is None:
+            rows = ", ".join(row[0] for row in TABLE)
+            raise UsageError(
+                f"--machines: there is no machine {name!r}.",
+                f"There are here, {rows}, calibrations as FILE.json, rows as FILE.csv:NAME.",
+            )
+        sheet = Sheet(
+            name=row[0],
+            memory_gb=row[1],
+            bandwidth_gb_per_s=row[2],
+            bf16_tflops=row[3],
+            fp8_tflops=None,
+            int8_tops=None,
+            usd_per_hour=row[5],
+        )
+        watts = row[4]
+    if not sheet.bandwidth_gb_per_s or not sheet.bf16_tflops or not sheet.memory_gb:
+        raise UsageError(
+            f"{sheet.name}: its memory, bandwidth or bf16 TFLOP/s are not known.",
+            "Add them to the sheet.",
+        )
+    return sheet, watts
+
+
+def fitting(spec: ModelSpec, engine: EngineOptions, sheet: Sheet, devices: int) -> Settings | None:
+    """The settings with the memory of so many devices; None where the weights do not fit."""
+    assert sheet.memory_gb is not None
+    memory = int(sheet.memory_gb * 1e9 * devices)
+    accelerator = Accelerator(name=sheet.name, total_bytes=memory, free_bytes=memory)
+    machine = probe_machine(accelerator)
+    options = replace(engine, device="cuda", attention_backend="auto", kernels="auto")
+    try:
+        return resolve(options, machine, spec)[0]
+    except CapacityError:
+        return None
+
+
+def on_datasheet(
+    folder: Path, spec: ModelSpec, settings: Settings, sheet: Sheet, degree: int, stages: int
+) -> Machinery:
+    """A machine by its datasheet. Tensor parallel devices share bytes and FLOPs and sum twice a
+    layer; stages of a pipeline hold a part of the layers each, and hand on: memory, not time."""
+    assert sheet.bandwidth_gb_per_s is not None and sheet.bf16_tflops is not None
+    description = Description(
+        device="cuda",
+        name=sheet.name,
+        ceilings=Ceilings(
+            bandwidth_bytes_per_s=sheet.bandwidth_gb_per_s * 1e9 * degree,
+            flops_per_s=sheet.bf16_tflops * 1e12 * degree,
+            flops_dtype="bfloat16",
+        ),
+    )
+    made = by_roofline(folder, spec, settings, description)
+    if degree * stages > 1 and made.ends is not None:
+        sent = 2 * spec.hidden_size * 2 * (degree - 1) / degree * 2 * spec.num_layers
+        waits_s = 2 * spec.num_layers * REDUCE_S * (degree > 1) + HOP_S * (stages - 1)
+        best, worst = (
+            replace(
+                end,
+                fixed_s=end.fixed_s + waits_s,
+                token_link_s=sent / LINK_BYTES_PER_S,
+            )
+            for end in made.ends
+        )
+        made.ends = best, worst
+    return made
