@@ -120,6 +120,11 @@ def show(answer: Answer, console: Console) -> None:
         highlight=False,
     )
     console.print(table(answer))
+    show_notes(answer, console)
+
+
+def show_notes(answer: Answer, console: Console) -> None:
+    """What never helps, what cannot be, and what was assumed."""
     for row in answer.rows:
         if row.hopeless:
             console.print(f"{row.machine}, {row.weights}: {row.hopeless}", highlight=False)
@@ -148,10 +153,6 @@ def table(answer: Answer) -> Table:
 
 
 def cells(row: Row) -> list[str]:
-    low, middle, high = row.rate
-    rate = f"{low:.3g} to {high:.3g}" if row.label == ROOFLINE else f"{middle:.3g}"
-    if row.label != ROOFLINE and middle:
-        rate += f" ({low:.3g} to {high:.3g})"
     servers = "none" if row.servers is None else str(row.servers)
     if row.servers is not None and row.servers_range[0] != row.servers_range[1]:
         servers += f" ({row.servers_range[0]} to {row.servers_range[1]})"
@@ -164,12 +165,19 @@ def cells(row: Row) -> list[str]:
         f"{row.kv_tokens:,}",
         f"{about}{row.prompt_s:.3g} s",
         f"{about}{1e3 * row.tpot_s:.3g} ms",
-        rate,
+        rate(row),
         servers,
         share,
         *(figure(v) for v in (row.usd_per_hour, row.usd_per_million_tokens)),
         *(figure(v) for v in (row.joules_per_token, row.kwh_per_year)),
     ]
+
+
+def rate(row: Row) -> str:
+    """Requests a second that one server keeps, with both ends; on a roofline the ends alone."""
+    low, middle, high = row.rate
+    ends = f"{low:.3g} to {high:.3g}"
+    return ends if row.label == ROOFLINE else f"{middle:.3g} ({ends})" if middle else "0"
 
 
 def figure(value: float | None) -> str:

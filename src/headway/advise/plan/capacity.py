@@ -20,6 +20,7 @@ from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.machine import Machinery
 from headway.advise.simulate.outcome import report_of
 from headway.advise.simulate.replica import Replica, Served
+from headway.advise.simulate.run import busy_share
 from headway.advise.simulate.truth import ROOFLINE
 from headway.bench.latency import latency
 from headway.bench.prompts import IdWriter
@@ -41,6 +42,14 @@ OVER = 1.4
 OFFICIAL_RETRIES = 2
 """Tries that OpenAI's and Anthropic's own clients add."""
 HOURS = 8766
+MISSED = {
+    "failed": "the queue: requests are refused (503)",
+    "ttft": "time to first token: prompts wait",
+    "tpot": "time per token: steps are too long for their rows",
+    "itl_p99": "gaps between tokens: chunks of prompts are beside them",
+    "e2e": "whole answers",
+}
+"""Objective → what gave way where it was missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,8 +309,7 @@ def priced(row: Row, candidate: Candidate, run: tuple[Report, World], servers: i
     report, world = run
     rates = report.rates
     tokens_per_s = rates.input_tokens_per_s + rates.output_tokens_per_s
-    end_s = max((x.ended_s or 0.0 for x in world.exchanges), default=1.0) or 1.0
-    busy = sum(replica.busy_s for replica in world.replicas) / end_s / len(world.replicas)
+    busy = busy_share(world)
     row.cache_hit_rate = rates.cache_hit_rate
     if candidate.usd_per_hour is not None:
         row.usd_per_hour = candidate.usd_per_hour * servers
@@ -326,16 +334,9 @@ def first_to_break(trial: Trial, demand: Demand, servers: int) -> str:
     if not missed:
         return f"nothing at {OVER:g} times the traffic"
     name, number = missed.most_common(1)[0]
-    words = {
-        "failed": "the queue: requests are refused (503)",
-        "ttft": "time to first token: prompts wait",
-        "tpot": "time per token: steps are too long for their rows",
-        "itl_p99": "gaps between tokens: chunks of prompts are beside them",
-        "e2e": "whole answers",
-    }
     memory = f", and KV memory: {preempted} preemptions" if preempted else ""
     share = number / max(len(report.run.exchanges), 1)
-    return f"at {OVER:g} times the traffic {words[name]} ({share:.0%}){memory}"
+    return f"at {OVER:g} times the traffic {MISSED[name]} ({share:.0%}){memory}"
 
 
 def cases_scale(trial: Trial) -> float:

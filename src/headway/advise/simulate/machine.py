@@ -36,6 +36,10 @@ BANDWIDTH_REACHED, FLOPS_REACHED = (0.4, 0.8), (0.3, 0.7)
 """Of a datasheet, worst and best: a judgement, so what follows from it is an interval."""
 CPU_LAYER_S, CUDA_LAYER_S = 2e-5, 3e-5
 """What a layer takes beside its bytes and FLOPs: launches, and on a CPU the meeting of threads."""
+UNMEASURED = (
+    "Nobody has measured this machine: times are bytes and FLOPs over 40 to 80% of its bandwidth "
+    "and 30 to 70% of its FLOP/s."
+)
 STEP_S = 5e-4
 """What a step takes on the host: schedule, update, messages."""
 
@@ -181,10 +185,6 @@ def by_roofline(
         roofline(spec, settings, description, BANDWIDTH_REACHED[1], FLOPS_REACHED[1]),
         roofline(spec, settings, description, BANDWIDTH_REACHED[0], FLOPS_REACHED[0]),
     )
-    note = (
-        "Nobody has measured this machine: times are bytes and FLOPs over 40 to 80% of its "
-        "bandwidth and 30 to 70% of its FLOP/s."
-    )
     return Machinery(
         spec=spec,
         settings=settings,
@@ -192,7 +192,7 @@ def by_roofline(
         model=folder.name,
         label=ROOFLINE,
         ends=ends,
-        notes=[note],
+        notes=[UNMEASURED],
     )
 
 

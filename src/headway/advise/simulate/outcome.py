@@ -63,16 +63,18 @@ def report_of(bench: Bench, exchanges: list[Exchange], model: str, label: str, h
         started_at=0.0,
         started_s=0.0,
         load=described(bench, span_s, max(end_s, span_s)),
-        server=Server(
-            url=f"simulated ({label})",
-            model=model,
-            endpoint=bench.options.endpoint,
-            features=FEATURES,
-        ),
+        server=nobody(model, label, bench.options.endpoint),
         client=ClientCost(cpu_s=0.0, wall_s=max(end_s, span_s)),
         exchanges=exchanges,
     )
     return build_report(run, head)
+
+
+def nobody(model: str, label: str, endpoint: str) -> Server:
+    """The server that there was none of."""
+    return Server(
+        url=f"simulated ({label})", model=model, endpoint=endpoint, features=list(FEATURES)
+    )
 
 
 Figure = Callable[[Report], float | None]

@@ -114,19 +114,20 @@ class Door:
             self.caller, service_class, self.served.settings.max_num_seqs
         )
         try:
-            ticket.measure(
-                AdmissionRequest(
-                    lengths=[len(prompt)],
-                    sampling=sampling,
-                    max_model_len=self.served.settings.max_model_len,
-                    prompts=[prompt],
-                    answer_param="max_tokens",
-                )
-            )
+            ticket.measure(self._asked(prompt, sampling))
         except RequestError:
             ticket.close()
             raise
         return ticket
+
+    def _asked(self, prompt: list[int], sampling: SamplingParams) -> AdmissionRequest:
+        return AdmissionRequest(
+            lengths=[len(prompt)],
+            sampling=sampling,
+            max_model_len=self.served.settings.max_model_len,
+            prompts=[prompt],
+            answer_param="max_tokens",
+        )
 
     def heard(self, engine: int, stepped: "Stepped") -> None:
         """An engine tells of a step that is over."""

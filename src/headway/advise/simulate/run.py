@@ -125,7 +125,6 @@ def joined(wanted: Plan, outcomes: list[tuple[Report, World]]) -> SimulatedRepor
     """The first report, with what all of them say of its error."""
     first, world = outcomes[0]
     found = wanted.machinery
-    end_s = max((x.ended_s or 0.0 for x in world.exchanges), default=0.0) or 1.0
     steps = sum(replica.num_steps for replica in world.replicas)
     beyond = sum(replica.truth.reach.share * replica.num_steps for replica in world.replicas)
     simulation = Simulation(
@@ -136,9 +135,15 @@ def joined(wanted: Plan, outcomes: list[tuple[Report, World]]) -> SimulatedRepor
         replicas=wanted.replicas,
         num_steps=steps,
         num_retries=world.num_retries,
-        busy_share=round(sum(r.busy_s for r in world.replicas) / end_s / wanted.replicas, 4),
+        busy_share=busy_share(world),
         intervals=intervals([report for report, _ in outcomes]),
         notes=found.notes,
     )
     fields = {name: getattr(first, name) for name in Report.__struct_fields__}
     return SimulatedReport(simulation=simulation, **fields)
+
+
+def busy_share(world: World) -> float:
+    """The mean share of the time in which an engine was in a step."""
+    end_s = max((x.ended_s or 0.0 for x in world.exchanges), default=0.0) or 1.0
+    return round(sum(r.busy_s for r in world.replicas) / end_s / len(world.replicas), 4)
