@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument(
         "--calibrate",
-        default="--input-len uniform:20-500 --output-len uniform:10-120 --rate 40 --ramp-from 2",
+        default="--input-len uniform:20-500 --output-len uniform:10-120 --rate 160 --ramp-from 5",
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
