@@ -7,6 +7,8 @@ FORMATS = ("none", "int8", "int4")
 """What `--quantization` rounds plain weights to."""
 METHODS = ("compressed-tensors", "gptq", "awq", "fp8")
 """How a folder may be quantized already; `--quantization` may say it, and then it must be so."""
+GGUF = "gguf"
+"""The method of a GGUF file, which no folder has."""
 MARLIN = {"gptq_marlin": "gptq", "awq_marlin": "awq"}
 """vLLM's names of kernels that people give as a method → the method."""
 GROUPS = (32, 64, 128)

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from headway.core.errors import CheckpointError
 from headway.core.formats import PLAIN, Format
+from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import find_files, shown
 from headway.runtime.models import Decoder
 from headway.runtime.quantized.folder import open_quantized
+from headway.runtime.quantized.gguf import gguf_formats, open_gguf
 from headway.runtime.rounding import RoundedWeight
 from headway.runtime.tensor_files import readable
 
@@ -49,13 +51,17 @@ class Target:
 
 
 def open_model(model: Path, spec: ModelSpec) -> Source:
-    """The weights of a folder: plain tensors, and matrices that it holds quantized."""
+    """The weights of a folder or a GGUF file: plain tensors, and what it holds quantized."""
+    if is_gguf(model):
+        return open_gguf(model, spec)
     found = open_quantized(model, spec)
     return open_tensors(find_files(model)) if found is None else found.tensors()
 
 
 def checkpoint_formats(model: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
     """Module → format of each that a checkpoint holds rounded; CheckpointError."""
+    if is_gguf(model):
+        return gguf_formats(model, spec)
     found = open_quantized(model, spec)
     return () if found is None else found.formats()
 

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import CheckpointError, UnsupportedModelError
+from headway.core.errors import CheckpointError
 from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import read_json
 
@@ -33,11 +33,12 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 
 
 def find_files(folder: Path) -> list[Path]:
-    """The safetensors files of `folder`, in order; raises CheckpointError without any."""
+    """The files of a model's weights: a GGUF file itself, or a folder's safetensors in order.
+
+    Raises CheckpointError without any.
+    """
     if is_gguf(folder):
-        raise UnsupportedModelError(
-            f"The weights of {folder.name} are not read yet.", "Give the folder of the same model."
-        )
+        return [folder]
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index).get("weight_map")

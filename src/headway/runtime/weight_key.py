@@ -63,7 +63,8 @@ class Key:
 
 def model_files(model: Path) -> list[Path]:
     """The files that a model's weights depend on; raises CheckpointError without any."""
-    return [model] if is_gguf(model) else [model / "config.json", *find_files(model)]
+    config = [] if is_gguf(model) else [model / "config.json"]
+    return [*config, *find_files(model)]
 
 
 def content_digest(path: Path, digests: Path, clock: Clock) -> str:

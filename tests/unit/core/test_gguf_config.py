@@ -42,14 +42,19 @@ def test_numbers_of_a_llama(tmp_path: Path):
     assert (found.num_heads, found.num_kv_heads, found.head_dim, found.num_layers) == (4, 2, 8, 1)
     assert (found.max_len, found.rms_norm_eps, found.ropes[0].theta) == (64, 1e-5, 5e5)
     assert found.tied and found.dtype == "bfloat16"
-    own = spec(tmp_path, tensors={"output.weight": gguf_file.zeros("F16", 8, 32)})
-    assert not own.tied and own.dtype == "float16"
+    assert found.quantization == "gguf"
+    own = spec(tmp_path, tensors={"output.weight": gguf_file.zeros("F32", 8, 32)})
+    assert not own.tied and own.dtype == "bfloat16"
+    plain = spec(tmp_path, tensors=gguf_file.llama_tensors("F16"))
+    assert (plain.dtype, plain.quantization) == ("float16", "")
 
 
 def test_head_of_its_own_size_and_a_partly_turned_one(tmp_path: Path):
     lengths = {"attention__key_length": 16, "attention__value_length": 16}
-    found = spec(tmp_path, **lengths)
+    found = spec(tmp_path, "qwen3", **lengths)
     assert (found.head_dim, found.ropes[0].share) == (16, 0.5)
+    with pytest.raises(UnsupportedModelError, match="dimension_count = 8 of 16"):
+        spec(tmp_path, **lengths)
     with pytest.raises(UnsupportedModelError, match=r"llama.attention.value_length = 8"):
         spec(tmp_path, attention__key_length=16, attention__value_length=8)
 
@@ -81,7 +86,7 @@ def test_gemma3(tmp_path: Path):
 
 
 def test_gemma2_of_27b_has_a_scale_of_its_own(tmp_path: Path):
-    numbers = {"attention__key_length": 16, "attention__value_length": 16}
+    numbers = {f"attention__{each}_length": 16 for each in ("key", "value")}
     assert spec(tmp_path, "gemma2", **numbers).attention_scale == 16**-0.5
     assert spec(tmp_path, "gemma2", **numbers, block_count=46).attention_scale == 8**-0.5
     caps = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}

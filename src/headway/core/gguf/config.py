@@ -236,7 +236,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "dtype": main_dtype(header),
         **biases(header, row),
-        **rope(values),
+        **rope(values, row.permuted),
         **row.more(values),
     }
     values.refuse_unread()
@@ -277,12 +277,14 @@ def biases(header: Header, row: Row) -> dict[str, bool]:
     return {"attention_bias": attention.pop(), "mlp_bias": mlp.pop()}
 
 
-def rope(values: Values) -> dict[str, Any]:
+def rope(values: Values, permuted: bool) -> dict[str, Any]:
     """Base, rotated share and scaling of the rope, as config.json spells them."""
     head = head_dim(values)
     rotated = values.get("rope.dimension_count", head)
     if not isinstance(rotated, int) or not 0 < rotated <= head:
         raise values.refused("rope.dimension_count")
+    if permuted and rotated != head:
+        raise values.refused("rope.dimension_count", f"of {head}, for pairs of rows")
     config: dict[str, Any] = {
         "rope_theta": values.get("rope.freq_base", 10000.0),
         "partial_rotary_factor": rotated / head,
@@ -363,13 +365,20 @@ def factors(header: Header, name: str, count: int) -> list[float]:
         return list(struct.unpack(f"<{count}f", file.read(4 * count)))
 
 
+def is_quantized(header: Header) -> bool:
+    """Whether any tensor is of another type than F32, F16 or BF16."""
+    return any(info.type.name not in PLAIN for info in header.tensors.values())
+
+
 def main_dtype(header: Header) -> str:
-    """The type that most 16- and 32-bit weights of matrices have; bfloat16 without any."""
+    """The type that most weights of matrices have; bfloat16 where some are quantized."""
+    if is_quantized(header):
+        return "bfloat16"
     counts: dict[str, int] = {}
     for info in header.tensors.values():
         if len(info.shape) > 1 and info.type.name in PLAIN:
             counts[info.type.name] = counts.get(info.type.name, 0) + info.end - info.begin
-    return PLAIN[max(counts, key=lambda name: counts[name])] if counts else "bfloat16"
+    return PLAIN[max(counts, key=lambda name: counts[name])]
 
 
 def generation_config_of(header: Header) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """From a folder's `config.json` to a ModelSpec; what we do not read is refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ModelError, UnsupportedModelError
-from headway.core.gguf.header import is_gguf
+from headway.core.formats import GGUF
+from headway.core.gguf.config import is_quantized
+from headway.core.gguf.header import is_gguf, read_header
 from headway.core.model_files import read_document
 from headway.core.model_spec.families import FAMILIES, Family, layer_kinds, window_size
 from headway.core.model_spec.quantized import quantization_config, quantization_method
@@ -36,14 +39,16 @@ def read_model_spec(model: Path) -> ModelSpec:
     config = read_document(model, "config.json")
     if config is None:
         raise no_model_here(model)
-    config = config | {"quantization_config": quantization_config(model, config)}
+    generation = read_document(model, "generation_config.json") or {}
+    if not is_gguf(model):
+        config = config | {"quantization_config": quantization_config(model, config)}
+        return spec_from_config(config, generation)
     try:
-        return spec_from_config(config, read_document(model, "generation_config.json") or {})
+        spec = spec_from_config(config, generation)
     except ModelError as error:
-        if not is_gguf(model):
-            raise
         cause = error.cause.replace("config.json", f"{model.name}, in the words of config.json")
         raise type(error)(cause, "Convert the model again, or give its folder.") from error
+    return replace(spec, quantization=GGUF if is_quantized(read_header(model)) else "")
 
 
 def no_model_here(folder: Path) -> ModelError:

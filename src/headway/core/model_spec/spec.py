@@ -100,7 +100,7 @@ class KVGroupSpec:
 class ModelSpec:
     """Dimensions of a decoder-only transformer; lengths in tokens, sizes in elements.
 
-    `quantization` is the method by which the checkpoint is quantized, one of METHODS, or "";
+    `quantization` is the method by which the checkpoint is quantized, one of METHODS, GGUF or "";
     `formats` are those of layers that it holds rounded, by name, as in `Quantization`.
     The scales are 1 and the soft caps 0 where a family has none; `norm_offset` is what a norm
     adds to its weight, `norms` how many of hidden size a layer has.

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from headway.core.formats import FORMATS, MARLIN, METHODS
+from headway.core.formats import FORMATS, GGUF, MARLIN, METHODS
 from headway.core.options.field import Bytes, Seconds, option
 
 
@@ -125,7 +125,7 @@ class EngineOptions:
         "Round the weights of linear layers while loading; int4 keeps the head in int8. A folder "
         "that is quantized already stays so: int8 and int4 round what it holds in 16 bits, and a "
         "method must be the folder's own.",
-        choices=(*FORMATS, *METHODS, *MARLIN),
+        choices=(*FORMATS, *METHODS, GGUF, *MARLIN),
         common=True,
     )
     quantization_group: int = option(

@@ -1,0 +1,118 @@
+"""Weights out of a GGUF file, straight from its bytes: no 16-bit copy of what is quantized.
+
+Matrices come as levels and scales, everything else in the type it has. The embedding is looked up,
+not multiplied: where it is quantized it comes twice, dequantized for the lookup, and as it is for
+the head where the two are one.
+"""
+
+import mmap
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import CheckpointError, UnsupportedModelError
+from headway.core.formats import PLAIN, Format
+from headway.core.gguf.config import config_of
+from headway.core.gguf.header import Header, read_header, shown
+from headway.core.gguf.names import Weight, order_of_rows, weights_of
+from headway.core.gguf.types import PLAIN as PLAIN_TYPES
+from headway.core.model_spec import ModelSpec
+from headway.runtime.quantized.folder import Place, combined, linear_places
+from headway.runtime.quantized.gguf_blocks import PACKINGS, unpack
+from headway.runtime.rounding import RoundedWeight
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
+
+
+def open_gguf(path: Path, spec: ModelSpec) -> Source:
+    """(name in a Hugging Face folder, function that reads it) of every weight of a file.
+
+    Raises CheckpointError for a file that contradicts itself, UnsupportedModelError for a format
+    that is not read; so do the functions.
+    """
+    header = read_header(path)
+    weights = weights_of(header, config_of(header))
+    for weight in weights:
+        refuse_format(header, weight)
+    with path.open("rb") as file:
+        # of one's own: torch wants memory that it could write to
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    dtype = getattr(torch, spec.dtype)
+    for weight in weights:
+        if weight.name == EMBEDDING and weight.info.type.name not in PLAIN_TYPES:
+            yield weight.name, partial(read_plain, memory, weight, dtype)
+            if spec.tied:
+                yield HEAD, partial(read_weight, memory, weight)
+        else:
+            yield weight.name, partial(read_weight, memory, weight)
+
+
+def refuse_format(header: Header, weight: Weight) -> None:
+    """UnsupportedModelError for a format that is not read, or a vector that is quantized."""
+    name = weight.info.type.name
+    if name in PLAIN_TYPES or (name in PACKINGS and weight.columns > 1):
+        return
+    raise UnsupportedModelError(
+        f"{header.path.name}: {shown(weight.tensor)} is {name}, which is not read.",
+        f"Take a file of the same model in one of: {', '.join([*PACKINGS, *PLAIN_TYPES])}.",
+    )
+
+
+def raw_rows(memory: mmap.mmap, weight: Weight) -> Tensor:
+    """The bytes of a weight by its rows, in the folder's order, (rows, bytes of a row)."""
+    size = weight.info.type.bytes_of(weight.columns)
+    begin = weight.info.begin + weight.first * size
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=weight.rows * size, offset=begin)
+    raw_RB = raw.view(weight.rows, size)
+    return raw_RB[order_of_rows(weight.rows, weight.heads)] if weight.heads else raw_RB
+
+
+def read_weight(memory: mmap.mmap, weight: Weight) -> Tensor | RoundedWeight:
+    """One weight as it is in the file: numbers, or levels and scales."""
+    raw_RB, name = raw_rows(memory, weight), weight.info.type.name
+    if name in PLAIN_TYPES:
+        tensor = raw_RB.view(getattr(torch, PLAIN_TYPES[name]))
+        tensor = tensor.squeeze(-1) if len(weight.info.shape) == 1 else tensor
+        return tensor.float() - weight.shift if weight.shift else tensor
+    rounded = unpack(raw_RB, weight.info.type)
+    for part in (rounded.scales_OG, rounded.offsets_OG):
+        if part is not None and not part.isfinite().all():
+            raise CheckpointError(
+                f"{shown(weight.tensor)} has a scale that is not a finite number.",
+                "Copy the file again: it is damaged.",
+            )
+    return rounded
+
+
+def read_plain(memory: mmap.mmap, weight: Weight, dtype: torch.dtype) -> Tensor:
+    """A quantized matrix as numbers of `dtype`, 16 MiB of fp32 at a time."""
+    raw_RB = raw_rows(memory, weight)
+    plain = torch.empty(weight.rows, weight.columns, dtype=dtype)
+    rows = max(1, (1 << 22) // weight.columns)
+    for target, some in zip(plain.split(rows), raw_RB.split(rows), strict=True):
+        target.copy_(unpack(some, weight.info.type).plain())
+    return plain
+
+
+def gguf_formats(path: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
+    """(module, or a part of it, format) of what a file holds quantized; reads its header alone.
+
+    Raises the errors of `open_gguf`.
+    """
+    header = read_header(path)
+    types: dict[str, str] = {}
+    for weight in weights_of(header, config_of(header)):
+        refuse_format(header, weight)
+        types[weight.name] = weight.info.type.name
+    if spec.tied:
+        types[HEAD] = types.get(EMBEDDING, "")
+    found: dict[Place, list[Format]] = defaultdict(list)
+    for name, place in linear_places(spec).items():
+        packing = PACKINGS.get(types.get(f"{name}.weight", ""))
+        found[place].append(PLAIN if packing is None else packing.format)
+    return tuple(combined(found))
