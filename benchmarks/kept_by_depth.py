@@ -32,7 +32,7 @@ class AskedAlways:
     """A speculator that asks for `most` guesses in every step, and verifies all of them; of the
     runtime's drafter, or of `source`."""
 
-    jumps, failure = False, ""
+    jumps, failure, drafting_s = False, "", 0.0
 
     def __init__(self, most: int, source: Speculation | None = None) -> None:
         self.most, self.source = most, source
@@ -41,7 +41,13 @@ class AskedAlways:
         self._next: dict[int, list[int]] = {}
 
     def plan(
-        self, decodes: list[Sequence], beside: Work, budget: int, most_s: float
+        self,
+        decodes: list[Sequence],
+        beside: Work,
+        budget: int,
+        most_s: float,
+        *,
+        prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
         if self.source is not None:
             return self.source.plan(decodes, beside, budget, most_s)
@@ -53,6 +59,9 @@ class AskedAlways:
             most = max(min(self.most, room), 0)
             found[sequence.sequence_id] = Drafts(guesses, "asked", propose=most)
         return found
+
+    def planned(self, num_prompt_tokens: int) -> None:
+        pass
 
     def first(self, sequence: Sequence) -> int:
         return 0

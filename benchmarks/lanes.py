@@ -112,6 +112,9 @@ class Track:
         """Asks the drafting model while prompts are computed, so that it knows them as well."""
         self.known = deepcopy(llm.engine.cost)
         """What the engine knew of the machine when it was ready."""
+        speculator = self.engine.scheduler.drafts.speculator
+        self.asking_known = deepcopy(getattr(speculator, "asking", None))
+        """And of its drafter."""
         self.policy = OneLane(llm.engine.cost.windows)
         scheduler = self.engine.scheduler
         scheduler.policy = scheduler.drafts.policy = scheduler.reclaim.policy = self.policy
@@ -120,6 +123,8 @@ class Track:
         """A lane that knows of the machine what the engine did at its start."""
         lane = Lane(name, len(self.lanes), deepcopy(self.known))
         lane.speculator = make(lane.cost) if make else None
+        if lane.speculator and lane.speculator.asking and self.asking_known:
+            lane.speculator.asking.price = deepcopy(self.asking_known.price)
         self.lanes.append(lane)
         return lane
 

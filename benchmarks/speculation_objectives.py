@@ -15,19 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from common import markdown
-from headway.assemble import assemble
+from headway.assemble import CALIBRATION_S, GUESSES_S, assemble
 from headway.bench.comparison import drawn
 from headway.core.request import Request, SamplingParams
 from headway.core.slo import Slo
 from headway.core.terms import Terms
-from headway.engine.calibration import calibrate
+from headway.engine.calibration import calibrate, calibrate_guesses
 from headway.engine.engine import Engine
 from headway.llm import make_options
 from judged import Data, interval, share_text
 from lanes import Prompt
 from served import poisson_times
-
-CALIBRATION_S = 0.8
 
 
 class TurnClock:
@@ -84,6 +82,7 @@ class Side:
         self.clock.begin()
         self.engine: Engine = assemble(folder, make_options(options), clock=self.clock).engine
         calibrate(self.engine, CALIBRATION_S)
+        calibrate_guesses(self.engine, GUESSES_S)
         self.clock.end()
         self.asked: list[Asked] = []
         self.next = self.seconds = 0

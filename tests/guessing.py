@@ -19,7 +19,7 @@ class Guesser:
     sequence will generate, or none where nobody knows.
     """
 
-    jumps, failure = True, ""
+    jumps, failure, drafting_s = True, "", 0.0
 
     def __init__(
         self, rng: random.Random, vocab_size: int, truth: Callable[[Sequence], list[int]]
@@ -29,7 +29,7 @@ class Guesser:
         self.num_adopted = 0
         """How often other guesses than the first were kept."""
 
-    def plan(self, decodes, beside, budget, most_s):
+    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
         found = {}
         for sequence in decodes:
             if self.rng.random() < 0.2:
@@ -52,6 +52,9 @@ class Guesser:
             token if self.rng.random() < 0.8 else self.rng.randrange(self.vocab_size)
             for token in following[:count]
         ]
+
+    def planned(self, num_prompt_tokens):
+        pass
 
     def first(self, sequence):
         return 0

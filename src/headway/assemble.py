@@ -23,7 +23,7 @@ from headway.core.plan import Ceilings, Executor
 from headway.core.reasons import Reason
 from headway.core.resolve import Settings, resolve
 from headway.core.speculation_config import MedusaSpec
-from headway.engine.calibration import calibrate
+from headway.engine.calibration import calibrate, calibrate_guesses
 from headway.engine.cost import prior_of
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
-CALIBRATION_S = 0.8
+CALIBRATION_S, GUESSES_S = 0.8, 0.6
 MAX_MASK_THREADS = 8
 
 
@@ -208,6 +208,7 @@ def assemble(
         engine.warm_up()
         if options.executor != "null" and clock is None:
             calibrate(engine, CALIBRATION_S)
+            calibrate_guesses(engine, GUESSES_S)
     return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
 
 

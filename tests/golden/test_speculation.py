@@ -83,15 +83,18 @@ def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int],
 class Wrong:
     """Guesses three tokens that never come, and keeps what was said behind them."""
 
-    jumps, failure = False, ""
+    jumps, failure, drafting_s = False, "", 0.0
 
     def __init__(self) -> None:
         self.told: list[tuple[list[int], int]] = []
 
-    def plan(self, decodes, beside, budget, most_s):
+    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
         return {
             each.sequence_id: Drafts(fitting(each, [600, 601, 602], 3), "wrong") for each in decodes
         }
+
+    def planned(self, num_prompt_tokens):
+        pass
 
     def first(self, sequence):
         return 0

@@ -15,7 +15,7 @@ class Proposals:
     With paths the guesses ride beside others that are like them up to a wrong one.
     """
 
-    jumps, failure = False, ""
+    jumps, failure, drafting_s = False, "", 0.0
 
     def __init__(self, *, with_paths: bool = False) -> None:
         self.with_paths = with_paths
@@ -24,7 +24,7 @@ class Proposals:
         self._next: dict[int, list[int]] = {}
         self.num_kept = self.num_guessed = 0
 
-    def plan(self, decodes, beside, budget, most_s):
+    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
         found = {}
         for sequence in decodes:
             guesses = fitting(sequence, self._next.pop(sequence.sequence_id, []), budget)
@@ -38,6 +38,9 @@ class Proposals:
                 guesses, "draft", propose=max(min(COUNT, room), 0), others=others
             )
         return found
+
+    def planned(self, num_prompt_tokens):
+        pass
 
     def first(self, sequence):
         return min(COUNT, max(sequence.max_len - len(sequence.tokens) - 2, 0))

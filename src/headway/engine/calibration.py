@@ -2,6 +2,11 @@
 
 Given an engine that is warm and idle, it computes prompts of 1, 2, 4, … tokens, and as many decodes
 beside each other, as long as the model's own prediction says that the next fits into the budget.
+Where tokens are guessed, the price of every number of rows matters, and what the drafter takes:
+
+    rows       32 16 8 24 4 12 20 28 2 6 10 14 … 1 3 5 7 … 15, twice
+    drafting   1 and 8 guesses of one sequence, 1 and 4 of eight
+
 It promises to take about the budget and to leave the engine as it found it.
 """
 
@@ -10,13 +15,21 @@ from itertools import count
 from headway.core.request import Request, SamplingParams
 from headway.core.service import Alone
 from headway.engine.bisect_step import NOBODY
-from headway.engine.cost import NOTHING
+from headway.engine.cost import NOTHING, Work
 from headway.engine.engine import Engine
+from headway.engine.knots import KNOTS
+from headway.engine.speculation import Rehearsal, Speculation
 
 PROMPT, LEAST_OBSERVED = 500, 5
 """Tokens of a usual prompt, and steps after which the cost model is believed."""
 MOST_ROWS = 16
 """Decodes beside each other; more of them cost what a chunk of as many tokens costs."""
+MOST_VERIFIED, ROUNDS = 32, 2
+"""Where tokens are guessed, each number of rows up to this is seen so often."""
+ASKED = ((1, 1), (1, 8), (8, 1), (8, 4))
+"""Sequences and guesses of each that the drafter is asked for."""
+REHEARSED = 4
+"""Tokens of a sequence for which it is asked; its first also computes the prompt."""
 
 
 def calibrate(engine: Engine, budget_s: float) -> None:
@@ -36,6 +49,32 @@ def calibrate(engine: Engine, budget_s: float) -> None:
             run_prompts(engine, names, num_prompts, length)
 
 
+def calibrate_guesses(engine: Engine, budget_s: float) -> None:
+    """Teach what each number of rows takes, and the drafter, for about `budget_s`; where nobody
+    guesses, nothing."""
+    drafts, cost = engine.scheduler.drafts, engine.cost
+    speculator = drafts.speculator
+    if not isinstance(speculator, Speculation):
+        return
+    drafts.speculator = None  # what is computed here is nobody's answer
+    clock, names = engine.clock, count(NOBODY, -1)
+    most = min(MOST_VERIFIED, engine.settings.max_num_seqs)
+    ends_s = clock.now_s() + budget_s / 2
+    rows = sorted([knot for knot in KNOTS if knot <= most], key=lambda knot: -(knot & -knot))
+    for num_rows in rows * ROUNDS:
+        if clock.now_s() + cost.seconds(Work(num_rows, num_rows, num_rows, num_rows)) < ends_s:
+            run_prompts(engine, names, num_rows, 1)
+    ends_s = clock.now_s() + budget_s / 2
+    asking = speculator.asking
+    for num_sequences, depth in ASKED:
+        beside = min(num_sequences, engine.settings.max_num_seqs)
+        need_s = (REHEARSED + 1) * cost.seconds(Work(beside, beside, beside, beside))
+        if asking is not None and clock.now_s() + need_s < ends_s:
+            drafts.speculator = Rehearsal(asking, depth)
+            run_prompts(engine, names, beside, 2, REHEARSED)
+    drafts.speculator = speculator
+
+
 def pace_alone(engine: Engine) -> Alone:
     """What one request takes here beside nothing; nothing is said before the model was measured."""
     cost, settings = engine.cost, engine.settings
@@ -52,9 +91,11 @@ def pace_alone(engine: Engine) -> Alone:
     )
 
 
-def run_prompts(engine: Engine, names: "count[int]", num_prompts: int, length: int) -> None:
-    """One step of that many prompts, each with tokens of its own, one token sampled for each."""
-    sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+def run_prompts(
+    engine: Engine, names: "count[int]", num_prompts: int, length: int, num_sampled: int = 1
+) -> None:
+    """A step of that many prompts, each with tokens of its own, and one for each more token."""
+    sampling = SamplingParams(temperature=0, max_tokens=num_sampled, ignore_eos=True)
     for _ in range(num_prompts):
         name = next(names)
         prompt = [(at - name) % engine.vocab_size for at in range(length)]

@@ -8,10 +8,11 @@ scheduler asks it how large a chunk fits, admission how long a prompt will take.
     32 decodes of 1,000 tokens each    4 ms + 32 ms of KV           = 36 ms
     the same beside a chunk of 128     16 ms + 32 ms + its own KV   = 48 ms
 
-The time is a curve over the number of tokens (straight between knots at 1, 2, 4, … 16,384) plus
-so much for each sampled row, attended token and KV token read. All are learned at once by a Kalman
-filter on the relative error (Kalman 1960): the machine's speed, common to all, drifts fast, the
-shape slowly; a part that no step has shown is the prior's, scaled by what was seen.
+The time is a curve over the number of tokens (straight between knots, which lie close where kernels
+take a few rows at once, and at 64, 128, … 16,384) plus so much for each sampled row, attended token
+and KV token read. All are learned at once by a Kalman filter on the relative error (Kalman 1960):
+the machine's speed, common to all, drifts fast, the shape slowly; a part that no step has shown is
+the prior's, scaled by what was seen.
 """
 
 from collections import deque
@@ -24,11 +25,10 @@ import numpy as np
 
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
+from headway.engine.knots import KNOTS, NUM_KNOTS, knot_above, rising
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
-NUM_KNOTS = 15
-"""The curve's knots are at 2⁰ … 2¹⁴ tokens; beyond them it goes on straight."""
 ANY_SAMPLED, SAMPLED, ATTENDED, READ = range(NUM_KNOTS, NUM_KNOTS + 4)
 NUM_PARTS = NUM_KNOTS + 4
 KEPT_ERRORS = 512
@@ -47,7 +47,7 @@ SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE = 1.0, 1.0, 2.0
 SHAPE_CHANGES = 0.4
 """How much a knot or a unit changes while the speed changes by e."""
 NEIGHBOURS = 2.0
-"""Knots this far apart share 1/e of what is not known of them."""
+"""Knots so many powers of two apart share 1/e of what is not known of them."""
 FORGET = 4e-4
 """Share of the prior's uncertainty that comes back with each step: 2% of drift in the speed."""
 CLIP, SURPRISED = 2.0, 0.02
@@ -181,11 +181,11 @@ class StepCost:
     def _curve(self, tokens: int) -> float:
         """The part of the tokens alone, straight between knots: 48 is half-way from 32 to 64."""
         parts = self._parts
-        if tokens <= 1:
+        above = knot_above(tokens)
+        if not above:
             return parts[0]
-        above = min((tokens - 1).bit_length(), NUM_KNOTS - 1)
-        below_s, low = parts[above - 1], 1 << above - 1
-        return below_s + (parts[above] - below_s) * (tokens - low) / low
+        below_s, low = parts[above - 1], KNOTS[above - 1]
+        return below_s + (parts[above] - below_s) * (tokens - low) / (KNOTS[above] - low)
 
     def beside(self, work: Work, start: int, count: int) -> Work:
         """`work` and a chunk of `count` tokens from position `start` that samples its last."""
@@ -205,6 +205,17 @@ class StepCost:
         They read the KV that the decode before them reads: its row has the whole context.
         """
         return work.with_tokens(start, count, len(self.windows), sampled=count)
+
+    def rows_s(self, work: Work, most: int) -> list[float]:
+        """Seconds that 0, 1, 2 … `most` drafts add to a step that does `work`, and samples, but for
+        what their contexts take."""
+        tokens, curve = work.num_tokens, self._parts[:NUM_KNOTS]
+        row_s = self._parts[SAMPLED] + self._parts[READ] * len(self.windows)
+        if tokens + most > KNOTS[-1]:
+            curve_s = [self._curve(tokens + count) for count in range(most + 1)]
+        else:
+            curve_s = np.interp(range(tokens, tokens + most + 1), KNOTS, curve).tolist()
+        return [s - curve_s[0] + count * row_s for count, s in enumerate(curve_s)]
 
     def with_path(self, work: Work, start: int, count: int) -> Work:
         """`work` and another path of `count` drafts from position `start`: a row of its own, which
@@ -338,10 +349,10 @@ class StepCost:
         """The share that each part has in the predicted seconds of `work`; they add up to 1."""
         tokens, sampled, attended, read = work
         shares = np.zeros(NUM_PARTS)
-        above = min(max(tokens - 1, 0).bit_length(), NUM_KNOTS - 1)
+        above = knot_above(tokens)
         if above:
-            low = 1 << above - 1
-            shares[above] = (tokens - low) / low
+            low = KNOTS[above - 1]
+            shares[above] = (tokens - low) / (KNOTS[above] - low)
             shares[above - 1] = 1 - shares[above]
         else:
             shares[0] = 1.0
@@ -382,7 +393,7 @@ class StepCost:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds by name: at each knot of the curve, and per unit of the rest."""
-        names = [f"tokens_{1 << knot}" for knot in range(NUM_KNOTS)]
+        names = [f"tokens_{knot}" for knot in KNOTS]
         names += ["any_sampled", "sampled", "attended", "read"]
         return dict(zip(names, self._parts, strict=True))
 
@@ -398,7 +409,7 @@ class StepCost:
 
 def parts_of(prior: Prior) -> np.ndarray:
     """The parts of the prior: at each knot whichever takes longer, weights or FLOPs."""
-    tokens = 2.0 ** np.arange(NUM_KNOTS)
+    tokens = np.array(KNOTS, float)
     curve = HOST_S + np.maximum(prior.weights_s, tokens * prior.token_s)
     rest = (prior.any_sampled_s, prior.sampled_s, prior.attended_s, prior.read_s)
     return np.concatenate([curve, np.maximum(rest, LEAST_PART_S)])
@@ -406,14 +417,15 @@ def parts_of(prior: Prior) -> np.ndarray:
 
 def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
     """The covariance of logarithms that are all wrong by `speed` together, beside that the knots
-    by `shape` and the other parts by `units`, each for itself and knots as their neighbours.
+    by `shape` and the other parts by `units`, each for itself and knots as their neighbours. A
+    knot's own part is as large as its distance to the next below, in powers of two.
     """
     covariance = np.full((NUM_PARTS, NUM_PARTS), speed**2)
-    knots = np.arange(NUM_KNOTS)
+    knots = np.log2(KNOTS)
     near = np.exp(-np.abs(knots[:, None] - knots) / NEIGHBOURS)
     covariance[:NUM_KNOTS, :NUM_KNOTS] += shape**2 * near
     diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
-    diagonal[:NUM_KNOTS] += shape**2
+    diagonal[:NUM_KNOTS] += shape**2 * np.diff(knots, prepend=-1)
     diagonal[NUM_KNOTS:] += units**2
     return covariance
 
@@ -427,20 +439,3 @@ def before(start: int, chunk: int, tokens: int, window: int) -> int:
     steps = -(-tokens // chunk)
     free = min(steps, max(-(-(window - 1 - start) // chunk), 0)) if window else steps
     return free * start + chunk * free * (free - 1) // 2 + (steps - free) * (window - 1)
-
-
-def rising(values: list[float], weights: list[float]) -> list[float]:
-    """The nearest sequence that never falls: neighbours that fall share their weighted mean.
-
-    >>> rising([1.0, 3.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0])
-    [1.0, 2.5, 2.5, 4.0]
-    """
-    pools: list[tuple[float, float, int]] = []
-    for value, weight in zip(values, weights, strict=True):
-        pool = (value, weight, 1)
-        while pools and pools[-1][0] > pool[0]:
-            mean, more, count = pools.pop()
-            both = more + pool[1]
-            pool = ((mean * more + pool[0] * pool[1]) / both, both, count + pool[2])
-        pools.append(pool)
-    return [value for value, _, count in pools for _ in range(count)]

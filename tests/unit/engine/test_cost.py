@@ -15,10 +15,13 @@ from headway.core.clock import VirtualClock
 from headway.core.plan import Description, StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.core.service import LIKE_INTERACTIVE, service_classes
+from headway.core.speculation_config import SpeculationConfig
 from headway.engine import messages
-from headway.engine.calibration import calibrate, pace_alone
-from headway.engine.cost import KEPT_ERRORS, NOTHING, Prior, StepCost, Work, prior_of, rising
+from headway.engine.calibration import calibrate, calibrate_guesses, pace_alone
+from headway.engine.cost import KEPT_ERRORS, NOTHING, Prior, StepCost, Work, prior_of
 from headway.engine.engine import Engine
+from headway.engine.knots import rising
+from headway.engine.speculation import Speculation
 from telemetry_cases import Ready, ceilings, llama, step, telemetry
 
 
@@ -326,6 +329,33 @@ def test_calibration_is_bounded_and_helps_the_first_user():
         work = engine.cost.beside(NOTHING, 0, size)
         took_s = executor.machine.seconds(work)
         assert engine.cost.seconds(work) == pytest.approx(took_s, rel=0.15)
+
+
+class Stepped(Machine):
+    """A machine whose kernels take 5, 6 and 7 rows as long as 8."""
+
+    def seconds(self, work: Work) -> float:
+        rows = 8 if 5 <= work.num_tokens < 8 else work.num_tokens
+        return super().seconds(work._replace(num_tokens=rows))
+
+
+def test_where_tokens_are_guessed_each_number_of_rows_is_known_at_the_start():
+    """Its fifth row takes as long as four more: on a line from 4 to 8 it would seem to take one."""
+    machine = Stepped(weights_s=0.008)
+    engine, executor = timed_engine(machine=machine)
+    engine.scheduler.drafts.speculator = Speculation(
+        SpeculationConfig(sources=("lookup",)), engine.cost
+    )
+    calibrate(engine, budget_s=2.0)
+    begun_s = executor.clock.now_s()
+    calibrate_guesses(engine, budget_s=2.0)
+    assert executor.clock.now_s() - begun_s < 1.5
+    for rows in range(1, 9):
+        work = Work(rows, rows, rows, rows)
+        assert engine.cost.seconds(work) == pytest.approx(machine.seconds(work), rel=0.06), rows
+    assert isinstance(engine.scheduler.drafts.speculator, Speculation)
+    assert not engine.has_work
+    engine.check_integrity()
 
 
 def test_a_slow_machine_is_calibrated_no_longer():

@@ -19,7 +19,7 @@ class Told(Guesser):
         super().__init__(random.Random(), VOCAB, world._truth)
         self.paths = paths
 
-    def plan(self, decodes, beside, budget, most_s):
+    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
         found = {}
         for sequence in decodes:
             following = self.truth(sequence)[sequence.num_generated :]

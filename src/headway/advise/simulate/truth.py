@@ -19,14 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.engine.cost import (
-    NUM_KNOTS,
-    NUM_PARTS,
-    Prior,
-    StepCost,
-    Work,
-    parts_of,
-)
+from headway.engine.cost import NUM_PARTS, Prior, StepCost, Work, parts_of
+from headway.engine.knots import KNOTS, NUM_KNOTS
 from headway.telemetry.calibration import Calibration, StepColumns
 
 Floats = NDArray[np.float64]
@@ -225,11 +219,11 @@ def fitted(works: list[Work], seconds: Floats, belief: StepCost) -> tuple[Floats
 def columns(works: list[Work]) -> Floats:
     """A row for each step: by how much each rise of the curve and each unit of the rest counts.
 
-    48 tokens have the rises to 1, 2, 4, 8, 16 and 32 in full and half of that to 64.
+    36 tokens have the rises to all knots up to 32 in full and half of that to 40.
     """
     tokens = np.array([work.num_tokens for work in works], dtype=float)[:, None]
-    low = 2.0 ** np.arange(NUM_KNOTS - 1)
-    reached = np.maximum((tokens - low) / low, 0.0)
+    knots = np.array(KNOTS, dtype=float)
+    reached = np.maximum((tokens - knots[:-1]) / np.diff(knots), 0.0)
     reached[:, :-1] = np.minimum(reached[:, :-1], 1.0)  # beyond the last knot it goes on straight
     rest = np.array([work[1:] for work in works], dtype=float)
     some = (rest[:, :1] > 0).astype(float)

@@ -76,11 +76,14 @@ class Fcfs:
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Nothing to note."""
 
-    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
-        """Their work, and as long as it pays."""
-        return decode_work(decodes, self.windows), inf
+    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
+        """Their work, and as long as it pays, for prompts have what they need in any step."""
+        return decode_work(decodes, self.windows), inf, False
 
     def drafted(self, sequence: Sequence, num_drafts: int) -> None:
+        """Nothing to note."""
+
+    def drafts_for(self, seconds: float) -> None:
         """Nothing to note."""
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:

@@ -99,12 +99,17 @@ class Policy(Protocol):
         """The step computes `num_tokens` of `sequence`."""
         ...
 
-    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
-        """What the step does for `decodes`, and how long it may last with guesses beside them."""
+    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
+        """What the step does for `decodes`, how long it may last with guesses beside them, and
+        whether prompts wait for what they take."""
         ...
 
     def drafted(self, sequence: Sequence, num_drafts: int) -> None:
         """The step also verifies so many guesses of `sequence`, which it took a token of."""
+        ...
+
+    def drafts_for(self, seconds: float) -> None:
+        """For so long the step also makes guesses for the next."""
         ...
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:

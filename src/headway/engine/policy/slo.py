@@ -28,7 +28,6 @@ Users who have had more than the least served come behind, by steps of half the 
 
 from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
-from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from typing import Self
@@ -42,7 +41,15 @@ from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
 from headway.engine.policy.policy import Turn, decode_work, decoding, is_behind
-from headway.engine.policy.slo_state import SloState, arrival, missing, state, takes_s
+from headway.engine.policy.slo_state import (
+    Groups,
+    Ranked,
+    SloState,
+    arrival,
+    missing,
+    state,
+    takes_s,
+)
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
@@ -63,6 +70,8 @@ LONGEST_STEP_S = 0.25
 """What a step takes at most, while decodes can bear it."""
 IDLE_PATIENCE = 16
 """How many times longer those of idle classes age."""
+FEW = 64
+"""So many tokens of prompts, and a guess takes from them what it takes."""
 CREDIT = 8192.0
 """Tokens that a user may have had more than the least served before it comes behind."""
 
@@ -92,6 +101,7 @@ class Slo(Fcfs):
         self._beside = NOTHING
         self._behind: list[Sequence] = []
         self._looked_up = self._num_decodes = 0
+        self._prompts_wait = False
 
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
@@ -130,6 +140,9 @@ class Slo(Fcfs):
         longest_s = self.longest_s(running, waiting)
         self._step_s = min([longest_s, *[step_s for step_s, _ in bears]])
         self._calm_s = min([longest_s, *[calm_s for _, calm_s in bears]])
+        may_start = len(running) < self.max_num_seqs
+        behind = [*filter(is_behind, running), *(waiting if may_start else ())]
+        self._prompts_wait = sum(map(missing, behind)) >= FEW
         idle = [s for s in rows if self.is_idle(s)]
         wanting = sum(not self.is_idle(s) for s in waiting) if idle else 0
         left = idle[: max(len(idle) - wanting, 0)]
@@ -203,13 +216,18 @@ class Slo(Fcfs):
         """What `rows` do as decodes."""
         return decode_work(rows, self.cost.windows)
 
-    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float]:
-        """Their work, and what they can bear to meet their objectives."""
-        return self._beside, self._step_s
+    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
+        """Their work, what they can bear to meet their objectives, and who waits."""
+        return self._beside, self._step_s, self._prompts_wait
 
     def drafted(self, sequence: Sequence, num_drafts: int) -> None:
         """The step grows."""
         self._beside = self.cost.with_drafts(self._beside, len(sequence.tokens), num_drafts)
+
+    def drafts_for(self, seconds: float) -> None:
+        """So much less of it is for prompts."""
+        self._step_s -= seconds
+        self._calm_s -= seconds
 
     # ── turns ───────────────────────────────────────────────────────────────────────────────
 
@@ -258,7 +276,7 @@ class Slo(Fcfs):
             if most > 0:
                 yield Turn(sequence, most, firm)
 
-    def sort(self, behind: list[Sequence]) -> "Groups":
+    def sort(self, behind: list[Sequence]) -> Groups:
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
         token_s = self.token_s / (1 - self.config.lane_share * self._lane_waits)
@@ -309,7 +327,7 @@ class Slo(Fcfs):
             sequence = waiting[self._looked_up]
             state(sequence).matched = self.kv.match_prefix(sequence).num_tokens
 
-    def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> "Ranked":
+    def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> Ranked:
         """Who is in time where users who have had more come behind, by steps of half the credit."""
         step = max(self.credit / 2, 1.0)
         least = self.users.least
@@ -422,27 +440,3 @@ class Slo(Fcfs):
     def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
         """Whoever has not been overtaken beyond its bound."""
         return not self.has_aged(sequence)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
-    """Who is behind, in the order of their turns."""
-
-    aged: list[Sequence]
-    ahead: list[Sequence]
-    late: list[Sequence]
-    lane: list[Sequence]
-    idle: list[Sequence]
-
-
-@dataclass(slots=True, kw_only=True)
-class Ranked:
-    """Those in time in their order, those late by the rank of their users, least served first.
-
-    The last in time ends at `end_s`; all of them could begin `spare_s` later.
-    """
-
-    in_time: list[Sequence] = field(default_factory=list)
-    late: list[list[Sequence]] = field(default_factory=list)
-    end_s: float
-    spare_s: float = inf

@@ -1,6 +1,7 @@
 """What `policy.slo` knows of one sequence: what it keeps of it, and what follows from that."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 from headway.engine.sequence import WAITING, Sequence
 
@@ -30,6 +31,30 @@ class SloState:
     def kept(self, num_tokens: int) -> None:
         """The same step brought so many more."""
         self.gained += GAINED_FOLLOWS * num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Who is behind, in the order of their turns."""
+
+    aged: list[Sequence]
+    ahead: list[Sequence]
+    late: list[Sequence]
+    lane: list[Sequence]
+    idle: list[Sequence]
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranked:
+    """Those in time in their order, those late by the rank of their users, least served first.
+
+    The last in time ends at `end_s`; all of them could begin `spare_s` later.
+    """
+
+    in_time: list[Sequence] = field(default_factory=list)
+    late: list[list[Sequence]] = field(default_factory=list)
+    end_s: float
+    spare_s: float = inf
 
 
 def state(sequence: Sequence) -> SloState:

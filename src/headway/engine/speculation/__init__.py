@@ -11,6 +11,7 @@
     controller  how many guesses of each sequence bring the most tokens a second
     paths       which other guesses of the same tokens are verified beside them
     asking      when the runtime's drafter is asked
+    rehearsal   asks it before anybody needs its guesses
 
 The runtime samples behind each guess what it would sample anyway (`core.plan.ScheduledSequence`):
 guesses change how fast tokens come and never which. Nothing here knows of tensors.
@@ -19,10 +20,19 @@ guesses change how fast tokens come and never which. Nothing here knows of tenso
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+from headway.engine.speculation.rehearsal import Rehearsal
 from headway.engine.speculation.speculation import Speculation
 from headway.engine.speculation.step import StepDrafts
 
-__all__ = ["NO_DRAFTS", "Drafts", "Speculator", "StepDrafts", "make_speculator"]
+__all__ = [
+    "NO_DRAFTS",
+    "Drafts",
+    "Rehearsal",
+    "Speculation",
+    "Speculator",
+    "StepDrafts",
+    "make_speculator",
+]
 
 
 def make_speculator(config: SpeculationConfig, cost: StepCost) -> Speculation | None:

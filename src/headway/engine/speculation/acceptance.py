@@ -8,16 +8,17 @@ is kept lengthens the match by one. So one curve by length says all of it; measu
     the first guess     0.26  0.45  0.56  0.57  0.7 … 0.75       0.8
     match 1, guess 1 …  0.26  0.46  0.60  0.66  0.73  0.71  0.76  0.81     along its own guesses
 
-A source without a match, a drafting model, has a curve by the depth of the guess instead. What is
-learned never falls with the length and never rises with the depth; the chance that a guess is
-reached and kept is the product of the shares up to it, behind a match of 2: 0.45, 0.25, 0.14.
+A source without a match, a drafting model, has a share for each depth of the guess instead, which
+is that of all depths as long as few were seen so deep. What is learned never falls with the length;
+the chance that a guess is reached and kept is the product of the shares up to it, behind a match of
+2: 0.45, 0.25, 0.14.
 
 (Replayed: 0.533 nats a guess with one curve, 0.533 with one for each depth, 0.634 by depth alone.)
 Old observations fade, and a request's own say how much more or less is kept of its guesses than
 was expected of them: as odds, shrunk to 1 as long as there are few (`Own`).
 """
 
-from headway.engine.cost import rising
+from headway.engine.knots import rising
 from headway.engine.speculation.lookup import Match
 
 NUM_DEPTHS = 16
@@ -35,15 +36,16 @@ FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95
 """By length, what is kept before any was seen: as in the chats."""
 CONTRADICTED = tuple(share * share for share in FOUND)
 """The same where the drafter says something else."""
-DRAFTED = (0.9,) * NUM_DEPTHS
-"""By depth. High, for what is asked is soon known, and what is not asked never."""
+DRAFTED = 0.9
+"""At any depth. High, for what is asked is soon known, and what is not asked never."""
 POOLED = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
 """By the kinds of `lookahead`."""
 PRIOR = 2.0
 """The prior counts as so many guesses, always: no share is ever 0 or 1."""
-FADE = 1 - 1 / 32
+FADE = 1 - 1 / 64
 """What an observation is worth after the next of the same cell. From 16 to 256 the replayed answers
-are predicted alike; a change of traffic is followed sooner the less is kept."""
+are predicted alike; but 32 sequences give 32 observations a step, and who guesses where the share
+is thought too high, and not where it is thought too low, loses what noise promises."""
 OWN_FADE = 0.9
 """The same for a request's own: ten steps say what it is like now."""
 SHRINK = 2.0
@@ -86,12 +88,11 @@ class Own:
 
 
 class Curve:
-    """The share kept by cell, of all requests; it `falls` or rises with the cell; None: neither."""
+    """The share kept by cell, of all requests."""
 
-    __slots__ = ("_hits", "_is_stale", "_prior", "_shares", "_tries", "falls")
+    __slots__ = ("_hits", "_is_stale", "_prior", "_shares", "_tries")
 
-    def __init__(self, prior: tuple[float, ...], *, falls: bool | None) -> None:
-        self.falls = falls
+    def __init__(self, prior: tuple[float, ...]) -> None:
         self._prior = prior
         self._tries = [0.0] * len(prior)
         self._hits = [0.0] * len(prior)
@@ -111,21 +112,36 @@ class Curve:
 
     @property
     def shares(self) -> list[float]:
-        """By cell; where the observations say the contrary of the order, their mean."""
+        """By cell."""
         if self._is_stale:
             self._is_stale = False
             tries = [seen + PRIOR for seen in self._tries]
-            shares = [
-                (hits + PRIOR * prior) / seen
-                for hits, prior, seen in zip(self._hits, self._prior, tries)
-            ]
-            if self.falls is None:
-                self._shares = shares
-            elif self.falls:
-                self._shares = rising(shares[::-1], tries[::-1])[::-1]
-            else:
-                self._shares = rising(shares, tries)
+            self._shares = self._settled(tries)
         return self._shares
+
+    def _settled(self, tries: list[float]) -> list[float]:
+        """The shares, where so many guesses count for each cell, its prior among them."""
+        pairs = zip(self._hits, self._prior, tries)
+        return [(hits + PRIOR * prior) / seen for hits, prior, seen in pairs]
+
+
+class Rising(Curve):
+    """It rises with the cell: where the observations say the contrary, their mean."""
+
+    __slots__ = ()
+
+    def _settled(self, tries: list[float]) -> list[float]:
+        return rising(super()._settled(tries), tries)
+
+
+class Levelled(Curve):
+    """The prior of each cell is the share of all: what is known of some tells of those unseen."""
+
+    __slots__ = ()
+
+    def _settled(self, tries: list[float]) -> list[float]:
+        mean = (sum(self._hits) + PRIOR * self._prior[0]) / (sum(self._tries) + PRIOR)
+        return [(hits + PRIOR * mean) / seen for hits, seen in zip(self._hits, tries)]
 
 
 class Acceptance:
@@ -183,10 +199,11 @@ class Acceptance:
         curve = self._curves.get(key)
         if curve is None:
             if isinstance(match, tuple):
-                curve = Curve(POOLED, falls=None)
+                curve = Curve(POOLED)
+            elif match:
+                curve = Rising(CONTRADICTED if beside == AGAINST else FOUND)
             else:
-                found = CONTRADICTED if beside == AGAINST else FOUND
-                curve = Curve(found, falls=False) if match else Curve(DRAFTED, falls=True)
+                curve = Levelled((DRAFTED,) * NUM_DEPTHS)
             self._curves[key] = curve
         return curve
 

@@ -61,6 +61,14 @@ class Asking:
         self._num_unpaid += 1
         return self._probe(values, drafting, self.cost.seconds(plain.work))
 
+    def seconds(self, counts: TypingSequence[int]) -> float:
+        """What it takes to guess so many tokens of each decode; the prompt behind a first guess,
+        which is computed then, is not counted."""
+        if not any(counts):
+            return 0.0
+        drafting = self.price.drafting
+        return drafting.seconds(max(counts)) + sum(counts) * drafting.row_s
+
     def _probe(
         self, values: TypingSequence[list[float]], drafting: Drafting, step_s: float
     ) -> list[int]:
@@ -68,7 +76,7 @@ class Asking:
         is what costs, and each of its rows tells as much as the first."""
         counts = [min(len(chances), 1) for chances in values]
         self._unasked_s += step_s
-        if drafting.pass_s + sum(counts) * drafting.row_s > PROBE_SHARE * self._unasked_s:
+        if drafting.seconds(1) + sum(counts) * drafting.row_s > PROBE_SHARE * self._unasked_s:
             return [0] * len(values)
         self._unasked_s = 0.0
         return counts

@@ -9,7 +9,12 @@ Given for each decode the chances that its guesses are reached and kept, and wha
     none: 1 / 13.3 = 75 tokens/s     4: 3.36 / 16.6 = 202     8: 4.33 / 20 = 216
 
 What runs beside the decodes, prompts say, is not counted as their time: a token that comes now
-saves a share of a later step, and that is a step of decodes.
+saves a share of a later step, and that is a step of decodes. Where prompts share most steps, which
+then compute as fast as they can, it saves no more than its own row there, which is what a guess
+takes: nothing is guessed.
+
+    4 decodes, 9.3 ms; a guess takes 0.4 ms, a row beside 64 tokens of a prompt 0.7 ms
+    nobody comes: a token is worth 2.3 ms    prompts in 9 of 10 steps: 0.9 ms
 
 Guesses are taken in the order of what they are worth, chance less the price of their context, and
 every number of them is looked at, for the cost curve need not be concave: a row may be dear and the
@@ -25,15 +30,14 @@ from typing import NamedTuple
 
 from headway.engine.cost import StepCost, Work
 
-LEAST_GAIN = 0.05
-"""Guesses have to promise so much more than none, for prices are known no better. Four streams of
-books, 0.5B shape, int4: what seemed to gain a little lost 7.5% where this was 0, 5.9% with it."""
+CHUNK = 64
+"""Tokens of a prompt beside which a row takes what it computes, for the weights are read anyway."""
 NOT_BETTER = 1e-9
 """Rates that differ by less than this share are equal, and fewer guesses win."""
 
 
 class Drafting(NamedTuple):
-    """What a drafter takes: seconds for each pass, and for each row of a pass.
+    """What a drafter takes: seconds for being asked, for each pass, and for each row of a pass.
 
     One pass of a model drafts one token of each sequence that has more to draft: 3 and 1 tokens of
     two sequences are three passes and four rows. Where all are drafted `at_once`, it is one pass.
@@ -42,10 +46,15 @@ class Drafting(NamedTuple):
     pass_s: float = 0.0
     row_s: float = 0.0
     at_once: bool = False
+    ask_s: float = 0.0
 
-    def passes(self, depth: int) -> int:
-        """How many draft up to `depth` tokens of each sequence."""
-        return min(depth, 1) if self.at_once else depth
+    def seconds(self, depth: int) -> float:
+        """Of drafting up to `depth` tokens of each sequence, but for its rows.
+
+        >>> Drafting(pass_s=2.0, ask_s=1.0).seconds(3), Drafting(2.0, 0.0, True).seconds(3)
+        (7.0, 2.0)
+        """
+        return self.ask_s + self.pass_s * (min(depth, 1) if self.at_once else depth)
 
 
 FREE = Drafting()
@@ -56,7 +65,7 @@ class PlainStep(NamedTuple):
 
     `starts[i]` is the position of the first guess of decode i. `decodes` is what the decodes do
     alone, `work` what the step does. At most `budget` guesses fit in all, and with them the step
-    should last no longer than `most_s`.
+    should last no longer than `most_s`. Of the steps to come a share `busy` computes prompts, too.
     """
 
     starts: Sequence[int]
@@ -64,6 +73,19 @@ class PlainStep(NamedTuple):
     work: Work
     budget: int
     most_s: float = inf
+    busy: float = 0.0
+
+    def worth_s(self, cost: StepCost) -> float:
+        """Seconds that a token of each decode saves where it comes now: those of a later step."""
+        alone_s, count = cost.seconds(self.decodes), len(self.starts)
+        if not self.busy:
+            return alone_s
+        fewer = Work(*[part * (count - 1) // count for part in self.decodes])
+        with_s, without_s = (
+            cost.seconds(work._replace(num_tokens=work.num_tokens + CHUNK))
+            for work in (self.decodes, fewer)
+        )
+        return alone_s + self.busy * min(count * (with_s - without_s) - alone_s, 0.0)
 
 
 def choose(
@@ -113,33 +135,26 @@ class Step:
 
     def __init__(self, plain: PlainStep, cost: StepCost, most: int, drafting: Drafting) -> None:
         self.starts, self.num_decodes, self.drafting = plain.starts, len(plain.starts), drafting
-        self.alone_s, beside_s = cost.seconds(plain.decodes), cost.seconds(plain.work)
+        self.alone_s, beside_s = plain.worth_s(cost), cost.seconds(plain.work)
         self.room_s = plain.most_s - beside_s
         self.context_s = cost.attended_s
-        tokens, sampled, attended, read = plain.work
-        windows = len(cost.windows)
-        self.ends = [0, *knots(tokens, most)]
-        self.ends_s = [
-            cost.seconds(Work(tokens + end, sampled + end, attended, read + end * windows))
-            - beside_s
-            + end * drafting.row_s
-            for end in self.ends
-        ]
+        row_s = drafting.row_s
+        rows_s = cost.rows_s(plain.work, most)
+        self.added_s = [s + count * row_s for count, s in enumerate(rows_s)] if row_s else rows_s
+        """Seconds that 0, 1, 2 … guesses add, but for their contexts and the drafter's passes."""
 
     @property
     def least_value(self) -> float:
-        """What one with the shortest context has to be worth at least, so that it could pay.
-
-        Between knots the price of all grows in proportion, so the least price a guess is at one.
-        """
-        least_s = min([s / end for end, s in zip(self.ends[1:], self.ends_s[1:])])
-        least_s += self.context_s * (min(self.starts) + 1) + self.drafting.pass_s / self.num_decodes
+        """What one with the shortest context has to be worth at least, so that it could pay."""
+        least_s = min([s / count for count, s in enumerate(self.added_s[1:], 1)])
+        least_s += self.context_s * (min(self.starts) + 1)
+        least_s += self.drafting.seconds(1) / self.num_decodes
         return self.num_decodes * least_s / self.alone_s
 
     def best_of(self, values: Sequence[Sequence[float]]) -> list[int]:
         """The sequence of each guess that is taken; of as good choices the one with fewest."""
-        added_s, taken = self._prices(), []
-        rate = (1 + LEAST_GAIN) * self.num_decodes / self.alone_s
+        added_s, taken = self.added_s, []
+        rate = self.num_decodes / self.alone_s
         least_s = min([s - before for before, s in pairwise(added_s)])
         longest = max([len(chances) for chances in values])
         one_by_one = self.drafting.pass_s and not self.drafting.at_once
@@ -153,7 +168,7 @@ class Step:
                     if chance > rate * least_s
                 ]
                 guesses.sort()
-                count, better = self._scan(guesses, added_s, depth, rate)
+                count, better = self._scan(guesses, depth, rate)
                 if not count:
                     break
                 rate, taken = better, [index for _, index, _, _ in guesses[:count]]
@@ -162,42 +177,20 @@ class Step:
     def _scan(
         self,
         guesses: list[tuple[float, int, float, int]],
-        added_s: list[float],
         depth: int,
         rate: float,
     ) -> tuple[int, float]:
         """(how many of the guesses in this order give the best rate, that rate); 0: none beats
         `rate`. They are drafted as `depth` tokens of each sequence are."""
-        passes_s = self.drafting.passes(depth) * self.drafting.pass_s
+        drafting_s = self.drafting.seconds(depth)
         tokens, context, count = float(self.num_decodes), 0, 0
         rate *= 1 + NOT_BETTER
-        for number, ((_, _, chance, place), more_s) in enumerate(zip(guesses, added_s[1:]), 1):
+        for number, ((_, _, chance, place), more_s) in enumerate(zip(guesses, self.added_s[1:]), 1):
             tokens += chance
             context += place
-            more_s += context * self.context_s + passes_s
+            more_s += context * self.context_s + drafting_s
             if more_s > self.room_s:
                 break
             if tokens > rate * (self.alone_s + more_s):
                 rate, count = tokens / (self.alone_s + more_s), number
         return count, rate
-
-    def _prices(self) -> list[float]:
-        """Seconds that 0, 1, 2 … guesses add, but for their contexts: straight between the ends."""
-        prices = [0.0]
-        for (low, low_s), (high, high_s) in pairwise(zip(self.ends, self.ends_s)):
-            slope = (high_s - low_s) / (high - low)
-            prices += [low_s + slope * count for count in range(1, high - low + 1)]
-        return prices
-
-
-def knots(tokens: int, most: int) -> list[int]:
-    """Up to how many more tokens than `tokens` the cost curve is straight; the last is `most`.
-
-    >>> knots(3, 8), knots(8, 8)
-    ([1, 5, 8], [8])
-    """
-    ends, power = [], 1 << tokens.bit_length()
-    while power - tokens < most:
-        ends.append(power - tokens)
-        power *= 2
-    return [*ends, most]

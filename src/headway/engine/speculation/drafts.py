@@ -40,13 +40,29 @@ class Speculator(Protocol):
     @property
     def failure(self) -> str: ...
 
+    @property
+    def drafting_s(self) -> float:
+        """What the runtime's drafter is going to take in the step that was planned last."""
+        ...
+
     def plan(
-        self, decodes: TypingSequence[Sequence], beside: Work, budget: int, most_s: float
+        self,
+        decodes: TypingSequence[Sequence],
+        beside: Work,
+        budget: int,
+        most_s: float,
+        *,
+        prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
         """By sequence id the guesses to verify in a step that does `beside` without them.
 
         At most `budget` tokens in all; with them the step should last no longer than `most_s`.
+        Where `prompts_wait`, what guesses take is taken from them.
         """
+        ...
+
+    def planned(self, num_prompt_tokens: int) -> None:
+        """The step that was planned last also computes so many tokens of prompts."""
         ...
 
     def first(self, sequence: Sequence) -> int:

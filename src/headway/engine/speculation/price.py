@@ -1,25 +1,29 @@
-"""What a drafter takes: seconds for each pass and for each row, learned from each step.
+"""What a drafter takes: seconds for being asked, each pass and each row, learned from each step.
 
     3 and 1 guesses of two sequences: three passes of a drafting model, four rows
                                       one pass of Medusa heads, four rows
 
-Least squares over what was seen, older steps fading, beside a prior: its share of the model's own
-step by their parameters. A step in which it first computes a long prompt says little of that and is
-clipped.
+The first pass of a drafting model computes all that came since the last, and whoever is asked has
+work to do whatever is guessed, so asking has a price of its own: with headway-draft 0.45 ms, and
+each pass 0.1 ms. Least squares over what was seen, older steps fading, none below 0, beside a
+prior: its share of the model's own step by their parameters. A step in which it first computes a
+long prompt says little of that and is clipped.
 """
 
 from headway.engine.cost import StepCost, Work
 from headway.engine.speculation.controller import Drafting
 
-FADE = 0.97
+FADE = 0.98
 CLIP = 2.0
 """A step that took longer than this many times what was expected counts as so long."""
 ROW_SHARE = 0.1
 """Of a pass, what each row adds, before any was seen."""
-PRIOR = 4.0
-"""The prior counts as so many steps of 4 guesses, and as many of 16."""
+PRIOR = 2.0
+"""The prior of each of the three counts as so many steps that tell of it alone."""
 OVERHEAD_S = 1e-4
-"""Of a pass, whatever its size: calls, tensors, the draw."""
+"""Of being asked, whatever the size: calls, tensors, the draw."""
+SWEEPS = 6
+"""Rounds of coordinate descent after each step; it begins where the last one ended."""
 
 
 class DraftPrice:
@@ -27,57 +31,45 @@ class DraftPrice:
 
     def __init__(self, cost: StepCost, share: float, *, at_once: bool = False) -> None:
         self._cost, self._share, self._at_once = cost, share, at_once
-        self._sums: list[float] | None = None
-        self._drafting: Drafting | None = None
+        self._parts: list[float] = []
+        """Of asking, of a pass, of a row; empty until somebody wants to know."""
+        self._squares = [[0.0] * 3 for _ in range(3)]
+        self._seconds = [0.0] * 3
 
     @property
     def drafting(self) -> Drafting:
-        """Seconds of a pass and of a row."""
-        if self._drafting is None:
-            self._drafting = self._solve()
-        return self._drafting
+        """Seconds of being asked, of a pass and of a row."""
+        if not self._parts:
+            self._begin()
+        ask_s, pass_s, row_s = self._parts
+        return Drafting(pass_s, row_s, self._at_once, ask_s)
+
+    def _begin(self) -> None:
+        """The prior. Heads have one pass whenever they are asked: asking is no part of its own."""
+        one = self._cost.seconds(Work(1, 1, 1, 1)) * self._share
+        self._parts = [OVERHEAD_S, (1 - ROW_SHARE) * one, ROW_SHARE * one]
+        if self._at_once:
+            self._parts[:2] = 0.0, OVERHEAD_S + self._parts[1]
+        for at, part in enumerate(self._parts):
+            self._squares[at][at] = PRIOR
+            self._seconds[at] = PRIOR * part
 
     def observe(self, depth: int, rows: int, seconds: float) -> None:
         """A step in which `rows` guesses were made, of a sequence at most `depth`."""
         if not rows:
             return
-        passes = self.drafting.passes(depth)
-        expected = self.drafting.pass_s * passes + self.drafting.row_s * rows
-        seconds = min(seconds, CLIP * expected)
-        pp, pr, rr, ps, rs = (FADE * each for each in self._prior_sums())
-        self._sums = [
-            pp + passes * passes,
-            pr + passes * rows,
-            rr + rows * rows,
-            ps + passes * seconds,
-            rs + rows * seconds,
-        ]
-        self._drafting = None
-
-    def _prior_sums(self) -> list[float]:
-        """The sums so far; those of the prior before any."""
-        if self._sums is None:
-            one = self._cost.seconds(Work(1, 1, 1, 1)) * self._share + OVERHEAD_S
-            row_s, pass_s = ROW_SHARE * one, (1 - ROW_SHARE) * one
-            passes = 1 if self._at_once else 4
-            cases = ((passes, 4), (passes, 16))
-            pairs = [(p, r, p * pass_s + r * row_s) for p, r in cases]
-            self._sums = [
-                PRIOR * sum(p * p for p, _, _ in pairs),
-                PRIOR * sum(p * r for p, r, _ in pairs),
-                PRIOR * sum(r * r for _, r, _ in pairs),
-                PRIOR * sum(p * s for p, _, s in pairs),
-                PRIOR * sum(r * s for _, r, s in pairs),
-            ]
-        return self._sums
-
-    def _solve(self) -> Drafting:
-        """The least squares of seconds = passes · pass_s + rows · row_s, neither below 0."""
-        pp, pr, rr, ps, rs = self._prior_sums()
-        determinant = pp * rr - pr * pr
-        if determinant > 1e-9 * pp * rr:
-            pass_s = (ps * rr - rs * pr) / determinant
-            row_s = (rs * pp - ps * pr) / determinant
-            if pass_s >= 0 and row_s >= 0:
-                return Drafting(pass_s, row_s, self._at_once)
-        return Drafting(max(ps / pp, 0.0), 0.0, self._at_once)
+        drafting = self.drafting
+        expected_s = drafting.seconds(depth) + drafting.row_s * rows
+        seconds = min(seconds, CLIP * expected_s)
+        counts = (0.0, 1.0, rows) if self._at_once else (1.0, depth, rows)
+        for at, count in enumerate(counts):
+            self._seconds[at] = FADE * self._seconds[at] + count * seconds
+            row = self._squares[at]
+            for beside, other in enumerate(counts):
+                row[beside] = FADE * row[beside] + count * other
+        parts = self._parts
+        for _ in range(SWEEPS):
+            for at, row in enumerate(self._squares):
+                if row[at] > 0:
+                    left = self._seconds[at] - sum([n * part for n, part in zip(row, parts)])
+                    parts[at] = max(parts[at] + left / row[at], 0.0)

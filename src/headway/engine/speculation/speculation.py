@@ -23,17 +23,18 @@ from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
-from headway.engine.speculation.asking import PATIENCE, PROBE_SHARE, RESTS, Asking
-from headway.engine.speculation.controller import PlainStep, choose, least_value
+from headway.engine.speculation.asking import PATIENCE, RESTS, Asking
+from headway.engine.speculation.controller import CHUNK, PlainStep, choose, least_value
 from headway.engine.speculation.drafts import Drafts, fitting, outcomes
 from headway.engine.speculation.lookahead import KINDS, Lookahead
 from headway.engine.speculation.paths import Rival, choose_rivals, find_rival, observe
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
+from headway.engine.speculation.trials import Trials
 
-TRIED = 3
-"""Guesses that are tried where none seems to pay: with the decode, a knot of the cost curve."""
+LATELY = 16
+"""Steps: about as many as a token that comes now shortens the end of an answer by."""
 EMPTY = Drafts([])
 
 
@@ -96,8 +97,10 @@ class Speculation:
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
         """By source: guesses verified, guesses kept."""
         self._by_id: dict[int, Guessing] = {}
-        self._untried_s = 0.0
-        """Seconds of steps since more rows were tried."""
+        self.trials = Trials(cost)
+        self.busy = 0.0
+        """Of the steps lately, the share with prompts beside the decodes."""
+        self.drafting_s = 0.0
 
     @property
     def failure(self) -> str:
@@ -107,14 +110,21 @@ class Speculation:
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
     def plan(
-        self, decodes: TypingSequence[Sequence], beside: Work, budget: int, most_s: float
+        self,
+        decodes: TypingSequence[Sequence],
+        beside: Work,
+        budget: int,
+        most_s: float,
+        *,
+        prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
         """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
         if not decodes:
             return {}
         starts = [len(sequence.tokens) for sequence in decodes]
         alone = decode_work(decodes, self.cost.windows)
-        plain = PlainStep(starts, alone, beside, budget, most_s)
+        busy = 1.0 if prompts_wait else self.busy
+        plain = PlainStep(starts, alone, beside, budget, most_s, busy)
         if self.lookahead is not None:
             least = least_value(plain, self.cost, self.config.max_drafts)
             self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), least)
@@ -134,6 +144,7 @@ class Speculation:
             )
             if count
         }
+        self.drafting_s = 0.0
         if self.asking is not None and self.asking.is_able(plain):
             values = [
                 self._drafting_chances(sequence, state, candidate, count)
@@ -142,11 +153,16 @@ class Speculation:
                 )
             ]
             asked = self.asking.counts(values, plain)
+            self.drafting_s = self.asking.seconds(asked)
             for sequence, count in zip(decodes, asked, strict=True):
                 if count:
                     drafts = found.get(sequence.sequence_id, EMPTY)
                     found[sequence.sequence_id] = drafts._replace(propose=count)
         return found
+
+    def planned(self, num_prompt_tokens: int) -> None:
+        """Whether steps have prompts beside the decodes, of late."""
+        self.busy += (min(num_prompt_tokens / CHUNK, 1.0) - self.busy) / LATELY
 
     def _state(self, sequence: Sequence) -> Guessing:
         state = self._by_id.get(sequence.sequence_id)
@@ -188,33 +204,13 @@ class Speculation:
         """How many guesses of each candidate are verified, and of its rival."""
         values = [candidate.values for candidate in best]
         if not any(values):
-            self._untried_s += self.cost.seconds(plain.work)
+            self.trials.plain(plain)
             return [0] * len(values), [0] * len(values)
         counts = choose(values, plain, self.cost)
-        self._try_more(values, counts, plain)
+        if self.trials.vary(values, counts, plain):
+            return counts, [0] * len(counts)
         rivals = [candidate.rival for candidate in best]
         return counts, choose_rivals(rivals, values, counts, plain, self.cost)
-
-    def _try_more(self, values: list[list[float]], counts: list[int], plain: PlainStep) -> None:
-        """Verify more guesses of one sequence where that takes a hundredth of the time since.
-
-        What rows cost is learned from steps that have them: those that seemed dear, because others
-        used the machine or nobody ever saw so many, would seem so for ever.
-        """
-        index = max(range(len(values)), key=lambda i: sum(values[i][counts[i] :]))
-        count = counts[index]
-        room = plain.budget - sum(counts)
-        more = min(len(values[index]), max(TRIED, 2 * count + 1), count + room)
-        work = plain.work
-        for start, riding in zip(plain.starts, counts, strict=True):
-            work = self.cost.with_drafts(work, start, riding) if riding else work
-        step_s = self.cost.seconds(work)
-        self._untried_s += step_s
-        tried = self.cost.with_drafts(work, plain.starts[index] + count, more - count)
-        tried_s = self.cost.seconds(tried)
-        dearer_s = tried_s - step_s
-        if more > count and dearer_s <= PROBE_SHARE * self._untried_s and tried_s <= plain.most_s:
-            counts[index], self._untried_s = more, 0.0
 
     def _drafting_chances(
         self, sequence: Sequence, state: Guessing, candidate: Candidate, num_riding: int

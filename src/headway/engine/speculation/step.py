@@ -49,8 +49,9 @@ class StepDrafts:
             counts.append(1 + min(sequence.num_missing - 1, spare))
             spare -= counts[-1] - 1
         self.verified, self._riding, self.num_forced = [], {}, 0
-        beside, most_s = self.policy.beside_drafts(decodes)
-        self._by_id = self.speculator.plan(decodes, beside, spare, most_s)
+        beside, most_s, waits = self.policy.beside_drafts(decodes)
+        self._by_id = self.speculator.plan(decodes, beside, spare, most_s, prompts_wait=waits)
+        self.policy.drafts_for(self.speculator.drafting_s)
         return counts
 
     def of(self, sequence: Sequence) -> Drafts:
@@ -86,6 +87,10 @@ class StepDrafts:
         One that copies a block already has none: what is copied is not there before the step. Nor
         has one that computes forced tokens.
         """
+        if self.speculator is not None:
+            rows = plan.scheduled  # no path is among them yet
+            rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in rows]
+            self.speculator.planned(sum(rest))
         copying = {copy.sequence_id for copy in plan.copies} if self._riding else set()
         for sequence_id, sequence in self._riding.items():
             drafts, rows = self._by_id[sequence_id], list[ScheduledSequence]()

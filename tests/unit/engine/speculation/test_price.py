@@ -28,3 +28,15 @@ def test_a_pass_and_a_row_are_learned(at_once: bool):
     assert drafting.at_once == at_once
     assert drafting.pass_s == pytest.approx(2e-3, rel=0.05)
     assert drafting.row_s == pytest.approx(5e-4, rel=0.05)
+
+
+def test_being_asked_costs_though_little_is_guessed():
+    """The first pass computes what came since: 1 ms for being asked, 0.1 ms a pass. One guess takes
+    as long as eight at two thirds of their price."""
+    price = DraftPrice(StepCost(), 0.03)
+    for number in range(200):
+        depth = (1, 1, 2, 4, 8)[number % 5]
+        price.observe(depth, depth * (1 + number % 2), 1e-3 + 1e-4 * depth)
+    drafting = price.drafting
+    assert drafting.seconds(1) + drafting.row_s == pytest.approx(1.1e-3, rel=0.05)
+    assert drafting.seconds(8) + 8 * drafting.row_s == pytest.approx(1.8e-3, rel=0.05)

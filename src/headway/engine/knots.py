@@ -1,0 +1,45 @@
+"""Between which numbers of tokens the cost of a step is a straight line.
+
+Kernels are made for certain numbers of rows: products in int4 by two cores took 131, 146, 158 and
+151 us with 4, 5, 6 and 8. So knots lie close where few rows are computed, and then apart.
+"""
+
+KNOTS: tuple[int, ...] = (
+    *range(1, 17),
+    *range(18, 33, 2),
+    *(40, 48, 56),
+    *(1 << power for power in range(6, 15)),
+)
+"""Tokens at the curve's knots; beyond them it goes on straight."""
+NUM_KNOTS = len(KNOTS)
+CLOSE = 64
+"""Up to so many tokens a list says which knot is above."""
+ABOVE = [sum(knot < tokens for knot in KNOTS) for tokens in range(CLOSE + 1)]
+
+
+def knot_above(tokens: int) -> int:
+    """Which knot is the first with so many tokens or more; the last one beyond.
+
+    >>> [KNOTS[knot_above(tokens)] for tokens in (0, 5, 17, 33, 64, 65, 100_000)]
+    [1, 5, 18, 40, 64, 128, 16384]
+    """
+    if tokens <= CLOSE:
+        return ABOVE[tokens]
+    return min(ABOVE[CLOSE] + (tokens - 1).bit_length() - CLOSE.bit_length() + 1, NUM_KNOTS - 1)
+
+
+def rising(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest sequence that never falls: neighbours that fall share their weighted mean.
+
+    >>> rising([1.0, 3.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0])
+    [1.0, 2.5, 2.5, 4.0]
+    """
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        pool = (value, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, more, count = pools.pop()
+            both = more + pool[1]
+            pool = ((mean * more + pool[0] * pool[1]) / both, both, count + pool[2])
+        pools.append(pool)
+    return [value for value, _, count in pools for _ in range(count)]

@@ -1,0 +1,45 @@
+"""Guesses before anybody needs them, so that it is known what the drafter takes."""
+
+from collections.abc import Sequence as TypingSequence
+
+from headway.core.plan import Sample, StepResult
+from headway.engine.cost import Work
+from headway.engine.sequence import Sequence
+from headway.engine.speculation.asking import Asking
+from headway.engine.speculation.drafts import Drafts
+
+
+class Rehearsal:
+    """A speculator that asks the drafter in each step for `depth` guesses of every sequence, and
+    verifies none."""
+
+    jumps, failure, drafting_s = False, "", 0.0
+
+    def __init__(self, asking: Asking, depth: int) -> None:
+        self.asking, self._depth = asking, depth
+
+    def plan(
+        self,
+        decodes: TypingSequence[Sequence],
+        beside: Work,
+        budget: int,
+        most_s: float,
+        *,
+        prompts_wait: bool = False,
+    ) -> dict[int, Drafts]:
+        return {each.sequence_id: Drafts([], propose=self._depth) for each in decodes}
+
+    def planned(self, num_prompt_tokens: int) -> None:
+        pass
+
+    def first(self, sequence: Sequence) -> int:
+        return 0
+
+    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        pass
+
+    def ended(self, result: StepResult) -> None:
+        self.asking.ended(result)
+
+    def left(self, sequence: Sequence) -> None:
+        pass
