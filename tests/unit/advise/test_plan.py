@@ -228,6 +228,7 @@ def test_a_machine_that_nobody_knows_is_refused():
     [
         (PlanOptions(**USUAL), {"slo": []}, "plan needs objectives"),
         (PlanOptions(**USUAL), {"attainment": 1.0}, "allows no miss"),
+        (PlanOptions(**USUAL), {"concurrency": 8}, "plan asks for a rate"),
         (PlanOptions(prompts="p50=1,p95=2"), {}, "belong together"),
         (PlanOptions(burst="3x:1s/1m"), {}, "--burst describes percentiles"),
         (PlanOptions(**USUAL, price=["L4"]), {}, "is no price"),

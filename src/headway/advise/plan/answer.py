@@ -44,6 +44,11 @@ def plan(
     """Size every machine for the demand; raises HeadwayError before anything is simulated."""
     if not (load.slo or load.classes):
         raise UsageError("plan needs objectives.", "Add --slo ttft=1s,tpot=50ms.")
+    if load.concurrency is not None:
+        raise UsageError(
+            "plan asks for a rate; so many requests at once come as fast as they are answered.",
+            "Give --rate.",
+        )
     if load.attainment >= 1:
         raise UsageError(
             "--attainment 1 allows no miss: no number of servers promises that.", "Write 0.99."

@@ -131,7 +131,6 @@ class Trial:
             answer_limit=wanted.answer_limit,
             retries=OFFICIAL_RETRIES,
             timeout_s=options.timeout,
-            concurrency=options.concurrency,
         )
         front = Front() if found.label == ROOFLINE else found.front
         writer = IdWriter(options.seed, options.vocab_size)

@@ -43,7 +43,6 @@ class Demand:
     prompt_p99: int
     answer_p50: int
     answer_p99: int
-    concurrency: int | None = None
     assumed: list[str] = field(default_factory=list)
 
 
@@ -277,6 +276,5 @@ def finished(
         prompt_p99=int(np.percentile(prompts, 99)),
         answer_p50=int(np.percentile(outputs, 50)),
         answer_p99=int(np.percentile(outputs, 99)),
-        concurrency=bench.options.concurrency,
         assumed=assumed,
     )
