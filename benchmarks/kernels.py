@@ -5,14 +5,17 @@ torch's own. A
 cell is the time and its share of the ceiling: the weights' bytes over the bandwidth, or the
 multiplications over the peak, whichever takes longer; both are measured in the same run. The peak
 of a format is the best that its own kernel or torch reached on a GEMM that the caches hold.
-Weights come from memory: copies take turns. With one thread time is what it has computed, so other
-work on the machine hardly counts. `--set` takes another instruction set than the best.
+`--formats` also knows those of others' checkpoints: "int4 fp32", "int4 zeros", "Q4_K", "Q5_K",
+"Q6_K", "Q8_0". Weights come from memory: copies take turns. With one thread time is what it has
+computed, so other work on the machine hardly counts. `--set` takes another instruction set than the
+best.
 """
 
 import argparse
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.load import load
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.runtime.rounding import RoundedWeight
 
 SHAPES = {
     "qkv": (1152, 896),
@@ -79,6 +83,36 @@ def native_case(kernel: Any, dtype: torch.dtype, outputs: int, inputs: int) -> C
     return Case(lambda x, turn: kernel(x, copies[turn % len(copies)], None), dtype, packed.nbytes)
 
 
+def of_others(group: int) -> dict[str, Format]:
+    """Column → a format that a checkpoint may hold; int4 by `group`, the GGUF ones as they are."""
+    return {
+        "int4 fp32": Format("int4", group, fp32_scales=True),
+        "int4 zeros": Format("int4", group, offsets="zeros"),
+        "Q4_K": Format("int4", 32, fp32_scales=True, offsets="any"),
+        "Q5_K": Format("int8", 32, fp32_scales=True, offsets="any"),
+        "Q6_K": Format("int8", 16, fp32_scales=True),
+        "Q8_0": Format("int8", 32),
+    }
+
+
+def rounded_case(library: NativeLibrary, format: Format, outputs: int, inputs: int) -> Case:
+    """A native kernel's GEMM on numbers that only a checkpoint has: any do."""
+    least, most = (-8, 8) if format.kind == "int4" else (-127, 128)
+    levels = torch.randint(least, most, (outputs, inputs), dtype=torch.int8)
+    scales = torch.rand(outputs, -(-inputs // format.group)).half().float()
+    offsets = None if format.offsets == "none" else 3 * scales
+    weight = RoundedWeight(levels, scales, format.group, offsets, kind=format.kind)
+    kernel = NativeQuantizedLinear(library, format)
+    packed = kernel.pack(weight)
+    copies = [
+        dataclasses.replace(packed, panels=packed.panels.clone())
+        for _ in range(turns(packed.nbytes))
+    ]
+    return Case(
+        lambda x, turn: kernel(x, copies[turn % len(copies)], None), torch.bfloat16, packed.nbytes
+    )
+
+
 def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], Case]]:
     """Column → how to make its case for (outputs, inputs)."""
     linear = NativeLinear(library)
@@ -99,6 +133,10 @@ def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], 
         },
         "torch f32": plain(torch.float32),
         "torch bf16": plain(torch.bfloat16),
+        **{
+            name: partial(rounded_case, library, format)
+            for name, format in of_others(group).items()
+        },
     }
 
 
@@ -145,7 +183,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--set", help="avx2, say; the best by default")
-    parser.add_argument("--formats", nargs="*", help="columns; all by default")
+    parser.add_argument("--formats", nargs="*", help="columns; by default our own formats")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     library, why = load(chosen.threads, chosen.set)
@@ -153,7 +191,8 @@ def main() -> None:
         raise SystemExit(why)
     clock = time.thread_time if chosen.threads == 1 else time.perf_counter
     columns = cases(library, chosen.group)
-    columns = {name: columns[name] for name in chosen.formats or columns}
+    default = [name for name in columns if name not in of_others(chosen.group)]
+    columns = {name: columns[name] for name in chosen.formats or default}
     read, peak_of = bandwidth(library, clock), peaks(columns, clock)
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in peak_of.items())
     print(f"{processor_name()}, {library.instruction_set}, {chosen.threads} threads: ", end="")

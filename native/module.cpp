@@ -89,7 +89,7 @@ public:
     void linear(Address x, Address packed, Address bias, Address y, Address scratch,
                 int64_t tokens, int64_t inputs, int64_t outputs, int type, int weight_type) {
         table_.linear(pool_, {at(x), at(packed), at(bias), at(y), at<float>(scratch), tokens,
-                              inputs, outputs, Type(type), Type(weight_type)});
+                              inputs, outputs, Type(type), Type(weight_type), {}});
     }
 
     void norm(Address x, Address weight, Address y, int64_t rows, int64_t width, int64_t inner,
@@ -150,10 +150,10 @@ public:
                         at<int64_t>(top_tokens));
     }
 
-    void pack_quantized(Address weight, Address scales, Address packed, int64_t outputs,
-                        int64_t inputs, int64_t group) {
-        table_.pack_quantized(pool_, at<int8_t>(weight), at<uint16_t>(scales), at(packed), outputs,
-                              inputs, group);
+    void pack_quantized(Address levels, Address scales, Address offsets, Address packed,
+                        int64_t outputs, int64_t inputs, int64_t layout) {
+        table_.pack_quantized(pool_, {at<int8_t>(levels), at(scales), at(offsets), at(packed),
+                                      outputs, inputs, layout});
     }
 
     void round_weight(Address weight, Address packed, Address scales, int64_t outputs,
@@ -162,18 +162,19 @@ public:
                                     group, Type(type)});
     }
 
-    void quantize_rows(Address x, Address q, Address scales, Address starts, int64_t tokens,
-                       int64_t inputs, int64_t group, int type) {
+    void quantize_rows(Address x, Address q, Address scales, Address starts, Address sums,
+                       Address order, int64_t tokens, int64_t inputs, int64_t layout, int type) {
         table_.quantize_rows(pool_, {at(x), at<int8_t>(q), at<float>(scales), at<int32_t>(starts),
-                                     tokens, inputs, group, Type(type)});
+                                     tokens, inputs, layout, Type(type), at<float>(sums),
+                                     at<int32_t>(order)});
     }
 
-    void quantized(Address q, Address scales, Address starts, Address packed,
+    void quantized(Address q, Address scales, Address starts, Address sums, Address packed,
                    Address weight_scales, Address bias, Address y, int64_t tokens, int64_t inputs,
-                   int64_t outputs, int64_t group, int type) {
+                   int64_t outputs, int64_t layout, int type) {
         table_.quantized(pool_, {at<int8_t>(q), at<float>(scales), at<int32_t>(starts), at(packed),
                                  at<float>(weight_scales), at(bias), at(y), tokens, inputs, outputs,
-                                 group, Type(type)});
+                                 layout, Type(type), at<float>(sums), {}});
     }
 
     void write_kv(Address k, Address v, int64_t k_step, int64_t v_step, Address slots,

@@ -19,15 +19,21 @@ void embed(const Operation& it, const Step& step, char* y) {
     }
 }
 
-// The scratch of a step's rounded rows: the bytes, whole cache lines, then scales and starts.
+// The scratch of a step's rounded rows: the bytes, whole cache lines, then scales, sums and starts.
 void multiply_rounded(const Table& table, Pool& pool, const Operation& it, const Step& step,
                       const void* x, void* y, const Gate& gate) {
+    const Layout layout(it.layout);
+    const int64_t width = padded_inputs(it.width, it.layout), tokens = step.tokens;
     int8_t* q = reinterpret_cast<int8_t*>(step.buffers[it.scratch]);
-    float* scales = reinterpret_cast<float*>(q + step.tokens * padded_inputs(it.width, it.group));
-    int32_t* starts = reinterpret_cast<int32_t*>(scales + step.tokens);
-    table.quantize_rows(pool, {x, q, scales, starts, step.tokens, it.width, it.group, it.type});
+    float* scales = reinterpret_cast<float*>(q + tokens * width);
+    float* sums = layout.adds() ? scales + tokens : nullptr;
+    const int64_t num_sums = sums ? tokens * (width / layout.group) : 0;
+    int32_t* starts = reinterpret_cast<int32_t*>(scales + tokens + num_sums);
+    table.quantize_rows(pool, {x, q, scales, starts, tokens, it.width, it.layout, it.type, sums,
+                               it.order});
     table.quantized(pool, {q, scales, starts, it.weight, static_cast<const float*>(it.scales),
-                           it.bias, y, step.tokens, it.width, it.count, it.group, it.type, gate});
+                           it.bias, y, tokens, it.width, it.count, it.layout, it.type, sums, gate,
+                           it.y.step});
 }
 
 void attend(const Table& table, Pool& pool, const Operation& it, const Step& step, const void* q,
@@ -55,7 +61,8 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
     case Code::linear:
         return table.linear(pool, {x, it.weight, it.bias, y,
                                    reinterpret_cast<float*>(step.buffers[it.scratch]), tokens,
-                                   it.width, it.count, it.type, it.weight_type, gate});
+                                   it.width, it.count, it.type, it.weight_type, gate,
+                                   it.y.step});
     case Code::quantized:
         return multiply_rounded(table, pool, it, step, x, y, gate);
     case Code::rope:

@@ -37,7 +37,7 @@ struct Place {
 //     embed    table                       channels  rows
 //     norm     weight                      channels  heads                      eps      offset
 //     linear   panels   bias               inputs    outputs  weight_type
-//     quant…   panels   bias     weight's  inputs    outputs  group (of inputs)
+//     quant…   panels   bias     weight's  inputs    outputs  layout, order
 //     rope     cosines  sines              channels  heads    pairs
 //     gated                                inner
 //     add                                  channels                             of x
@@ -51,11 +51,12 @@ struct Operation {
     Activation activation;
     Type weight_type;
     const void *weight, *bias, *scales;
-    int64_t width, count, group, pairs, kv_group, window;
+    const int32_t* order;
+    int64_t width, count, layout, pairs, kv_group, window;
     float factor, shift;
     KVMemory kv;
 };
-static_assert(sizeof(Operation) == 200, "as OPERATION of runtime/native/program.py");
+static_assert(sizeof(Operation) == 208, "as OPERATION of runtime/native/program.py");
 
 // What the sequences of one KV group bring to a step: slots[T], tables[S][width].
 struct KVGroup {

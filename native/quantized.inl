@@ -1,20 +1,22 @@
 // Linear layers on int8 and int4 weights, with activations rounded to int8 row by row.
 //
 // Weights are packed in panels of 2 · lanes outputs. In int8 a step is 4 inputs of every output,
-// [O / panel][I / 4][2][lanes][4], and each output has a scale of its own. In int4 a group of
-// inputs is one run of bytes, the panel's fp16 scales and then steps of 8 inputs: byte i of an
-// output holds q + 8 of input i in its low half and of input i + 4 in its high half.
+// [O / panel][I / 4][2][lanes][4], and each output has a scale of its own. In groups, a group of
+// inputs is one run of bytes: the panel's scales, fp16 or fp32, fp32 offsets if there are any, and
+// then steps, of int8 as above, of int4 of 8 inputs: byte i of an output holds q + 8 of input i in its
+// low half and of input i + 4 in its high half. Zeros, a byte each, stand behind the panel's groups:
+// so steps begin at cache lines.
 //
 //     int4, AVX2, groups of 64:   [16 scales of 2 bytes][8 steps][2][8 outputs][4 bytes]  = 544 bytes
 //
-// Inputs are padded with zeros to whole steps, of int4 to whole groups. Sums within a group are
-// integers, exact in any order; groups are added first to last: results do not depend on the batch.
+// Inputs are padded with zeros to whole steps or groups. Sums within a group are integers, exact in
+// any order; groups are added first to last, each with a fused multiply-add for its scale and one for
+// its offset: results do not depend on the batch.
 // With matrix tiles more than a few rows are multiplied by quantized_tiles.inl, to the same bits.
 #pragma once
 #include <utility>
 
-#include "dots.h"
-#include "pool.h"
+#include "quantized_panels.inl"
 
 namespace headway {
 namespace {
@@ -51,165 +53,6 @@ inline void fetch_int4(const char* at) {
     if constexpr (lanes == 16) fetch_later(at);
     else prefetch(at);
 }
-
-inline int64_t block_of(int64_t group) { return std::min(group, longest_block); }
-
-// ── activations ─────────────────────────────────────────────────────────────────────────────
-
-// To the nearest, ties to even.
-inline Ints rounded(Floats values) {
-#if defined(__AVX512F__)
-    return bits_of<Ints>(_mm512_cvtps_epi32(bits_of<__m512>(values)));
-#elif defined(__AVX2__)
-    return bits_of<Ints>(_mm256_cvtps_epi32(bits_of<__m256>(values)));
-#else
-    Ints found;
-    for (int lane = 0; lane < lanes; ++lane)
-        found[lane] = static_cast<int32_t>(__builtin_lrintf(values[lane]));
-    return found;
-#endif
-}
-
-typedef int8_t Bytes __attribute__((vector_size(lanes)));
-
-// The low bytes; gcc 12 takes the vector apart for __builtin_convertvector.
-inline Bytes bytes_of(Ints values) {
-#if defined(__AVX512F__)
-    return bits_of<Bytes>(_mm512_cvtepi32_epi8(bits_of<__m512i>(values)));
-#elif defined(__AVX2__)
-    const __m256i all = bits_of<__m256i>(values);
-    const __m128i words =
-        _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-    return bits_of<Bytes>(_mm_cvtsi128_si64(_mm_packs_epi16(words, words)));
-#else
-    return __builtin_convertvector(values, Bytes);
-#endif
-}
-
-// `lanes` numbers from `index` on; those at `end` and beyond are 0.
-inline Floats floats_before(const void* x, int64_t index, int64_t end, Type type) {
-    if (index + lanes <= end) return floats_at(x, index, type);
-    Floats found{};
-    for (int lane = 0; index + lane < end; ++lane) found[lane] = number_at(x, index + lane, type);
-    return found;
-}
-
-// The largest |x| of a row; a NaN, whose bits are above those of infinity, wins.
-template <Type type>
-inline float largest(const void* x, int64_t first, int64_t end) {
-    Ints most{};
-    for (int64_t at = first; at < end; at += lanes) {
-        const Ints bits = bits_of<Ints>(floats_before(x, at, end, type)) & 0x7FFFFFFF;
-        most = bits > most ? bits : most;
-    }
-    int32_t best = 0;
-    for (int lane = 0; lane < lanes; ++lane) best = std::max(best, most[lane]);
-    return bits_of<float>(best);
-}
-
-// One row: x = q · scale with |q| at most 127. A row of zeros has scale 0; one with a number that is
-// not finite has scale NaN, and so has all that is computed from it.
-template <Type type>
-void quantize_row(const Rows& job, int64_t row) {
-    constexpr float smallest = 1e-30f;
-    const int64_t width = padded_inputs(job.inputs, job.group);
-    const int64_t first = row * job.inputs, end = first + job.inputs;
-    const float most = largest<type>(job.x, first, end);
-    const bool finite = most < INFINITY, counts = finite && most > smallest;
-    job.scales[row] = !finite ? NAN : counts ? most / 127 : 0;
-    const float inverse = counts ? 127 / most : 0;
-    const int64_t block = job.group ? block_of(job.group) : width;
-    int32_t* start = job.starts + row * (width / block);
-    int8_t* q = job.q + row * width;
-    for (int64_t begin = 0; begin < width; begin += block, ++start) {
-        const int64_t last = std::min(begin + block, width);
-        Ints sums{};
-        for (int64_t at = begin; at < last; at += lanes) {
-            Ints values{};
-            if (counts) values = rounded(floats_before(job.x, first + at, end, type) * inverse);
-            sums += values;
-            const Bytes bytes = bytes_of(values);
-            if (at + lanes <= last) store(q + at, bytes);
-            else std::memcpy(q + at, &bytes, last - at);
-        }
-        int32_t pairs[2] = {0, 0};
-        for (int lane = 0; lane < lanes; ++lane) pairs[lane / 2 % 2] += sums[lane];
-        *start = job.group ? int4_start(pairs[0], pairs[1]) : -128 * (pairs[0] + pairs[1]);
-    }
-}
-
-void quantize_rows(Pool& pool, const Rows& job) {
-    const int64_t block = std::max<int64_t>(1, 16384 / job.inputs);
-    pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
-        const int64_t end = std::min(job.tokens, (chunk + 1) * block);
-        for (int64_t row = chunk * block; row < end; ++row) {
-            if (job.type == Type::f32) quantize_row<Type::f32>(job, row);
-            else if (job.type == Type::bf16) quantize_row<Type::bf16>(job, row);
-            else quantize_row<Type::f16>(job, row);
-        }
-    });
-}
-
-// ── weights ─────────────────────────────────────────────────────────────────────────────────
-
-// Bytes of one panel.
-inline int64_t panel_bytes(int64_t inputs, int64_t group) {
-    const int64_t width = padded_inputs(inputs, group);
-    if (!group) return width * panel_width;
-    return width / group * panel_width * (2 + group / 2);
-}
-
-// Levels of inputs from `begin` on of one output, as many as a number of type T has bytes; what
-// lies outside of the weight is 0.
-template <class T>
-inline T levels_of(const int8_t* weight, int64_t outputs, int64_t inputs, int64_t output,
-                   int64_t begin) {
-    T found = 0;
-    if (output >= outputs) return found;
-    const int8_t* at = weight + output * inputs + begin;
-    if (inputs - begin >= static_cast<int64_t>(sizeof found)) return load<T>(at);
-    if (begin < inputs) std::memcpy(&found, at, inputs - begin);
-    return found;
-}
-
-void pack_panel_int8(const int8_t* weight, char* to, int64_t outputs, int64_t inputs,
-                     int64_t panel) {
-    const int64_t first = panel * panel_width;
-    for (int64_t begin = 0; begin < padded_inputs(inputs, 0); begin += 4)
-        for (int lane = 0; lane < panel_width; ++lane, to += 4)
-            store(to, levels_of<uint32_t>(weight, outputs, inputs, first + lane, begin));
-}
-
-void pack_panel_int4(const int8_t* weight, const uint16_t* scales, char* to, int64_t outputs,
-                     int64_t inputs, int64_t group, int64_t panel) {
-    const int64_t groups = padded_inputs(inputs, group) / group, first = panel * panel_width;
-    for (int64_t n = 0; n < groups; ++n) {
-        for (int lane = 0; lane < panel_width; ++lane, to += 2) {
-            const int64_t output = first + lane;
-            const uint16_t scale = output < outputs ? scales[output * groups + n] : uint16_t{0};
-            std::memcpy(to, &scale, 2);
-        }
-        for (int64_t begin = n * group; begin < (n + 1) * group; begin += 8)
-            for (int lane = 0; lane < panel_width; ++lane, to += 4) {
-                const uint64_t levels =
-                    levels_of<uint64_t>(weight, outputs, inputs, first + lane, begin);
-                const uint64_t halves = (levels & 0x0F0F0F0F0F0F0F0Fu) ^ 0x0808080808080808u;
-                store(to, static_cast<uint32_t>(halves | halves >> 28));
-            }
-    }
-}
-
-void pack_quantized(Pool& pool, const int8_t* weight, const uint16_t* scales, void* packed,
-                    int64_t outputs, int64_t inputs, int64_t group) {
-    const int64_t bytes = panel_bytes(inputs, group);
-    pool.run((outputs + panel_width - 1) / panel_width, [&](int64_t panel, int) {
-        char* to = static_cast<char*>(packed) + panel * bytes;
-        if (group) pack_panel_int4(weight, scales, to, outputs, inputs, group, panel);
-        else pack_panel_int8(weight, to, outputs, inputs, panel);
-    });
-}
-
-// ── GEMMs ───────────────────────────────────────────────────────────────────────────────────
 
 // An output's number: what was summed up, scaled, and the bias.
 template <Type type, class Sum>
@@ -324,7 +167,18 @@ private:
     int64_t part_, place_ = 0, offset_ = 0;
 };
 
-struct Int4 {
+// Weights in groups, of int4 or of int8.
+template <bool in_bytes>
+struct Grouped {
+    using Dots = std::conditional_t<in_bytes, Int8Dots, Int4Dots>;
+    static constexpr int parts = in_bytes ? 1 : 2;  // inputs of a step, by four
+    static constexpr int64_t step_inputs = 4 * parts;
+
+    static Dots dots_of(const char* at, int part) {
+        if constexpr (in_bytes) return Dots(at);
+        else return Dots(at, 4 * part);
+    }
+
     // Adds one block of inputs to the totals.
     template <int rows, int panels>
     HEADWAY_INLINE static inline void block(Ints* totals, const int8_t* q, int64_t width,
@@ -332,61 +186,101 @@ struct Int4 {
                                             int64_t bytes, int64_t length, PlacesAhead& next) {
         constexpr int halves = 2 * panels;
         constexpr int64_t ahead = ahead_beside(panels);
-        Int4Dots::Sum sums[rows * halves];
+        typename Dots::Sum sums[rows * halves];
         each<rows * halves>([&](auto i) HEADWAY_INLINE {
-            sums[i] = Int4Dots::start(starts[i / halves * blocks]);
+            sums[i] = Dots::start(starts[i / halves * blocks]);
         });
-        for (const int8_t* end = q + length; q < end; q += 8, at += 2 * dots_bytes) {
-            each<2>([&](auto high) HEADWAY_INLINE {
-                Int4Dots dots[halves];
+        for (const int8_t* end = q + length; q < end; q += step_inputs, at += 2 * dots_bytes) {
+            each<parts>([&](auto part) HEADWAY_INLINE {
+                Dots dots[halves];
                 each<halves>([&](auto half) HEADWAY_INLINE {
                     const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
-                    if (high == 0 && (half % 2 == 0 || dots_bytes == line_bytes)) {
+                    if (part == 0 && (half % 2 == 0 || dots_bytes == line_bytes)) {
                         if constexpr (fetches_places(panels)) next.fetch();
                         else fetch_int4(here + ahead);
                     }
-                    dots[half] = Int4Dots(here, 4 * high);
+                    dots[half] = dots_of(here, part);
                 });
                 each<rows>([&](auto r) HEADWAY_INLINE {
-                    const Four four = four_of(q + r * width + 4 * high);
+                    const Four four = four_of(q + r * width + 4 * part);
                     each<halves>([&](auto half) HEADWAY_INLINE {
                         dots[half].add(sums[r * halves + half], four);
                     });
                 });
             });
         }
-        each<rows * halves>([&](auto i) HEADWAY_INLINE { totals[i] += Int4Dots::total(sums[i]); });
+        each<rows * halves>([&](auto i) HEADWAY_INLINE { totals[i] += Dots::total(sums[i]); });
+    }
+
+    // The scales of a group, for each half of a panel.
+    template <int panels>
+    HEADWAY_INLINE static inline void open(const Layout& layout, const char* at, int64_t bytes,
+                                           Floats* scales) {
+        if (layout.wide)
+            each<2 * panels>([&](auto half) HEADWAY_INLINE {
+                scales[half] = floats_at(at + half / 2 * bytes, half % 2 * lanes, Type::f32);
+            });
+        else
+            each<2 * panels>([&](auto half) HEADWAY_INLINE {
+                scales[half] = floats_at(at + half / 2 * bytes, half % 2 * lanes, Type::f16);
+            });
+    }
+
+    // Adds what a group's offsets give: each times the sum of a row's inputs. Zeros of the group are at
+    // `zeros`, offsets behind its scales.
+    template <int rows, int panels>
+    static void add_offsets(const Layout& layout, const char* at, const char* zeros, int64_t bytes,
+                            const Floats* scales, const float* of_rows, int64_t groups,
+                            Floats* sums) {
+        constexpr int halves = 2 * panels;
+        each<halves>([&](auto half) HEADWAY_INLINE {
+            const int64_t place = half / 2 * bytes, lane = half % 2 * lanes;
+            const Floats offset =
+                layout.zeros ? scales[half] * floats_at(zeros + place, lane, Type::i8)
+                             : floats_at(at + place + panel_width * (layout.wide ? 4 : 2), lane,
+                                         Type::f32);
+            each<rows>([&](auto r) HEADWAY_INLINE {
+                sums[r * halves + half] += offset * all(of_rows[r * groups]);
+            });
+        });
     }
 
     template <int rows, int panels>
     static void tile(const Quantized& job, int64_t row, int64_t panel) {
         constexpr int halves = 2 * panels;
-        const int64_t group = job.group, width = padded_inputs(job.inputs, group);
-        const int64_t length = block_of(group), blocks = width / length;
-        const int64_t bytes = panel_bytes(job.inputs, group);
+        const Layout layout(job.layout);
+        const int64_t group = layout.group, width = padded_inputs(job.inputs, job.layout);
+        const int64_t length = block_of(layout), blocks = width / length, groups = width / group;
+        const int64_t bytes = panel_bytes(job.inputs, job.layout), head = head_bytes(layout);
+        const int64_t step = group_bytes(layout);
         const int8_t* q = job.q + row * width;
         const int32_t* starts = job.starts + row * blocks;
+        const float* of_rows = layout.adds() ? job.sums + row * groups : nullptr;
         const char* at = static_cast<const char*>(job.packed) + panel * bytes;
+        const char* zeros = at + groups * step;
         PlacesAhead next(at, bytes);
         Floats sums[rows * halves] = {};
-        for (int64_t input = 0; input < width;) {
+        for (int64_t input = 0; input < width; zeros += panel_width) {
             if constexpr (fetches_places(panels)) next.fetch();
-            const char* scales = at;
-            at += 2 * panel_width;
+            const char* scales_at = at;
+            at += head;
             Ints totals[rows * halves] = {};
             const int64_t end = input + group;
             do {
                 block<rows, panels>(totals, q + input, width, starts, blocks, at, bytes, length,
                                     next);
-                at += length * panel_width / 2;
+                at += length * panel_width / (in_bytes ? 1 : 2);
                 input += length;
                 ++starts;
-            } while (longest_block < longest_group && input < end);
+            } while (!in_bytes && longest_block < longest_group && input < end);
+            Floats scales[halves];
+            open<panels>(layout, scales_at, bytes, scales);
             each<rows * halves>([&](auto i) HEADWAY_INLINE {
-                const char* here = scales + i % halves / 2 * bytes;
-                const Floats scale = floats_at(here, i % 2 * lanes, Type::f16);
-                sums[i] += __builtin_convertvector(totals[i], Floats) * scale;
+                sums[i] += __builtin_convertvector(totals[i], Floats) * scales[i % halves];
             });
+            if (of_rows)
+                add_offsets<rows, panels>(layout, scales_at, zeros, bytes, scales, of_rows++, groups,
+                                          sums);
         }
         finish(job, row, rows, panel, panels, sums);
     }
@@ -396,7 +290,7 @@ template <class Format, int rows>
 void quantized_strip(const Quantized& job, int64_t row, int64_t first, int64_t last) {
     constexpr int together = together_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
-    if (!reads_alone(rows, panel_bytes(job.inputs, job.group))) {
+    if (!reads_alone(rows, panel_bytes(job.inputs, job.layout))) {
         for (; panel + together <= last; panel += together)
             Format::template tile<rows, together>(job, row, panel);
         for (; panel + half <= last; panel += half)
@@ -416,9 +310,9 @@ void quantized_rows(const Quantized& job, int64_t row, int64_t end, int64_t firs
 template <class Format>
 void multiply_quantized(Pool& pool, const Quantized& job) {
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
-    const int64_t bytes = panel_bytes(job.inputs, job.group);
+    const int64_t bytes = panel_bytes(job.inputs, job.layout);
     const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
-    const bool alone = tiles > 1 || reads_alone(job.tokens, bytes);
+    const bool alone = tiles != 1 || reads_alone(job.tokens, bytes);
     const int together = alone ? 1 : together_at_once(static_cast<int>(job.tokens));
     const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
     pool.run((panels + each - 1) / each, [&](int64_t chunk, int) {

@@ -63,10 +63,8 @@ void round_panels(Pool& pool, const RoundWeight& job) {
                 else job.scales[first + row] = scale;
             }
         char* to = static_cast<char*>(job.packed) + panel * bytes;
-        if (job.group)
-            pack_panel_int4(levels.data(), scales.data(), to, outputs, job.inputs, job.group, 0);
-        else
-            pack_panel_int8(levels.data(), to, outputs, job.inputs, 0);
+        pack_panel({levels.data(), scales.data(), nullptr, to, outputs, job.inputs, job.group}, to,
+                   0);
     });
 }
 

@@ -22,7 +22,8 @@ struct Gate {
 };
 
 // y[T][O] = x[T][I] · weight[O][I]ᵀ + bias[O]; x, bias and y are of `type`, the weight is packed
-// by `pack_linear` from `weight_type`. `scratch` holds T · I floats, I rounded up to 32.
+// by `pack_linear` from `weight_type`. `scratch` holds T · I floats, I rounded up to 32. Rows of y are
+// `y_step` numbers apart, 0: `outputs`.
 struct Linear {
     const void* x;
     const void* packed;
@@ -32,6 +33,7 @@ struct Linear {
     int64_t tokens, inputs, outputs;
     Type type, weight_type;
     Gate gate;
+    int64_t y_step = 0;
 };
 
 // y[r][W] = x[r] / sqrt(mean(x[r]²) + eps) · weight, or · (offset + weight) where there is an offset.
@@ -89,21 +91,52 @@ struct Draw {
     Type type;          // of the logits
 };
 
-// Bytes of a row of `inputs` numbers that are multiplied with int8 weights, or int4 in groups.
-inline int64_t padded_inputs(int64_t inputs, int64_t group) {
-    const int64_t unit = group ? group : 64;
+// How rounded weights lie, as one number: the inputs that share a scale, 0 for int8 with a scale for
+// each output, and what else differs from int4 with fp16 scales.
+struct Layout {
+    static constexpr int64_t in_bytes = 1 << 16, in_fp32 = 1 << 17, with_zeros = 1 << 18,
+                             with_offsets = 1 << 19;
+    int64_t group;
+    bool bytes, wide;     // levels are int8; scales are fp32
+    bool zeros, offsets;  // weight = level · scale + zero · scale, zeros are int8; or + an fp32 offset
+
+    explicit Layout(int64_t code)
+        : group(code & 0xFFFF),
+          bytes(!group || code & in_bytes),
+          wide(code & in_fp32),
+          zeros(code & with_zeros),
+          offsets(code & with_offsets) {}
+
+    bool adds() const { return zeros || offsets; }
+};
+
+// Bytes of a row of `inputs` numbers that are multiplied with rounded weights.
+inline int64_t padded_inputs(int64_t inputs, int64_t layout) {
+    const int64_t group = Layout(layout).group, unit = group ? group : 64;
     return (inputs + unit - 1) / unit * unit;
 }
 
 // Rows of x[T][I] as bytes: x = q · scale. Rows of q are padded with zeros; `starts` holds what the
 // sums begin with, one for each row, or for each block of a row (a group, or half of one of 128).
+// `sums` holds the sum of each group's q, for layouts that add something.
 struct Rows {
     const void* x;
     int8_t* q;
     float* scales;
     int32_t* starts;
-    int64_t tokens, inputs, group;  // group 0: for int8 weights
+    int64_t tokens, inputs, layout;
     Type type;
+    float* sums;           // [T][groups], or null
+    const int32_t* order;  // x[t][order[i]] is number i of a row; or null
+};
+
+// weight[O][I] as levels, with scales and offsets [O][groups], for `pack_quantized`.
+struct PackWeight {
+    const int8_t* levels;
+    const void* scales;   // fp32, or the bits of fp16; null for int8 without groups
+    const void* offsets;  // zeros in int8, or fp32; or null
+    void* packed;
+    int64_t outputs, inputs, layout;
 };
 
 // weight[O][I] as levels and scales in panels, as `Quantized` reads them.
@@ -116,8 +149,9 @@ struct RoundWeight {
 };
 
 // y[T][O] = (q · scale) · weightᵀ + bias. The weight is packed by `pack_quantized` from numbers of
-// -127 … 127, with fp32 `weight_scales` padded to whole panels, or for groups from -7 … 7 with
-// fp16 scales among them. At most 2^17 inputs.
+// -128 … 127, or of -8 … 7, with the scales of groups among them; int8 without groups has fp32
+// `weight_scales`, padded to whole panels. At most 2^17 inputs. Rows of y are `y_step` numbers apart,
+// 0: `outputs`.
 struct Quantized {
     const int8_t* q;
     const float* scales;
@@ -126,9 +160,11 @@ struct Quantized {
     const float* weight_scales;  // or null, with groups
     const void* bias;            // or null
     void* y;
-    int64_t tokens, inputs, outputs, group;
+    int64_t tokens, inputs, outputs, layout;
     Type type;
+    const float* sums;  // [T][groups] of `Rows`, or null
     Gate gate;
+    int64_t y_step = 0;
 };
 
 // A layer's KV memory: K is (blocks, G, D, block_size), V (blocks, G, block_size, D), and with int8
@@ -185,8 +221,7 @@ struct Table {
     void (*logprobs)(Pool&, const void* logits, Type type, int64_t rows, int64_t vocabulary,
                      const int64_t* tokens, int64_t count, void* scratch, float* values,
                      int64_t* ranks, int64_t* top_tokens);
-    void (*pack_quantized)(Pool&, const int8_t* weight, const uint16_t* scales, void* packed,
-                           int64_t outputs, int64_t inputs, int64_t group);
+    void (*pack_quantized)(Pool&, const PackWeight&);
     void (*round_weight)(Pool&, const RoundWeight&);
     void (*quantize_rows)(Pool&, const Rows&);
     void (*quantized)(Pool&, const Quantized&);

@@ -57,17 +57,21 @@ struct Target {
     bool past = false;  // the caches, see `put_pair`
 };
 
+// How many numbers rows of outputs are apart.
+template <class Job>
+int64_t step_of(const Job& job) { return job.y_step ? job.y_step : job.outputs; }
+
 // Whether outputs bypass the caches: the logits of several rows do not stay there until sampling.
 template <class Job>
 bool goes_past(const Job& job) {
     constexpr int64_t long_row = 1 << 16, many = 1 << 22;
-    const int64_t row = job.outputs * size_of(job.type);
+    const int64_t row = step_of(job) * size_of(job.type);
     const bool aligned = (reinterpret_cast<uintptr_t>(job.y) | row) % 64 == 0;
     return lanes == 16 && aligned && row >= long_row && row * job.tokens >= many;
 }
 
 template <class Job>
-Target outputs_of(const Job& job) { return {job.y, job.outputs, 0, 0, goes_past(job)}; }
+Target outputs_of(const Job& job) { return {job.y, step_of(job), 0, 0, goes_past(job)}; }
 
 #if defined(__AMX_TILE__)
 

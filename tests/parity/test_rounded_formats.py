@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.core.formats import INT8, PLAIN, Format
@@ -11,8 +13,21 @@ from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.table import PlainLinear
 from headway.runtime.layers import Linear
+from headway.runtime.native.library import NativeLibrary
+from headway.runtime.native.linear import NativeLinear
+from headway.runtime.native.lower import lower
+from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.rounding import RoundedWeight, fused, round_rows, round_weight
+from parity.native_sets import each_instruction_set, loaded, operands
 
+OF_OTHERS = [
+    Format(kind, group, wide, offsets, permuted)
+    for kind, group in [("int4", 32), ("int4", 64), ("int4", 128), ("int8", 16), ("int8", 32)]
+    for wide, offsets, permuted in [
+        *((False, "none", False), (True, "none", True), (False, "zeros", False)),
+        *((True, "zeros", False), (True, "any", False)),
+    ]
+] + [Format("int8", 64), Format("int8", 128, offsets="zeros"), Format("int8", permuted=True)]
 Q4, Q8 = Format("int4", 32, fp32_scales=True, offsets="any"), Format("int8", 32)
 
 
@@ -170,3 +185,99 @@ def test_what_is_rounded_at_load_beside_a_checkpoints_numbers():
     weight = round_weight(torch.randn(4, 64), 64)
     with pytest.raises(AssertionError):
         RoundedLinear(Format("int4", 32)).pack(weight)
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    return loaded(*request.param)
+
+
+@each_instruction_set
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    inputs=st.integers(1, 300),
+    outputs=st.integers(1, 150),
+    format=st.sampled_from([INT8, Format("int4", 64), *OF_OTHERS]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_native_kernels_are_the_definition(
+    library, rows, inputs, outputs, format, dtype, bias, seed
+):
+    """Bit for bit, but for the one set whose processor may have no fused multiply-add."""
+    x, _, bias_O = operands(rows, inputs, 1, dtype, False, seed)
+    bias_O = torch.randn(outputs).to(dtype) if bias else None
+    weight = some_weight(format, outputs, inputs, seed)
+    kernel = NativeQuantizedLinear(library, format)
+    found = kernel(x, kernel.pack(weight), bias_O)
+    wanted = reference.quantized_linear(x, weight, bias_O)
+    if library.instruction_set != "portable":
+        assert torch.equal(found, wanted)
+    torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2**-16)
+
+
+@each_instruction_set
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_a_row_of_weights_with_offsets_does_not_depend_on_the_rows_beside_it(library, kind):
+    """Short panels and long ones, at each height of a tile, in several tiles, and in blocks."""
+    format = Format(kind, 32, fp32_scales=True, offsets="any")
+    for inputs, outputs, checked in [(96, 200, 19), (2600, 70, 14)]:
+        kernel = NativeQuantizedLinear(library, format)
+        packed = kernel.pack(some_weight(format, outputs, inputs))
+        x, _, _ = operands(67, inputs, 1, torch.float32, False)
+        whole = kernel(x, packed, None)
+        for rows in range(1, checked):
+            assert torch.equal(kernel(x[:rows], packed, None), whole[:rows])
+
+
+@each_instruction_set
+def test_the_largest_levels_of_groups_do_not_overflow(library):
+    """-128 · 127 over a group of 128, and 16 bits of sums of int4 that begin at -8 · Σ."""
+    for format in [Format("int8", 128), Format("int4", 128, offsets="zeros")]:
+        least = -128 if format.kind == "int8" else -8
+        levels = torch.full((4, 512), least, dtype=torch.int8)
+        levels[1, ::2], levels[2, 1::3] = -1 - least, -1 - least
+        ones = torch.ones(4, 4)
+        offsets = 8 * ones if format.kind == "int4" else None
+        weight = RoundedWeight(levels, ones, 128, offsets, kind=format.kind)
+        x = torch.cat([torch.ones(1, 512), -torch.ones(1, 512)]) * 127
+        kernel = NativeQuantizedLinear(library, format)
+        exact = x.double() @ weight.plain().double().T
+        assert torch.equal(kernel(x, kernel.pack(weight), None), exact.float())
+
+
+@each_instruction_set
+def test_parts_are_written_beside_each_other_by_a_program(library):
+    """q and k by one kernel, v by another, plain: as the calls one by one, biases too."""
+    name, sizes = "layers.0.attention.qkv", (48, 16, 16)
+    quantization = Quantization(((f"{name}.v", PLAIN), (name, Q4)))
+    kernels = Kernels(
+        linear=NativeLinear(library),
+        quantization=quantization,
+        quantized={Q4: NativeQuantizedLinear(library, Q4)},
+        library=library,
+    )
+    layer = Linear(Build(kernels), 96, 80, parts=sizes)
+    layer.kernel, layer.bias = kernels.linear_for(name, sizes), torch.randn(80)
+    layer.weight[64:] = torch.randn(16, 96)
+    layer.take([some_weight(Q4, 48, 96, 1), some_weight(Q4, 16, 96, 2), None])
+    program, _ = lower(layer, library, torch.float32, given=96)
+    assert program is not None and len(program.operations) == 2
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, 96)
+        assert torch.equal(program.over(x), layer(x))
+
+
+@each_instruction_set
+@pytest.mark.parametrize("format", [Q8, Format("int4", 64, offsets="zeros", permuted=True)])
+def test_packed_weights_of_others_are_kept_whole(library, format):
+    """The bytes that a cache holds are those that are multiplied."""
+    kernel = NativeQuantizedLinear(library, format)
+    packed = kernel.pack(some_weight(format, 40, 200))
+    blob = torch.cat([part.view(torch.uint8) for part in packed.tensors])
+    assert len(blob) == kernel.blob_bytes(40, 200) == packed.nbytes
+    x = torch.randn(3, 200)
+    found = kernel(x, kernel.from_blob(blob, 40, 200), None)
+    assert torch.equal(found, kernel(x, packed, None))

@@ -32,8 +32,9 @@ class Quantization:
         group: int = 64,
         packed: bool = True,
         checkpoint: tuple[tuple[str, Format], ...] = (),
+        head: str = "int8",
     ) -> "Quantization":
-        """What `--quantization` and `--quantization-group` say of all that is plain.
+        """What `--quantization`, `-group` and `-head` of that name say of all that is plain.
 
         What a checkpoint holds rounded, by name, stays as it is.
         """
@@ -42,7 +43,8 @@ class Quantization:
             return Quantization((*formats, ("*", PLAIN)), packed)
         formats.append(("*.router", PLAIN))
         if kind == "int4":
-            formats += [("head", INT8), ("*", Format("int4", group))]
+            int4 = Format("int4", group)
+            formats += [("head", int4 if head == "int4" else INT8), ("*", int4)]
         else:
             formats.append(("*", INT8))
         return Quantization(tuple(formats), packed)

@@ -326,6 +326,11 @@ def choose_quantization(
                 "Leave it out: the folder's own quantization_config decides.",
             )
         given = "none"
+    if options.quantization_head != "int8" and given != "int4":
+        raise UsageError(
+            f"--quantization-head {options.quantization_head} is for --quantization int4.",
+            "Add --quantization int4, or leave it out.",
+        )
     if device != "cpu" and (given != "none" or model.formats):
         what = f"--quantization {given}" if given != "none" else f"A folder in {own}"
         raise UsageError(
@@ -337,7 +342,8 @@ def choose_quantization(
         rest = f"; what it holds in 16 bits in {given}, given" if given != "none" else ""
         why = f"{own}, the checkpoint's weights as they are{rest}"
     packed = kernels == "native" or (given != "int4" and not model.formats)
-    return Quantization.of(given, options.quantization_group, packed, model.formats), why
+    group, head = options.quantization_group, options.quantization_head
+    return Quantization.of(given, group, packed, model.formats, head), why
 
 
 def choose_cache(

@@ -105,7 +105,11 @@ def cached_weights(
                 numbers = torch.frombuffer(blob, dtype=torch.uint8)
                 matrices.append(kernel.from_blob(numbers, rows, inputs))
                 index += 1
-            whole = Parts(matrices) if isinstance(module.kernel, PartsLinear) else matrices[0]
+            whole = (
+                Parts(matrices, module.kernel.kernels)
+                if isinstance(module.kernel, PartsLinear)
+                else matrices[0]
+            )
             packed[name].append(whole)
         expected += index
     if expected != len(found):

@@ -131,6 +131,11 @@ class EngineOptions:
     quantization_group: int = option(
         64, "Inputs that share a scale in int4: 32, 64 or 128.", low=32, high=128
     )
+    quantization_head: str = option(
+        "int8",
+        "Format of the head beside int4 layers: int4 halves its bytes, and costs quality.",
+        choices=("int8", "int4"),
+    )
     weight_cache: Bytes = option(
         Bytes(10_000_000_000),
         "Disk for rounded weights, kept for the next start; the least recently used go; 0 is off.",

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The prepared matrices, first rows first."""
+    """The prepared matrices, first rows first, and the kernel of each."""
 
     matrices: list[Any]
+    kernels: list[Any]
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +46,8 @@ def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Se
         left = iter(parts)
         runs = [[next(left) for _ in range(count)] for count in kernel.counts(outputs)]
         pairs = zip(kernel.kernels, runs, kernel.outputs, strict=True)
-        return Parts([pack_parts(one, run, [size]) for one, run, size in pairs])
+        matrices = [pack_parts(one, run, [size]) for one, run, size in pairs]
+        return Parts(matrices, kernel.kernels)
     rounded = [part for part in parts if isinstance(part, RoundedWeight)]
     plain = [part for part in parts if isinstance(part, Tensor)]
     assert not rounded or not plain, "a part that is plain has a format of its own"
@@ -64,7 +67,8 @@ class PartsLinear:
     def prepare(self, weight_OH: Tensor) -> Parts:
         """Each matrix as its kernel reads it."""
         parts = weight_OH.split(self.outputs)
-        return Parts([one.prepare(part) for one, part in zip(self.kernels, parts, strict=True)])
+        pairs = zip(self.kernels, parts, strict=True)
+        return Parts([one.prepare(part) for one, part in pairs], self.kernels)
 
     def counts(self, parts: Sequence[int]) -> list[int]:
         """How many parts of so many outputs each matrix holds."""
@@ -72,6 +76,7 @@ class PartsLinear:
         found = [ends.index(end) + 1 for end in accumulate(self.outputs)]
         return [end - begin for begin, end in pairwise([0, *found])]
 
+    @recordable("parts")
     def __call__(self, x_TH: Tensor, weight: Parts, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x."""
         biases = [None] * len(self.kernels) if bias_O is None else bias_O.split(self.outputs)

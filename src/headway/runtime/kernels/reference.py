@@ -26,11 +26,13 @@ def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None)
     """x · weightᵀ + bias on rounded numbers, (T, O).
 
     Inputs are levels q · a scale for each token. I is the sum of q · level over a group and S that
-    of q, both exact; all else is fp32, rounded once where it is added to a product:
+    of q, both integers; all else is fp32, and + is rounded together with the product before it:
 
-        one group, no offsets     y = I · (scale of the token · scale of the output) + bias
+        one group, no offsets     y = I · (scale of the token · scale of the output)
         groups, first to last     sum = I · scale + sum, then sum = S · offset + sum
-                                  y = sum · scale of the token + bias
+                                  y = sum · scale of the token
+
+    A bias is added to what y is rounded to.
     """
     if weight.kind == "fp8":
         return fp8_linear(x_TH, weight, bias_O)
@@ -38,20 +40,24 @@ def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None)
         x_TH = x_TH[:, weight.order_H.long()]
     rows_TH, scales_T = round_rows(x_TH)
     levels_OH, scales_OG, offsets_OG = weight.levels_OH, weight.scales_OG, weight.offsets_OG
-    bias = torch.zeros_like(scales_OG[:, 0]) if bias_O is None else bias_O.float()
     size = weight.group or max(1, rows_TH.shape[1])
     parts = list(zip(rows_TH.split(size, 1), levels_OH.split(size, 1), strict=True))
     if not weight.group and offsets_OG is None:
         (part,) = parts
-        scales_TO = scales_T[:, None] * scales_OG[:, 0]
-        return fused(group_sums(*part), scales_TO, bias).to(x_TH.dtype)
+        out_TO = group_sums(*part) * (scales_T[:, None] * scales_OG[:, 0])
+        return with_bias(out_TO, bias_O).to(x_TH.dtype)
     sums_TO = torch.zeros(len(x_TH), len(levels_OH), device=x_TH.device)
     for index, (rows, levels) in enumerate(parts):
         sums_TO = fused(group_sums(rows, levels), scales_OG[:, index], sums_TO)
         if offsets_OG is not None:
             of_rows = rows.sum(1, dtype=torch.float32)[:, None]
             sums_TO = fused(of_rows, offsets_OG[:, index], sums_TO)
-    return fused(sums_TO, scales_T[:, None], bias).to(x_TH.dtype)
+    return with_bias(sums_TO * scales_T[:, None], bias_O).to(x_TH.dtype)
+
+
+def with_bias(out_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+    """out + bias in fp32."""
+    return out_TO if bias_O is None else out_TO + bias_O.float()
 
 
 def group_sums(rows_TI: Tensor, levels_OI: Tensor) -> Tensor:
@@ -74,7 +80,7 @@ def fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Te
     parts = zip(x.split(size, 1), levels_OH.split(size, 1), strict=True)
     for index, (rows, levels) in enumerate(parts):
         out_TO += functional.linear(rows, levels) * weight.scales_OG[:, index]
-    return (out_TO if bias_O is None else out_TO + bias_O.float()).to(x_TH.dtype)
+    return with_bias(out_TO, bias_O).to(x_TH.dtype)
 
 
 def are_finite(x: Tensor) -> bool:

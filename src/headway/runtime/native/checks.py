@@ -4,6 +4,7 @@ An instruction set that no machine of ours has is compiled all the same; where i
 the next one is taken, or torch.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,14 @@ from headway.runtime.native.lower import lower
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.native.sampling import sampling_is_right
 from headway.runtime.rounding import round_rows, round_weight
+
+CHECKED = (
+    Format("int4", 32, offsets="zeros"),
+    Format("int4", 128, fp32_scales=True, offsets="any"),
+    Format("int8", 16, permuted=True),
+    Format("int8", 32, fp32_scales=True, offsets="any"),
+)
+"""Of the layouts of others: each way to hold levels, scales and offsets."""
 
 
 def is_right(library: NativeLibrary) -> bool:
@@ -43,18 +52,25 @@ def multiplies_right(library: NativeLibrary) -> bool:
 
 
 def multiplies_rounded_right(library: NativeLibrary) -> bool:
-    """The same on int8 and int4 weights: torch multiplies the rounded numbers."""
+    """The same on rounded weights of every layout: torch multiplies the rounded numbers.
+
+    17 rows are more than a few, and so multiplied in tiles where there are tiles.
+    """
     draw = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(size, 3 * 128, generator=draw) for size in (7, 45))
+    x, weight = (torch.randn(size, 3 * 128, generator=draw) for size in (17, 45))
     levels, scales = round_rows(x)
-    for format in (INT8, *(Format("int4", group) for group in GROUPS)):
-        group = format.group
-        kernel, rounded = NativeQuantizedLinear(library, format), round_weight(weight, group)
-        each = rounded.scales_OG.repeat_interleave(group or weight.shape[1], 1)
-        expected = levels * scales[:, None] @ (rounded.levels_OH * each).T
-        found = kernel(x, kernel.pack(rounded), None)
-        if not torch.allclose(found, expected, rtol=1e-4, atol=1e-3):
-            return False
+    for format in (INT8, *(Format("int4", group) for group in GROUPS), *CHECKED):
+        rounded = round_weight(weight, format.group)
+        if format not in (INT8, Format("int4", format.group)):
+            order = torch.randperm(3 * 128, generator=draw) if format.permuted else None
+            offsets = None if format.offsets == "none" else 3 * rounded.scales_OG
+            rounded = replace(rounded, offsets_OG=offsets, order_H=order, kind=format.kind)
+        kernel = NativeQuantizedLinear(library, format)
+        expected = levels * scales[:, None] @ rounded.plain().T
+        for rows in (1, 17):
+            found = kernel(x[:rows], kernel.pack(rounded), None)
+            if not torch.allclose(found, expected[:rows], rtol=1e-4, atol=1e-3):
+                return False
     return True
 
 

@@ -110,6 +110,8 @@ class Recorder:
         self.dtype = dtype
         self.given: int | None = None
         """The buffer that is the caller's, if any."""
+        self._part: Value | None = None
+        """Where the next product goes, if it is one of `parts`."""
         self._operations: list[dict[str, Any]] = []
         self._scratch_bytes = 0
 
@@ -145,9 +147,20 @@ class Recorder:
         return self._gemm("linear", x, weight, bias_O, scratch_bytes, weight_type=weight_type)
 
     def quantized(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
-        numbers = {"scales": address(weight.scales), "group": weight.group}
-        scratch_bytes = weight.padded + 4 * (weight.blocks + 1)
-        return self._gemm("quantized", x, weight, bias_O, scratch_bytes, **numbers)
+        numbers = {"scales": address(weight.scales), "layout": weight.layout}
+        numbers["order"] = address(weight.order)
+        return self._gemm("quantized", x, weight, bias_O, weight.scratch_bytes, **numbers)
+
+    def parts(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
+        """Products of the same rows, each by its own kernel: their outputs side by side."""
+        sizes = [matrix.outputs for matrix in weight.matrices]
+        y = self._new(sum(sizes))
+        biases = [None] * len(sizes) if bias_O is None else bias_O.split(sizes)
+        places = zip(weight.kernels, weight.matrices, biases, y.split(sizes, -1), strict=True)
+        for kernel, matrix, bias, self._part in places:
+            kernel(x, matrix, bias)
+        self._part = None
+        return y
 
     def _gemm(
         self,
@@ -159,7 +172,7 @@ class Recorder:
         **numbers: int,
     ) -> Value:
         assert x.dense and x.width == weight.inputs
-        y = self._new(weight.outputs)
+        y = self._part or self._new(weight.outputs)
         numbers |= {"width": weight.inputs, "count": weight.outputs, "bias": address(bias_O)}
         self._write(code, x=x, y=y, weight=address(weight.panels), **numbers)
         self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)

@@ -1,4 +1,4 @@
-"""Linear layers on int8 and int4 weights, activations rounded to int8: see native/quantized.inl.
+"""Linear layers on rounded weights, activations rounded to int8: see native/quantized.inl.
 
 Rounding the activations is a call of its own, so that an operation before it may do that on its
 way.
@@ -19,66 +19,94 @@ MOST_INPUTS = 1 << 17
 """Beyond it a sum of products of bytes could leave 32 bits."""
 
 
+IN_BYTES, IN_FP32, WITH_ZEROS, WITH_OFFSETS = (1 << bit for bit in (16, 17, 18, 19))
+"""`Layout` of native/table.h: beside the group, what differs from int4 with fp16 scales."""
+KNOWN_GROUPS = {"int4": (32, 64, 128), "int8": (0, 16, 32, 64, 128)}
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLevels:
-    """A rounded weight in the panels of one instruction set; int8's scales stand beside."""
+    """A rounded weight in the panels of one instruction set.
+
+    Scales of whole outputs, and the order of inputs that are permuted, stand beside.
+    """
 
     panels: Tensor
     scales: Tensor | None
+    order: Tensor | None
     outputs: int
     inputs: int
-    group: int
+    format: Format
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it is of, each in the order of the outputs."""
-        return [self.panels] if self.scales is None else [self.panels, self.scales]
+        """What it is of, each in the order of the outputs but for the order of inputs."""
+        return [part for part in (self.panels, self.scales, self.order) if part is not None]
 
     @property
     def nbytes(self) -> int:
         return sum(int(tensor.nbytes) for tensor in self.tensors)
 
     @property
-    def padded(self) -> int:
-        """Bytes of a row that it multiplies."""
-        return padded_inputs(self.inputs, self.group)
+    def layout(self) -> int:
+        return layout_of(self.format)
 
     @property
-    def blocks(self) -> int:
-        """Sums of such a row that begin with a number of their own."""
-        return blocks_of(self.inputs, self.group)
+    def scratch_bytes(self) -> int:
+        """Of a row that it multiplies: levels, a scale, and what sums begin with and are."""
+        sums = groups_of(self.inputs, self.format) if self.format.offsets != "none" else 0
+        blocks = blocks_of(self.inputs, self.format)
+        return padded_inputs(self.inputs, self.format) + 4 * (1 + blocks + sums)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows:
-    """Rows in int8, padded with zeros; a scale for each, and what their sums begin with.
+    """Rows in int8, padded with zeros; a scale for each, what their sums begin with, the sums.
 
-    All three are flat, and may be longer than the rows that were asked for.
+    All are flat, and may be longer than the rows that were asked for.
     """
 
     levels: Tensor
     scales: Tensor
     starts: Tensor
+    sums: Tensor | None
 
     @staticmethod
-    def of(tokens: int, padded: int, blocks: int) -> "RoundedRows":
-        """Room for so many rows of `padded` numbers and `blocks` sums."""
+    def of(tokens: int, inputs: int, format: Format) -> "RoundedRows":
+        """Room for so many rows."""
+        adds = format.offsets != "none"
         return RoundedRows(
-            torch.empty(tokens * padded, dtype=torch.int8),
+            torch.empty(tokens * padded_inputs(inputs, format), dtype=torch.int8),
             torch.empty(tokens),
-            torch.empty(tokens * blocks, dtype=torch.int32),
+            torch.empty(tokens * blocks_of(inputs, format), dtype=torch.int32),
+            torch.empty(tokens * groups_of(inputs, format)) if adds else None,
         )
 
 
-def padded_inputs(inputs: int, group: int) -> int:
+def layout_of(format: Format) -> int:
+    """The format as the kernels' number."""
+    found = format.group
+    found |= IN_BYTES if format.kind == "int8" and format.group else 0
+    found |= IN_FP32 if format.fp32_scales else 0
+    return found | {"none": 0, "zeros": WITH_ZEROS, "any": WITH_OFFSETS}[format.offsets]
+
+
+def groups_of(inputs: int, format: Format) -> int:
+    """Parts of a row that share a scale."""
+    return -(-inputs // format.group) if format.group else 1
+
+
+def padded_inputs(inputs: int, format: Format) -> int:
     """Bytes of a row of `inputs` numbers."""
-    unit = group or INT8_STEP
+    unit = format.group or INT8_STEP
     return -(-inputs // unit) * unit
 
 
-def blocks_of(inputs: int, group: int) -> int:
+def blocks_of(inputs: int, format: Format) -> int:
     """Parts of a row whose sums begin with a number of their own; on AVX2, elsewhere fewer."""
-    return padded_inputs(inputs, group) // min(group, LONGEST_BLOCK) if group else 1
+    if not format.group:
+        return 1
+    return padded_inputs(inputs, format) // min(format.group, LONGEST_BLOCK)
 
 
 class NativeQuantizedLinear:
@@ -89,16 +117,18 @@ class NativeQuantizedLinear:
     def __init__(self, library: NativeLibrary, format: Format) -> None:
         assert self.knows(format)
         self._library = library
-        self._rows = RoundedRows.of(0, 0, 0)
-        self.format, self.group = format, format.group
+        self._rows = RoundedRows.of(0, 0, format)
+        self.format = format
 
     @staticmethod
     def knows(format: Format) -> bool:
-        """Whether the kernels read it."""
-        return format.ours
+        """Whether the kernels read it: of groups all, of whole outputs int8 without offsets."""
+        whole = not format.group and (format.fp32_scales or format.offsets != "none")
+        return format.group in KNOWN_GROUPS.get(format.kind, ()) and not whole
 
     def prepare(self, weight_OH: Tensor) -> PackedLevels:
         """The weight, rounded and in panels: `pack` of `rounding.round_weight`, in one pass."""
+        assert self.format.ours, "only a checkpoint has such weights"
         weight = weight_OH.detach().contiguous()
         packed = self._empty(*weight.shape)
         self._library.calls.round_weight(
@@ -107,7 +137,7 @@ class NativeQuantizedLinear:
             address(packed.scales),
             packed.outputs,
             packed.inputs,
-            self.group,
+            self.format.group,
             TYPES[weight.dtype],
         )
         return packed
@@ -115,69 +145,100 @@ class NativeQuantizedLinear:
     def pack(self, weight: RoundedWeight) -> PackedLevels:
         """Rounded weights in panels; they have this format."""
         assert weight.fits(self.format)
-        packed, halves = self._empty(*weight.levels_OH.shape), None
-        if packed.scales is None:
-            halves = weight.scales_OG.half()
-        else:
+        packed = self._empty(*weight.levels_OH.shape)
+        scales = offsets = None
+        if packed.scales is not None:
             packed.scales[: packed.outputs] = weight.scales_OG[:, 0]
+        else:
+            wide = weight.scales_OG.contiguous()
+            scales = wide if self.format.fp32_scales else wide.half()
+            offsets = self._offsets_of(weight)
+        if packed.order is not None:
+            assert weight.order_H is not None
+            packed.order.copy_(weight.order_H)
         levels = weight.levels_OH.contiguous()
         self._library.calls.pack_quantized(
             address(levels),
-            address(halves),
+            address(scales),
+            address(offsets),
             address(packed.panels),
             packed.outputs,
             packed.inputs,
-            self.group,
+            packed.layout,
         )
         return packed
+
+    def _offsets_of(self, weight: RoundedWeight) -> Tensor | None:
+        """As the panels hold them; numbers of 0 where the weight has none."""
+        if self.format.offsets == "none":
+            return None
+        if self.format.offsets == "zeros":
+            zeros = weight.zeros()
+            return torch.zeros_like(weight.scales_OG, dtype=torch.int8) if zeros is None else zeros
+        if weight.offsets_OG is None:
+            return torch.zeros_like(weight.scales_OG)
+        return weight.offsets_OG.contiguous()
 
     def _empty(self, outputs: int, inputs: int) -> PackedLevels:
         """Room for a weight; scales of outputs that only fill the last panel are 0."""
         assert inputs <= MOST_INPUTS
-        panels, scales = self._sizes(outputs, inputs)
+        panels, scales, order = self._sizes(outputs, inputs)
         return PackedLevels(
             torch.empty(panels, dtype=torch.uint8),
             torch.zeros(scales) if scales else None,
+            torch.empty(order, dtype=torch.int32) if order else None,
             outputs,
             inputs,
-            self.group,
+            self.format,
         )
 
-    def _sizes(self, outputs: int, inputs: int) -> tuple[int, int]:
-        """(bytes of all panels, scales beside them)."""
-        width = 2 * self._library.lanes
-        panels = -(-outputs // width)
-        if self.group:
-            groups = -(-inputs // self.group)
-            return panels * groups * width * (2 + self.group // 2), 0
-        return panels * width * padded_inputs(inputs, 0), panels * width
+    def _sizes(self, outputs: int, inputs: int) -> tuple[int, int, int]:
+        """(bytes of all panels, scales beside them, inputs whose order stands there)."""
+        width, format = 2 * self._library.lanes, self.format
+        panels, padded = -(-outputs // width), padded_inputs(inputs, format)
+        order = inputs if format.permuted else 0
+        if not format.group:
+            return panels * width * padded, panels * width, order
+        groups = padded // format.group
+        levels = format.group // 2 if format.kind == "int4" else format.group
+        numbers = (4 if format.fp32_scales else 2) + (4 if format.offsets == "any" else 0)
+        zeros = -(-groups * width // 64) * 64 if format.offsets == "zeros" else 0
+        return panels * (groups * width * (levels + numbers) + zeros), 0, order
 
     def blob_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of a weight's panels and scales."""
-        panels, scales = self._sizes(outputs, inputs)
-        return panels + 4 * scales
+        """Bytes of a weight's panels, scales and order."""
+        panels, scales, order = self._sizes(outputs, inputs)
+        return panels + 4 * (scales + order)
 
     def from_blob(self, blob: Tensor, outputs: int, inputs: int) -> PackedLevels:
-        """The weight whose panels, and then scales, these bytes are."""
-        panels, scales = self._sizes(outputs, inputs)
-        beside = blob[panels:].view(torch.float32) if scales else None
-        return PackedLevels(blob[:panels], beside, outputs, inputs, self.group)
+        """The weight whose panels, scales and order, one behind the other, these bytes are."""
+        panels, scales, order = self._sizes(outputs, inputs)
+        _, beside, last = blob.split((panels, 4 * scales, 4 * order))
+        return PackedLevels(
+            blob[:panels],
+            beside.view(torch.float32) if scales else None,
+            last.view(torch.int32) if order else None,
+            outputs,
+            inputs,
+            self.format,
+        )
 
-    def round_rows(self, x: Tensor) -> RoundedRows:
+    def round_rows(self, x: Tensor, order: Tensor | None = None) -> RoundedRows:
         """Each row of x, contiguous, as levels of -127 … 127 and a scale; until the next call."""
         tokens, inputs = x.shape
-        padded, blocks = padded_inputs(inputs, self.group), blocks_of(inputs, self.group)
-        rows = self._rows
+        rows, padded = self._rows, padded_inputs(inputs, self.format)
         if rows.levels.numel() < tokens * padded or rows.scales.numel() < tokens:
-            rows = self._rows = RoundedRows.of(tokens, padded, blocks)
+            rows = self._rows = RoundedRows.of(tokens, inputs, self.format)
         self._library.calls.quantize_rows(
             address(x),
             address(rows.levels),
             address(rows.scales),
             address(rows.starts),
+            address(rows.sums),
+            address(order),
             tokens,
             inputs,
-            self.group,
+            layout_of(self.format),
             TYPES[x.dtype],
         )
         return rows
@@ -185,12 +246,13 @@ class NativeQuantizedLinear:
     @recordable("quantized")
     def __call__(self, x_TH: Tensor, weight: PackedLevels, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x; a bias has that type too."""
-        rows = self.round_rows(x_TH.contiguous())
+        rows = self.round_rows(x_TH.contiguous(), weight.order)
         out_TO = torch.empty(x_TH.shape[0], weight.outputs, dtype=x_TH.dtype)
         self._library.calls.quantized(
             address(rows.levels),
             address(rows.scales),
             address(rows.starts),
+            address(rows.sums),
             address(weight.panels),
             address(weight.scales),
             address(bias_O),
@@ -198,7 +260,7 @@ class NativeQuantizedLinear:
             x_TH.shape[0],
             weight.inputs,
             weight.outputs,
-            self.group,
+            weight.layout,
             TYPES[x_TH.dtype],
         )
         return out_TO

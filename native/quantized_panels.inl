@@ -1,0 +1,222 @@
+// Rows rounded to int8, and rounded weights in panels: what quantized.inl multiplies, and in what
+// layout.
+#pragma once
+#include <vector>
+
+#include "dots.h"
+#include "pool.h"
+
+namespace headway {
+namespace {
+
+// Inputs whose sums begin with a number of their own.
+inline int64_t block_of(const Layout& layout) {
+    return layout.bytes ? layout.group : std::min(layout.group, longest_block);
+}
+
+// ── activations ─────────────────────────────────────────────────────────────────────────────
+
+// To the nearest, ties to even.
+inline Ints rounded(Floats values) {
+#if defined(__AVX512F__)
+    return bits_of<Ints>(_mm512_cvtps_epi32(bits_of<__m512>(values)));
+#elif defined(__AVX2__)
+    return bits_of<Ints>(_mm256_cvtps_epi32(bits_of<__m256>(values)));
+#else
+    Ints found;
+    for (int lane = 0; lane < lanes; ++lane)
+        found[lane] = static_cast<int32_t>(__builtin_lrintf(values[lane]));
+    return found;
+#endif
+}
+
+typedef int8_t Bytes __attribute__((vector_size(lanes)));
+
+// The low bytes; gcc 12 takes the vector apart for __builtin_convertvector.
+inline Bytes bytes_of(Ints values) {
+#if defined(__AVX512F__)
+    return bits_of<Bytes>(_mm512_cvtepi32_epi8(bits_of<__m512i>(values)));
+#elif defined(__AVX2__)
+    const __m256i all = bits_of<__m256i>(values);
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    return bits_of<Bytes>(_mm_cvtsi128_si64(_mm_packs_epi16(words, words)));
+#else
+    return __builtin_convertvector(values, Bytes);
+#endif
+}
+
+// `lanes` numbers from `index` on; those at `end` and beyond are 0.
+inline Floats floats_before(const void* x, int64_t index, int64_t end, Type type) {
+    if (index + lanes <= end) return floats_at(x, index, type);
+    Floats found{};
+    for (int lane = 0; index + lane < end; ++lane) found[lane] = number_at(x, index + lane, type);
+    return found;
+}
+
+// The largest |x| of a row; a NaN, whose bits are above those of infinity, wins.
+template <Type type>
+inline float largest(const void* x, int64_t first, int64_t end) {
+    Ints most{};
+    for (int64_t at = first; at < end; at += lanes) {
+        const Ints bits = bits_of<Ints>(floats_before(x, at, end, type)) & 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+    }
+    int32_t best = 0;
+    for (int lane = 0; lane < lanes; ++lane) best = std::max(best, most[lane]);
+    return bits_of<float>(best);
+}
+
+// One row: x = q · scale with |q| at most 127. A row of zeros has scale 0; one with a number that is
+// not finite has scale NaN, and so has all that is computed from it.
+template <Type type>
+void quantize_row(const Rows& job, const void* x, int64_t first, int64_t row) {
+    constexpr float smallest = 1e-30f;
+    const Layout layout(job.layout);
+    const int64_t width = padded_inputs(job.inputs, job.layout), end = first + job.inputs;
+    const float most = largest<type>(x, first, end);
+    const bool finite = most < INFINITY, counts = finite && most > smallest;
+    job.scales[row] = !finite ? NAN : counts ? most / 127 : 0;
+    const float inverse = counts ? 127 / most : 0;
+    const int64_t block = layout.group ? block_of(layout) : width;
+    float* of_group = job.sums ? job.sums + row * (width / layout.group) : nullptr;
+    int32_t* start = job.starts + row * (width / block);
+    int8_t* q = job.q + row * width;
+    for (int64_t begin = 0; begin < width; begin += block, ++start) {
+        const int64_t last = std::min(begin + block, width);
+        Ints sums{};
+        for (int64_t at = begin; at < last; at += lanes) {
+            Ints values{};
+            if (counts) values = rounded(floats_before(x, first + at, end, type) * inverse);
+            sums += values;
+            const Bytes bytes = bytes_of(values);
+            if (at + lanes <= last) store(q + at, bytes);
+            else std::memcpy(q + at, &bytes, last - at);
+        }
+        int32_t pairs[2] = {0, 0};
+        for (int lane = 0; lane < lanes; ++lane) pairs[lane / 2 % 2] += sums[lane];
+        const int32_t sum = pairs[0] + pairs[1];
+        *start = layout.bytes ? -128 * sum : int4_start(pairs[0], pairs[1]);
+        if (!of_group) continue;
+        float& total = of_group[begin / layout.group];
+        total = static_cast<float>(sum) + (begin % layout.group ? total : 0);
+    }
+}
+
+// The same of a row whose inputs stand in an order of their own.
+void quantize_row_in_order(const Rows& job, int64_t row, float* gathered) {
+    const int64_t first = row * job.inputs;
+    for (int64_t i = 0; i < job.inputs; ++i)
+        gathered[i] = number_at(job.x, first + job.order[i], job.type);
+    quantize_row<Type::f32>(job, gathered, 0, row);
+}
+
+void quantize_rows(Pool& pool, const Rows& job) {
+    const int64_t block = std::max<int64_t>(1, 16384 / job.inputs);
+    pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
+        const int64_t end = std::min(job.tokens, (chunk + 1) * block);
+        std::vector<float> gathered(job.order ? job.inputs : 0);
+        for (int64_t row = chunk * block; row < end; ++row) {
+            const int64_t first = row * job.inputs;
+            if (job.order) quantize_row_in_order(job, row, gathered.data());
+            else if (job.type == Type::f32) quantize_row<Type::f32>(job, job.x, first, row);
+            else if (job.type == Type::bf16) quantize_row<Type::bf16>(job, job.x, first, row);
+            else quantize_row<Type::f16>(job, job.x, first, row);
+        }
+    });
+}
+
+// ── weights ─────────────────────────────────────────────────────────────────────────────────
+
+// Bytes of a group of one panel, without zeros; and where in it steps begin.
+inline int64_t head_bytes(const Layout& layout) {
+    return panel_width * ((layout.wide ? 4 : 2) + (layout.offsets ? 4 : 0));
+}
+inline int64_t group_bytes(const Layout& layout) {
+    return head_bytes(layout) + panel_width * (layout.bytes ? layout.group : layout.group / 2);
+}
+
+// Bytes of one panel.
+inline int64_t panel_bytes(int64_t inputs, int64_t code) {
+    const Layout layout(code);
+    const int64_t width = padded_inputs(inputs, code);
+    if (!layout.group) return width * panel_width;
+    const int64_t groups = width / layout.group;
+    const int64_t zeros = layout.zeros ? (groups * panel_width + 63) / 64 * 64 : 0;
+    return groups * group_bytes(layout) + zeros;
+}
+
+// Levels of inputs from `begin` on of one output, as many as a number of type T has bytes; what
+// lies outside of the weight is 0.
+template <class T>
+inline T levels_of(const int8_t* weight, int64_t outputs, int64_t inputs, int64_t output,
+                   int64_t begin) {
+    T found = 0;
+    if (output >= outputs) return found;
+    const int8_t* at = weight + output * inputs + begin;
+    if (inputs - begin >= static_cast<int64_t>(sizeof found)) return load<T>(at);
+    if (begin < inputs) std::memcpy(&found, at, inputs - begin);
+    return found;
+}
+
+// Levels of `count` inputs from `begin` on of a panel's outputs, in steps.
+char* pack_bytes(const PackWeight& job, char* to, int64_t first, int64_t begin, int64_t count) {
+    for (const int64_t end = begin + count; begin < end; begin += 4)
+        for (int lane = 0; lane < panel_width; ++lane, to += 4)
+            store(to, levels_of<uint32_t>(job.levels, job.outputs, job.inputs, first + lane, begin));
+    return to;
+}
+
+char* pack_halves(const PackWeight& job, char* to, int64_t first, int64_t begin, int64_t count) {
+    for (const int64_t end = begin + count; begin < end; begin += 8)
+        for (int lane = 0; lane < panel_width; ++lane, to += 4) {
+            const uint64_t levels =
+                levels_of<uint64_t>(job.levels, job.outputs, job.inputs, first + lane, begin);
+            const uint64_t halves = (levels & 0x0F0F0F0F0F0F0F0Fu) ^ 0x0808080808080808u;
+            store(to, static_cast<uint32_t>(halves | halves >> 28));
+        }
+    return to;
+}
+
+// A number of `size` bytes for each output of a panel, those of group `n` of `groups`.
+char* pack_numbers(const PackWeight& job, const void* numbers, int size, char* to, int64_t first,
+                   int64_t n, int64_t groups) {
+    for (int lane = 0; lane < panel_width; ++lane, to += size) {
+        const int64_t output = first + lane;
+        const char* from = static_cast<const char*>(numbers) + (output * groups + n) * size;
+        if (output < job.outputs) std::memcpy(to, from, size);
+        else std::memset(to, 0, size);
+    }
+    return to;
+}
+
+void pack_panel(const PackWeight& job, char* to, int64_t panel) {
+    const Layout layout(job.layout);
+    const int64_t first = panel * panel_width, width = padded_inputs(job.inputs, job.layout);
+    if (!layout.group) {
+        pack_bytes(job, to, first, 0, width);
+        return;
+    }
+    const int64_t groups = width / layout.group;
+    const char* end = to + panel_bytes(job.inputs, job.layout);
+    for (int64_t n = 0; n < groups; ++n) {
+        to = pack_numbers(job, job.scales, layout.wide ? 4 : 2, to, first, n, groups);
+        if (layout.offsets) to = pack_numbers(job, job.offsets, 4, to, first, n, groups);
+        const int64_t begin = n * layout.group;
+        to = layout.bytes ? pack_bytes(job, to, first, begin, layout.group)
+                          : pack_halves(job, to, first, begin, layout.group);
+    }
+    for (int64_t n = 0; layout.zeros && n < groups; ++n)
+        to = pack_numbers(job, job.offsets, 1, to, first, n, groups);
+    std::memset(to, 0, end - to);
+}
+
+void pack_quantized(Pool& pool, const PackWeight& job) {
+    const int64_t bytes = panel_bytes(job.inputs, job.layout);
+    pool.run((job.outputs + panel_width - 1) / panel_width, [&](int64_t panel, int) {
+        pack_panel(job, static_cast<char*>(job.packed) + panel * bytes, panel);
+    });
+}
+
+}  // namespace
+}  // namespace headway
