@@ -196,7 +196,8 @@ struct Grouped {
                 each<halves>([&](auto half) HEADWAY_INLINE {
                     const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
                     if (part == 0 && (half % 2 == 0 || dots_bytes == line_bytes)) {
-                        if constexpr (fetches_places(panels)) next.fetch();
+                        if constexpr (in_bytes) prefetch(here + ahead);
+                        else if constexpr (fetches_places(panels)) next.fetch();
                         else fetch_int4(here + ahead);
                     }
                     dots[half] = dots_of(here, part);
@@ -210,6 +211,18 @@ struct Grouped {
             });
         }
         each<rows * halves>([&](auto i) HEADWAY_INLINE { totals[i] += Dots::total(sums[i]); });
+    }
+
+    // Prefetches `count` bytes of each panel as `block` does: scales, offsets and zeros.
+    template <int panels>
+    HEADWAY_INLINE static inline void fetch_head(const char* at, int64_t bytes, int64_t count,
+                                                 PlacesAhead& next) {
+        for (int64_t line = 0; line < count; line += line_bytes) {
+            if constexpr (!in_bytes && fetches_places(panels)) next.fetch();
+            else
+                for (int panel = 0; panel < panels; ++panel)
+                    fetch_int4(at + panel * bytes + line + ahead_beside(panels));
+        }
     }
 
     // The scales of a group, for each half of a panel.
@@ -229,9 +242,10 @@ struct Grouped {
     // Adds what a group's offsets give: each times the sum of a row's inputs. Zeros of the group are at
     // `zeros`, offsets behind its scales.
     template <int rows, int panels>
-    static void add_offsets(const Layout& layout, const char* at, const char* zeros, int64_t bytes,
-                            const Floats* scales, const float* of_rows, int64_t groups,
-                            Floats* sums) {
+    HEADWAY_INLINE static inline void add_offsets(const Layout& layout, const char* at,
+                                                  const char* zeros, int64_t bytes,
+                                                  const Floats* scales, const float* of_rows,
+                                                  int64_t groups, Floats* sums) {
         constexpr int halves = 2 * panels;
         each<halves>([&](auto half) HEADWAY_INLINE {
             const int64_t place = half / 2 * bytes, lane = half % 2 * lanes;
@@ -260,8 +274,11 @@ struct Grouped {
         const char* zeros = at + groups * step;
         PlacesAhead next(at, bytes);
         Floats sums[rows * halves] = {};
+        bool zeros_turn = true;  // those of two groups are a line
         for (int64_t input = 0; input < width; zeros += panel_width) {
-            if constexpr (fetches_places(panels)) next.fetch();
+            fetch_head<panels>(at, bytes, head, next);
+            if (layout.zeros && zeros_turn) fetch_head<panels>(zeros, bytes, line_bytes, next);
+            zeros_turn = !zeros_turn;
             const char* scales_at = at;
             at += head;
             Ints totals[rows * halves] = {};
