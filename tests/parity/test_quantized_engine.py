@@ -119,14 +119,15 @@ def mixed_executor(
 def test_each_module_has_a_format_of_its_own(folder: Path, kept: Path, rounded: list[int]):
     """Native as torch; a second start reads all of them, another map packs its own."""
     ours, torchs = (mixed_executor(folder, MIXED_MAP, kernels) for kernels in KERNELS)
-    groups = {
-        name: getattr(module.kernel, "group", None)
+    formats = {
+        name: getattr(module.kernel, "format", PLAIN)
         for name, module in ours.model.named_modules()
         if isinstance(module, Linear | ExpertLinear)
     }
-    assert [groups[f"layers.0.{name}"] for name in ("attention.qkv", "mlp.down")] == [32, 0]
-    assert [groups[f"layers.1.{name}"] for name in ("attention.qkv", "mlp.down")] == [None, 128]
-    assert groups["head"] is None
+    for layer, wanted in enumerate([(Format("int4", 32), INT8), (PLAIN, Format("int4", 128))]):
+        names = (f"layers.{layer}.attention.qkv", f"layers.{layer}.mlp.down")
+        assert tuple(formats[name] for name in names) == wanted
+    assert formats["head"] == PLAIN
     first = expected_after(ours)
     assert abs(divergence(expected_after(torchs), first)) < 1e-4
     wait_for_writers()
