@@ -22,6 +22,7 @@ from headway.compress.train.model import TrainedModel
 from headway.compress.train.run import Pair, Plan, distill, prepare
 from headway.compress.train.student import rounded_layers
 from headway.compress.train.texts import READ, WRITTEN, chat, named, paragraphs, records
+from headway.compress.train.written import write_student
 from headway.core.errors import HeadwayError, ModelError, UsageError
 from headway.core.quantization import Quantization
 from headway.runtime.kernels import reference
@@ -279,6 +280,32 @@ def test_training_under_rounding_helps_the_rounded_model(
         "head",
     }
     assert rounded["head"].group == 0 and rounded["layers.0.mlp.down"].group == 32
+
+
+def test_a_rounded_student_is_written_as_it_was_trained(folders: tuple[Path, Path], tmp_path: Path):
+    """compressed-tensors of its parts: q behind k has the rows that the fused matrix has there."""
+    plan = dataclasses.replace(PLAN, quantization=Quantization.of("int4", 32))
+    student = prepare(*folders, plan, SOURCES, save_every=100).student
+    (tmp_path / "out").mkdir()
+    write_student(student, folders[1], tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    written: dict[str, Tensor] = {}
+    for path in (tmp_path / "out").glob("*.safetensors"):
+        written |= load_file(path)
+    spec, rounded = student.spec, rounded_layers(student)
+    for part, rows in (
+        ("q", slice(0, spec.q_size)),
+        ("v", slice(spec.q_size + spec.kv_size, None)),
+    ):
+        name = f"model.layers.1.self_attn.{part}_proj"
+        whole = rounded["layers.1.attention.qkv"]
+        packed = written[f"{name}.weight_packed"]
+        codes = torch.stack([packed >> shift & 15 for shift in range(0, 32, 4)], -1).flatten(1)
+        assert torch.equal((codes - 8).to(torch.int8), whole.levels_OH[rows])
+        assert torch.equal(written[f"{name}.weight_scale"].float(), whole.scales_OG[rows])
+    assert written["lm_head.weight_packed"].shape == (211, 16)
+    assert "model.norm.weight" in written and "model.embed_tokens.weight" in written
 
 
 def test_a_fresh_student_begins_at_random(folders: tuple[Path, Path]):

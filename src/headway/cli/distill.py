@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.common import model_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated
 from headway.core.errors import UsageError
+from headway.core.formats import GROUPS
 from headway.core.options import DistillOptions
 from headway.core.progress import steps_bar
+from headway.core.quantization import Quantization
 from headway.measure.chart import Panel, chart
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ def distill(call: "Call") -> int:
     teacher, student = map(model_folder, call.positionals[:2])
     out = Path(call.positionals[2])
     options: DistillOptions = call.options[DistillOptions]
+    if options.quantize_group not in GROUPS:
+        raise UsageError(
+            f"--quantize-group {options.quantize_group} is not offered.", "Give 32, 64 or 128."
+        )
     check_gate(call)
 
     from headway.compress.folder import refuse_taken  # late: torch
@@ -80,6 +86,7 @@ def plan_of(options: DistillOptions) -> "Plan":
         learning_rate=options.learning_rate,
         temperature=options.temperature,
         cross_entropy=options.cross_entropy,
+        quantization=Quantization.of(options.quantize, options.quantize_group),
         fresh=options.fresh,
         keep_zeros=options.keep_zeros,
         seed=options.seed,
@@ -135,8 +142,10 @@ def write(
         figures = evaluated(call, partial, out.name)
         (partial / "README.md").write_text(card(out.name, told, figures), encoding="utf-8")
         if figures.failed:
-            print(f"The gate fails: {out} is not written; {run} keeps what was trained.")
-            raise SystemExit(GATE_FAILED)
+            shutil.rmtree(partial)
+    if figures.failed:
+        print(f"{out} is not written: the gate failed. {run} keeps what was trained.")
+        return GATE_FAILED
     shutil.rmtree(run)
     print(f"headway serve {out}")
     return 0

@@ -27,6 +27,7 @@ from headway.core.options import (
     LogOptions,
     PlaceOptions,
     PlanOptions,
+    PruneOptions,
     PullOptions,
     QuantizeOptions,
     SamplingOptions,
@@ -160,6 +161,12 @@ VERBS = {
         help="Write a small model in the sizes of a large one: the same answers, its cost.",
         tables=(WidenOptions,),
         function="headway.cli.widen:widen",
+    ),
+    "prune": Verb(
+        usage="prune FOLDER OUT",
+        help="Write a model without some neurons, heads, layers or weights; says what it brings.",
+        tables=(PruneOptions, GateOptions),
+        function="headway.cli.prune:prune",
     ),
     "distill": Verb(
         usage="distill TEACHER STUDENT OUT",

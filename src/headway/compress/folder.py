@@ -33,6 +33,7 @@ TEXT_FILES = (
 def new_folder(out: Path) -> Iterator[Path]:
     """The temporary folder to write to; it becomes `out` unless the writing fails.
 
+    A caller that removes it has changed its mind, and there is no `out`.
     Raises UsageError where `out` is taken or cannot be made.
     """
     refuse_taken(out)
@@ -44,6 +45,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise UsageError(f"{out} cannot be made: {error.strerror}.", "Name another.") from None
     try:
         yield partial
+        if not partial.exists():
+            return
         if out.exists():
             out.rmdir()
         os.replace(partial, out)

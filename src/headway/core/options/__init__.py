@@ -15,6 +15,7 @@ from headway.core.options.field import Bytes, Seconds
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
 from headway.core.options.plan import PlanOptions
+from headway.core.options.prune import PruneOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import help_text, read_options, to_arguments
 from headway.core.options.simulate import SimulateOptions
@@ -42,6 +43,7 @@ __all__ = [
     "PlaceOptions",
     "LaunchOptions",
     "PlanOptions",
+    "PruneOptions",
     "PullOptions",
     "QuantizeOptions",
     "SamplingOptions",

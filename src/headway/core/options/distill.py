@@ -25,6 +25,11 @@ class DistillOptions:
     cross_entropy: float = option(
         0.0, "Share of the loss that the text itself has, beside the teacher.", low=0, high=1
     )
+    quantize: str = option(
+        "none", "Train under this rounding of the layers, and write them so.",
+        choices=("none", "int8", "int4"), common=True,
+    )  # fmt: skip
+    quantize_group: int = option(64, "Inputs that share an int4 scale: 32, 64 or 128.")
     fresh: bool = option(
         False, "Begin with random weights: STUDENT needs config.json and a tokenizer alone."
     )

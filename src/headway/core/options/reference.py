@@ -21,6 +21,7 @@ from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
 from headway.core.options.plan import PlanOptions
+from headway.core.options.prune import PruneOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import format_value
 from headway.core.options.simulate import SimulateOptions
@@ -112,9 +113,10 @@ TITLES: dict[type, str] = {
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
     WidenOptions: "Widening (`widen`)",
+    PruneOptions: "Pruning (`prune`)",
     DistillOptions: "Distillation (`distill`)",
     QuantizeOptions: "Quantization (`quantize`)",
-    GateOptions: "Gate of a folder that is written (`distill`, `quantize`)",
+    GateOptions: "Gate of a folder that is written (`prune`, `distill`, `quantize`)",
     LaunchOptions: "Coding agents (`launch`)",
     PullOptions: "Hub (`pull`)",
 }

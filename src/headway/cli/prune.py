@@ -1,0 +1,137 @@
+"""`headway prune FOLDER OUT`: a model with less in it; what that brings here is said before."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.common import model_folder
+from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated
+from headway.core.errors import UsageError
+from headway.core.model_spec import ModelSpec, read_json, read_model_spec
+from headway.core.options import PruneOptions
+from headway.core.progress import items_bar
+
+if TYPE_CHECKING:
+    from headway.cli.main import Call
+    from headway.compress.prune.prune import Pruned, Wanted
+
+CARD = """# {name}
+
+`{folder}` with less in it, by `headway prune`: {what}. Nothing was trained afterwards;
+`headway distill {folder} {name} OUT` brings back most of what this took.
+
+| | before | now | |
+| --- | --- | --- | --- |
+{rows}
+{figures}"""
+
+
+def prune(call: "Call") -> int:
+    """Say what will be smaller and faster, prune, write OUT, evaluate; 0, or 5 by the gate."""
+    if len(call.positionals) != 2:
+        raise UsageError("prune takes two folders.", "headway prune FOLDER OUT --neurons 0.33")
+    folder, out = model_folder(call.positionals[0]), Path(call.positionals[1])
+    options: PruneOptions = call.options[PruneOptions]
+    check_gate(call)
+
+    from headway.compress.folder import refuse_taken  # late: torch
+    from headway.compress.prune import promise
+    from headway.compress.prune.prune import check
+    from headway.compress.train.run import use_threads
+
+    refuse_taken(out)
+    use_threads(options.threads)
+    spec, wanted = read_model_spec(folder), wanted_of(options)
+    check(spec, wanted)
+    rows = promise.promised(spec, promise.smaller_spec(spec, wanted), wanted)
+    for row in rows:
+        print("{:<22} {:>14} → {:>14}  {}".format(*row))
+    if "--dry-run" in call.switches:
+        return 0
+    pruned = pruned_of(folder, spec, options, wanted)
+    return write(call, folder, out, pruned, rows)
+
+
+def wanted_of(options: PruneOptions) -> "Wanted":
+    """What the options ask for; --pattern 2:4 alone is half of the weights."""
+    from headway.compress.prune.masks import TWO_OF_FOUR, Pattern
+    from headway.compress.prune.prune import Wanted
+
+    pattern = None
+    if options.pattern == "2:4":
+        if options.sparsity not in (0.0, 0.5):
+            raise UsageError(
+                f"--pattern 2:4 is half of the weights, not {options.sparsity:g}.",
+                "Leave --sparsity out.",
+            )
+        pattern = TWO_OF_FOUR
+    elif options.sparsity:
+        pattern = Pattern(options.sparsity)
+    return Wanted(
+        layers=options.layers,
+        kv_heads=options.kv_heads,
+        heads=options.heads,
+        neurons=options.neurons,
+        pattern=pattern,
+        method=options.method,
+    )
+
+
+def pruned_of(folder: Path, spec: ModelSpec, options: PruneOptions, wanted: "Wanted") -> "Pruned":
+    """The smaller model, with a bar on the way."""
+    from headway.compress.prune.prune import num_steps, prune
+    from headway.compress.train.data import Mixture
+    from headway.compress.train.model import TrainedModel
+    from headway.compress.train.texts import SKILLS, read_sources
+    from headway.frontend.text import Tokenizer
+
+    sources = read_sources(options.calibrate or [SKILLS], Tokenizer(folder), options.seed)
+    rows_BT, _, _ = Mixture(
+        sources=sources, num_rows=options.rows, length=options.row_length, seed=options.seed
+    ).batch(0)
+    generation = folder / "generation_config.json"
+    model = TrainedModel.open(folder, trainable=False)
+    with items_bar(f"Pruning {folder.resolve().name}", num_steps(spec, wanted)) as advance:
+        return prune(
+            model,
+            read_json(folder / "config.json"),
+            read_json(generation) if generation.exists() else {},
+            rows_BT,
+            wanted,
+            advance,
+        )
+
+
+def write(call: "Call", folder: Path, out: Path, pruned: "Pruned", rows: list[Any]) -> int:
+    """The folder with its card; nothing where the gate fails."""
+    from headway.compress.folder import copy_text_files, new_folder, write_model
+
+    with new_folder(out) as partial:
+        copy_text_files(folder, partial)
+        write_model(partial, pruned.config, pruned.model.tensors(), pruned.model.spec.dtype)
+        figures = evaluated(call, partial, out.name)
+        text = card(folder.resolve().name, out.name, pruned, rows, figures)
+        (partial / "README.md").write_text(text, encoding="utf-8")
+        if figures.failed:
+            shutil.rmtree(partial)
+    if figures.failed:
+        print(f"{out} is not written: the gate failed.")
+        return GATE_FAILED
+    print(f"headway serve {out}")
+    return 0
+
+
+def card(folder: str, name: str, pruned: "Pruned", rows: list[Any], figures: Figures) -> str:
+    """What somebody reads who finds the folder."""
+    table = [f"| {' | '.join(row)} |" for row in rows]
+    table += [
+        f"| zeros in {kind} | | {share:.1%} | |" for kind, share in pruned.zeros.items() if share
+    ]
+    what = ", ".join(row[0] for row in rows if not row[0].startswith(("bytes", "FLOPs", "KV by")))
+    return CARD.format(
+        name=name,
+        folder=folder,
+        what=what or "single weights are zero",
+        rows="\n".join(table),
+        figures=figures.markdown,
+    )
