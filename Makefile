@@ -21,7 +21,8 @@ endef
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
 
 .PHONY: serve install test lint format check hardening frameworks sanitize screenshots surface lock reference-models clean \
-	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-medusa tiny-evaluate tiny-card
+	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-medusa tiny-evaluate tiny-card \
+	tiny-qat tiny-prune tiny-sparse
 
 serve: install
 	$(BIN)/headway serve
@@ -121,6 +122,24 @@ tiny-evaluate: .venv/.installed-dev
 tiny-card: .venv/.installed-dev
 	$(call RECIPE,card) --model $(EMBEDDED)/headway-tiny
 	$(call RECIPE,card) --model $(EMBEDDED)/headway-draft
+
+# Smaller students of headway-tiny, each in RUN with its card and loss curve (docs/distill.md): 20 to 30 minutes of a
+# core that others use too. A command that was stopped goes on when it is given again.
+TINY_TEXT := $(TEXT)/train-000.txt
+JUDGED := --against headway-tiny --eval-data $(TEXT)/..
+tiny-qat: .venv/.installed-dev
+	$(BIN)/headway distill headway-tiny headway-tiny $(RUN)/tiny-qat --quantize int4 \
+		--data $(TINY_TEXT):0.7 --data skills:0.3 --steps 500 $(JUDGED)
+tiny-prune: .venv/.installed-dev
+	test -d $(RUN)/neurons || $(BIN)/headway prune headway-tiny $(RUN)/neurons --neurons 0.375 \
+		--calibrate $(TINY_TEXT) --calibrate skills --rows 96
+	$(BIN)/headway distill headway-tiny $(RUN)/neurons $(RUN)/tiny-prune --learning-rate 0.001 \
+		--data $(TINY_TEXT):0.5 --data skills:0.5 --steps 400 $(JUDGED)
+tiny-sparse: .venv/.installed-dev
+	test -d $(RUN)/sparse || $(BIN)/headway prune headway-tiny $(RUN)/sparse --pattern 2:4 \
+		--calibrate $(TINY_TEXT) --calibrate skills --rows 96
+	$(BIN)/headway distill headway-tiny $(RUN)/sparse $(RUN)/tiny-sparse --learning-rate 0.001 \
+		--data $(TINY_TEXT):0.6 --data skills:0.4 --steps 400 $(JUDGED)
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

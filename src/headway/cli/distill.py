@@ -65,7 +65,8 @@ def distill(call: "Call") -> int:
     asked = {
         "teacher": training.identity(teacher),
         "student": training.identity(student),
-        **json.loads(json.dumps(dataclasses.asdict(plan))),
+        **dataclasses.asdict(plan),
+        "quantization": str(plan.quantization),
         "data": [[s.name, s.share, len(s.tokens_N)] for s in sources],
     }
     run = out.with_name(f"{out.name}.training")
