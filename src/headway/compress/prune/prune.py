@@ -19,6 +19,7 @@ from headway.compress.prune.smaller import (
     kept_heads,
     smaller_config,
     smaller_model,
+    spread,
 )
 from headway.compress.prune.structure import remove_units
 from headway.compress.statistics import Moments, counting
@@ -190,7 +191,7 @@ def remove_heads(
     weight_OI = linear_of(layer, "attention.out")
     hessian = moments(model, layer, x_TH, rows_BT)["attention.out", None].hessian()
     here = kept.heads[index]
-    columns = (here[:, None] * spec.head_dim + torch.arange(spec.head_dim)).flatten()
+    columns = spread(here, spec.head_dim)
     stay, weight = remove_units(
         weight_OI[:, columns], hessian[columns][:, columns], spec.head_dim, wanted.heads,
         classes=len(kept.kv_heads[index]),

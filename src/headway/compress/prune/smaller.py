@@ -62,9 +62,8 @@ def smaller_config(config: dict[str, Any], spec: ModelSpec, kept: Kept) -> dict[
         found["layer_types"] = [WINDOW if layer.window else FULL for layer in layers]
     if any(layer.rope is None for layer in spec.layers):
         found["no_rope_layers"] = [int(layer.rope is not None) for layer in layers]
-    if spec.architecture == LLAMA and spec.hidden_size % len(kept.heads[0]):
-        found |= AS_MISTRAL
-    return found
+    undivided = spec.architecture == LLAMA and spec.hidden_size % len(kept.heads[0])
+    return found | AS_MISTRAL if undivided else found
 
 
 def divides(spec: ModelSpec, num_heads: int) -> bool:

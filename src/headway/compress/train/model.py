@@ -69,8 +69,7 @@ class RowAttention:
         q, k, v = (
             x.unflatten(0, (rows.num_rows, -1)).transpose(1, 2) for x in (q_TND, k_TGD, v_TGD)
         )
-        length = q.shape[2]
-        if rule.softcap or 0 < rule.window < length:
+        if rule.softcap or 0 < rule.window < q.shape[2]:
             out = plain_attention(q, k, v, rule)
         else:
             out = functional.scaled_dot_product_attention(

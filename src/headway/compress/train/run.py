@@ -60,29 +60,12 @@ def prepare(
     student = fresh(student_folder, plan.seed) if plan.fresh else TrainedModel.open(student_folder)
     num_zeros, settle = keep_zeros(student) if plan.keep_zeros else (0, lambda: None)
     round_layers(student, plan.quantization)
-    losses = Distillation(
-        teacher=teacher,
-        student=student,
-        mixture=Mixture(
-            sources=sources,
-            num_rows=max(1, plan.step_tokens // plan.row_length),
-            length=plan.row_length,
-            seed=plan.seed,
-        ),
-        temperature=plan.temperature,
-        mix=plan.cross_entropy,
-    )
-    rate = Cosine(
-        steps=plan.steps,
-        peak_lr=plan.learning_rate,
-        final_lr=plan.learning_rate * FINAL_SHARE,
-        warmup_steps=min(WARMUP, plan.steps),
-    )
+    losses = losses_of(teacher, student, plan, sources)
     training = Training(
         module=student,
         optimizers=[make_optimizer(student)],
         steps=plan.steps,
-        lr=rate,
+        lr=rate_of(plan),
         losses=losses,
         names=tuple(source.name for source in sources),
         save_every=save_every,
@@ -90,6 +73,35 @@ def prepare(
     )
     return Pair(
         teacher=teacher, student=student, losses=losses, training=training, num_zeros=num_zeros
+    )
+
+
+def losses_of(
+    teacher: TrainedModel, student: TrainedModel, plan: Plan, sources: list[Source]
+) -> Distillation:
+    """The losses of each step."""
+    mixture = Mixture(
+        sources=sources,
+        num_rows=max(1, plan.step_tokens // plan.row_length),
+        length=plan.row_length,
+        seed=plan.seed,
+    )
+    return Distillation(
+        teacher=teacher,
+        student=student,
+        mixture=mixture,
+        temperature=plan.temperature,
+        mix=plan.cross_entropy,
+    )
+
+
+def rate_of(plan: Plan) -> Cosine:
+    """Warm-up, then half a cosine."""
+    return Cosine(
+        steps=plan.steps,
+        peak_lr=plan.learning_rate,
+        final_lr=plan.learning_rate * FINAL_SHARE,
+        warmup_steps=min(WARMUP, plan.steps),
     )
 
 

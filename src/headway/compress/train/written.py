@@ -36,13 +36,12 @@ def rounded_content(student: TrainedModel) -> Content:
     """What the writer is told: the parts of fused matrices by their names in the checkpoint."""
     rounded = rounded_layers(student)
     tensors, dtype = student.tensors(), getattr(torch, student.spec.dtype)
-    parts: dict[str, tuple[str, slice]] = {}
+    parts: dict[str, tuple[str, slice]] = {HEAD_NAME: ("head", slice(None))}
     for name, target in targets(student.decoder, student.spec).items():
         if target.module in rounded and name.endswith(".weight"):
             first = target.place.storage_offset() // target.place.shape[1]
             rows = slice(first, first + len(target.place))
             parts[name.removesuffix(".weight")] = (target.module, rows)
-    parts[HEAD_NAME] = ("head", slice(None))
 
     def rounded_part(module: str) -> RoundedWeight:
         whole, rows = parts[module]
