@@ -17,6 +17,7 @@ from typing import Any
 from headway import __version__
 from headway.core.clock import Clock, SystemClock
 from headway.core.gguf.header import is_gguf
+from headway.core.model_spec.quantized import OLD_CONFIGS
 from headway.core.resolve import Settings
 from headway.runtime.checkpoint_files import MALFORMED, find_files
 
@@ -63,8 +64,10 @@ class Key:
 
 def model_files(model: Path) -> list[Path]:
     """The files that a model's weights depend on; raises CheckpointError without any."""
-    config = [] if is_gguf(model) else [model / "config.json"]
-    return [*config, *find_files(model)]
+    if is_gguf(model):
+        return find_files(model)
+    beside = [path for name in OLD_CONFIGS if (path := model / name).is_file()]
+    return [model / "config.json", *beside, *find_files(model)]
 
 
 def content_digest(path: Path, digests: Path, clock: Clock) -> str:
