@@ -58,6 +58,7 @@ CASES: dict[str, Groups] = {
         (["Linear"], FLOAT8 | {"strategy": "tensor"}, STATIC | {"type": "float"}),
     ],
     "FP8 by block": [(["re:.*(gate|up)_proj"], FLOAT8 | BLOCKS, BY_TOKEN | {"type": "float"})],
+    "MXFP4": [(["Linear"], {**INT4, "type": "float", "scale_dtype": "torch.uint8"}, None)],
     "mixed": [
         ([r"re:.*self_attn\.(q|k|v)_proj$"], INT4 | {"group_size": 64}, None),
         (["re:.*o_proj$", "re:.*0.mlp.(gate|up)_proj"], INT8, BY_TOKEN),

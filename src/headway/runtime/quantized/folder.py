@@ -18,7 +18,7 @@ from headway.core.formats import PLAIN, Format
 from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import TensorEntry, find_files, shown
 from headway.runtime.models import MODELS
-from headway.runtime.quantized import awq, compressed_tensors, fp8, gptq
+from headway.runtime.quantized import awq, compressed_tensors, fp8, gptq, mxfp4
 from headway.runtime.quantized.formats import read_schemes
 from headway.runtime.quantized.parts import Layout, Part, widened
 from headway.runtime.quantized.scheme import Scheme, Schemes
@@ -32,6 +32,7 @@ LAYOUTS = {
     "gptq": gptq.GPTQ,
     "awq": awq.AWQ,
     "fp8": fp8.FP8,
+    "mxfp4": mxfp4.MXFP4,
 }
 OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "input_scale_ub", "activation_scale"),

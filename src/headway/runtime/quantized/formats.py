@@ -25,6 +25,10 @@ from headway.runtime.quantized.scheme import (
     unread,
 )
 
+COMPRESSED = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    "mxfp4-pack-quantized",
+)
 INTEGER_BITS = (4, 8)
 FP8_TYPES = ("e4m3", "float8_e4m3fn", "torch.float8_e4m3fn")
 
@@ -81,7 +85,7 @@ def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
     """The scheme of one group of compressed-tensors."""
     weights = table(group, "weights")
     said = f"compressed-tensors {format}"
-    if format not in ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"):
+    if format not in COMPRESSED:
         unread(said, "which is not read")
     if not weights:
         unread(said, "with inputs rounded and weights not, which is not read")
@@ -90,6 +94,8 @@ def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
     bits, kind = integer(weights, "num_bits", 8), str(weights.get("type") or "int")
     strategy = str(weights.get("strategy") or strategy_of(weights))
     symmetric = boolean(weights, "symmetric", True)
+    if format == "mxfp4-pack-quantized":
+        return Scheme(layout="mxfp4", said=said, bits=4, group=32)
     if kind == "float":
         if bits != 8 or strategy not in ("tensor", "channel", "block") or not symmetric:
             unread(said, f"floats of {bits} bits by {strategy}, which are not read")

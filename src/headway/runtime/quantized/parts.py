@@ -200,8 +200,11 @@ def order_of(part: Part, suffix: str, inputs: int, group: int) -> Tensor | None:
 def codes_along_inputs(words: Tensor, bits: int) -> Tensor:
     """int32 words (O, W), lowest bits first, → codes (O, W · 32 / bits) as bytes."""
     numbers = words.contiguous().view(torch.uint8)
-    if bits == 8:
-        return numbers
+    return numbers if bits == 8 else nibbles(numbers)
+
+
+def nibbles(numbers: Tensor) -> Tensor:
+    """Bytes (O, W) → their halves (O, 2 · W), lower ones first."""
     return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
 
 
