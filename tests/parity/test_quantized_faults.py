@@ -302,6 +302,22 @@ def test_a_bias_of_zeros_that_the_model_has_no_place_for_is_passed_over(folder: 
     executor_of(folder)
 
 
+@pytest.mark.parametrize("good", ["gptq"], indirect=True)
+def test_a_draft_has_formats_of_its_own(folder: Path, tmp_path: Path):
+    """A plain draft of an int4 model is rounded at load; a quantized one of any model is read."""
+    plain = tiny_model("qwen2", intermediate_size=96, num_hidden_layers=1)
+    plain.save_pretrained(tmp_path / "plain")
+    write_quantized(plain, tmp_path / "small", GPTQ, gptq)
+    tiny_model("qwen2", intermediate_size=96).save_pretrained(tmp_path / "large")
+    for target, draft in ((folder, "plain"), (tmp_path / "large", "small")):
+        executor = executor_of(
+            target, draft_model=str(tmp_path / draft), speculate="draft", skip_tokenizer_init=True
+        )
+        found = executor.drafter.forward.model.get_submodule("layers.0.mlp.down")
+        expected = Format("int4", 32, offsets="none" if draft == "plain" else "zeros")
+        assert found.kernel.format == expected
+
+
 # ── what the options do with it ─────────────────────────────────────────────────────────────
 
 

@@ -99,6 +99,7 @@ def plan_draft_weights(
     quantization: Quantization,
 ) -> tuple[int, str]:
     """(bytes of the draft's weights, why): of the model's type, rounded as the model's are."""
+    quantization = quantization.of_draft(draft.formats)
     if quantization.rounded:
         return plan_rounded(machine, draft, dtype, quantization)
     _, num_bytes, _ = plan_plain(machine, draft, device, dtype, kernels)

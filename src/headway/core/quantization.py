@@ -49,6 +49,12 @@ class Quantization:
             formats.append(("*", INT8))
         return Quantization(tuple(formats), packed)
 
+    def of_draft(self, checkpoint: tuple[tuple[str, Format], ...]) -> "Quantization":
+        """The formats of a drafting model: its checkpoint's, the rest rounded as the model's is."""
+        head, main = self.format_of("head").at_load, self.main.at_load
+        rest = (("*.router", PLAIN), ("head", head), ("*", main))
+        return Quantization((*checkpoint, *rest), self.packed)
+
     def __str__(self) -> str:
         return str(self.main)
 

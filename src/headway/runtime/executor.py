@@ -84,8 +84,9 @@ class TorchExecutor:
         if medusa is not None:
             self.drafter = Medusa(folder, medusa, self.target)
         elif draft is not None:
+            kernels = self.kernels.of_draft(settings, draft[1])
             self.drafter = DraftModel(
-                *draft, settings, self.kernels, self.state, spec.vocab_size, progress
+                *draft, settings, kernels, self.state, spec.vocab_size, progress
             )
         self._probe = Probe(self.kernels, settings, machine, self.target.weights)
         self._clock = SystemClock()

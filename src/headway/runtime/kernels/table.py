@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headway.core.formats import PLAIN, Format
 from headway.core.machine import Machine
+from headway.core.model_spec import ModelSpec
 from headway.core.quantization import Quantization
 from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
@@ -88,6 +89,13 @@ class Kernels:
         if self.library is None:
             return PlainLinear(reference.linear)
         return self.quantized.get(self.quantization.format_of("head").at_load, self.linear)
+
+    def of_draft(self, settings: Settings, draft: ModelSpec) -> "Kernels":
+        """Those of a drafting model, which has formats of its own."""
+        quantization = self.quantization.of_draft(draft.formats)
+        settings = replace(settings, quantization=quantization)
+        quantized, _ = choose_quantized(settings, self.library, "")
+        return replace(self, quantization=quantization, quantized=quantized)
 
     def linear_for(self, module: str, parts: Sequence[int] = ()) -> LinearKernel:
         """The kernel of one linear layer: `layers.0.mlp.down`, `head`.
