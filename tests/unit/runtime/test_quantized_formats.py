@@ -68,6 +68,14 @@ def test_names_come_before_expressions_and_those_before_classes():
     assert schemes.named == (DOWN,)
 
 
+def test_a_head_is_a_name_and_no_class():
+    """`lm_head` beside `Linear`, as `headway quantize` writes an int8 head."""
+    by_output = {"num_bits": 8, "strategy": "channel", "group_size": None}
+    schemes = compressed(group(["Linear"]), group(["lm_head"], weights=by_output), ignore=[])
+    found = [schemes.scheme_of(name) for name in (QUERY, "lm_head")]
+    assert [(one.bits, one.group) for one in found if one] == [(4, 64), (8, 0)]
+
+
 def test_each_group_may_have_a_layout_of_its_own():
     """`mixed-precision` on top, the layouts in the groups."""
     dynamic = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}

@@ -64,7 +64,7 @@ def compressed_tensors(config: dict[str, Any]) -> Schemes:
         scheme = compressed_scheme(body, str(body.get("format") or whole))
         for target in strings(body, "targets"):
             targets.setdefault(target, scheme)
-    named = [name for name in targets if not name.startswith("re:") and "." in name]
+    named = [name for name in targets if name[:1].islower() and not name.startswith("re:")]
     expressions = sorted(name for name in targets if name.startswith("re:"))
     classes = [name for name in targets if name not in {*named, *expressions}]
     for target in (*named, *expressions, *classes):
