@@ -24,7 +24,7 @@ from headway.core.options import ServerOptions
 from headway.core.plan import Description
 from headway.core.request import Request, SequenceUpdate
 from headway.engine.messages import Ready
-from headway.frontend.answer import Answer, Stream
+from headway.frontend.answer import Answer, ResumedTokens, Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks
@@ -81,6 +81,7 @@ class ScriptedClient:
         request: Request,
         parser_spec: OutputParserSpec | None = None,
         engine: int | None = None,
+        resumed_tokens: ResumedTokens = (),
     ) -> Stream:
         sampling = request.sampling
         self.asked.append(request)

@@ -216,6 +216,15 @@ def num_lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+def test_no_two_test_files_of_one_package_have_one_name():
+    """Of two such files one worker of the tests imports the first alone, and the run ends."""
+    named: dict[tuple[str, str], list[Path]] = {}
+    for path in TESTS.rglob("test_*.py"):
+        package = path.parent.name if (path.parent / "__init__.py").exists() else ""
+        named.setdefault((package, path.name), []).append(path)
+    assert {name for (_, name), paths in named.items() if len(paths) > 1} == set()
+
+
 def test_every_import_of_ours_exists():
     faults = [
         f"{where(path, line)}: {name}"
