@@ -1,5 +1,7 @@
 """What rounded weights cost in quality: `python benchmarks/quantized_quality.py [FOLDER]`.
 
+Folders of `headway quantize` are rows as well: `--also NAME=PATH`, as often as wanted.
+
 The embedded model (or that of FOLDER) is served in its own type, in int8 and in int4 by groups,
 with keys and values in its own type or in int8, and judged against itself in fp32 on the same
 windows of text and the same held-out questions. A difference is to the row of its own type, with
@@ -72,7 +74,10 @@ def main() -> None:
     parser.add_argument("--text", choices=TEXTS, default="books")
     parser.add_argument("--windows", type=int, default=100, help="of the text, evenly spread")
     parser.add_argument("--questions", type=int, default=10, help="of each skill and level")
-    parser.add_argument("--only", default="", help="rows whose name holds this word")
+    parser.add_argument("--only", default=None, help="rows whose name has this; empty: none")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="NAME=PATH", help="one more row: a folder"
+    )
     chosen = parser.parse_args()
 
     folder = model_folder(chosen.folder)
@@ -90,9 +95,13 @@ def main() -> None:
     plain = judge("bf16", folder, reference, task, dtype="bfloat16")
     print(row(plain, plain), flush=True)
     for name, options in ROWS.items():
-        if chosen.only not in name:
+        if chosen.only is not None and (not chosen.only or chosen.only not in name):
             continue
         quality = judge(name, folder, reference, task, dtype="bfloat16", **options)
+        print(row(quality, plain), flush=True)
+    for given in chosen.also:
+        name, _, path = given.rpartition("=")
+        quality = judge(name or Path(path).name, Path(path), reference, task, dtype="bfloat16")
         print(row(quality, plain), flush=True)
 
 

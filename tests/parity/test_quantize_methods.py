@@ -13,6 +13,7 @@ from headway.compress.folds import LayerWork, apply, layer_folds
 from headway.compress.gptq import gptq
 from headway.compress.grid import Grid, GridRule, grid_for
 from headway.compress.matrices import is_router, layer_matrices
+from headway.compress.outliers import keep_outliers
 from headway.compress.packing import pack
 from headway.compress.rotate import RotatedTensors
 from headway.compress.rows import RowModel, Tensors
@@ -320,6 +321,23 @@ def test_awq_loses_no_more_than_no_scale(tmp_path: Path):
     scale = awq_scale(work, fold, rounded)
     assert scale is not None
     assert lost(scale) < 0.7 * lost(torch.ones(64))
+
+
+def test_outliers_that_are_kept_leave_fine_steps_to_the_rest():
+    """Single weights 30 times as large: a group of 64 has one, and loses ten times as much."""
+    weight, hessian = drawn(40, 256), moments(256)
+    plain = gptq(weight, hessian, grid_for(weight, INT4, GridRule()))
+    lost = output_error(plain.plain() - weight, hessian)
+    weight[:, ::64] *= 30
+    spoiled = gptq(weight, hessian, grid_for(weight, INT4, GridRule()))
+    assert output_error(spoiled.plain() - weight, hessian) > 10 * lost
+    kept = keep_outliers(weight, hessian, INT4, GridRule(), share=0.02)
+    assert output_error(kept.plain() - weight, hessian) < lost
+    assert kept.share == pytest.approx(0.02, abs=1e-3)
+    assert (kept.rounded.levels_OH[kept.outputs_K, kept.inputs_K] == 0).all()
+    without = keep_outliers(weight, None, INT4, GridRule(), share=0.02)
+    places = (without.outputs_K, without.inputs_K)
+    assert torch.equal(without.plain()[places], weight[places])
 
 
 def test_outputs_are_those_of_the_moments():

@@ -34,6 +34,21 @@ def gptq(
 
     Inputs that were never seen are rounded to the nearest, as all are where nothing correlates.
     """
+    return gptq_keeping(weight_OI, hessian_II, grid, None, by_activation, damping)[0]
+
+
+def gptq_keeping(
+    weight_OI: Tensor,
+    hessian_II: Tensor,
+    grid: Grid,
+    kept_OI: Tensor | None,
+    by_activation: bool = True,
+    damping: float = DAMPING,
+) -> tuple[RoundedWeight, Tensor]:
+    """(levels, the weights as they were when their turn came, (O, I)).
+
+    Those in the mask `kept_OI` lose nothing: their levels are zero, their values are the second.
+    """
     inputs = weight_OI.shape[1]
     diagonal = hessian_II.diagonal()
     order = torch.arange(inputs)
@@ -42,20 +57,27 @@ def gptq(
     factor_II = inverse_factor(hessian_II[order][:, order], damping)
     weight = weight_OI.float()[:, order].contiguous()
     scales = grid.columns(inputs)[:, order]
+    kept = None if kept_OI is None else kept_OI[:, order]
     levels = torch.empty(weight.shape, dtype=torch.int8)
     for begin in range(0, inputs, BLOCK):
-        end = min(begin + BLOCK, inputs)
+        now = slice(begin, min(begin + BLOCK, inputs))
+        masked = None if kept is None else kept[:, now]
         errors = round_block(
-            weight[:, begin:end], scales[:, begin:end], factor_II[begin:end, begin:end], grid,
-            levels[:, begin:end],
-        )  # fmt: skip
-        weight[:, end:] -= errors @ factor_II[begin:end, end:]
+            weight[:, now], scales[:, now], factor_II[now, now], grid, levels[:, now], masked
+        )
+        weight[:, now.stop :] -= errors @ factor_II[now, now.stop :]
     back = torch.argsort(order)
-    return RoundedWeight(levels[:, back].contiguous(), grid.scales_OG, grid.size)
+    rounded = RoundedWeight(levels[:, back].contiguous(), grid.scales_OG, grid.size)
+    return rounded, weight[:, back]
 
 
 def round_block(
-    weight_OB: Tensor, scales_OB: Tensor, factor_BB: Tensor, grid: Grid, levels_OB: Tensor
+    weight_OB: Tensor,
+    scales_OB: Tensor,
+    factor_BB: Tensor,
+    grid: Grid,
+    levels_OB: Tensor,
+    kept_OB: Tensor | None,
 ) -> Tensor:
     """Round the inputs of a block in turn, into `levels_OB`; returns their errors, (O, B).
 
@@ -67,12 +89,14 @@ def round_block(
     for i, own in enumerate(factor_BB.diagonal().tolist()):
         value, scale = weight_BO[i], scales_BO[i]
         level = (value / scale).nan_to_num_(0, 0, 0).round_().clamp_(grid.least, grid.most)
-        rounded_BO[i] = level
         error = (value - level * scale) / own
-        errors_BO[i] = error
+        if kept_OB is not None:
+            level, error = (x.masked_fill_(kept_OB[:, i], 0) for x in (level, error))
+        rounded_BO[i], errors_BO[i] = level, error
         if i + 1 < len(weight_BO):
             weight_BO[i + 1 :].addr_(factor_BB[i, i + 1 :], error, alpha=-1)
     levels_OB.copy_(rounded_BO.T)
+    weight_OB.copy_(weight_BO.T)
     return errors_BO.T
 
 

@@ -23,6 +23,8 @@ FileFormat = Literal["compressed-tensors", "gptq"]
 LIBRARY_VERSION = "0.20.0"
 """The compressed-tensors whose configuration is written."""
 BITS = {"int4": 4, "int8": 8}
+ALL_LAYERS = "re:.*\\.layers\\..*"
+"""Beside a head in another format: what fits `Linear` fits the head as well."""
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
 
 
@@ -125,7 +127,7 @@ def arguments(bits: int, strategy: str, group: int | None, dynamic: bool) -> dic
 
 
 def targets(names: list[str], formats: Mapping[str, Format]) -> list[str]:
-    """`Linear` where all of a model's layers have this format, else patterns of names.
+    """`Linear` where all of a model has this format, all layers where they do, else patterns.
 
     q, k and v of layers 0 and 3: `re:.*layers\\.(0|3)\\.self_attn\\.q_proj$` and two more.
     """
@@ -133,7 +135,8 @@ def targets(names: list[str], formats: Mapping[str, Format]) -> list[str]:
     others = [name for name in names if not LAYER.match(name)]
     everywhere = [name for name, own in formats.items() if LAYER.match(name) and own != PLAIN]
     if layers and layers == everywhere:
-        return ["Linear", *others]
+        alone = all(LAYER.match(name) or own == PLAIN for name, own in formats.items())
+        return ["Linear" if alone else ALL_LAYERS, *others]
     return [*patterns(layers), *others]
 
 

@@ -150,7 +150,7 @@ def write_folder(
     copy_rest(model.folder, partial.folder, heads=recipe.transform != "rotate")
     write_config(model.folder, content, partial.folder)
     losses, unseen = kept.losses(by_module(model, formats))
-    size = sum(path.stat().st_size for path in partial.folder.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in partial.folder.glob("model*.safetensors"))
     return Produced(
         formats=formats,
         losses=losses,
