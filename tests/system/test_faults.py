@@ -3,6 +3,7 @@ and what systemd sees of a server's life."""
 
 import ast
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -57,7 +58,10 @@ def test_a_full_disk_behind_the_logs_stops_nobody(tiny_model: Path) -> None:
 
 def listening_port(pid: int) -> int | None:
     """The port that a process listens on, from the inodes of its sockets."""
-    mine = {os.readlink(place) for place in Path(f"/proc/{pid}/fd").iterdir() if place.is_symlink()}
+    mine = set()
+    for place in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it closes files while we look
+            mine.add(os.readlink(place))
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, state, *_, inode = line.split()[:10]
         if state == "0A" and f"socket:[{inode}]" in mine:
