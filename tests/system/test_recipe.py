@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"train": 30, "tune": 4, "distill": 30}
 GIVEN_LR = 0.0015
 SMALL = ("--step-tokens", 2048, "--threads", 1)
+LONG = ("--step-tokens", 4096, "--threads", 1)
+"""Conversations go up to 4,096 tokens."""
 HEADS = ("--answers", 60, "--steps", 40, "--batch", 128, "--heads", 2, "--layers", 1)
 VARIED = ("--varied-conversations", 400)
 TINY = Shape(
@@ -59,9 +61,10 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     stage("tokenizer", *source, "--bytes-per-shard", 30_000, "--conversations", 100)
     stage("data", *source, "--bytes-per-shard", 100_000, "--conversations", 2000, *VARIED)
     stage("train", "--out", out, "--steps", STEPS["train"], *SMALL)
-    stage("tune", "--out", out, "--steps", STEPS["tune"], "--settle-steps", STEPS["tune"])
+    settle = ("--settle-steps", STEPS["tune"])
+    stage("tune", "--out", out, "--steps", STEPS["tune"], *settle, *LONG)
     stage("distill", "--out", out, "--steps", STEPS["distill"], "--first", *SMALL)
-    stage("distill", "--out", out, "--steps", STEPS["tune"], "--peak-lr", GIVEN_LR)
+    stage("distill", "--out", out, "--steps", STEPS["tune"], "--peak-lr", GIVEN_LR, *LONG)
     for name in ("headway-tiny", "headway-draft"):
         stage("export", "--out", out, "--model", out / "models" / name)
     stage("medusa", "--model", out / "models" / "headway-tiny", *HEADS)
