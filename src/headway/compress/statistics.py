@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headway.compress.rows import product
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 
@@ -46,11 +47,12 @@ class Moments:
         if not len(x):
             return
         self.count += len(x)
+        x_IT = x.T.contiguous()
         if self.count > EXACT_TOKENS and self.outer_II.dtype != torch.float64:
             self.outer_II = self.outer_II.double()
         for begin in range(0, self.inputs, COLUMNS_AT_ONCE):
             stripe = self.outer_II[begin : begin + COLUMNS_AT_ONCE, begin:]
-            stripe += x[:, begin : begin + COLUMNS_AT_ONCE].T @ x[:, begin:]
+            stripe += product(x_IT[begin : begin + COLUMNS_AT_ONCE], x_IT[begin:])
         self.amax_I = torch.maximum(self.amax_I, x.abs().amax(0))
         self.size_I += x.abs().sum(0)
 
