@@ -13,17 +13,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from headway.compress.calibration import HeldOut
 from headway.compress.train.checkpoint import own_tensors
 from headway.compress.train.data import Mixture, Source
 from headway.compress.train.distill import divergence
 from headway.compress.train.fake import FakeRounding
 from headway.compress.train.loop import Cosine, Training, minutes, train
-from headway.compress.train.model import TrainedModel
+from headway.compress.train.model import TrainedModel, refuse_untrained, spec_of
 from headway.compress.train.run import Pair, Plan, distill, prepare
 from headway.compress.train.student import rounded_layers
 from headway.compress.train.texts import READ, WRITTEN, chat, named, paragraphs, records
 from headway.compress.train.written import write_student
 from headway.core.errors import HeadwayError, ModelError, UsageError
+from headway.core.formats import INT8, Format
 from headway.core.quantization import Quantization
 from headway.runtime.kernels import reference
 from headway.runtime.rounding import round_weight
@@ -161,14 +163,14 @@ def test_what_is_answered_counts_and_what_is_read_a_little():
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     assert chat(said, Letters()) == [(list(b"U:hi\nA:"), READ), (list(b"ho\n"), WRITTEN)]
     lines = iter([json.dumps({"messages": said}) + "\n", "\n", '{"text": "sea"}\n'])
-    assert list(records(lines, "f.jsonl", Letters())) == [
+    assert list(records(lines, "f.jsonl", Letters(), HeldOut())) == [
         chat(said, Letters()),
         [(list(b"sea"), WRITTEN)],
     ]
-    texts = list(paragraphs(iter(["one\n", "two\n", "\n", "three\n"]), Letters()))
+    texts = list(paragraphs(iter(["one\n", "two\n", "\n", "three\n"]), "f", Letters(), HeldOut()))
     assert [bytes(document[0][0]) for document in texts] == [b"one\ntwo\n\n", b"three\n"]
     with pytest.raises(UsageError, match=r"f.jsonl, line 1"):
-        list(records(iter(["[1]\n"]), "f.jsonl", Letters()))
+        list(records(iter(["[1]\n"]), "f.jsonl", Letters(), HeldOut()))
 
 
 def test_shares_stand_behind_a_colon():
@@ -306,6 +308,61 @@ def test_a_rounded_student_is_written_as_it_was_trained(folders: tuple[Path, Pat
         assert torch.equal(written[f"{name}.weight_scale"].float(), whole.scales_OG[rows])
     assert written["lm_head.weight_packed"].shape == (211, 16)
     assert "model.norm.weight" in written and "model.embed_tokens.weight" in written
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose layers have multiples of 32 inputs."""
+    model = tiny_model("llama", tie_word_embeddings=True, intermediate_size=96)
+    folder = save(model, tmp_path_factory.mktemp("even") / "m")
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    return folder
+
+
+def test_a_student_that_is_quantized_begins_with_its_own_levels(even: Path, tmp_path: Path):
+    """What was written is read again: the levels, the scales, the formats; then it learns on."""
+    plan = dataclasses.replace(PLAN, quantization=Quantization.of("int4", 32))
+    first = prepare(even, even, plan, SOURCES, 9).student
+    with torch.no_grad():  # scales that rounding to the nearest would not find
+        for name, value in first.named_parameters():
+            if name.endswith("stretch_OG"):
+                value.add_(0.2)
+    out = tmp_path / "out"
+    out.mkdir()
+    write_student(first, even, out)
+    formats = spec_of(out).formats
+    plan = dataclasses.replace(PLAN, quantization=Quantization.of("none", checkpoint=formats))
+    pair = prepare(even, out, plan, SOURCES, save_every=9)
+    before, written = rounded_layers(pair.student), rounded_layers(first)
+    assert before.keys() == written.keys()
+    for name, weight in written.items():
+        assert torch.equal(before[name].levels_OH, weight.levels_OH), name
+        assert torch.equal(before[name].scales_OG, weight.scales_OG), name
+    assert pair.num_zeros == 0  # level 0 is no weight that was pruned
+    start = loss_of(pair)
+    run = dataclasses.replace(plan, steps=20, learning_rate=0.001)
+    pair = prepare(even, out, run, SOURCES, save_every=99)
+    student = distill(pair, tmp_path / "run", {}, lambda done, told: None)
+    assert loss_of(pair) < 0.8 * start
+    (tmp_path / "again").mkdir()
+    write_student(student, out, tmp_path / "again")
+    assert spec_of(tmp_path / "again").formats == formats
+
+
+def test_formats_that_no_training_writes_are_refused(even: Path, tmp_path: Path):
+    """Zeros by name; and a quantized teacher teaches its own numbers."""
+    teacher = even
+    plan = dataclasses.replace(PLAN, quantization=Quantization.of("int8"))
+    student = prepare(teacher, teacher, plan, SOURCES, 9).student
+    out = tmp_path / "int8"
+    out.mkdir()
+    write_student(student, teacher, out)
+    weight = TrainedModel.open(out).linears["layers.1.mlp.down"].weight
+    expected = rounded_layers(student)["layers.1.mlp.down"].plain()
+    assert torch.equal(weight.detach(), expected)
+    for name, format in (("layers.0.mlp.down", Format("fp8")), ("head", INT8)):
+        with pytest.raises(HeadwayError, match=r"not trained|under the name"):
+            refuse_untrained(out, dataclasses.replace(student.spec, formats=((name, format),)))
 
 
 def test_a_fresh_student_begins_at_random(folders: tuple[Path, Path]):

@@ -13,6 +13,7 @@ from tiny_model import write_json
 
 from headway import LLM, SamplingParams
 from headway.cli.main import main
+from headway.evals.skills.suite import TEST_SEED, examples
 
 SMALL = ("--step-tokens=128", "--row-length=32")
 
@@ -66,6 +67,15 @@ def test_a_killed_command_goes_on_to_the_same_weights(
 def test_errors_have_two_lines(
     tiny_model: Path, texts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tested = next(examples("arithmetic", 1, TEST_SEED))
+    asked = tmp_path / "asked.jsonl"
+    turns = [*tested.messages, {"role": "assistant", "content": "5"}]
+    asked.write_text(json.dumps({"messages": turns}))
+    book = tmp_path / "data" / "text" / "val.txt"
+    book.parent.mkdir(parents=True)
+    book.write_text("they found a red ball under the old tree and went home with it at night\n")
+    copied = tmp_path / "copied.txt"
+    copied.write_text(f"Once upon a time,\n{book.read_text()}and so on\n" * 40)
     other = tmp_path / "other"
     other.mkdir()
     for file in tiny_model.iterdir():
@@ -78,6 +88,9 @@ def test_errors_have_two_lines(
         ([model, out], 2, "three folders"),
         ([model, model, out], 2, "--data is missing"),
         ([model, model, out, "--data=nowhere.txt"], 2, "nowhere.txt cannot be read"),
+        ([model, model, out, f"--data={asked}"], 2, "line 1, is a question of an evaluation"),
+        ([model, model, out, f"--data={book}"], 2, "is what an evaluation tests"),
+        ([model, model, out, f"--data={copied}", f"--eval-data={book.parents[1]}"], 2, "passages"),
         ([model, model, out, texts, "--gate"], 2, "--against"),
         ([model, str(other), out, texts], 3, "tokenizers"),
         ([model, model, str(other), texts], 2, "not empty"),

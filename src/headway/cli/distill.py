@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import model_folder
-from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated
+from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
 from headway.core.formats import GROUPS
 from headway.core.options import DistillOptions
@@ -55,8 +55,8 @@ def distill(call: "Call") -> int:
     refuse_taken(out)
     training.use_threads(options.threads)
     training.refuse_other_tokenizer(teacher, student)
-    sources = read_sources(options.data, Tokenizer(teacher), options.seed)
-    plan = plan_of(options)
+    sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))
+    plan = plan_of(options, student)
     pair = training.prepare(teacher, student, plan, sources, options.save_every)
     rows = described(pair, plan)
     print("\n".join(f"{name:<14} {value}" for name, value in rows.items()))
@@ -76,9 +76,12 @@ def distill(call: "Call") -> int:
     return write(call, pair, out, run, student, {**names, "rows": rows})
 
 
-def plan_of(options: DistillOptions) -> "Plan":
-    """What the options ask for."""
+def plan_of(options: DistillOptions, student: Path) -> "Plan":
+    """What the options ask for; layers that STUDENT holds quantized stay in their formats."""
+    from headway.compress.train.model import spec_of
     from headway.compress.train.run import Plan
+
+    formats = () if options.fresh else spec_of(student).formats
 
     return Plan(
         steps=options.steps,
@@ -87,7 +90,7 @@ def plan_of(options: DistillOptions) -> "Plan":
         learning_rate=options.learning_rate,
         temperature=options.temperature,
         cross_entropy=options.cross_entropy,
-        quantization=Quantization.of(options.quantize, options.quantize_group),
+        quantization=Quantization.of(options.quantize, options.quantize_group, checkpoint=formats),
         fresh=options.fresh,
         keep_zeros=options.keep_zeros,
         seed=options.seed,

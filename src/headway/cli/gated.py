@@ -10,9 +10,10 @@ from headway.core.options import EngineOptions, EvalOptions, GateOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
+    from headway.compress.calibration import HeldOut
     from headway.evals.report import Report
 
-__all__ = ["GATE_FAILED", "Figures", "check_gate", "evaluated"]
+__all__ = ["GATE_FAILED", "Figures", "check_gate", "evaluated", "held_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,14 @@ def check_gate(call: "Call") -> None:
     options: EvalOptions = called.options[EvalOptions]
     Sources(called, wants(options)).check(gate.against, "")
     check_outputs(options)
+
+
+def held_out(call: "Call") -> "HeldOut":
+    """What nothing is calibrated or trained on: the skills' questions, and texts of --eval-data."""
+    from headway.compress.calibration import HeldOut
+
+    data = call.options[GateOptions].eval_data
+    return HeldOut.of(Path(data) if data else None)
 
 
 def evaluated(call: "Call", folder: Path, name: str) -> Figures:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import model_folder
-from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated
+from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
-from headway.core.model_spec import ModelSpec, read_json, read_model_spec
+from headway.core.model_spec import read_json
 from headway.core.options import PruneOptions
 from headway.core.progress import items_bar
 
@@ -37,18 +37,19 @@ def prune(call: "Call") -> int:
     from headway.compress.folder import refuse_taken  # late: torch
     from headway.compress.prune import promise
     from headway.compress.prune.prune import check
+    from headway.compress.train.model import spec_of
     from headway.compress.train.run import use_threads
 
     refuse_taken(out)
     use_threads(options.threads)
-    spec, wanted = read_model_spec(folder), wanted_of(options)
+    spec, wanted = spec_of(folder), wanted_of(options)
     check(spec, wanted)
     rows = promise.promised(spec, promise.smaller_spec(spec, wanted), wanted)
     for row in rows:
         print("{:<22} {:>14} → {:>14}  {}".format(*row))
     if "--dry-run" in call.switches:
         return 0
-    pruned = pruned_of(folder, spec, options, wanted)
+    pruned = pruned_of(call, folder, wanted)
     return write(call, folder, out, pruned, rows)
 
 
@@ -77,21 +78,24 @@ def wanted_of(options: PruneOptions) -> "Wanted":
     )
 
 
-def pruned_of(folder: Path, spec: ModelSpec, options: PruneOptions, wanted: "Wanted") -> "Pruned":
+def pruned_of(call: "Call", folder: Path, wanted: "Wanted") -> "Pruned":
     """The smaller model, with a bar on the way."""
+    options: PruneOptions = call.options[PruneOptions]
     from headway.compress.prune.prune import num_steps, prune
     from headway.compress.train.data import Mixture
     from headway.compress.train.model import TrainedModel
     from headway.compress.train.texts import SKILLS, read_sources
     from headway.frontend.text import Tokenizer
 
-    sources = read_sources(options.calibrate or [SKILLS], Tokenizer(folder), options.seed)
+    sources = read_sources(
+        options.calibrate or [SKILLS], Tokenizer(folder), options.seed, held_out(call)
+    )
     rows_BT, _, _ = Mixture(
         sources=sources, num_rows=options.rows, length=options.row_length, seed=options.seed
     ).batch(0)
     generation = folder / "generation_config.json"
     model = TrainedModel.open(folder, trainable=False)
-    with items_bar(f"Pruning {folder.resolve().name}", num_steps(spec, wanted)) as advance:
+    with items_bar(f"Pruning {folder.resolve().name}", num_steps(model.spec, wanted)) as advance:
         return prune(
             model,
             read_json(folder / "config.json"),

@@ -87,7 +87,7 @@ class HeldOut:
         if self.shingles and not self.shingles.isdisjoint(shingles(text)):
             raise UsageError(
                 f"{place} has passages that an evaluation tests.",
-                "Calibrate on other texts: figures on these would be too good.",
+                "Give other texts: figures on these would be too good.",
             )
 
     def refuse_chat(self, chat: Chat, place: str) -> None:
@@ -238,7 +238,7 @@ def refuse_by_name(path: Path) -> None:
     """UsageError for a file that `headway eval` scores, wherever it lies."""
     whole = path.resolve().as_posix()
     if any(whole.endswith(f"/{name}") for name in (*TEXTS.values(), LAMBADA)):
-        raise UsageError(f"{path} is what an evaluation tests.", "Calibrate on other texts.")
+        raise UsageError(f"{path} is what an evaluation tests.", "Give other texts.")
 
 
 def traffic(

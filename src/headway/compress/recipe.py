@@ -55,7 +55,7 @@ def check_groups(recipe: Recipe, spec: ModelSpec) -> None:
                 if format.group and width % format.group:
                     raise UsageError(
                         f"A group of {format.group} does not divide {width} inputs ({name}).",
-                        "Give another --group: 32, 64 or 128.",
+                        "Give another group: 32, 64 or 128.",
                     )
 
 

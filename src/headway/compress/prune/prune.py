@@ -69,6 +69,11 @@ class Pruned:
 def check(spec: ModelSpec, wanted: Wanted) -> None:
     """HeadwayError that names what cannot be removed, before anything is computed."""
     refuse_experts(spec)
+    if spec.formats:
+        raise UnsupportedModelError(
+            "The folder is quantized: what is pruned is written in 16 bits.",
+            "Prune the folder it was made of, then `headway quantize` what is left.",
+        )
     if not wanted.is_smaller and wanted.pattern is None:
         raise UsageError(
             "Nothing is to be removed.",

@@ -7,7 +7,7 @@ attention sees rows instead of pages, and weights have gradients.
 B rows, T tokens of a row, N query heads, G KV heads, D head size, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headway.core.errors import UnsupportedModelError
+from headway.core.formats import GROUPS, INT8, PARTS, PLAIN, Format
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.runtime.attention import AttentionRule
-from headway.runtime.checkpoint import load_weights, targets
+from headway.runtime.checkpoint import Rounded, checkpoint_formats, load_weights, targets
 from headway.runtime.kernels import Kernels, reference
 from headway.runtime.kernels.table import PlainLinear
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
 from headway.runtime.rope import RopeTable
+from headway.runtime.rounding import RoundedWeight
 
+TRAINED = [Format("int4", group) for group in GROUPS]
 Seen = Any
 """What a linear layer does with (inputs, weight) before the product; None: nothing."""
 
@@ -105,6 +108,8 @@ class TrainedModel(nn.Module):
         )
         self.spec = spec
         self.decoder = Decoder(build, MODELS[spec.architecture])
+        self.rounded: dict[str, RoundedWeight] = {}
+        """By linear layer, the levels that a quantized folder holds; weights are their numbers."""
         self._ropes: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     @classmethod
@@ -113,13 +118,22 @@ class TrainedModel(nn.Module):
 
         One that is not trainable keeps the runtime's own linear layers.
         """
-        model = cls(read_model_spec(folder))
-        load_weights(model.decoder, model.spec, folder)
+        model = cls(spec_of(folder))
+        load_weights(model.decoder, model.spec, folder, ready=model._take)
         if trainable:
             model.make_trainable()
         else:
             model.make_ready()
         return model
+
+    def _take(self, module: str, experts: Rounded) -> None:
+        """What a quantized folder holds of a linear layer, and its numbers as the weight."""
+        for parts in experts:
+            whole = RoundedWeight.joined([part for part in parts if part is not None])
+            self.rounded[module] = whole
+            weight = self.decoder.get_submodule(module).weight
+            assert isinstance(weight, Tensor)
+            weight.data.copy_(whole.plain())
 
     def make_ready(self) -> None:
         """Let linear layers multiply the weights that they have now, and go on having."""
@@ -179,6 +193,41 @@ class TrainedModel(nn.Module):
         """The weights under the names of the checkpoint, views in fp32."""
         found = targets(self.decoder, self.spec)
         return {name: target.place.detach() for name, target in found.items()}
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    """The dimensions of a folder, and the formats of what it holds quantized."""
+    spec = read_model_spec(folder)
+    spec = replace(spec, formats=checkpoint_formats(folder, spec))
+    refuse_untrained(folder, spec)
+    return spec
+
+
+def refuse_untrained(folder: Path, spec: ModelSpec) -> None:
+    """UnsupportedModelError for formats that no training writes.
+
+    It writes int4 by 32, 64 or 128 and int8 by output, each with a scale alone, the same in all
+    parts of a fused matrix.
+    """
+    kinds: dict[str, set[Format]] = {}
+    for name, format in spec.formats:
+        whole, _, part = name.rpartition(".")
+        fused = part in PARTS.get(whole.rpartition(".")[2], ())
+        kinds.setdefault(whole if fused else name, set()).add(format)
+    for name, found in kinds.items():
+        format, *others = found
+        known = format in (PLAIN, INT8) or replace(format, fp32_scales=False) in TRAINED
+        if others or not known:
+            told = " and ".join(sorted(map(str, found)))
+            raise UnsupportedModelError(
+                f"{folder.name} holds {name} in {told}, which is not trained.",
+                "Give the folder in 16 bits, or one that `headway quantize` wrote.",
+            )
+    if spec.tied and "head" in kinds and kinds["head"] != {PLAIN}:
+        raise UnsupportedModelError(
+            f"{folder.name} holds the head quantized under the name of the embedding.",
+            "Give the folder in 16 bits, or one that `headway quantize` wrote.",
+        )
 
 
 def refuse_experts(spec: ModelSpec) -> None:

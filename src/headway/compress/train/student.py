@@ -17,7 +17,7 @@ from headway.runtime.checkpoint import fill_randomly
 from headway.runtime.rounding import RoundedWeight, round_weight
 
 MOSTLY_ZERO = 0.01
-"""A matrix with at least this share of zeros was pruned, and keeps them."""
+"""A matrix with at least this share of zeros was pruned, and keeps them; no level 0 does."""
 SCALE_FACTOR = 3.0
 """Rates of scales over those of weights. A scale's rate is a share of it: at 3e-4, 0.1% a step."""
 BETAS = (0.9, 0.95)
@@ -32,11 +32,14 @@ def fresh(folder: Path, seed: int) -> TrainedModel:
 
 
 def round_layers(student: TrainedModel, quantization: Quantization) -> None:
-    """From now on every layer multiplies as it will be served in this quantization."""
+    """From now on every layer multiplies as it will be served in this quantization.
+
+    What the folder holds rounded begins with its own levels and scales.
+    """
     for name, linear in student.linears.items():
-        format = quantization.format_of(name)
-        if format != PLAIN:
-            linear.fake = FakeRounding(round_weight(linear.weight, format.group))
+        format, start = quantization.format_of(name), student.rounded.get(name)
+        if start is not None or format != PLAIN:
+            linear.fake = FakeRounding(start or round_weight(linear.weight, format.group))
 
 
 def rounded_layers(student: TrainedModel) -> dict[str, RoundedWeight]:
@@ -53,7 +56,7 @@ def keep_zeros(student: TrainedModel) -> tuple[int, Callable[[], None]]:
     held = []
     for name, linear in student.linears.items():
         zeros = linear.weight == 0
-        if name != "head" and zeros.float().mean() >= MOSTLY_ZERO:
+        if name != "head" and name not in student.rounded and zeros.float().mean() >= MOSTLY_ZERO:
             held.append((linear.weight, zeros))
 
     @torch.no_grad()

@@ -1,16 +1,17 @@
 """What is learned from: text files, files of chats, the skills' training seeds, as `Source`s.
 
 Text is cut into paragraphs, and a row of training may begin at any of them. Of a chat, the answer
-counts ten times what is read before it. Questions that `headway eval` asks are in none of the
-skills' chats; a text that it scores (text/val.txt of its data) must not be given here.
+counts ten times what is read before it. What `headway eval` asks or scores is refused, as it is by
+`headway quantize`.
 """
 
 import json
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from headway.compress.calibration import HeldOut, refuse_by_name
 from headway.compress.train.data import Document, Source
 from headway.core.errors import RequestError, UsageError
 from headway.core.scoring import transcript
@@ -33,14 +34,20 @@ class Tokens(Protocol):
     def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str: ...
 
 
-def read_sources(data: list[str], tokenizer: Tokens, seed: int) -> list[Source]:
-    """The sources that `--data` names; UsageError says which cannot be read, and why."""
+def read_sources(
+    data: list[str], tokenizer: Tokens, seed: int, tested: HeldOut | None = None
+) -> list[Source]:
+    """The sources that `--data` names; UsageError says which cannot be used, and why.
+
+    `tested` is what evaluations test; by default the questions that the skills ask.
+    """
+    tested = tested or HeldOut()
     if not data:
         raise UsageError("--data is missing.", "Give a text, a file of chats, or the word skills.")
     found = []
     for given in data:
         name, share = named(given)
-        source = Source.of(name, share, documents_of(name, tokenizer, seed))
+        source = Source.of(name, share, documents_of(name, tokenizer, seed, tested))
         if not len(source.tokens_N):
             raise UsageError(f"--data {name} holds no text.", "Leave it out.")
         found.append(source)
@@ -61,46 +68,53 @@ def named(given: str) -> tuple[str, float]:
     return name, number
 
 
-def documents_of(name: str, tokenizer: Tokens, seed: int) -> Iterator[Document]:
+def documents_of(name: str, tokenizer: Tokens, seed: int, tested: HeldOut) -> Iterator[Document]:
     """The documents of one source."""
     if name == SKILLS:
         for example in islice(training_examples(seed), NUM_CHATS):
             answer = {"role": "assistant", "content": example.answer}
             yield chat([*example.messages, answer], tokenizer)
         return
+    refuse_by_name(Path(name))
     try:
         with Path(name).open(encoding="utf-8") as file:
             if name.endswith(".jsonl"):
-                yield from records(file, name, tokenizer)
+                yield from records(file, name, tokenizer, tested)
             else:
-                yield from paragraphs(file, tokenizer)
+                yield from paragraphs(file, name, tokenizer, tested)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--data {name} cannot be read: {error}.", "Check the path.") from error
 
 
-def paragraphs(lines: Iterator[str], tokenizer: Tokens) -> Iterator[Document]:
+def paragraphs(
+    lines: Iterator[str], name: str, tokenizer: Tokens, tested: HeldOut
+) -> Iterator[Document]:
     """Each paragraph of a text with the blank line behind it."""
     held: list[str] = []
-    for line in lines:
+    for line in chain(lines, [""]):
         held.append(line)
-        if not line.strip():
-            yield [(tokenizer.encode("".join(held), add_special_tokens=False), WRITTEN)]
+        if not line.strip() and (text := "".join(held)):
+            tested.refuse_text(text, name)
+            yield [(tokenizer.encode(text, add_special_tokens=False), WRITTEN)]
             held = []
-    if held:
-        yield [(tokenizer.encode("".join(held), add_special_tokens=False), WRITTEN)]
 
 
-def records(lines: Iterator[str], name: str, tokenizer: Tokens) -> Iterator[Document]:
+def records(
+    lines: Iterator[str], name: str, tokenizer: Tokens, tested: HeldOut
+) -> Iterator[Document]:
     """A JSON object a line: `messages` of a chat that ends with its answer, `text` or `prompt`."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        place = f"{name}, line {number},"
         try:
             record = json.loads(line)
             if isinstance(record.get("messages"), list):
+                tested.refuse_chat(record["messages"], place)
                 yield chat(record["messages"], tokenizer)
             else:
                 text = record.get("text") or record["prompt"]
+                tested.refuse_text(text, place)
                 yield [(tokenizer.encode(text), WRITTEN)]
         except (ValueError, LookupError, AttributeError, TypeError, RequestError) as error:
             raise UsageError(

@@ -29,6 +29,7 @@ def write_student(student: TrainedModel, folder: Path, out: Path) -> None:
         write_config(folder, content, out)
         return
     config = read_json(folder / "config.json")
+    config.pop("quantization_config", None)  # a fresh student of a quantized folder's sizes
     write_model(out, config, student.tensors(), student.spec.dtype)
 
 
