@@ -75,7 +75,7 @@ def test_errors_have_two_lines(
     book.parent.mkdir(parents=True)
     book.write_text("they found a red ball under the old tree and went home with it at night\n")
     copied = tmp_path / "copied.txt"
-    copied.write_text(f"Once upon a time,\n{book.read_text()}and so on\n" * 40)
+    copied.write_text(f"Once upon a time,\n{book.read_text()}and so on\n" * 40)  # one paragraph
     other = tmp_path / "other"
     other.mkdir()
     for file in tiny_model.iterdir():
@@ -90,7 +90,7 @@ def test_errors_have_two_lines(
         ([model, model, out, "--data=nowhere.txt"], 2, "nowhere.txt cannot be read"),
         ([model, model, out, f"--data={asked}"], 2, "line 1, is a question of an evaluation"),
         ([model, model, out, f"--data={book}"], 2, "is what an evaluation tests"),
-        ([model, model, out, f"--data={copied}", f"--eval-data={book.parents[1]}"], 2, "passages"),
+        ([model, model, out, f"--data={copied}", f"--eval-data={book.parents[1]}"], 2, "no text"),
         ([model, model, out, texts, "--gate"], 2, "--against"),
         ([model, str(other), out, texts], 3, "tokenizers"),
         ([model, model, str(other), texts], 2, "not empty"),

@@ -107,6 +107,7 @@ def described(pair: "Pair", plan: "Plan") -> dict[str, str]:
     mixture = pair.losses.mixture
     sources = [
         f"{Path(source.name).name} ({len(source.tokens_N):,} tokens, {share:.0%})"
+        + (f" without {source.left_out:,} tested paragraphs" if source.left_out else "")
         for source, share in zip(mixture.sources, mixture.shares, strict=True)
     ]
     tokens = mixture.num_rows * mixture.length

@@ -82,9 +82,13 @@ class HeldOut:
                 tested.shingles.update(shingles(path.read_text(encoding="utf-8")))
         return tested
 
+    def has(self, text: str) -> bool:
+        """Whether an evaluation has SHINGLE words in a row of it."""
+        return bool(self.shingles) and not self.shingles.isdisjoint(shingles(text))
+
     def refuse_text(self, text: str, place: str) -> None:
         """UsageError when an evaluation has some of it."""
-        if self.shingles and not self.shingles.isdisjoint(shingles(text)):
+        if self.has(text):
             raise UsageError(
                 f"{place} has passages that an evaluation tests.",
                 "Give other texts: figures on these would be too good.",

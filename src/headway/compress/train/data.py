@@ -21,19 +21,26 @@ SEED_STRIDE = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """N tokens, their weights in the loss, where documents start, the source's share."""
+    """N tokens, their weights in the loss, where documents start, the source's share.
+
+    `left_out` counts the documents that came empty, because an evaluation tests them.
+    """
 
     name: str
     share: float
     tokens_N: Tensor
     weights_N: Tensor
     starts: Tensor
+    left_out: int = 0
 
     @staticmethod
     def of(name: str, share: float, documents: Iterable[Document]) -> "Source":
         """[[([7, 8], 0), ([9], 1)], [([5], 1)]] → tokens 7 8 9 5, weights 0 0 1 1, starts 0 3."""
-        tokens, counts, starts = array("i"), array("f"), array("i")
+        tokens, counts, starts, left_out = array("i"), array("f"), array("i"), 0
         for document in documents:
+            if not document:
+                left_out += 1
+                continue
             starts.append(len(tokens))
             for ids, weight in document:
                 tokens.extend(ids)
@@ -44,6 +51,7 @@ class Source:
             tokens_N=torch.tensor(tokens, dtype=torch.int32),
             weights_N=torch.tensor(counts, dtype=torch.float16),
             starts=torch.tensor(starts, dtype=torch.int32),
+            left_out=left_out,
         )
 
     def rows(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:

@@ -209,25 +209,30 @@ def refuse_untrained(folder: Path, spec: ModelSpec) -> None:
     It writes int4 by 32, 64 or 128 and int8 by output, each with a scale alone, the same in all
     parts of a fused matrix.
     """
+    kinds = formats_by_layer(spec)
+    wrong = {name: found for name, found in kinds.items() if len(found) > 1 or not known(*found)}
+    if spec.tied and kinds.get("head", {PLAIN}) != {PLAIN}:
+        wrong["the embedding as the head"] = kinds["head"]
+    for name, found in wrong.items():
+        raise UnsupportedModelError(
+            f"{folder.name} holds {name} in {' and '.join(sorted(map(str, found)))}, "
+            "which is not trained.",
+            "Give the folder in 16 bits, or one that `headway quantize` wrote.",
+        )
+
+
+def known(format: Format) -> bool:
+    return format in (PLAIN, INT8) or replace(format, fp32_scales=False) in TRAINED
+
+
+def formats_by_layer(spec: ModelSpec) -> dict[str, set[Format]]:
+    """Linear layer → the formats of its parts in the folder."""
     kinds: dict[str, set[Format]] = {}
     for name, format in spec.formats:
         whole, _, part = name.rpartition(".")
         fused = part in PARTS.get(whole.rpartition(".")[2], ())
         kinds.setdefault(whole if fused else name, set()).add(format)
-    for name, found in kinds.items():
-        format, *others = found
-        known = format in (PLAIN, INT8) or replace(format, fp32_scales=False) in TRAINED
-        if others or not known:
-            told = " and ".join(sorted(map(str, found)))
-            raise UnsupportedModelError(
-                f"{folder.name} holds {name} in {told}, which is not trained.",
-                "Give the folder in 16 bits, or one that `headway quantize` wrote.",
-            )
-    if spec.tied and "head" in kinds and kinds["head"] != {PLAIN}:
-        raise UnsupportedModelError(
-            f"{folder.name} holds the head quantized under the name of the embedding.",
-            "Give the folder in 16 bits, or one that `headway quantize` wrote.",
-        )
+    return kinds
 
 
 def refuse_experts(spec: ModelSpec) -> None:

@@ -1,8 +1,8 @@
 """What is learned from: text files, files of chats, the skills' training seeds, as `Source`s.
 
 Text is cut into paragraphs, and a row of training may begin at any of them. Of a chat, the answer
-counts ten times what is read before it. What `headway eval` asks or scores is refused, as it is by
-`headway quantize`.
+counts ten times what is read before it. Paragraphs that `headway eval` scores too are left out; a
+chat that it asks and a file that it scores are refused.
 """
 
 import json
@@ -81,21 +81,22 @@ def documents_of(name: str, tokenizer: Tokens, seed: int, tested: HeldOut) -> It
             if name.endswith(".jsonl"):
                 yield from records(file, name, tokenizer, tested)
             else:
-                yield from paragraphs(file, name, tokenizer, tested)
+                yield from paragraphs(file, tokenizer, tested)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--data {name} cannot be read: {error}.", "Check the path.") from error
 
 
-def paragraphs(
-    lines: Iterator[str], name: str, tokenizer: Tokens, tested: HeldOut
-) -> Iterator[Document]:
-    """Each paragraph of a text with the blank line behind it."""
+def paragraphs(lines: Iterator[str], tokenizer: Tokens, tested: HeldOut) -> Iterator[Document]:
+    """Each paragraph of a text with the blank line behind it; empty where it is tested."""
     held: list[str] = []
     for line in chain(lines, [""]):
         held.append(line)
         if not line.strip() and (text := "".join(held)):
-            tested.refuse_text(text, name)
-            yield [(tokenizer.encode(text, add_special_tokens=False), WRITTEN)]
+            yield (
+                []
+                if tested.has(text)
+                else [(tokenizer.encode(text, add_special_tokens=False), WRITTEN)]
+            )
             held = []
 
 
@@ -104,23 +105,25 @@ def records(
 ) -> Iterator[Document]:
     """A JSON object a line: `messages` of a chat that ends with its answer, `text` or `prompt`."""
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         place = f"{name}, line {number},"
         try:
-            record = json.loads(line)
-            if isinstance(record.get("messages"), list):
-                tested.refuse_chat(record["messages"], place)
-                yield chat(record["messages"], tokenizer)
-            else:
-                text = record.get("text") or record["prompt"]
-                tested.refuse_text(text, place)
-                yield [(tokenizer.encode(text), WRITTEN)]
+            if line.strip():
+                yield record(json.loads(line), place, tokenizer, tested)
         except (ValueError, LookupError, AttributeError, TypeError, RequestError) as error:
             raise UsageError(
-                f"{name}, line {number} is no text and no chat: {str(error)[:100]}.",
+                f"{place[:-1]} is no text and no chat: {str(error)[:100]}.",
                 'Write {"text": "…"} or {"messages": […]} in each line.',
             ) from error
+
+
+def record(line: dict[str, Any], place: str, tokenizer: Tokens, tested: HeldOut) -> Document:
+    """One line; UsageError where an evaluation tests it."""
+    if isinstance(line.get("messages"), list):
+        tested.refuse_chat(line["messages"], place)
+        return chat(line["messages"], tokenizer)
+    text = line.get("text") or line["prompt"]
+    tested.refuse_text(text, place)
+    return [(tokenizer.encode(text), WRITTEN)]
 
 
 def chat(messages: list[dict[str, Any]], tokenizer: Tokens) -> Document:
