@@ -98,6 +98,7 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)

@@ -22,7 +22,7 @@ from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
 from headway.core.reasons import Reason
 from headway.core.resolve import Settings, resolve
-from headway.core.speculation_config import MedusaSpec
+from headway.core.speculation_config import Beside
 from headway.engine.calibration import calibrate, calibrate_guesses
 from headway.engine.cost import prior_of
 from headway.engine.engine import Engine
@@ -54,13 +54,13 @@ def plan_settings(
     """Everything that is decided before weights are read: what `--dry-run` prints."""
     spec = read_spec(folder, options)
     draft = read_draft(folder, options, spec)
-    medusa = read_medusa(folder, options, spec)
+    beside = read_beside(folder, options, spec)
     from headway.runtime.native.available import best_instruction_set
 
     accelerator = None if options.device == "cpu" else probe_cuda(options.device)
     machine = probe_machine(accelerator, best_instruction_set())
     drafting = None if draft is None else draft[1]
-    settings, reasons = resolve(options, machine, spec, drafting, medusa)
+    settings, reasons = resolve(options, machine, spec, drafting, beside)
     return spec, settings, reasons, machine
 
 
@@ -96,14 +96,23 @@ def read_draft(
     return path, draft
 
 
-def read_medusa(folder: Path, options: EngineOptions, spec: ModelSpec) -> MedusaSpec | None:
-    """The heads that lie in the folder, where the options may use them; CheckpointError."""
+def read_beside(folder: Path, options: EngineOptions, spec: ModelSpec) -> Beside | None:
+    """The layer or the heads that draft and lie in the folder, where the options may use them.
+
+    Raises CheckpointError for a file that does not fit.
+    """
     named = options.speculate.replace(" ", "").split(",")
-    if "medusa" not in named and (named != ["auto"] or options.draft_model):
-        return None
+    if named == ["auto"] and not options.draft_model:
+        named = ["eagle", "medusa"]
+    from headway.runtime.eagle_file import read_eagle_spec
     from headway.runtime.medusa_file import read_medusa_spec
 
-    return read_medusa_spec(folder, spec)
+    beside: Beside | None = None
+    if "eagle" in named:
+        beside = read_eagle_spec(folder, spec)
+    if beside is None and "medusa" in named:
+        beside = read_medusa_spec(folder, spec)
+    return beside
 
 
 def check_same_tokens(model: Path, draft: Path) -> None:

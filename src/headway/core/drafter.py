@@ -18,11 +18,11 @@ from headway.core.errors import UsageError
 from headway.core.formats import PLAIN, Format
 from headway.core.machine import Machine
 from headway.core.memory_plan import plan_plain, plan_rounded
-from headway.core.model_spec import KVGroupSpec, ModelSpec
+from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import Quantization
 from headway.core.reasons import Reasons
-from headway.core.speculation_config import MedusaSpec
+from headway.core.speculation_config import Beside, EagleSpec
 
 MOST, SHARE = 32_768, 3
 """Of a vocabulary a third at most, and this many: EAGLE-3's heads have 32,000."""
@@ -73,20 +73,31 @@ def num_learned(size: int) -> int:
     return max(min(LEARNED, size // LEARNED_SHARE // TOGETHER * TOGETHER), TOGETHER)
 
 
-def plan_draft(model: ModelSpec, draft: ModelSpec) -> tuple[tuple[KVGroupSpec, ...], int]:
-    """(the model's KV groups, one of which the draft's layers ride on, which one).
+def plan_eagle(
+    model: ModelSpec, eagle: EagleSpec, dtype: str
+) -> tuple[tuple[KVGroupSpec, ...], int]:
+    """`plan_draft` of a layer that drafts: beside its keys and values lies a state a token."""
+    own = KVGroupSpec(layers=(0,), num_kv_heads=eagle.num_kv_heads, head_dim=model.head_dim)
+    return plan_draft(model, (own,), model.hidden_size * DTYPE_BYTES[dtype])
 
-    Keys and values of the draft lie in blocks of the same numbers, so what the model finds again,
-    shares or copies the draft finds, shares and copies too. Windows would take them away.
+
+def plan_draft(
+    model: ModelSpec, riders: tuple[KVGroupSpec, ...], state_bytes: int = 0
+) -> tuple[tuple[KVGroupSpec, ...], int]:
+    """(the model's KV groups, one of which the drafter's layers ride on, which one).
+
+    Keys and values of the drafter lie in blocks of the same numbers, so what the model finds again,
+    shares or copies the drafter finds, shares and copies too. Windows would take them away.
     """
     groups = model.kv_groups
     group = next((i for i, group in enumerate(groups) if not group.window), None)
     if group is None:
         raise UsageError(
-            "A draft model needs a model with layers of full attention; this one has windows only.",
-            "Leave out --draft-model.",
+            "A drafter with keys and values needs a model with layers of full attention; this one "
+            "has windows only.",
+            "Leave out --draft-model, and eagle in --speculate.",
         )
-    riding = replace(groups[group], riders=draft.kv_groups)
+    riding = replace(groups[group], riders=riders, state_bytes=state_bytes)
     return (*groups[:group], riding, *groups[group + 1 :]), group
 
 
@@ -106,26 +117,26 @@ def plan_draft_weights(
     return num_bytes, f"{draft.num_parameters:,} parameters of {dtype}"
 
 
-def plan_medusa_weights(
-    medusa: MedusaSpec, dtype: str, kernels: str, quantization: Quantization
+def plan_weights_beside(
+    beside: Beside, dtype: str, kernels: str, quantization: Quantization
 ) -> tuple[int, str]:
-    """(bytes of the heads' weights, why)."""
+    """(bytes of the weights of heads or a layer, why)."""
     format = format_of_drafter(kernels, quantization)
-    num_bytes = quantization.weight_bytes(format, 1, medusa.num_parameters, dtype)
+    num_bytes = quantization.weight_bytes(format, 1, beside.num_parameters, dtype)
     told = dtype if format == PLAIN else format
-    return num_bytes, f"{medusa.num_heads} heads, {medusa.num_parameters:,} parameters of {told}"
+    return num_bytes, f"{beside.told}, {beside.num_parameters:,} parameters of {told}"
 
 
 def plan_draft_vocabulary(
     options: EngineOptions,
     model: ModelSpec,
     draft: ModelSpec | None,
-    medusa: MedusaSpec | None,
+    beside: Beside | None,
     reasons: Reasons,
 ) -> int:
     """Among how many tokens the drafter guesses; 0: all."""
     size = min(model.vocab_size, (draft or model).vocab_size)
-    own_output = draft is None and medusa is not None and not medusa.shares_head
+    own_output = draft is None and beside is not None and not beside.shares_head
     choice = choose_draft_vocabulary(
         options.draft_vocab_size, draft or model, size, own_output=own_output
     )
@@ -151,7 +162,7 @@ def draft_share(model: ModelSpec, draft: ModelSpec, listed: int) -> float:
     return (draft.num_parameters - unread * draft.hidden_size) / model.num_parameters
 
 
-def medusa_share(model: ModelSpec, medusa: MedusaSpec, listed: int) -> float:
-    """What a pass of all heads reads, as a share of the model's parameters."""
-    outputs = (listed or model.vocab_size) if medusa.shares_head else 0
-    return (medusa.num_parameters + outputs * model.hidden_size) / model.num_parameters
+def share_beside(model: ModelSpec, beside: Beside, listed: int) -> float:
+    """What a pass of all heads or of a layer reads, as a share of the model's parameters."""
+    outputs = (listed or model.vocab_size) if beside.shares_head else 0
+    return (beside.num_parameters + outputs * model.hidden_size) / model.num_parameters

@@ -11,11 +11,12 @@ from headway.core.cache_config import CacheConfig
 from headway.core.drafter import (
     draft_share,
     listed_bytes,
-    medusa_share,
     plan_draft,
     plan_draft_vocabulary,
     plan_draft_weights,
-    plan_medusa_weights,
+    plan_eagle,
+    plan_weights_beside,
+    share_beside,
 )
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS, GROUPS, MARLIN
@@ -32,7 +33,7 @@ from headway.core.options import EngineOptions
 from headway.core.quantization import Quantization
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
-from headway.core.speculation_config import MedusaSpec, SpeculationConfig
+from headway.core.speculation_config import Beside, EagleSpec, SpeculationConfig
 
 DEFAULT_ATTENTION = "sdpa"
 POLICIES = {
@@ -97,11 +98,11 @@ def resolve(
     machine: Machine,
     model: ModelSpec,
     draft: ModelSpec | None = None,
-    medusa: MedusaSpec | None = None,
+    beside: Beside | None = None,
 ) -> tuple[Settings, list[Reason]]:
     """The settings and the reason of each; raises CapacityError or UsageError.
 
-    `draft` is the drafting model's, where there is one; `medusa` are the model's heads.
+    `draft` is the drafting model's, where there is one; `beside` is the drafter beside the weights.
     """
     reasons = Reasons()
     device = reasons.choose("device", choose_device(options, machine))
@@ -123,22 +124,24 @@ def resolve(
     )
     groups, draft_group, share = model.kv_groups, -1, 0.0
     listed = 0
-    if draft is not None or medusa is not None:
-        listed = plan_draft_vocabulary(options, model, draft, medusa, reasons)
+    if draft is not None or beside is not None:
+        listed = plan_draft_vocabulary(options, model, draft, beside, reasons)
     elif options.draft_vocab_size:
         raise UsageError(
             f"--draft-vocab-size {options.draft_vocab_size} is given, but no model or head drafts.",
-            "Leave it out, or name draft or medusa in --speculate.",
+            "Leave it out, or name draft, medusa or eagle in --speculate.",
         )
     if draft is not None:
-        groups, draft_group = plan_draft(model, draft)
+        groups, draft_group = plan_draft(model, draft.kv_groups)
         share = draft_share(model, draft, listed)
         choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
         weights += reasons.choose("draft_weights", choice, shown=gib)
-    elif medusa is not None:
-        share = medusa_share(model, medusa, listed)
-        choice = plan_medusa_weights(medusa, dtype, kernels, quantization)
-        weights += reasons.choose("medusa_weights", choice, shown=gib)
+    elif beside is not None:
+        if isinstance(beside, EagleSpec):
+            groups, draft_group = plan_eagle(model, beside, dtype)
+        share = share_beside(model, beside, listed)
+        choice = plan_weights_beside(beside, dtype, kernels, quantization)
+        weights += reasons.choose(f"{beside.source}_weights", choice, shown=gib)
     weights += listed_bytes(draft or model, listed, dtype, kernels, quantization)
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
     num_blocks, max_model_len = plan_blocks(
@@ -179,7 +182,7 @@ def resolve(
         pack_weights=pack_weights,
         weight_cache_bytes=weight_cache,
         scheduler=SchedulerConfig.of(options),
-        speculation=choose_speculation(options, draft_group, share, medusa, listed, reasons),
+        speculation=choose_speculation(options, draft_group, share, beside, listed, reasons),
     )
     return settings, reasons
 
@@ -188,12 +191,12 @@ def choose_speculation(
     options: EngineOptions,
     draft_group: int,
     share: float,
-    medusa: MedusaSpec | None,
+    beside: Beside | None,
     listed: int,
     reasons: Reasons,
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
-    config = SpeculationConfig.of(options, draft_group, share, medusa, listed)
+    config = SpeculationConfig.of(options, draft_group, share, beside, listed)
     why = "given" if options.speculate != "auto" else "what costs little and pays where it is used"
     reasons.choose("speculate", (config.sources, why), shown=lambda s: ", ".join(s) or "off")
     return config

@@ -1,7 +1,7 @@
 """Who guesses tokens, and how many: what the engine and the runtime are told of speculation."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions
@@ -10,8 +10,8 @@ FREE = ("lookup", "suffixes", "forced")
 """Sources that cost microseconds."""
 WINDOWED = ("lookahead",)
 """Sources whose guesses are rows that look for n-grams as well."""
-DRAFTERS = ("draft", "medusa")
-"""Sources that compute: a drafting model, Medusa heads. A step asks one of them."""
+DRAFTERS = ("draft", "medusa", "eagle")
+"""Sources that compute: a drafting model, Medusa heads, a layer. A step asks one of them."""
 SOURCES = (*FREE, *WINDOWED, *DRAFTERS)
 
 
@@ -22,20 +22,49 @@ class MedusaSpec:
     Each is `num_layers` residual blocks and an output matrix, the model's own where it is shared.
     """
 
+    source: ClassVar[str] = "medusa"
     num_heads: int
     num_layers: int
     shares_head: bool
     num_parameters: int
+
+    @property
+    def told(self) -> str:
+        """What there is, for a reason."""
+        return f"{self.num_heads} heads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleSpec:
+    """A layer that drafts from the model's states, as the shapes of its file tell it (EAGLE)."""
+
+    source: ClassVar[str] = "eagle"
+    shares_head: ClassVar[bool] = True
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    qkv_bias: bool
+    fc_bias: bool
+    num_parameters: int
+
+    @property
+    def told(self) -> str:
+        """What there is, for a reason."""
+        return "a layer"
+
+
+Beside = MedusaSpec | EagleSpec
+"""A drafter that lies beside a model's weights and reads its states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
     """Without `sources` nobody guesses.
 
-    The layers of a drafting model, read from the folder `draft_model`, ride on the model's KV group
-    `draft_group`, -1 where there is none. A pass of the drafter reads `draft_share` of what a step
-    of the model reads. At most `max_paths` guesses of the same tokens, 1 or 2, are verified beside
-    each other.
+    The layers of a drafting model, read from the folder `draft_model`, or that of `eagle` ride on
+    the model's KV group `draft_group`, -1 where there is none. A pass of the drafter reads
+    `draft_share` of what a step of the model reads. At most `max_paths` guesses of the same tokens,
+    1 or 2, are verified beside each other.
     """
 
     sources: tuple[str, ...] = ()
@@ -45,6 +74,7 @@ class SpeculationConfig:
     draft_group: int = -1
     draft_share: float = 0.0
     medusa: MedusaSpec | None = None
+    eagle: EagleSpec | None = None
     draft_vocab_size: int = 0
     """The drafter guesses among so many tokens; 0: all."""
 
@@ -71,19 +101,20 @@ class SpeculationConfig:
         options: EngineOptions,
         draft_group: int,
         draft_share: float,
-        medusa: MedusaSpec | None = None,
+        beside: Beside | None = None,
         draft_vocab_size: int = 0,
     ) -> Self:
         """What the options say; UsageError for a source that is none, or is not there.
 
-        `medusa` are the heads beside the model's weights, where there are any. The drafter guesses
+        `beside` is the drafter beside the model's weights, where there is one. The drafter guesses
         among the first and latest `draft_vocab_size` tokens, 0: among all.
         """
         given = options.speculate.replace(" ", "")
         if given == "off":
             names: tuple[str, ...] = ()
         elif given == "auto":
-            drafter = "draft" if options.draft_model else "medusa" if medusa else "lookahead"
+            found = beside.source if beside is not None else "lookahead"
+            drafter = "draft" if options.draft_model else found
             names = (*FREE, drafter)
         else:
             names = tuple(dict.fromkeys(given.split(",")))
@@ -102,15 +133,17 @@ class SpeculationConfig:
                 f"--draft-model is given, but --speculate {given} does not use it.",
                 "Add draft to --speculate, or use --speculate auto.",
             )
-        if "medusa" in names and medusa is None:
+        drafters = [name for name in DRAFTERS if name in names]
+        if len(drafters) > 1:
             raise UsageError(
-                "--speculate medusa needs medusa.safetensors beside the model's weights.",
-                "Train heads for it, or use another source.",
+                f"--speculate names {' and '.join(drafters)}, but a step asks only one of them.",
+                f"Leave {'one' if len(drafters) == 2 else 'two'} of them out.",
             )
-        if set(DRAFTERS) <= set(names):
+        if drafters not in ([], ["draft"]) and beside is None:
             raise UsageError(
-                "--speculate names draft and medusa, but a step asks only one of them.",
-                "Leave one of them out.",
+                f"--speculate {drafters[0]} needs {drafters[0]}.safetensors beside the model's "
+                "weights.",
+                "Train it for the model, or use another source.",
             )
         return cls(
             sources=names,
@@ -118,6 +151,7 @@ class SpeculationConfig:
             draft_model=options.draft_model,
             draft_group=draft_group,
             draft_share=draft_share,
-            medusa=medusa if "medusa" in names else None,
+            medusa=beside if "medusa" in names and isinstance(beside, MedusaSpec) else None,
+            eagle=beside if "eagle" in names and isinstance(beside, EagleSpec) else None,
             draft_vocab_size=draft_vocab_size,
         )

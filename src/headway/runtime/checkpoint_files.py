@@ -29,6 +29,10 @@ MOST_DIMS = 8
 METADATA = "__metadata__"
 MEDUSA_FILE = "medusa.safetensors"
 """Heads that lie beside a model's weights and are none of them (`medusa_file`)."""
+EAGLE_FILE = "eagle.safetensors"
+"""A layer that drafts from a model's states, beside its weights too (`eagle_file`)."""
+BESIDE = (MEDUSA_FILE, EAGLE_FILE)
+"""Files of a folder that are no weights of its model."""
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -46,7 +50,7 @@ def find_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{index} names no weights.", "Copy the file again.")
         files = [checked_path(folder, name) for name in sorted({*map(str, names.values())})]
     else:
-        files = sorted(p for p in folder.glob("*.safetensors") if p.name != MEDUSA_FILE)
+        files = sorted(p for p in folder.glob("*.safetensors") if p.name not in BESIDE)
     if not files:
         others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth")]
         hint = f" ({others[0]} is a pickle and is never opened)" if others else ""

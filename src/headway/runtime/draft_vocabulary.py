@@ -60,10 +60,14 @@ class TokenList:
 
 
 class DraftVocabulary:
-    """`size` tokens of the vocabulary of `forward`, whose output matrix is its embedding."""
+    """`size` tokens of the vocabulary of `forward`, whose output matrix is its embedding.
 
-    def __init__(self, forward: Forward, size: int) -> None:
+    `normed`: the rows that are given are as its last norm gives them.
+    """
+
+    def __init__(self, forward: Forward, size: int, *, normed: bool = False) -> None:
         self._model, self._kernel = forward.model, forward.kernels.of_drafter
+        self._logits_of = self._model.logits_of if normed else self._model.logits
         self._rows_VH = forward.model.embedding.weight.detach()
         self.listed = TokenList(size, len(self._rows_VH))
         self._packed = self._kernel.prepare(self._rows_VH[:size].clone())
@@ -103,7 +107,7 @@ class DraftVocabulary:
         return self._plain_logits(hidden_RH)
 
     def _plain_logits(self, hidden_RH: Tensor) -> Tensor:
-        return self._model.logits(hidden_RH, self.multiply)
+        return self._logits_of(hidden_RH, self.multiply)
 
     def multiply(self, x_RH: Tensor) -> Tensor:
         """The list's part of the output matrix alone, (R, L)."""

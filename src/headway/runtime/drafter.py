@@ -1,11 +1,11 @@
-"""What the executor asks of whoever guesses tokens behind its draw: a draft model, Medusa heads."""
+"""What the executor asks of whoever guesses behind its draw: a draft model, heads, a layer."""
 
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from headway.core.plan import StepPlan
-from headway.runtime.batch import WorkerSequence
+from headway.runtime.batch import Batch, WorkerSequence
 
 
 class Wanted(NamedTuple):
@@ -39,6 +39,10 @@ class Drafter(Protocol):
 
     def follow(self, plan: StepPlan) -> None:
         """Note what becomes of blocks, after the state has; before the model computes."""
+        ...
+
+    def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
+        """The model has computed `batch`: its states of all tokens, before anything is sampled."""
         ...
 
     def cut(self, sequence: WorkerSequence) -> None:

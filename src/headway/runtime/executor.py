@@ -33,6 +33,7 @@ from headway.runtime.batch import Batch, WorkerState
 from headway.runtime.checkpoint import Progress
 from headway.runtime.draft_model import DraftModel
 from headway.runtime.drafter import Drafter, Wanted
+from headway.runtime.eagle import Eagle
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.medusa import Medusa
@@ -80,9 +81,11 @@ class TorchExecutor:
         library = self.kernels.library
         self.sampler = Sampler(None if library is None else NativeSampling(library))
         self.drafter: Drafter | None = None
-        medusa = settings.speculation.medusa
+        medusa, eagle = settings.speculation.medusa, settings.speculation.eagle
         if medusa is not None:
             self.drafter = Medusa(folder, medusa, self.target)
+        elif eagle is not None:
+            self.drafter = Eagle(folder, eagle, self.target, self.state)
         elif draft is not None:
             kernels = self.kernels.of_draft(settings, draft[1])
             self.drafter = DraftModel(
@@ -117,6 +120,8 @@ class TorchExecutor:
         prepared = self._clock.now_s()
         self._pending = (plan, batch, None)
         hidden = self.forward(batch)
+        if self.drafter is not None:
+            self.drafter.keep(batch, hidden)
         self._pending = (plan, batch, hidden)
         self._prepare_s, self._forward_s = prepared - started, self._clock.now_s() - prepared
 

@@ -12,7 +12,12 @@ from torch import Tensor
 from headway.core.errors import CapacityError
 from headway.core.model_spec import ModelSpec
 from headway.core.resolve import Settings
-from headway.runtime.attention import NativeAttention, allocate_kv, choose_attention
+from headway.runtime.attention import (
+    KVLayer,
+    NativeAttention,
+    allocate_kv,
+    choose_attention,
+)
 from headway.runtime.batch import Batch
 from headway.runtime.checkpoint import Progress
 from headway.runtime.kernels import Kernels
@@ -102,17 +107,8 @@ class Forward:
         return self.model.logits(hidden_RH) if self.head is None else self.head.over(hidden_RH)
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
-        """Which of the tokens are not finite, (T,), after what they wrote is zeros; None: none.
-
-        A token attends to itself, so a key or value that is not finite shows in its own hidden
-        state. Left in a block, it would reach the next owner's sums as 0 · inf.
-        """
-        if self.kernels.are_finite(hidden_TH):
-            return None
-        bad_T = ~torch.isfinite(hidden_TH).all(-1)
-        for layer in self.kv:
-            layer.wipe(batch.slots_GT[layer.group][bad_T])
-        return bad_T
+        """Which of the tokens are not finite, (T,), after what they wrote is zeros; None: none."""
+        return wipe_bad(self.kernels, self.kv, hidden_TH, batch)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -131,3 +127,17 @@ class Forward:
     def kv_bytes(self) -> int:
         """What its KV memory takes."""
         return sum(part.nbytes for layer in self.kv for part in layer.parts)
+
+
+def wipe_bad(kernels: Kernels, kv: list[KVLayer], hidden_TH: Tensor, batch: Batch) -> Tensor | None:
+    """Which of the tokens are not finite, (T,), after what they wrote into `kv` is zeros.
+
+    A token attends to itself, so a key or value that is not finite shows in its own hidden state.
+    Left in a block, it would reach the next owner's sums as 0 · inf.
+    """
+    if kernels.are_finite(hidden_TH):
+        return None
+    bad_T = ~torch.isfinite(hidden_TH).all(-1)
+    for layer in kv:
+        layer.wipe(batch.slots_GT[layer.group][bad_T])
+    return bad_T

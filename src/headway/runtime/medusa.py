@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from headway.core.plan import StepPlan
 from headway.core.speculation_config import MedusaSpec
-from headway.runtime.batch import WorkerSequence
+from headway.runtime.batch import Batch, WorkerSequence
 from headway.runtime.checkpoint import read_tensor
 from headway.runtime.checkpoint_files import MEDUSA_FILE
 from headway.runtime.draft_vocabulary import DraftVocabulary
@@ -74,6 +74,9 @@ class Medusa:
         if self.vocabulary is not None:
             for sequence in plan.new:
                 self.vocabulary.saw(sequence.token_ids)
+
+    def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
+        """States are read where something is drawn behind them."""
 
     def cut(self, sequence: WorkerSequence) -> None:
         """Nothing is kept for guesses; tokens of answers are noted."""

@@ -76,7 +76,9 @@ class KVGroupSpec:
     head_dim: int
     window: int = 0
     riders: tuple["KVGroupSpec", ...] = ()
-    """Groups of a drafting model: K and V of the same tokens, in blocks of the same numbers."""
+    """Groups of a drafter: K and V of the same tokens, in blocks of the same numbers."""
+    state_bytes: int = 0
+    """What a drafter keeps of the model's states for each token beside that."""
 
     @property
     def kind(self) -> Literal["full", "window"]:
@@ -89,6 +91,7 @@ class KVGroupSpec:
         else:
             head = self.head_dim * DTYPE_BYTES[kv_dtype]
         own = 2 * len(self.layers) * self.num_kv_heads * head
+        own += self.state_bytes
         return own + sum(rider.bytes_per_token(kv_dtype) for rider in self.riders)
 
     def seen(self, context: int) -> int:

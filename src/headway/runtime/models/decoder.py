@@ -56,7 +56,11 @@ class Decoder(nn.Module):
 
         `head` may stand in for the model's: a part of it, say.
         """
-        logits_RV: Tensor = (head or self.head)(self.norm(x_RH))
+        return self.logits_of(self.norm(x_RH), head)
+
+    def logits_of(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The same of rows that the last norm has given."""
+        logits_RV: Tensor = (head or self.head)(x_RH)
         if self.spec.logits_scale != 1.0:
             logits_RV = logits_RV.float() * self.spec.logits_scale
         if self.spec.logits_softcap:

@@ -207,8 +207,7 @@ class Recorder:
     def program(self, library: NativeLibrary, result: Value) -> Program:
         """What was written, in as few buffers as hold what is still to be read."""
         operations = with_gates(self._operations, result)
-        kept = [result.buffer] if self.given is None else [result.buffer, self.given]
-        slots, widths = share(operations, self.widths, kept)
+        slots, widths = share(operations, self.widths, result.buffer, self.given)
         found = np.zeros(len(operations), OPERATION)
         for record, operation in zip(found, operations, strict=True):
             record["type"], record["scratch"] = TYPES[self.dtype], len(widths)
@@ -261,19 +260,20 @@ def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str
 
 
 def share(
-    operations: list[dict[str, Any]], widths: list[int], kept: Sequence[int]
+    operations: list[dict[str, Any]], widths: list[int], result: int, given: int | None = None
 ) -> tuple[dict[int, int], list[int]]:
     """(the slot of each buffer, how wide each slot is).
 
-    A slot is free again behind the last operation that has its buffer, but for buffers that are
-    `kept`; a sum may take the place of what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the
-    sum, in the slots 0, 1 and 0.
+    A slot is free again behind the last operation that has its buffer, but for that of the result;
+    that of the caller's buffer, if any is `given`, is nobody else's. A sum may take the place of
+    what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the sum, in the slots 0, 1 and 0.
     """
     places = [buffers_of(operation) for operation in operations]
     last = {buffer: index for index, buffers in enumerate(places) for buffer in buffers}
-    last |= dict.fromkeys(kept, len(operations))
-    slots: dict[int, int] = {}
-    sizes: list[int] = []
+    slots, sizes = dict[int, int](), list[int]()
+    last[result] = len(operations)
+    if given is not None:
+        last[given], slots[given], sizes = len(operations), 0, [widths[given]]
     free: list[int] = []
     for index, (operation, buffers) in enumerate(zip(operations, places, strict=True)):
         ended = [buffer for buffer in dict.fromkeys(buffers) if last[buffer] == index]
@@ -294,15 +294,23 @@ def share(
 
 
 def lower(
-    forward: Callable[[Any], Any], library: NativeLibrary, dtype: torch.dtype, given: int = 0
+    forward: Callable[..., Any],
+    library: NativeLibrary,
+    dtype: torch.dtype,
+    given: int = 0,
+    *,
+    embeds: bool = False,
 ) -> tuple[Program | None, str]:
     """(the program of `forward`, why).
 
-    It takes token ids and gives hidden states, or takes rows of `given` numbers.
+    It takes token ids and gives hidden states, or takes rows of `given` numbers; where it `embeds`,
+    token ids and such rows.
     """
     recorder = Recorder(dtype)
+    arguments = [Value(recorder, -1, 0)] if embeds or not given else []
+    arguments += [recorder.give(given)] if given else []
     try:
-        result = forward(recorder.give(given) if given else Value(recorder, -1, 0))
+        result = forward(*arguments)
     except NotLoweredError as error:
         return None, f"each operation called from Python: a program has no {error}"
     program = recorder.program(library, result)

@@ -69,10 +69,15 @@ class Program:
         self._found = 0, torch.empty(0, self._width, dtype=dtype)
         """Tokens and result of the last step; a step of as many tokens has the same."""
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Hidden states of all tokens of `batch`, (T, H); valid until the next call."""
+    def __call__(self, batch: Batch, given_TH: Tensor | None = None) -> Tensor:
+        """Hidden states of all tokens of `batch`, (T, H); valid until the next call.
+
+        `given_TH` are the rows that the program is given, if any; no result of its own.
+        """
         tokens = sum(batch.query_lens)
         self._make_room(tokens)
+        if given_TH is not None:
+            self._give(given_TH)
         lens = np.array((batch.query_lens, batch.context_lens), np.int64)
         query_lens_at, sequences = lens.ctypes.data, lens.shape[1]
         groups = np.array(
@@ -92,15 +97,18 @@ class Program:
 
     def over(self, x_TH: Tensor) -> Tensor:
         """The same of a program of given rows, which are dense: its result for these."""
-        assert self._given is not None and x_TH.is_contiguous()
         tokens = len(x_TH)
         self._make_room(tokens)
-        self._buffers[self._given] = address(x_TH)
+        self._give(x_TH)
         self._run(
             *(self._operations_at, len(self.operations), tokens, 0),
             *(0, 0, 0, 0, 0, self._buffers_at),
         )
         return self._result_of(tokens)
+
+    def _give(self, x_TH: Tensor) -> None:
+        assert self._given is not None and x_TH.is_contiguous() and x_TH.dtype == self._dtype
+        self._buffers[self._given] = address(x_TH)
 
     def _result_of(self, tokens: int) -> Tensor:
         if self._found[0] != tokens:

@@ -1,0 +1,259 @@
+"""A layer that drafts from the model's own last states (EAGLE, Li et al. 2024).
+
+Beside a token it reads the state of the model before it, which knows what the model was about to
+say, and foresees the next state; the model's output matrix makes a token of that, and so on:
+
+    known    t0 … t8 t9        the model's states h0 … h8: behind h8 t9 was drawn
+    entry 9  t9, h8      ▶ g9  head ▶ a, a guess of t10
+    entry 10 a,  g9      ▶ g10 head ▶ b
+    then     t10 t11           came, and with them h9, h10: entries 10 and 11 are computed anew
+
+An entry is x = fc [embedding, state], then a layer of Llama without the norm before its attention:
+x + attention(x), x + MLP(norm(x)). States are those behind the model's last norm, as its output
+matrix reads them. So it is EAGLE-1's and EAGLE-2's network, and their weights fit. What differs:
+
+- An entry lies at the position of its token, theirs at that of its state, one before. So it depends
+  on the tokens up to its own and no later one, as keys and values of the model do, and is found
+  again with its block. The first has a state of zeros; theirs does not exist.
+- A chain, whose tokens are drawn with the model's own numbers; no tree (EAGLE-2's is dynamic).
+
+It rides in the model's blocks (`riding`), and beside it ride the model's states, written in every
+step: a prompt's entries are computed when somebody asks for a guess. Blocks that come back from
+other memory have lost their states, and their entries are computed with zeros.
+
+T tokens, R rows, H hidden size.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from headway.core.model_spec import KVGroupSpec, LayerSpec, ModelSpec, RopeSpec
+from headway.core.plan import BlockCopy
+from headway.core.speculation_config import EagleSpec
+from headway.runtime.attention import NativeAttention, allocate_kv, choose_attention
+from headway.runtime.batch import Batch, WorkerState
+from headway.runtime.checkpoint import read_tensor
+from headway.runtime.checkpoint_files import EAGLE_FILE
+from headway.runtime.draft_vocabulary import DraftVocabulary
+from headway.runtime.eagle_file import ATTENTION, BIASES, LAYER
+from headway.runtime.forward import Forward, wipe_bad
+from headway.runtime.layers import Attention, Build, GatedMLP, Linear, RMSNorm, Step
+from headway.runtime.native.lower import lower
+from headway.runtime.native.program import Program
+from headway.runtime.riding import RidingDrafter
+from headway.runtime.tensor_files import readable
+
+
+class EagleLayer(nn.Module):
+    """A state from an embedding and the state before it; fc's columns are of either."""
+
+    def __init__(self, build: Build, eagle: EagleSpec) -> None:
+        super().__init__()
+        hidden = build.spec.hidden_size
+        self.of_token = Linear(build, hidden, hidden)
+        self.of_state = Linear(build, hidden, hidden, bias=eagle.fc_bias)
+        self.attention = Attention(build, 0)
+        self.mlp_norm = RMSNorm(build)
+        self.mlp = GatedMLP(build)
+
+    def forward(self, embedded_TH: Tensor, before_TH: Tensor, step: Step) -> Tensor:
+        x_TH = self.of_token(embedded_TH) + self.of_state(before_TH)
+        x_TH = x_TH + self.attention(x_TH, step)
+        return x_TH + self.mlp(self.mlp_norm(x_TH))
+
+
+class EagleForward:
+    """The layer of `folder` on the model of `target`, with its KV memory; `riding.Layers`."""
+
+    def __init__(self, folder: Path, eagle: EagleSpec, target: Forward, num_blocks: int) -> None:
+        settings, self.kernels, self.model = target.settings, target.kernels, target.model
+        rope, spec = spec_of(eagle, target.spec)
+        attention, _ = choose_attention(settings, self.kernels.library)
+        build = Build(
+            spec=spec,
+            kernels=self.kernels,
+            attention=attention,
+            dtype=target.dtype,
+            device=settings.device,
+        )
+        self.layer = EagleLayer(build, eagle)
+        self._rope = target.ropes[rope]
+        read_layer(self.layer, folder / EAGLE_FILE, eagle)
+        self._linears = [part for part in self.layer.modules() if isinstance(part, Linear)]
+        for linear in self._linears:
+            linear.kernel = self.kernels.of_drafter
+            linear.prepare()
+        own = KVGroupSpec(layers=(0,), num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim)
+        kv_dtype = torch.int8 if settings.cache.dtype == "int8" else target.dtype
+        size, device = settings.cache.block_size, settings.device
+        self.kv = allocate_kv((own,), (num_blocks,), size, kv_dtype, device, attention.kv_layer)
+        self._program: Program | None = None
+        self._head: Program | None = None
+        if self.kernels.library is not None and isinstance(attention, NativeAttention):
+            unknown: Any = None
+            step = Step(batch=unknown, kv=self.kv, angles=[(self._rope.cos, self._rope.sin)])
+
+            def entries(token_ids: Any, before: Any) -> Any:
+                return self.layer(self.model.embedding(token_ids), before, step)
+
+            library, hidden = self.kernels.library, spec.hidden_size
+            self._program, _ = lower(entries, library, target.dtype, hidden, embeds=True)
+            self._head, _ = lower(self.model.logits_of, library, target.dtype, hidden)
+
+    def __call__(self, batch: Batch, before_TH: Tensor) -> Tensor:
+        """The states that are foreseen, (T, H); valid until the next call."""
+        if self._program is not None:
+            return self._program(batch, before_TH)
+        step = Step(batch=batch, kv=self.kv, angles=[self._rope.at(batch.positions_T)])
+        found: Tensor = self.layer(self.model.embedding(batch.token_ids_T), before_TH, step)
+        return found
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """What the model's output matrix makes of these states, (R, vocabulary)."""
+        return self.model.logits_of(hidden_RH) if self._head is None else self._head.over(hidden_RH)
+
+    def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
+        """As `Forward.wipe_bad`."""
+        return wipe_bad(self.kernels, self.kv, hidden_TH, batch)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the layer takes beside the model's weights."""
+        plain = sum(part.nbytes for part in self.layer.parameters())
+        return plain + sum(linear.prepared_bytes for linear in self._linears)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What its keys and values take."""
+        return sum(part.nbytes for layer in self.kv for part in layer.parts)
+
+
+class Eagle(RidingDrafter):
+    """The layer of `folder` drafts; a `drafter.Drafter`."""
+
+    name = "EAGLE"
+
+    def __init__(self, folder: Path, eagle: EagleSpec, target: Forward, state: WorkerState) -> None:
+        settings, spec = target.settings, target.spec
+        num_blocks = settings.cache.num_blocks[settings.speculation.draft_group]
+        self.forward = EagleForward(folder, eagle, target, num_blocks)
+        self._norm = target.model.norm
+        self.states_BSH = torch.zeros(
+            *(num_blocks, settings.cache.block_size, spec.hidden_size),
+            dtype=target.dtype,
+            device=settings.device,
+        )
+        """The model's states in its blocks. Those of block 0 are zeros."""
+        size = settings.speculation.draft_vocab_size
+        vocabulary = DraftVocabulary(target, size, normed=True) if size else None
+        super().__init__(
+            self.forward,
+            vocabulary,
+            settings,
+            state,
+            max_len=spec.max_len,
+            vocab_size=spec.vocab_size,
+        )
+
+    def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
+        """Note the model's states of all tokens of a step."""
+        states = self.states_BSH.flatten(0, 1)
+        states.index_copy_(0, batch.slots_GT[self.group], self._norm(hidden_TH))
+
+    def copied(self, copies: list[BlockCopy]) -> None:
+        """Blocks were copied, states as well."""
+        super().copied(copies)
+        for copy in copies:
+            self.states_BSH[copy.target].copy_(self.states_BSH[copy.source])
+
+    def replaced(self, blocks: list[int]) -> None:
+        """Blocks come back from elsewhere, without states."""
+        super().replaced(blocks)
+        self.states_BSH[blocks] = 0
+
+    def first(self, batch: Batch) -> Tensor:
+        """Entries of known tokens, from the states that the model had before them."""
+        before_TH = self.states_BSH.flatten(0, 1)[slots_before(batch, self._block_size)]
+        return self._written(self.forward(batch, before_TH), batch)
+
+    def further(self, batch: Batch, hidden_RH: Tensor) -> Tensor:
+        """Entries of guesses, from states that were guessed: they are not kept."""
+        found_RH = self.forward(batch, hidden_RH)
+        self.forward.wipe_bad(found_RH, batch)
+        return found_RH
+
+    @property
+    def kv_bytes(self) -> int:
+        """What its keys, values and the states take."""
+        return super().kv_bytes + self.states_BSH.nbytes
+
+
+def slots_before(batch: Batch, block_size: int) -> Tensor:
+    """For each token the slot of the one before it; 0, where nobody writes, before the first.
+
+    Blocks of 4: of a sequence in blocks 5 and 2, positions 3 and 4 → slots 22 and 23.
+    """
+    lens = torch.tensor(batch.query_lens)
+    before = torch.tensor(batch.context_lens) - lens - 1
+    table_SB, slots_T = batch.block_tables_GSB[0], batch.slots_GT[0].roll(1)
+    block, offset = before.clamp(min=0) // block_size, before % block_size
+    slots = table_SB[torch.arange(len(lens)), block] * block_size + offset
+    slots_T[lens.cumsum(0) - lens] = torch.where(before < 0, 0, slots)
+    return slots_T
+
+
+def spec_of(eagle: EagleSpec, model: ModelSpec) -> tuple[int, ModelSpec]:
+    """(which of the model's ropes turns it, a layer of Llama in its sizes).
+
+    The rope is that of the first layer with full attention that has one.
+    """
+    ropes = [each.rope for each in model.layers if each.rope is not None and not each.window]
+    rope = ropes[0] if ropes else 0
+    return rope, ModelSpec(
+        architecture="LlamaForCausalLM",
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        num_heads=eagle.num_heads,
+        num_kv_heads=eagle.num_kv_heads,
+        head_dim=model.head_dim,
+        intermediate_size=eagle.intermediate_size,
+        max_len=model.max_len,
+        rms_norm_eps=model.rms_norm_eps,
+        layers=(LayerSpec(rope=0 if ropes else None),),
+        ropes=(model.ropes[rope],) if ropes else (RopeSpec(),),
+        tied=True,
+        qkv_bias=eagle.qkv_bias,
+        o_bias=False,
+        mlp_bias=False,
+        dtype=model.dtype,
+        attention_scale=model.head_dim**-0.5,
+    )
+
+
+@torch.no_grad()
+def read_layer(layer: EagleLayer, path: Path, eagle: EagleSpec) -> None:
+    """Fill the layer from a file that `read_eagle_spec` has passed."""
+    with readable(path), safe_open(path, framework="pt") as file:
+
+        def fill(into: Tensor | None, *names: str) -> None:
+            assert into is not None
+            into.copy_(torch.cat([read_tensor(file, path, name) for name in names]))
+
+        projections = [f"{ATTENTION}{name}_proj.weight" for name in "qkv"]
+        of_token_HH, of_state_HH = read_tensor(file, path, "fc.weight").chunk(2, -1)
+        for linear, weight_HH in ((layer.of_token, of_token_HH), (layer.of_state, of_state_HH)):
+            assert linear.weight is not None
+            linear.weight.copy_(weight_HH)
+        if eagle.fc_bias:
+            fill(layer.of_state.bias, "fc.bias")
+        fill(layer.attention.qkv.weight, *projections)
+        if eagle.qkv_bias:
+            fill(layer.attention.qkv.bias, *BIASES)
+        fill(layer.attention.out.weight, f"{ATTENTION}o_proj.weight")
+        fill(layer.mlp_norm.weight, f"{LAYER}post_attention_layernorm.weight")
+        fill(layer.mlp.gate_up.weight, f"{LAYER}mlp.gate_proj.weight", f"{LAYER}mlp.up_proj.weight")
+        fill(layer.mlp.down.weight, f"{LAYER}mlp.down_proj.weight")
