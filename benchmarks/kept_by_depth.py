@@ -101,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft", type=Path, help="a drafting model in place of heads")
+    parser.add_argument("--drafter", choices=("medusa", "eagle"), default="medusa")
     parser.add_argument("--source", help="lookup, suffixes or lookahead in place of a drafter")
     parser.add_argument("--max-drafts", type=int, default=8)
     parser.add_argument("--questions", type=int, default=10, help="of each skill and level")
@@ -110,7 +111,7 @@ def main() -> None:
     drafter = (
         {"speculate": "draft", "draft_model": str(chosen.draft)}
         if chosen.draft
-        else {"speculate": chosen.source or "medusa"}
+        else {"speculate": chosen.source or chosen.drafter}
     )
     llm = LLM(
         chosen.folder,

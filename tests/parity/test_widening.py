@@ -8,11 +8,14 @@ import dataclasses
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
+from recipes.tiny.eagle import Eagle
+from recipes.tiny.model import Shape as RecipeShape
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.testing import assert_close
@@ -165,13 +168,30 @@ def with_heads(small: Path, folder: Path) -> Path:
     return folder
 
 
+def with_layer(small: Path, folder: Path) -> Path:
+    """A copy of the small model, with a random layer of its sizes that drafts."""
+    shutil.copytree(small, folder)
+    torch.manual_seed(0)
+    shape = RecipeShape(**{name: SMALL[name] for name in SMALL if hasattr(RecipeShape, name)})
+    tensors = {name: value.detach() for name, value in Eagle(shape).named_parameters()}
+    for value in tensors.values():
+        if value.dim() > 1:
+            value.normal_(std=value.shape[1] ** -0.5)
+    tensors["fc.bias"] = torch.randn(36)
+    save_file(tensors, folder / "eagle.safetensors")
+    return folder
+
+
 @pytest.mark.parametrize("toy", TOYS)
-def test_heads_guess_what_they_guess_of_the_small_model(toy: str, small: Path, tmp_path: Path):
-    folder, out = with_heads(small, tmp_path / "small"), tmp_path / "wide"
+@pytest.mark.parametrize(("source", "made"), [("medusa", with_heads), ("eagle", with_layer)])
+def test_what_drafts_guesses_as_beside_the_small_model(
+    toy: str, source: str, made: Callable[[Path, Path], Path], small: Path, tmp_path: Path
+):
+    folder, out = made(small, tmp_path / "small"), tmp_path / "wide"
     widen(folder, TOYS[toy], out)
     told = []
     for each in (folder, out):
-        engine = engine_for(each, speculate="medusa", dtype="float32", kernels="torch")
+        engine = engine_for(each, speculate=source, dtype="float32", kernels="torch")
         proposals = Proposals()
         engine.scheduler.drafts.speculator = proposals
         finish(engine, [greedy(i, ids, 12) for i, ids in enumerate(prompts([1, 5, 33, 90], 96))])

@@ -21,7 +21,7 @@ from headway.core.errors import UsageError
 from headway.core.formats import PLAIN, Format
 from headway.core.model_spec import read_json
 from headway.runtime.checkpoint import IGNORED_SUFFIXES
-from headway.runtime.checkpoint_files import MEDUSA_FILE
+from headway.runtime.checkpoint_files import BESIDE
 from headway.runtime.rounding import RoundedWeight
 
 COPIED = (
@@ -35,7 +35,7 @@ COPIED = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
-    MEDUSA_FILE,
+    *BESIDE,
     "LICENSE",
     "NOTICE",
 )
@@ -125,8 +125,8 @@ def write_config(folder: Path, content: Content, out: Path) -> None:
 
 
 def copy_rest(folder: Path, out: Path, heads: bool = True) -> None:
-    """Tokenizer, template, generation settings, licence; Medusa heads where they still fit."""
-    for name in COPIED if heads else [name for name in COPIED if name != MEDUSA_FILE]:
+    """Tokenizer, template, generation settings, licence; what drafts, where it still fits."""
+    for name in COPIED if heads else [name for name in COPIED if name not in BESIDE]:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
 

@@ -95,6 +95,8 @@ def test_what_means_the_same_is_honoured(arguments, name, value):
     [
         (["--spec-method=ngram", "--spec-tokens=5"], ("lookup", "", 5)),
         (["--spec-method=medusa"], ("medusa", "", 8)),
+        (["--speculative-config", '{"method": "eagle", "num_speculative_tokens": 4}'],
+         ("eagle", "", 4)),
         (["--speculative-config", '{"method": "suffix"}'], ("lookup,suffixes", "", 8)),
         (["--speculative-config", '{"model": "small", "num_speculative_tokens": 3}'],
          ("draft", "small", 3)),

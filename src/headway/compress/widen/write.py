@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from headway.compress.widen.eagle import widen_eagle
 from headway.compress.widen.heads import widen_heads
 from headway.compress.widen.plan import Widening, plan_widening
 from headway.compress.widen.shapes import Shape
@@ -70,6 +71,7 @@ def widen(
                 shutil.copyfile(folder / name, out / name)
         write_safetensors(out / "model.safetensors", tensors, plan.dtype, progress)
         widen_heads(folder, plan, out)
+        widen_eagle(folder, plan, out)
         (out / "README.md").write_text(card(folder, plan, tensors), encoding="utf-8")
         config = config_of(plan, read_json(folder / "config.json"))
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -144,13 +144,13 @@ class EngineOptions:
     speculate: str = option(
         "off",
         "Who guesses tokens that are verified together, at the same tokens: auto, off, or some of "
-        "lookup, suffixes, forced, lookahead, draft, medusa, with commas.",
+        "lookup, suffixes, forced, lookahead, draft, medusa, eagle, with commas.",
     )
     draft_model: str = option("", "Folder of a smaller model with the same tokenizer that drafts.")
     max_drafts: int = option(8, "Most guesses of a sequence in a step.", low=1, high=64)
     draft_vocab_size: int | None = option(
         None,
-        "Tokens that a draft model or Medusa heads guess among, the frequent and the recent; 0: "
+        "Tokens that a draft model, heads or a layer guess among, the frequent and the recent; 0: "
         "all. By default a third of the vocabulary, at most 32,768.",
         low=0,
     )

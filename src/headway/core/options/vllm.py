@@ -242,8 +242,8 @@ TOGETHER = (
         names="speculative_config spec_method spec_model spec_tokens",
         ours=("speculate", "draft_model", "max_drafts"),
         read=speculation,
-        note="the methods ngram, suffix, draft_model and medusa, and no keys but method, model and "
-        "num_speculative_tokens: the most that is guessed",
+        note="the methods ngram, suffix, draft_model, medusa and eagle, and no keys but method, "
+        "model and num_speculative_tokens: the most that is guessed",
     ),
 )
 VALUES = {"dtype": {"half": "float16", "float": "float32"}}

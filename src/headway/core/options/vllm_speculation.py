@@ -19,6 +19,7 @@ METHODS = {
     "suffix": "lookup,suffixes",
     "draft_model": "draft",
     "medusa": "medusa",
+    "eagle": "eagle",
 }
 """vLLM's method → who guesses here; its suffix decoding looks into the prompt as well."""
 SHORT = {
@@ -87,8 +88,8 @@ def ours(config: dict[str, Any], name: str) -> dict[str, str]:
         raise UsageError(
             f"{name}: method {method} "
             + ("takes no model." if model is not None else "needs a model."),
-            "Give model, the folder of a smaller model, with draft_model alone; Medusa heads lie "
-            "beside the model that is served.",
+            "Give model, the folder of a smaller model, with draft_model alone; what medusa and "
+            "eagle read lies beside the model that is served.",
         )
     found = {"speculate": METHODS[method]}
     if model is not None:
