@@ -46,6 +46,11 @@ def test_its_logits_are_those_of_the_whole_matrix(options: dict[str, object]):
         assert set(came[-60:]) <= set(token_ids)
         whole_RV, found_RL = forward.logits(hidden_RH).clone(), listed.logits(hidden_RH)
         wanted_RL = whole_RV[:, token_ids]
+        normed = DraftVocabulary(forward, SIZE, normed=True)
+        normed.saw(listed.listed.learned)
+        normed.refresh()
+        of_normed_RV = forward.model.logits_of(hidden_RH)[:, normed.token_ids(list(range(SIZE)))]
+        assert torch.allclose(normed.logits(hidden_RH), of_normed_RV)
         assert torch.equal(found_RL, wanted_RL) if exact else torch.allclose(found_RL, wanted_RL)
         spread_RV = listed.spread(found_RL, 4100)
         assert torch.equal(spread_RV[:, token_ids], found_RL)

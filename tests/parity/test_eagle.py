@@ -128,8 +128,18 @@ def worst_rank(layer: Eagle, told: list[tuple[list[int], list[int]]]) -> float:
         ({"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4}, 0.5),
         ({"max_model_len": 256, "quantization": "int4", "kv_cache_dtype": "int8"}, None),
         ({"num_blocks": 14, "max_num_seqs": 4, "kv_host_memory": 2**24}, None),
+        ({"max_model_len": 256, "draft_vocab_size": 1024}, None),
     ],
-    ids=["torch", "native", "paths", "paths, little room", "little room", "int4", "host memory"],
+    ids=[
+        "torch",
+        "native",
+        "paths",
+        "paths, little room",
+        "little room",
+        "int4",
+        "host memory",
+        "some tokens",
+    ],
 )
 @pytest.mark.parametrize("knows", [False, True], ids=["wrong", "right"])
 def test_it_guesses_what_its_numbers_say(
@@ -139,7 +149,8 @@ def test_it_guesses_what_its_numbers_say(
 
     A guess may be less likely than the likeliest by `most_off` of its logit, for rounding.
     """
-    plain = {k: v for k, v in options.items() if k not in ("num_blocks", "with_paths")}
+    drafting = ("num_blocks", "with_paths", "draft_vocab_size")
+    plain = {key: value for key, value in options.items() if key not in drafting}
     requests = some_requests(random.Random(3), 14)
     wanted = finish(engine_for(model_folder(None), **plain), requests)
     answers = {key: answer.token_ids for key, answer in wanted.items()}

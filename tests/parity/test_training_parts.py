@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from recipes.tiny import eagle
 from recipes.tiny.medusa import Foresight, Heads
+from recipes.tiny.model import Llama, Shape
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -141,6 +143,44 @@ def test_heads_see_the_same_positions_after_a_stop():
     whole, resumed = (Foresight(heads, output, states, wanted, 16, 4) for _ in range(2))
     losses = [float(whole(step)[0].detach()) for step in range(4)]
     assert float(resumed(3)[0].detach()) == losses[3] != losses[2]
+
+
+def test_a_layer_learns_the_states_of_a_model():
+    """Its guesses become the model's, from its own states too; a step sees what its number says."""
+    torch.manual_seed(0)
+    shape = Shape(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        head_dim=16,
+    )
+    model = Llama(shape).eval().requires_grad_(False)
+    rows = [((7 * row + torch.arange(12 + row) * (1 + row % 3)) % 60).tolist() for row in range(40)]
+    given = [(tokens, 4) for tokens in rows]
+    losses = eagle.Foresight(eagle.Eagle(shape), model, given[4:], 256, 3)
+    before = eagle.right(losses, given[:4])
+    optimizer = torch.optim.AdamW(losses.eagle.parameters(), lr=0.01)
+    for step in range(150):
+        loss, shown = losses(step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert min(eagle.right(losses, given[:4])) > 0.5 > max(before)
+    assert list(shown) == [f"{what} {depth}" for depth in range(3) for what in ("guess", "off")]
+    again = eagle.Foresight(losses.eagle, model, given[4:], 256, 3)
+    assert float(again(7)[0].detach()) == float(losses(7)[0].detach())
+
+
+def test_a_layer_learns_what_is_guessed_in_answers():
+    """Behind the prompt's two tokens 1 comes, and from it the first guess, of 2."""
+    rows = [([7, 8, 1, 2, 3], 2), ([9, 1, 2], 1)]
+    tokens_BT, counts_BT = eagle.padded(rows)
+    assert tokens_BT.tolist() == [[7, 8, 1, 2, 3], [9, 1, 2, 0, 0]]
+    assert counts_BT.nonzero().tolist() == [[0, 2], [0, 3], [1, 1]]
+    assert eagle.padded(rows, 1)[1].nonzero().tolist() == [[0, 3]]
+    assert eagle.shifted(torch.tensor([[[1.0], [2.0]]])).tolist() == [[[0.0], [1.0]]]
 
 
 def test_the_text_itself_may_have_a_share_of_the_loss(model: TrainedModel):

@@ -36,6 +36,7 @@ SMALL = ("--step-tokens", 2048, "--threads", 1)
 LONG = ("--step-tokens", 4096, "--threads", 1)
 """Conversations go up to 4,096 tokens."""
 HEADS = ("--answers", 60, "--steps", 40, "--batch", 128, "--heads", 2, "--layers", 1)
+LAYER = ("--answers", 30, "--steps", 20, "--batch", 512)
 VARIED = ("--varied-conversations", 400)
 TINY = Shape(
     vocab_size=300,
@@ -68,6 +69,7 @@ def run(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("headway-tiny", "headway-draft"):
         stage("export", "--out", out, "--model", out / "models" / name)
     stage("medusa", "--model", out / "models" / "headway-tiny", *HEADS)
+    stage("eagle", "--model", out / "models" / "headway-tiny", *LAYER)
     return out
 
 
@@ -141,7 +143,7 @@ def test_the_export_loads_in_transformers_with_equal_logits(run: Path, name: str
 def test_the_heads_are_served(run: Path) -> None:
     """And have learned: at first each said what the model says next, which is no guess."""
     folder = run / "models" / "headway-tiny"
-    options = EngineOptions(device="cpu", speculate="auto")
+    options = EngineOptions(device="cpu", speculate="medusa")
     found = plan_settings(folder, options)[1].speculation.medusa
     assert found == MedusaSpec(
         num_heads=2, num_layers=1, shares_head=True, num_parameters=2 * 192 * 193
@@ -151,6 +153,19 @@ def test_the_heads_are_served(run: Path) -> None:
     with safe_open(folder / "medusa.safetensors", "pt") as file:
         told = file.metadata()
     assert told["answers"] == "60" and len(told["right"].split()) == 2
+
+
+def test_the_layer_is_served(run: Path) -> None:
+    """It has the model's sizes, its file says how often it is right, and nothing else is left."""
+    folder = run / "models" / "headway-tiny"
+    options = EngineOptions(device="cpu", speculate="auto")
+    found = plan_settings(folder, options)[1].speculation.eagle
+    assert found is not None
+    assert (found.num_heads, found.num_kv_heads, found.intermediate_size) == (3, 1, 512)
+    with safe_open(folder / "eagle.safetensors", "pt") as file:
+        told = file.metadata()
+    assert told["answers"] == "30" and len(told["right"].split()) == 4
+    assert not folder.with_name("headway-tiny.eagle").exists()
 
 
 def test_the_heads_learn_what_comes_later() -> None:

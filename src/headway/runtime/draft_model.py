@@ -39,14 +39,7 @@ class DraftModel(RidingDrafter):
         self.forward = Forward(folder, spec, settings, kernels, of_groups, progress)
         size = settings.speculation.draft_vocab_size
         vocabulary = DraftVocabulary(self.forward, size) if size else None
-        super().__init__(
-            self.forward,
-            vocabulary,
-            settings,
-            state,
-            max_len=spec.max_len,
-            vocab_size=vocab_size,
-        )
+        super().__init__(self.forward, vocabulary, settings, state, spec.max_len, vocab_size)
 
     def first(self, batch: Batch) -> Tensor:
         """Known tokens, in one pass."""

@@ -73,13 +73,8 @@ class EagleForward:
         settings, self.kernels, self.model = target.settings, target.kernels, target.model
         rope, spec = spec_of(eagle, target.spec)
         attention, _ = choose_attention(settings, self.kernels.library)
-        build = Build(
-            spec=spec,
-            kernels=self.kernels,
-            attention=attention,
-            dtype=target.dtype,
-            device=settings.device,
-        )
+        like = {"dtype": target.dtype, "device": settings.device}
+        build = Build(spec=spec, kernels=self.kernels, attention=attention, **like)
         self.layer = EagleLayer(build, eagle)
         self._rope = target.ropes[rope]
         read_layer(self.layer, folder / EAGLE_FILE, eagle)
@@ -91,18 +86,22 @@ class EagleForward:
         kv_dtype = torch.int8 if settings.cache.dtype == "int8" else target.dtype
         size, device = settings.cache.block_size, settings.device
         self.kv = allocate_kv((own,), (num_blocks,), size, kv_dtype, device, attention.kv_layer)
-        self._program: Program | None = None
-        self._head: Program | None = None
-        if self.kernels.library is not None and isinstance(attention, NativeAttention):
-            unknown: Any = None
-            step = Step(batch=unknown, kv=self.kv, angles=[(self._rope.cos, self._rope.sin)])
+        self._program, self._head = self._lower(isinstance(attention, NativeAttention), target)
 
-            def entries(token_ids: Any, before: Any) -> Any:
-                return self.layer(self.model.embedding(token_ids), before, step)
+    def _lower(self, attends: bool, target: Forward) -> tuple[Program | None, Program | None]:
+        """(the layer as one native call, the head as another); None where not all is native."""
+        library, hidden = self.kernels.library, target.spec.hidden_size
+        if library is None or not attends:
+            return None, None
+        unknown: Any = None
+        step = Step(batch=unknown, kv=self.kv, angles=[(self._rope.cos, self._rope.sin)])
 
-            library, hidden = self.kernels.library, spec.hidden_size
-            self._program, _ = lower(entries, library, target.dtype, hidden, embeds=True)
-            self._head, _ = lower(self.model.logits_of, library, target.dtype, hidden)
+        def entries(token_ids: Any, before: Any) -> Any:
+            return self.layer(self.model.embedding(token_ids), before, step)
+
+        program, _ = lower(entries, library, target.dtype, hidden, embeds=True)
+        head, _ = lower(self.model.logits_of, library, target.dtype, hidden)
+        return program, head
 
     def __call__(self, batch: Batch, before_TH: Tensor) -> Tensor:
         """The states that are foreseen, (T, H); valid until the next call."""
@@ -150,14 +149,7 @@ class Eagle(RidingDrafter):
         """The model's states in its blocks. Those of block 0 are zeros."""
         size = settings.speculation.draft_vocab_size
         vocabulary = DraftVocabulary(target, size, normed=True) if size else None
-        super().__init__(
-            self.forward,
-            vocabulary,
-            settings,
-            state,
-            max_len=spec.max_len,
-            vocab_size=spec.vocab_size,
-        )
+        super().__init__(self.forward, vocabulary, settings, state, spec.max_len, spec.vocab_size)
 
     def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
         """Note the model's states of all tokens of a step."""
@@ -240,20 +232,23 @@ def read_layer(layer: EagleLayer, path: Path, eagle: EagleSpec) -> None:
     with readable(path), safe_open(path, framework="pt") as file:
 
         def fill(into: Tensor | None, *names: str) -> None:
-            assert into is not None
-            into.copy_(torch.cat([read_tensor(file, path, name) for name in names]))
+            put(into, torch.cat([read_tensor(file, path, name) for name in names]))
 
-        projections = [f"{ATTENTION}{name}_proj.weight" for name in "qkv"]
         of_token_HH, of_state_HH = read_tensor(file, path, "fc.weight").chunk(2, -1)
-        for linear, weight_HH in ((layer.of_token, of_token_HH), (layer.of_state, of_state_HH)):
-            assert linear.weight is not None
-            linear.weight.copy_(weight_HH)
+        put(layer.of_token.weight, of_token_HH)
+        put(layer.of_state.weight, of_state_HH)
         if eagle.fc_bias:
             fill(layer.of_state.bias, "fc.bias")
-        fill(layer.attention.qkv.weight, *projections)
+        fill(layer.attention.qkv.weight, *(f"{ATTENTION}{name}_proj.weight" for name in "qkv"))
         if eagle.qkv_bias:
             fill(layer.attention.qkv.bias, *BIASES)
         fill(layer.attention.out.weight, f"{ATTENTION}o_proj.weight")
         fill(layer.mlp_norm.weight, f"{LAYER}post_attention_layernorm.weight")
         fill(layer.mlp.gate_up.weight, f"{LAYER}mlp.gate_proj.weight", f"{LAYER}mlp.up_proj.weight")
         fill(layer.mlp.down.weight, f"{LAYER}mlp.down_proj.weight")
+
+
+def put(into: Tensor | None, numbers: Tensor) -> None:
+    """Fill a weight that is not prepared yet."""
+    assert into is not None
+    into.copy_(numbers)

@@ -51,6 +51,21 @@ def read_eagle_spec(folder: Path, spec: ModelSpec) -> EagleSpec | None:
         fc_bias="fc.bias" in tensors,
         num_parameters=sum(prod(shape) for n, (_, shape) in tensors.items() if n != EMBEDDING),
     )
+    check_heads(rows, eagle, spec)
+    check_tensors(tensors, eagle, spec)
+    return eagle
+
+
+def first(tensors: Tensors, name: str) -> int:
+    """How many rows a matrix has; CheckpointError where it is missing."""
+    _, shape = tensors.get(name, ("", []))
+    if not shape:
+        raise CheckpointError(f"{EAGLE_FILE}: {name} is missing.", "Write all the tensors.")
+    return shape[0]
+
+
+def check_heads(rows: dict[str, int], eagle: EagleSpec, spec: ModelSpec) -> None:
+    """Raise CheckpointError where the rows of queries and keys are no heads of the model's size."""
     heads, kv_heads = eagle.num_heads, eagle.num_kv_heads
     if not kv_heads or not heads or heads % kv_heads:
         raise CheckpointError(
@@ -58,16 +73,6 @@ def read_eagle_spec(folder: Path, spec: ModelSpec) -> EagleSpec | None:
             f"of {spec.head_dim} in groups.",
             TRAIN_AGAIN,
         )
-    check_tensors(tensors, eagle, spec)
-    return eagle
-
-
-def first(tensors: Tensors, name: str) -> int:
-    """How many rows a matrix has; 0 where it is missing, which `check_tensors` tells."""
-    _, shape = tensors.get(name, ("", []))
-    if not shape:
-        raise CheckpointError(f"{EAGLE_FILE}: {name} is missing.", "Write all the tensors.")
-    return shape[0]
 
 
 def refuse_eagle_3(tensors: Tensors, spec: ModelSpec) -> None:

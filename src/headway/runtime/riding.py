@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.plan import NULL_BLOCK, BlockCopy, GrammarMasks, StepPlan
+from headway.core.plan import NULL_BLOCK, BlockCopy, GrammarMasks, ScheduledSequence, StepPlan
 from headway.core.resolve import Settings
 from headway.runtime.attention import KVLayer
 from headway.runtime.attention.cache import copy_blocks
@@ -76,7 +76,6 @@ class RidingDrafter:
         vocabulary: DraftVocabulary | None,
         settings: Settings,
         state: WorkerState,
-        *,
         max_len: int,
         vocab_size: int,
     ) -> None:
@@ -117,17 +116,20 @@ class RidingDrafter:
             if row.num_forced:  # what it had guessed in their place may be something else
                 known = self.state.sequences[row.sequence_id]
                 self._forget(known, known.num_known - row.num_forced)
-            blocks = row.new_blocks[self.group]
-            if not blocks:
-                continue
-            whole, rest = divmod(row.start, self._block_size)
-            if row.path:  # of what is copied, that of the known tokens is kept
-                whole = 0
-            if row.sequence_id not in new and not row.path:
-                self._valid[blocks] = 0
-            elif whole < len(blocks):  # a newcomer's whole table: what it found is kept
-                self._valid[blocks[whole]] = min(int(self._valid[blocks[whole]]), rest)
-                self._valid[blocks[whole + 1 :]] = 0
+            if row.new_blocks[self.group]:
+                self._given(row, is_new=row.sequence_id in new)
+
+    def _given(self, row: ScheduledSequence, is_new: bool) -> None:
+        """A sequence has new blocks; of a newcomer's they are all, and what it found is kept."""
+        blocks = row.new_blocks[self.group]
+        whole, rest = divmod(row.start, self._block_size)
+        if row.path:  # of what is copied, that of the known tokens is kept
+            whole = 0
+        if not is_new and not row.path:
+            self._valid[blocks] = 0
+        elif whole < len(blocks):
+            self._valid[blocks[whole]] = min(int(self._valid[blocks[whole]]), rest)
+            self._valid[blocks[whole + 1 :]] = 0
 
     def copied(self, copies: list[BlockCopy]) -> None:
         """Blocks of its group were copied."""
@@ -145,9 +147,22 @@ class RidingDrafter:
 
         A sequence with more to compute than fits in a step gets none, and is further next time.
         """
-        found: dict[int, list[int]] = {}
         if self.vocabulary is not None:
             self.vocabulary.refresh()
+        rows = self._behind(wanted)
+        if not rows:
+            return {}
+        batch = self._batch(
+            [(s, s.known(begin, begin + take), begin) for s, _, begin, take in rows]
+        )
+        hidden_TH = self.first(batch)
+        ends = np.cumsum(batch.query_lens) - 1
+        going = [(row, end) for row, end in zip(rows, ends.tolist(), strict=True) if row[1]]
+        guessing = [(sequence, count, list[int]()) for (sequence, count, _, _), _ in going]
+        return self._guesses(guessing, hidden_TH[[end for _, end in going]])
+
+    def _behind(self, wanted: list[Wanted]) -> list[tuple[WorkerSequence, int, int, int]]:
+        """(sequence, how many guesses, the first token to compute, how many) of those that fit."""
         rows, room = [], self._most_tokens
         for sequence, count, _ in wanted:
             begin, known = self._begin(sequence), sequence.num_known
@@ -156,16 +171,13 @@ class RidingDrafter:
             if count > 0 and take > 0:
                 room -= take
                 rows.append((sequence, count if begin + take == known else 0, begin, take))
-        if not rows:
-            return found
-        batch = self._batch(
-            [(s, s.known(begin, begin + take), begin) for s, _, begin, take in rows]
-        )
-        hidden_TH = self.first(batch)
-        ends = np.cumsum(batch.query_lens) - 1
-        going = [(row, end) for row, end in zip(rows, ends.tolist(), strict=True) if row[1]]
-        hidden_RH = hidden_TH[[end for _, end in going]]
-        guessing = [(sequence, count, list[int]()) for (sequence, count, _, _), _ in going]
+        return rows
+
+    def _guesses(
+        self, guessing: list[tuple[WorkerSequence, int, list[int]]], hidden_RH: Tensor
+    ) -> dict[int, list[int]]:
+        """By sequence id so many guesses each, the first from these states."""
+        found: dict[int, list[int]] = {}
         while guessing:
             views = [s.ahead(guesses) if guesses else s for s, _, guesses in guessing]
             token_ids = self._draw(hidden_RH, views)

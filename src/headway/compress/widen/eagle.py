@@ -35,36 +35,35 @@ def widen_eagle(folder: Path, plan: Widening, out: Path) -> None:
     It is left out where its layer is not of the small model's own sizes. Raises CheckpointError for
     a file that is wrong.
     """
-    small, large = plan.small, plan.large
+    small = plan.small
     eagle = read_eagle_spec(folder, small)
     if eagle is None or eagle.qkv_bias:
         return
     sizes = eagle.num_heads, eagle.num_kv_heads, eagle.intermediate_size
-    if sizes != (small.num_heads, small.num_kv_heads, small.intermediate_size):
-        return
-    shapes = {LAYER + name: shape for name, shape in layer_shapes(large).items()}
-    width = large.hidden_size
-    with safe_open(folder / EAGLE_FILE, framework="pt") as file:
-        metadata = file.metadata()
-        found = {
-            "fc.weight": wide_fc(file.get_tensor("fc.weight"), plan),
-            "fc.bias": torch.zeros(width),
-        }
-        first = plan.copies(0)[0]
-        if eagle.fc_bias:
-            found["fc.bias"][first] = file.get_tensor("fc.bias").float()
-        found["fc.bias"][plan.floor] = FLOOR
-        inside, outside = places(plan)
-        for name in inside | outside:
-            tensor = file.get_tensor(name)
-            found[name] = torch.zeros(shapes[name], dtype=tensor.dtype)
-            rows = inside.get(name, torch.arange(small.hidden_size))
-            columns = outside.get(name, torch.arange(small.hidden_size))
-            found[name][rows[:, None], columns] = spread(tensor, name, plan)
-        norm_h = file.get_tensor(NORM)
-        found[NORM] = torch.zeros(width, dtype=norm_h.dtype)
-        found[NORM][first] = norm_h * math.sqrt(small.hidden_size / width)
-    save_file(found, out / EAGLE_FILE, metadata=metadata)
+    if sizes == (small.num_heads, small.num_kv_heads, small.intermediate_size):
+        with safe_open(folder / EAGLE_FILE, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata()
+        save_file(widened(tensors, plan), out / EAGLE_FILE, metadata=metadata)
+
+
+def widened(tensors: dict[str, Tensor], plan: Widening) -> dict[str, Tensor]:
+    """All tensors in the large sizes."""
+    width, size, first = plan.large.hidden_size, plan.small.hidden_size, plan.copies(0)[0]
+    found = {"fc.weight": wide_fc(tensors["fc.weight"], plan), "fc.bias": torch.zeros(width)}
+    if "fc.bias" in tensors:
+        found["fc.bias"][first] = tensors["fc.bias"].float()
+    found["fc.bias"][plan.floor] = FLOOR
+    shapes = layer_shapes(plan.large)
+    inside, outside = places(plan)
+    for name in inside | outside:
+        found[name] = torch.zeros(shapes[name.removeprefix(LAYER)], dtype=tensors[name].dtype)
+        rows = inside.get(name, torch.arange(size))
+        columns = outside.get(name, torch.arange(size))
+        found[name][rows[:, None], columns] = spread(tensors[name], name, plan)
+    found[NORM] = torch.zeros(width, dtype=tensors[NORM].dtype)
+    found[NORM][first] = tensors[NORM] * math.sqrt(size / width)
+    return found
 
 
 def wide_fc(weight_HE: Tensor, plan: Widening) -> Tensor:
