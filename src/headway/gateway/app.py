@@ -28,7 +28,7 @@ from headway.gateway.incoming import read_incoming, read_object
 from headway.gateway.state import State
 from headway.gateway.stream import StreamedAnswer
 from headway.gateway.whole import answer_whole
-from headway.telemetry.tasks import Outcome
+from headway.telemetry.tasks import Outcome, no_such_task
 
 EXPOSED = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
@@ -228,12 +228,7 @@ async def outcome(state: State, request: Request) -> Response:
     told, owner = bodies.typed(raw, Outcome), owner_of(request.scope)
     known = state.tasks.judge(owner, told.task_id, told.success)
     if not known:
-        raise RequestError(
-            f"No request of this key belongs to the task {told.task_id[:80]!r}.",
-            param="task_id",
-            code="task_not_found",
-            status=404,
-        )
+        raise no_such_task(told.task_id)
     state.ledger.write(
         ledger.JUDGE,
         *(owner, told.task_id, int(told.success), told.score, told.source),

@@ -8,19 +8,14 @@ from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import RequestError
 from headway.edge import body as bodies
-from headway.edge.auth import header
 from headway.edge.keys import Caller
 from headway.edge.principal import owner_of, turn_of
+from headway.edge.tasks import task_name
 from headway.gateway.choose import Asked
 from headway.gateway.config import ModelRow
 from headway.gateway.dialects import Dialect, answer_length, needs_of
 from headway.gateway.prefix import page_keys
 from headway.gateway.state import State
-
-MAX_TASK = 200
-TASK_HEADER, CLASS_HEADER = b"x-headway-task-id", b"x-headway-task"
-RETRY_HEADER = b"x-stainless-retry-count"
-DEFAULT_CLASS = "default"
 
 
 class AnyBody(msgspec.Struct):
@@ -133,19 +128,7 @@ def task_of(
 
     A request that a client's library sends again belongs to the task of its first try.
     """
-    metadata = raw.get("metadata")
-    told = metadata if isinstance(metadata, dict) else {}
-    task = header(scope, TASK_HEADER) or told.get("task_id")
-    task_class = header(scope, CLASS_HEADER) or told.get("task") or DEFAULT_CLASS
-    for name, value in (("task_id", task), ("task", task_class)):
-        if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_TASK):
-            raise RequestError(
-                f"metadata.{name} must be a text of 1 to {MAX_TASK} characters.",
-                param=f"metadata.{name}",
-                code="invalid_value",
-            )
-    text = header(scope, RETRY_HEADER) or "0"
-    num_retry = int(text) if text.isdecimal() and len(text) < 4 else 0
+    task, task_class, num_retry = task_name(scope, raw.get("metadata"))
     if num_retry:
         state.metrics.add("client_retries")
     if task is None:

@@ -28,7 +28,7 @@ from headway.edge.errors import json_response, not_found
 from headway.edge.relayed import LOAD_PATH
 from headway.edge.root_path import RootPath
 from headway.frontend.client import not_ready
-from headway.server import page, relayed, tokens
+from headway.server import outcomes, page, relayed, tokens
 from headway.server.access import access
 from headway.server.anthropic import messages
 from headway.server.endpoints import GENERATIONS
@@ -160,6 +160,7 @@ async def openapi(state: State, _: Request) -> Response:
 
 async def metrics(state: State, _: Request) -> Response:
     texts = []
+    outcomes.show(state)
     for model in state.rows:
         registry = model.telemetry.registry
         registry.set("engine_restarts", model.client.num_restarts)
@@ -200,7 +201,9 @@ async def stats(state: State, request: Request) -> Response:
     if prompts.due:
         await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
     status = model.client.status
-    return json_response(take_snapshot(model.telemetry, status, more_s, with_history=past))
+    snapshot = take_snapshot(model.telemetry, status, more_s, with_history=past)
+    snapshot.tasks = state.tasks.dearest(outcomes.MOST_SHOWN)
+    return json_response(snapshot)
 
 
 def asked_history(request: Request) -> bool:
@@ -289,6 +292,7 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", LOAD_PATH, relayed.load),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
+    ("POST", "/v1/outcomes", outcomes.outcome),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", tokens.apply_template),

@@ -25,6 +25,9 @@ from headway.frontend.text.tools import BY_NAME, Format, choose_format
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
 from headway.telemetry.live import Introduction, Telemetry
+from headway.telemetry.machine_time import MachineTime
+from headway.telemetry.records import StepRecord
+from headway.telemetry.tasks import Retries, Tasks
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -48,16 +51,21 @@ class ServedModel:
     num_engines: int = 1
     request_ids: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     """What its engine calls the next prompts."""
+    machine_time: MachineTime = field(default_factory=MachineTime)
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.telemetry.clock, self.rules, self.num_engines)
         lines = self.admission.lines
-        self.telemetry.on_record = lines.on_record
+        self.telemetry.on_record = self._on_record
         self.telemetry.on_gone = lines.on_gone
         self.telemetry.on_introduced = self._began
         if self.telemetry.ready is not None:
             self._began(0, self.telemetry.ready)
+
+    def _on_record(self, record: StepRecord) -> None:
+        self.admission.lines.on_record(record)
+        self.machine_time.add(record)
 
     def _began(self, engine: int, ready: Introduction) -> None:
         """A new engine has computed nothing yet, and keeps what its KV blocks hold."""
@@ -124,6 +132,8 @@ class State:
     pool: TokenizerPool = field(default_factory=TokenizerPool)
     log_stats: bool = False
     """Whether a line a minute with the totals is logged."""
+    tasks: Tasks = field(default_factory=Tasks)
+    retries: Retries = field(default_factory=Retries)
     responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from headway.server.models import State
 from headway.server.openai.schema import ROLES, SIDES
 from headway.server.responses.stored import COUNT as COUNT_RESPONSES
 from headway.server.tokens import TEMPLATE, DetokenizeBody, TokenizeBody
+from headway.telemetry.tasks import Outcome
 
 REFERENCE = "#/components/schemas/{name}"
 STATUSES = {
@@ -223,6 +224,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches/{id}"): Operation(summary="One batch", answers=BATCH_KEYS),
     ("POST", "/v1/batches/{id}/cancel"): Operation(summary="End a batch", answers=BATCH_KEYS),
+    ("POST", "/v1/outcomes"): Operation(
+        summary="Whether a task of this key has succeeded",
+        takes=Accepts(Outcome),
+        answers=("task_id", "success"),
+    ),
     ("POST", "/tokenize"): Operation(
         summary="Text or messages in, token ids out",
         takes=Accepts(TokenizeBody),

@@ -34,6 +34,7 @@ from headway.edge.event_stream import (
     send_response,
 )
 from headway.edge.principal import owner_of, turn_of
+from headway.edge.tasks import TaskName
 from headway.frontend.answer import Delta, Stream, merge
 from headway.server.fallback import FALLBACK_HEADER, Fallback
 from headway.server.generation import (
@@ -44,6 +45,7 @@ from headway.server.generation import (
     Openings,
 )
 from headway.server.models import State
+from headway.server.outcomes import named_task, spend
 from headway.server.relayed import Marks, check_resumed, load_header, replay, take_field
 from headway.server.turn import prepared
 from headway.telemetry.timeline import Timeline
@@ -158,11 +160,12 @@ class Session:
 
     __slots__ = (
         *("_in_background", "_owns", "_watcher", "dialect", "events", "headers"),
-        *("incoming", "is_admitted", "request", "state", "streams", "ticket", "timeline"),
-        "was_sent",
+        *("incoming", "is_admitted", "is_spent", "request", "state", "streams", "task"),
+        *("ticket", "timeline", "was_sent"),
     )
     dialect: Dialect
     request: GenerationRequest
+    task: TaskName
 
     def __init__(self, state: State, incoming: Incoming, ticket: Ticket) -> None:
         self.state = state
@@ -173,7 +176,7 @@ class Session:
         self.timeline: Timeline | None = None
         self.events: EventStream | None = None
         self.headers: list[tuple[bytes, bytes]] = []
-        self.is_admitted = self.was_sent = False
+        self.is_admitted = self.was_sent = self.is_spent = False
         """Whether admission has nothing more to say; whether the engine has all of its prompts."""
         self._watcher: asyncio.Task[None] | None = None
         self._owns, self._in_background = True, False
@@ -204,6 +207,9 @@ class Session:
             self._end(self.timeline, error)
             num_tokens = self.dialect.progress.num_tokens
         self.ticket.close(num_tokens)
+        if self.was_sent and not self.is_spent:
+            self.is_spent = True
+            spend(self.state, self.incoming.owner, self.task, self.dialect.progress)
         for stream in self.streams:
             stream.close()
         if self.events is not None:
@@ -239,8 +245,10 @@ class Session:
         """Take what its body asks for, and who writes the answer."""
         self.dialect, self.request = dialect, dialect.progress.request
         check_resumed(self.incoming.relayed, self.request)
+        asked = self.incoming
+        self.task = named_task(self.state, asked.scope, asked.raw, asked.owner, self.request)
         self.headers = response_headers(self.incoming, self.request)
-        if (header(self.incoming.scope, b"x-stainless-retry-count") or "0") != "0":
+        if self.task.num_retry:
             self.request.model.telemetry.registry.add("client_retries")
 
     def submit(self) -> Timeline:

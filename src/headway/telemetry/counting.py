@@ -24,6 +24,13 @@ def expect_classes(registry: Registry, classes: Iterable[ServiceClass]) -> None:
             registry.expect("slo_missed", row.name, which)
 
 
+def expect_tasks(registry: Registry) -> None:
+    """Series of all tasks together from the start."""
+    registry.expect("task_cost_usd", "all", "")
+    for outcome in ("success", "failure"):
+        registry.expect("tasks_judged", "all", "", outcome)
+
+
 def count_step(registry: Registry, record: StepRecord, saved_s: float) -> None:
     """One step; `saved_s` is what computing its cached tokens would have taken."""
     registry.histograms["iteration_tokens"].observe(record.num_tokens)

@@ -27,6 +27,7 @@ from headway.telemetry.counting import (
     count_step,
     expect_classes,
     expect_drafts,
+    expect_tasks,
 )
 from headway.telemetry.engines import Engines
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
@@ -96,6 +97,7 @@ class Telemetry:
         self.classes = dict(classes or service_classes())
         self._default, self._alone = self.classes[DEFAULT_CLASS], Alone()
         expect_classes(self.registry, self.classes.values())
+        expect_tasks(self.registry)
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
         self.cached_price = cached_price
         self.started_s = self.clock.now_s()

@@ -281,6 +281,24 @@ ROWS = (
     Row("tool_calls", C, "Tool calls in answers, whole ones and those that broke off."),
     Row("client_retries", C, "Requests that a client sent again."),
     Row("cost_usd", C, "Price per hour times the time served."),
+    Row(
+        "task_cost_usd",
+        C,
+        "Machine time of tasks at the price per hour: in all, by key, task class and route.",
+        ("dimension", "name"),
+    ),
+    Row(
+        "tasks_judged",
+        C,
+        "Tasks that were judged by POST /v1/outcomes.",
+        ("dimension", "name", "outcome"),
+    ),
+    Row(
+        "cost_per_success_usd",
+        G,
+        "Cost of judged tasks, retries included, for each that succeeded.",
+        ("dimension", "name"),
+    ),
     Row("engine_restarts", C, "Times the engine was started again."),
 )
 

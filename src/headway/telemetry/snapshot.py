@@ -376,6 +376,22 @@ class Totals(msgspec.Struct, kw_only=True):
     usd: float
 
 
+class TaskCost(msgspec.Struct, kw_only=True):
+    """What one group of tasks has cost: all of them, or those of a key, a class or a route.
+
+    `usd` is of every request; `usd_per_success` of the tasks that POST /v1/outcomes has judged,
+    retries in them, for each that succeeded; None before one has.
+    """
+
+    dimension: str
+    name: str
+    requests: int
+    usd: float
+    succeeded: int
+    failed: int
+    usd_per_success: float | None
+
+
 class PrefixSharing(msgspec.Struct, kw_only=True):
     """Some of the last 32 prompts that begin alike, and where they part. No text of theirs.
 
@@ -397,6 +413,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     `steps` are the last 200; `windows` are in the order of `WINDOWS_S`. `settings` are those of
     the engine that change what a step costs and who runs in it, by their names in `--dry-run`.
+    `tasks` are the groups that cost most, of all models of the server together.
     `history` has a point for each of the last 300 seconds where it was asked for, else none.
     """
 
@@ -417,5 +434,6 @@ class Snapshot(msgspec.Struct, kw_only=True):
     steps: list[StepPoint]
     totals: Totals
     prefixes: list[PrefixSharing] = []
+    tasks: list[TaskCost] = []
     settings: dict[str, str] = {}
     history: list[HistoryPoint] = []

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headway.core.errors import RequestError
+from headway.telemetry.snapshot import TaskCost
+
 MAX_TASKS = 100_000
 MAX_GROUPS = 1000
 """Of one dimension; what comes later counts as `other`."""
@@ -101,6 +104,22 @@ class Tasks:
         for (dimension, name), totals in self.totals.items():
             yield dimension, name, totals
 
+    def dearest(self, most: int) -> list[TaskCost]:
+        """What `/stats` shows: the groups that cost most, at most so many."""
+        found = sorted(self.rows(), key=lambda row: (row[0] != "all", -row[2].dollars))
+        return [
+            TaskCost(
+                dimension=dimension,
+                name=name,
+                requests=totals.requests,
+                usd=totals.dollars,
+                succeeded=totals.succeeded,
+                failed=totals.failed,
+                usd_per_success=totals.cost_per_success,
+            )
+            for dimension, name, totals in found[:most]
+        ]
+
     def _task(self, owner: str, task_id: str) -> Task:
         task = self._tasks.setdefault((owner, task_id), Task())
         self._tasks.move_to_end((owner, task_id))
@@ -130,6 +149,15 @@ def count(totals: Totals, success: bool, by: int) -> None:
         totals.succeeded += by
     else:
         totals.failed += by
+
+
+def no_such_task(task_id: str) -> RequestError:
+    return RequestError(
+        f"No request of this key belongs to the task {task_id[:80]!r}.",
+        param="task_id",
+        code="task_not_found",
+        status=404,
+    )
 
 
 class Retries:
