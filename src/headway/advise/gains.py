@@ -50,6 +50,8 @@ def more_kv(r: Reading) -> Advice:
     if r.kv.num_tokens and r.kv.bytes_per_token:
         now = r.kv.num_tokens * r.kv.bytes_per_token
         do = f"--kv-memory {gib(now * factor)} instead of {gib(now)}"
+        for option, size in list(narrower(r.kv.choices, r.kv.bytes_per_token).items())[-1:]:
+            do += f", or {option}: {r.kv.bytes_per_token / size:.1f} times the tokens"
     each = (r.lengths.prompt.mean or 0.0) + (r.lengths.output.mean or 0.0)
     if each:
         do += f", or requests below {tokens(each)} tokens: shorter prompts, a lower max_tokens"

@@ -144,8 +144,8 @@ RULES = (
         reads=("load", "latency", "lengths", "steps", "limits", "kv"),
         symptom="Sequences wait or are sent back while KV blocks are full.",
         cause="The KV pool is too small for the contexts that come.",
-        fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), shorter prompts, lower "
-        "`max_tokens`",
+        fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), `--kv-cache-dtype int8`, shorter "
+        "prompts, lower `max_tokens`",
         assumes="blocks for those that wait; a step reads their KV too",
         holds=symptoms.kv_full,
         see=symptoms.see_kv,

@@ -22,6 +22,7 @@ import msgspec
 
 from headway.cluster.place import Host, Replica
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.kv_format import ROUNDED
 from headway.core.memory_plan import gib, useful_blocks
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options.field import parse_bytes
@@ -48,8 +49,9 @@ class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("it needs either folder or memory")
         if self.quantization not in ("none", "int8", "int4"):
             raise ValueError("quantization is none, int8 or int4")
-        if self.kv not in ("", "int8"):
-            raise ValueError("kv is int8, or left out for the model's type")
+        if self.kv and self.kv not in ROUNDED:
+            names = " or ".join(ROUNDED)
+            raise ValueError(f"kv is {names}, or left out for the model's type")
         if self.context < 0 or self.sequences < 1 or not 1 <= self.replicas <= 10_000:
             raise ValueError("context, sequences and replicas are positive numbers")
 

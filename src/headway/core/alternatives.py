@@ -11,12 +11,12 @@ from math import inf
 
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
+from headway.core.kv_format import ROUNDED
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
 from headway.core.options import EngineOptions, ServerOptions
 from headway.core.quantization import bytes_per_weight
 from headway.core.resolve import choose_kv_dtype, choose_quantization
 
-KV_TYPES = ("int8",)
 TABLES = (EngineOptions, ServerOptions)
 
 
@@ -63,7 +63,7 @@ def quantized(
 def kv_choices(settings: Mapping[str, str], model: ModelSpec) -> dict[str, int]:
     """Option → bytes of KV a token with it."""
     found = {}
-    for name in KV_TYPES:
+    for name in ROUNDED:
         options = EngineOptions(kv_cache_dtype=name)
         backend = settings.get("attention_backend", "")
         try:

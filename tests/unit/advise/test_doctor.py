@@ -310,6 +310,13 @@ def test_a_waste_is_not_named_where_it_would_help() -> None:
     assert "KV memory" not in waste and "--max-num-seqs" not in waste
 
 
+def test_full_kv_is_told_of_narrower_kv() -> None:
+    choices = {"--kv-cache-dtype int8": 6_000}
+    full = {**CASES["kv-capacity"][0], "kv.bytes_per_token": 12_000, "kv.choices": choices}
+    do = diagnose(varied(HEALTHY, full)).findings[0].do
+    assert "--kv-cache-dtype int8: 2.0 times the tokens" in do, do
+
+
 def test_words() -> None:
     assert [duration(s) for s in (None, 0.0004, 0.0123, 0.25, 1.5, 90)] == [
         *("–", "0.40 ms", "12.3 ms", "250 ms", "1.5 s", "90 s")

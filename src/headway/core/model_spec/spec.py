@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.core.formats import Format
+from headway.core.kv_format import kv_format
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-INT8_SCALE_BYTES = 4
-"""Each head of a token in an int8 KV cache has a scale, in fp32."""
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
@@ -85,12 +84,9 @@ class KVGroupSpec:
         return "window" if self.window else "full"
 
     def bytes_per_token(self, kv_dtype: str) -> int:
-        """2 (K and V) · layers · kv_heads · bytes of a head: 64 of bfloat16 are 128, of int8 68."""
-        if kv_dtype == "int8":
-            head = self.head_dim + INT8_SCALE_BYTES
-        else:
-            head = self.head_dim * DTYPE_BYTES[kv_dtype]
-        own = 2 * len(self.layers) * self.num_kv_heads * head
+        """Layers · kv_heads · bytes of K and V of a head: 64 of bfloat16 are 256, of int8 136."""
+        head = kv_format(kv_dtype).bytes_per_token(self.head_dim)
+        own = len(self.layers) * self.num_kv_heads * head
         own += self.state_bytes
         return own + sum(rider.bytes_per_token(kv_dtype) for rider in self.riders)
 

@@ -7,6 +7,7 @@
 from dataclasses import dataclass
 
 from headway.core.formats import FORMATS, GGUF, MARLIN, METHODS
+from headway.core.kv_format import ROUNDED
 from headway.core.options.field import Bytes, Seconds, option
 
 
@@ -113,7 +114,7 @@ class EngineOptions:
     kv_cache_dtype: str = option(
         "auto",
         "Type of keys and values in memory: the model's, or int8 (native attention only).",
-        choices=("auto", "int8"),
+        choices=("auto", *ROUNDED),
     )
     kernels: str = option(
         "auto",

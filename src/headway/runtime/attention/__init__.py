@@ -1,6 +1,7 @@
 """Attention over paged KV: one backend a file, chosen by the name a user types."""
 
 from headway.core.errors import UsageError
+from headway.core.kv_format import ROUNDED
 from headway.core.resolve import Settings
 from headway.runtime.attention.cache import KVLayer, allocate_kv
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
@@ -19,9 +20,10 @@ def choose_attention(
         return BACKENDS[name](), (name, "as resolved")
     if library is not None:
         return NativeAttention(library), (name, f"compiled for {library.instruction_set}")
-    if settings.cache.dtype == "int8":
+    if settings.cache.dtype in ROUNDED:
         raise UsageError(
-            "--kv-cache-dtype int8: the native kernels gave a wrong GEMM on this CPU.",
+            f"--kv-cache-dtype {settings.cache.dtype}: the native kernels gave a wrong GEMM "
+            "on this CPU.",
             "Use --kv-cache-dtype auto.",
         )
     return SdpaAttention(), (SdpaAttention.name, "the native kernels did not load")

@@ -1,0 +1,68 @@
+"""In which formats the KV cache holds keys and values: rows, and all byte arithmetic of them.
+
+A format is two `KVNumbers`, K's and V's. Worked example, a head of 64 numbers, int8: 64 bytes and
+a scale of 4 for K, as much for V, so 136 bytes a token.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Literal
+
+Axis = Literal["none", "token", "channel"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVNumbers:
+    """How the keys or the values of one head are held.
+
+    `axis` says whose numbers share a scale: nobody's, a token's, or a channel's over a block of
+    tokens. `group` of them share it; 0: all numbers of the token's head. A scale, with its offset
+    where there is one, takes `scale_bytes`.
+    """
+
+    name: str
+    bits: int
+    axis: Axis = "none"
+    group: int = 0
+    scale_bytes: int = 0
+
+    def bytes_per_token(self, head_dim: int) -> Fraction:
+        """Bytes that one token of one head takes: 64 of bfloat16 take 128, of int8 68."""
+        levels = Fraction(head_dim * self.bits, 8)
+        if self.axis == "none":
+            return levels
+        if self.axis == "channel":
+            return levels + Fraction(head_dim * self.scale_bytes, self.group)
+        return levels + self.scale_bytes * (ceil(head_dim / self.group) if self.group else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """A row: how K and V are held, which may differ."""
+
+    k: KVNumbers
+    v: KVNumbers
+
+    def __str__(self) -> str:
+        """As it is told: "int8", or "k=int8,v=bfloat16" where they differ."""
+        return self.k.name if self.k == self.v else f"k={self.k.name},v={self.v.name}"
+
+    def bytes_per_token(self, head_dim: int) -> int:
+        """Bytes of K and V of one token in one head, rounded up: 136 for a head of 64 in int8."""
+        return ceil(self.k.bytes_per_token(head_dim) + self.v.bytes_per_token(head_dim))
+
+
+NUMBERS = {
+    "float32": KVNumbers("float32", 32),
+    "float16": KVNumbers("float16", 16),
+    "bfloat16": KVNumbers("bfloat16", 16),
+    "int8": KVNumbers("int8", 8, "token", scale_bytes=4),
+}
+ROUNDED = ("int8",)
+"""What `--kv-cache-dtype` names besides the model's own type."""
+
+
+def kv_format(name: str) -> KVFormat:
+    """The row of a resolved name: "bfloat16", "int8"."""
+    return KVFormat(NUMBERS[name], NUMBERS[name])
