@@ -108,16 +108,35 @@ def singles(folder: Path, scratch: Path, text_rows: list[list[int]], rows: list)
     """KL of int4 by 64, GPTQ, with and without kept weights, judged layer by layer in fp32."""
     planted = plant_weights(folder, scratch / "planted-weights")
     print("\n" + heading(["int4 by 64, GPTQ", "KL from fp32, nats a token"]))
-    for name, source, share in (
-        ("as it is", folder, 0.0),
-        (f"as it is, {KEPT_SHARE:.1%} kept", folder, KEPT_SHARE),
-        ("planted", planted, 0.0),
-        (f"planted, {KEPT_SHARE:.1%} kept", planted, KEPT_SHARE),
+    for name, source, share, format in (
+        ("as it is", folder, 0.0, FORMAT),
+        (f"as it is, {KEPT_SHARE:.1%} kept", folder, KEPT_SHARE, FORMAT),
+        ("planted", planted, 0.0, FORMAT),
+        (f"planted, {KEPT_SHARE:.1%} kept", planted, KEPT_SHARE, FORMAT),
+        ("planted, by 32", planted, 0.0, Format("int4", 32)),
     ):
-        print(f"| {name} | {kept_kl(source, text_rows, rows, share):.5f} |", flush=True)
+        print(f"| {name} | {kept_kl(source, text_rows, rows, share, format):.5f} |", flush=True)
 
 
-def kept_kl(folder: Path, text_rows: list[list[int]], rows: list, share: float) -> float:
+def searched(folder: Path, scratch: Path, cut: list, sources: list[str]) -> None:
+    """KL of folders as they are served: what a search under 5 bits a weight does about them."""
+    print("\n" + heading(["folders, served", "KL from fp32, nats a token"]))
+    for source in (folder, scratch / "planted-weights"):
+        reference = FolderModel(source, name="fp32", kv_memory=MEMORY, dtype="float32")
+        for asked in (["--group=64"], ["--group=32"], ["--format=mixed", "--max-bits=5"]):
+            out = scratch / f"{source.name}{'-'.join(asked)}"
+            stdout, sys.stdout = sys.stdout, sys.stderr
+            try:
+                assert headway(["quantize", str(source), str(out), *asked, *sources]) == 0
+            finally:
+                sys.stdout = stdout
+            kl = compare(reference, FolderModel(out, name=out.name, kv_memory=MEMORY), cut).kl
+            print(f"| {source.name}, {' '.join(asked)} | {kl:.5f} |", flush=True)
+
+
+def kept_kl(
+    folder: Path, text_rows: list[list[int]], rows: list, share: float, format: Format
+) -> float:
     """Each layer calibrated on `rows`, rounded with `share` of its weights kept."""
     model = RowModel(folder)
     x, lens = model.embed(rows), [len(row) for row in rows]
@@ -132,13 +151,13 @@ def kept_kl(folder: Path, text_rows: list[list[int]], rows: list, share: float) 
             for matrix in group.matrices:
                 weight = model.tensors.read(matrix.weight)
                 rule = GridRule(searched=True)
-                kept = keep_outliers(weight, hessian, FORMAT, rule, share)
-                layers[index].matrices[matrix.name, FORMAT] = kept  # type: ignore[assignment]
+                kept = keep_outliers(weight, hessian, format, rule, share)
+                layers[index].matrices[matrix.name, format] = kept  # type: ignore[assignment]
     judge = Judge(model, text_rows, None)  # type: ignore[arg-type]
     x = judge.states[0]
     for index in range(model.spec.num_layers):
         layer = model.layer(index)
-        put(model, layer, index, layers[index], dict.fromkeys(modules_of(model, index), FORMAT))
+        put(model, layer, index, layers[index], dict.fromkeys(modules_of(model, index), format))
         x = model.run(layer, x, judge.lens)
     return judge._kl(x)
 
@@ -156,8 +175,8 @@ def main() -> None:
     cut = windows(read_text(chosen.data, "books"), limit=chosen.windows)
     texts = [str(chosen.data / "text" / "train-000.txt"), "skills"]
     with tempfile.TemporaryDirectory() as scratch:
+        words = [f"--calibrate={text}" for text in texts] + [f"--rows={chosen.rows}"]
         if chosen.only != "weights":
-            words = [f"--calibrate={text}" for text in texts] + [f"--rows={chosen.rows}"]
             channels(folder, Path(scratch), cut, words)
         if chosen.only != "channels":
             tokenizer = Tokenizer(folder)
@@ -171,6 +190,7 @@ def main() -> None:
             ).rows
             judged = [tokenizer.encode(each.context + each.target) for each in cut]
             singles(folder, Path(scratch), judged, rows)
+            searched(folder, Path(scratch), cut, words)
 
 
 if __name__ == "__main__":

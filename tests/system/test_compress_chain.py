@@ -18,7 +18,9 @@ from headway.cli.evaluate import GATE_FAILED
 from headway.cli.main import main
 from headway.compress.partial import Partial
 from headway.core.embedded import model_folder
+from headway.core.formats import PLAIN
 from headway.core.model_spec import read_model_spec
+from headway.runtime.checkpoint import checkpoint_formats
 from headway.whole_model import FolderModel
 
 SMALL = ("--rows=6", "--row-length=256", "--threads=1")
@@ -184,6 +186,7 @@ def distributions() -> Callable[[Path], Any]:
         ("--format=mixed", "--max-bits=5"),
         ("--readable-by=vllm",),
         ("--file-format=gptq",),
+        ("--ignore=re:.*[01].mlp.down_proj", "--ignore=lm_head", "--transform=awq"),
     ],
     ids=lambda asked: " ".join(asked),
 )
@@ -197,6 +200,31 @@ def test_every_kind_of_file_is_read(
     p, q = distributions(model_folder(None)), distributions(out)
     kl = float((abs(p) < 1e9).all() and (2.718281828**p * (p - q)).sum(-1).mean())
     assert 0 < kl < (0.01 if "--format=int8" in asked else 0.2)
+
+
+def test_what_is_ignored_stays_in_16_bits(tmp_path: Path):
+    """Its numbers, its name in config.json, its format as the engine reads it, its row in none."""
+    out, source = tmp_path / "out", model_folder(None)
+    asked = ("--ignore=re:.*layers\\.[01]\\.mlp\\.down_proj", "--rows=1", "--row-length=64")
+    assert main(["quantize", "headway-tiny", str(out), *asked, "--threads=1"]) == 0
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert config["ignore"] == ["re:.*layers\\.(0|1)\\.mlp\\.down_proj$"]
+    held: dict[str, Any] = {}
+    for path in out.glob("model-*.safetensors"):
+        held |= load_file(path)
+    name = "model.layers.{}.mlp.down_proj"
+    for path in source.glob("model*.safetensors"):
+        for layer in (0, 1):
+            weight = load_file(path).get(f"{name.format(layer)}.weight")
+            assert weight is None or weight.equal(held[f"{name.format(layer)}.weight"])
+    assert f"{name.format(1)}.weight" in held and f"{name.format(2)}.weight_packed" in held
+    formats = dict(checkpoint_formats(out, read_model_spec(out)))
+    assert formats.get("layers.0.mlp.down", PLAIN) == PLAIN
+    assert str(formats["layers.2.mlp.down"]) == "int4 in groups of 64"
+    told = json.loads((out / "quantize.json").read_text())
+    modules = {row["module"] for row in told["modules"]}
+    assert "layers.0.mlp.down" not in modules and "layers.2.mlp.down" in modules
+    assert told["bits"] > 5
 
 
 # ── before anything is done ─────────────────────────────────────────────────────────────────
@@ -222,6 +250,9 @@ def test_a_dry_run_says_bytes_time_and_memory(tmp_path: Path, capsys: pytest.Cap
         (("--format=mixed", "--max-bits=5", "--transform=awq"), "does not go with"),
         (("--format=int8", "--file-format=gptq"), "gptq holds"),
         (("--calibrate=nowhere.txt",), "there is no file"),
+        (("--ignore=down_proj",), "fits no matrix of headway-tiny"),
+        (("--ignore=re:.*q_proj",), "Name all of them"),
+        (("--ignore=lm_head", "--file-format=gptq"), "holds one format"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

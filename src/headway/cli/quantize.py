@@ -92,7 +92,7 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
     """The recipe; UsageError for what does not go together."""
     from headway.compress.grid import GridRule
     from headway.compress.mixed import candidates
-    from headway.compress.recipe import Recipe, stored_dtype
+    from headway.compress.recipe import Recipe, fits, stored_dtype
     from headway.core.model_spec import read_model_spec
 
     if options.group not in GROUPS:
@@ -111,12 +111,17 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
         "--file-format gptq holds --format int4 alone.": (
             options.file_format == "gptq" and options.format != "int4"
         ),
+        "--ignore does not go with --format mixed, whose search decides, nor with --file-format "
+        "gptq, which holds one format.": (
+            bool(options.ignore) and (mixed or options.file_format == "gptq")
+        ),
     }
     for cause, is_wrong in wrong.items():
         if is_wrong:
             raise UsageError(cause, "headway quantize --help says what goes together.")
     int4 = Format("int4", options.group)
     plain_head = vllm or options.head == "none" or options.file_format == "gptq"
+    plain_head = plain_head or any(fits(pattern, "lm_head") for pattern in options.ignore)
     formats = {"int4": (int4,), "int8": (INT8,), "mixed": candidates(options.group)}
     spec = read_model_spec(folder)
     return Recipe(
@@ -130,6 +135,7 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
             searched=options.method == "gptq",
         ),
         seed=options.seed,
+        ignore=tuple(options.ignore),
     )
 
 

@@ -18,12 +18,13 @@ from headway.compress.mixed import Mixture, mix, split
 from headway.compress.packing import FileFormat
 from headway.compress.partial import Partial, Rounded, format_named
 from headway.compress.quantize import HEAD_NAME, calibrate
-from headway.compress.recipe import Recipe, check_groups
+from headway.compress.recipe import Recipe, check_groups, fits
 from headway.compress.rotate import RotatedTensors
 from headway.compress.rows import RowModel
 from headway.compress.search import Budget
 from headway.compress.timing import no_seconds
 from headway.compress.write import Content, copy_rest, source_names, write_config, write_weights
+from headway.core.errors import UsageError
 from headway.core.formats import PLAIN, Format
 from headway.runtime.rounding import RoundedWeight
 
@@ -66,9 +67,31 @@ def open_model(folder: Path, recipe: Recipe) -> RowModel:
     """The model that is quantized: that of `folder`, rotated where the recipe says so."""
     model = RowModel(folder)
     check_groups(recipe, model.spec)
+    check_ignored(model, recipe)
     if recipe.transform == "rotate":
         model.tensors = RotatedTensors(folder, model.spec, recipe.seed)
     return model
+
+
+def check_ignored(model: RowModel, recipe: Recipe) -> None:
+    """UsageError for an --ignore that fits nothing, or some parts alone of a fused matrix."""
+    modules = all_modules(model)
+    for pattern in recipe.ignore:
+        if not any(fits(pattern, name) for name in modules):
+            raise UsageError(
+                f"--ignore {pattern} fits no matrix of {model.folder.name}.",
+                f"Names are such as {next(iter(modules))}; expressions begin with re:",
+            )
+    by_module: dict[str, set[bool]] = {}
+    for name, (module, _) in modules.items():
+        by_module.setdefault(module, set()).add(recipe.rounds(name))
+    for module, both in by_module.items():
+        if len(both) > 1:
+            names = [name.rpartition(".")[2] for name, (of, _) in modules.items() if of == module]
+            raise UsageError(
+                f"--ignore leaves some of {', '.join(names)} of {module} alone.",
+                "Name all of them: engines multiply them as one matrix.",
+            )
 
 
 def all_modules(model: RowModel) -> dict[str, tuple[str, bool]]:
@@ -208,8 +231,8 @@ def by_module(model: RowModel, formats: Mapping[str, Format]) -> dict[str, Forma
 
 
 def uniform(model: RowModel, recipe: Recipe) -> dict[str, Format]:
-    """One format for all layers: the first of the recipe; routers plain, the head its own."""
+    """One format for all layers: the first of the recipe; the head its own, what is left plain."""
     found = {}
     for name, (_, rounds) in all_modules(model).items():
-        found[name] = recipe.formats[0] if rounds else PLAIN
+        found[name] = recipe.formats[0] if rounds and recipe.rounds(name) else PLAIN
     return found | {HEAD_NAME: recipe.head}

@@ -83,6 +83,8 @@ def round_layer(
     transform(model, layer, work, recipe)
     rounded = Rounded()
     for group in groups_of(matrices):
+        if not all(recipe.rounds(matrix.name) for matrix in group.matrices):
+            continue
         seen = moments.get(group.place)
         hessian_II = seen.hessian() if seen is not None and seen.count else None
         if hessian_II is None:
@@ -90,9 +92,9 @@ def round_layer(
         for format in recipe.formats:
             round_group(group, hessian_II, format, work, recipe, rounded)
         moments.pop(group.place, None)
-    left = {matrix.weight for matrix in matrices if not is_router(matrix)}
+    written = {f"{name}.weight" for name, _ in rounded.matrices}
     dtype = getattr(torch, model.spec.dtype)
-    for name in (n for n in work.weights if n not in left):
+    for name in (n for n in work.weights if n not in written):
         if name in work.changed or recipe.transform == "rotate":
             rounded.plain[name] = work.weights[name].to(dtype)
     return rounded

@@ -1,5 +1,6 @@
 """What is asked of a quantization: formats, method, transform; and one matrix rounded by it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -29,18 +30,31 @@ class Recipe:
     rule: GridRule = GridRule(searched=True)
     smooth_alpha: float = 0.5
     seed: int = 0
+    ignore: tuple[str, ...] = ()
+    """Matrices of the checkpoint that stay as they are, as compressed-tensors names them."""
 
     @property
     def told(self) -> str:
         """`gptq, int4 in groups of 64, head int8`."""
         transform = "" if self.transform == "none" else f"{self.transform}, "
         formats = " or ".join(map(str, self.formats))
-        return f"{transform}{self.method}, {formats}, head {self.head}"
+        kept = f", {' '.join(self.ignore)} left as they are" if self.ignore else ""
+        return f"{transform}{self.method}, {formats}, head {self.head}{kept}"
 
     @property
     def key(self) -> str:
         """What changes when anything of it does."""
         return repr(sorted(asdict(self).items()))
+
+    def rounds(self, name: str) -> bool:
+        """Whether a matrix of the checkpoint is rounded: no name and no expression leaves it."""
+        return not any(fits(pattern, name) for pattern in self.ignore)
+
+
+def fits(pattern: str, name: str) -> bool:
+    """A name, or a regular expression behind `re:`, which fits from the first letter."""
+    expression = pattern.removeprefix("re:")
+    return bool(re.match(expression, name)) if expression != pattern else pattern == name
 
 
 def check_groups(recipe: Recipe, spec: ModelSpec) -> None:

@@ -28,6 +28,12 @@ class QuantizeOptions:
         choices=("gptq", "nearest"),
         common=True,
     )
+    ignore: list[str] = option(
+        [],
+        "Leave these in the type of the model: a matrix by its name in the checkpoint, or a "
+        "regular expression as re:.*down_proj. Repeat for more.",
+        common=True,
+    )
     transform: str = option(
         "none",
         "Before rounding: awq or smooth scale channels, rotate turns the residual stream.",
