@@ -1,5 +1,6 @@
 """What pruning takes away is what was asked, and what nobody uses goes without a trace."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from headway.compress.prune.prune import Wanted, check, prune
 from headway.compress.prune.structure import remove_units
 from headway.compress.train.model import TrainedModel
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.formats import INT8
 from headway.core.model_spec import read_json, read_model_spec
 from parity.tiny import SIZES, prompts, save, tiny_model
 
@@ -122,6 +124,21 @@ def test_what_was_never_active_goes_first():
     stay, weight = remove_units(torch.tensor([[0.1, 100.0, 0.1]]), hessian, 1, 1)
     assert stay.tolist() == [0, 2]
     assert_close(weight, torch.tensor([[0.1, 0.0, 0.1]]))
+
+
+@pytest.mark.parametrize(("size", "count", "classes"), [(1, 60, 1), (4, 6, 2)])
+def test_units_together_give_what_they_give_one_by_one(
+    size: int, count: int, classes: int, monkeypatch: pytest.MonkeyPatch
+):
+    """H⁻¹ without one unit after the other: a row at a time, or so many at once."""
+    drawn = torch.Generator().manual_seed(3)
+    x = torch.randn(400, 96, generator=drawn) @ torch.randn(96, 96, generator=drawn)
+    weight = torch.randn(20, 96, generator=drawn)
+    stay, left = remove_units(weight, x.T @ x / 400, size, count, classes)
+    monkeypatch.setattr("headway.compress.prune.structure.PENDING", 1)
+    one, each = remove_units(weight, x.T @ x / 400, size, count, classes)
+    assert torch.equal(stay, one) and len(stay) == 96 // size - count * classes
+    assert_close(left, each, atol=1e-4, rtol=1e-4)
 
 
 # ── whole models ────────────────────────────────────────────────────────────────────────────
@@ -264,6 +281,13 @@ def test_what_cannot_be_removed_is_refused_by_name(
     with pytest.raises(HeadwayError, match=word) as caught:
         check(spec, wanted)
     assert caught.value.fix
+
+
+def test_a_quantized_folder_is_refused(tmp_path: Path):
+    """Its levels are no weights in 16 bits, in which the smaller folder would be written."""
+    spec = read_model_spec(save(tiny_model("llama"), tmp_path / "m"))
+    with pytest.raises(HeadwayError, match="quantized"):
+        check(replace(spec, formats=(("layers.0.mlp.down", INT8),)), Wanted(layers=1))
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
