@@ -131,8 +131,10 @@ tiny-card: .venv/.installed-dev
 TINY_TEXT := $(TEXT)/train-000.txt
 JUDGED := --against headway-tiny --eval-data $(TEXT)/..
 tiny-qat: .venv/.installed-dev
-	$(BIN)/headway distill headway-tiny headway-tiny $(RUN)/tiny-qat --quantize int4 \
-		--data $(TINY_TEXT):0.7 --data skills:0.3 --steps 500 $(JUDGED)
+	test -d $(RUN)/gptq || $(BIN)/headway quantize headway-tiny $(RUN)/gptq \
+		--calibrate $(TINY_TEXT):0.5 --calibrate skills:0.5
+	$(BIN)/headway distill headway-tiny $(RUN)/gptq $(RUN)/tiny-qat \
+		--data $(TINY_TEXT):0.7 --data skills:0.3 --steps 800 $(JUDGED)
 tiny-prune: .venv/.installed-dev
 	test -d $(RUN)/neurons || $(BIN)/headway prune headway-tiny $(RUN)/neurons --neurons 0.375 \
 		--calibrate $(TINY_TEXT) --calibrate skills --rows 96

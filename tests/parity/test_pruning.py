@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from headway.compress.folder import new_folder, write_model
 from headway.compress.prune.layers import choose_layers
 from headway.compress.prune.masks import METHODS, TWO_OF_FOUR, Pattern, sparsegpt, wanda
-from headway.compress.prune.promise import promised, smaller_spec
+from headway.compress.prune.promise import memory, promised, smaller_spec
 from headway.compress.prune.prune import Wanted, check, prune
 from headway.compress.prune.structure import remove_units
 from headway.compress.train.model import TrainedModel
@@ -256,6 +256,11 @@ def test_what_is_promised_is_no_more_than_bytes_and_products_allow():
     assert rows["neurons of an MLP"][1:3] == ("512", "320")
     assert "at most" in rows["bytes of a decode step"][3]
     assert "at most" in rows["FLOPs of a prefill"][3]
+    whole, zeroed = (
+        memory(before, smaller_spec(before, wanted), wanted),
+        Wanted(pattern=TWO_OF_FOUR),
+    )
+    assert whole - memory(before, before, zeroed) == 4 * smaller_spec(before, wanted).num_parameters
     zeros = promised(before, before, Wanted(pattern=TWO_OF_FOUR))
     assert [row[0] for row in zeros] == ["bytes, compressed"]
     assert "no faster here" in zeros[0][3]

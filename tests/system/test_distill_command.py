@@ -31,7 +31,8 @@ def test_a_student_is_written_with_its_record(
     out = tmp_path / "student"
     arguments = [str(tiny_model), str(tiny_model), str(out), texts, "--steps=4", *SMALL, "--fresh"]
     assert main(["distill", *arguments, "--dry-run"]) == 0
-    assert "sea.txt" in capsys.readouterr().out and not out.exists()
+    told = capsys.readouterr().out
+    assert "sea.txt" in told and "memory         about 405 MiB" in told and not out.exists()
     assert main(["distill", *arguments]) == 0
     names = {path.name for path in out.iterdir()}
     assert {"README.md", "loss.csv", "loss.svg", "training.json", "tokenizer.json"} <= names

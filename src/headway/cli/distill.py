@@ -10,6 +10,7 @@ from headway.cli.common import model_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
 from headway.core.formats import GROUPS
+from headway.core.memory_plan import gib
 from headway.core.options import DistillOptions
 from headway.core.progress import steps_bar
 from headway.core.quantization import Quantization
@@ -58,7 +59,7 @@ def distill(call: "Call") -> int:
     sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))
     plan = plan_of(options, student)
     pair = training.prepare(teacher, student, plan, sources, options.save_every)
-    rows = described(pair, plan)
+    rows = described(pair, plan) | {"memory": f"about {gib(training.memory(pair))}"}
     print("\n".join(f"{name:<14} {value}" for name, value in rows.items()))
     if "--dry-run" in call.switches:
         return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.common import model_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
+from headway.core.memory_plan import gib
 from headway.core.model_spec import read_json
 from headway.core.options import PruneOptions
 from headway.core.progress import items_bar
@@ -44,9 +45,11 @@ def prune(call: "Call") -> int:
     use_threads(options.threads)
     spec, wanted = spec_of(folder), wanted_of(options)
     check(spec, wanted)
-    rows = promise.promised(spec, promise.smaller_spec(spec, wanted), wanted)
+    after = promise.smaller_spec(spec, wanted)
+    rows = promise.promised(spec, after, wanted)
     for row in rows:
         print("{:<22} {:>14} → {:>14}  {}".format(*row))
+    print(f"memory for it          about {gib(promise.memory(spec, after, wanted))}: fp32")
     if "--dry-run" in call.switches:
         return 0
     pruned = pruned_of(call, folder, wanted)

@@ -7,6 +7,7 @@ the prototype that tried), so it makes a compressed file smaller and nothing fas
 
 from dataclasses import replace
 
+from headway.compress.estimate import BASE_BYTES
 from headway.compress.prune.prune import Wanted
 from headway.core.model_spec import ModelSpec
 
@@ -50,6 +51,14 @@ def promised(before: ModelSpec, after: ModelSpec, wanted: Wanted) -> list[Row]:
     if wanted.pattern is not None:
         rows.append(zeros(after, wanted.pattern.share))
     return rows
+
+
+def memory(before: ModelSpec, after: ModelSpec, wanted: Wanted) -> int:
+    """About the bytes at the peak: the weights in fp32, of a smaller model twice; H of one matrix
+    and its inverse, with a copy or two on the way."""
+    widest = max(before.intermediate_size, before.q_size, before.hidden_size)
+    weights = before.num_parameters + (after.num_parameters if wanted.is_smaller else 0)
+    return BASE_BYTES + 4 * (weights + 6 * widest**2)
 
 
 def bytes_of_step(spec: ModelSpec) -> int:

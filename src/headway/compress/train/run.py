@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from headway.compress.estimate import BASE_BYTES
 from headway.compress.train.data import Mixture, Source
 from headway.compress.train.distill import Distillation
 from headway.compress.train.loop import Cosine, Report, Training, train
@@ -74,6 +75,16 @@ def prepare(
     return Pair(
         teacher=teacher, student=student, losses=losses, training=training, num_zeros=num_zeros
     )
+
+
+def memory(pair: Pair) -> int:
+    """About the bytes of a step: both models in fp32, of the student its gradients and two moments
+    as well; what is kept of each token for the gradients, and logits. headway-tiny: 1.5 GB."""
+    spec, mixture = pair.student.spec, pair.losses.mixture
+    layer = 20 * spec.hidden_size + 6 * spec.intermediate_size
+    token = spec.num_layers * layer + 5 * spec.vocab_size
+    weights = pair.teacher.spec.num_parameters + 4 * spec.num_parameters
+    return BASE_BYTES + 4 * (weights + mixture.num_rows * mixture.length * token)
 
 
 def losses_of(
