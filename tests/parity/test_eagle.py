@@ -253,6 +253,22 @@ def test_its_memory_is_planned(folder: Path):
     assert "a layer, 467,136 parameters" in chosen["eagle_weights"].why
 
 
+def test_numbers_that_are_not_finite_cost_guesses_alone(folder: Path):
+    """They reach neither the model nor the layer's own memory, in which others' entries lie."""
+    requests = some_requests(random.Random(4), 5)
+    wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
+    tensors = tensors_of(random_layer())
+    tensors["fc.weight"][3, 7] = float("nan")
+    write(folder, tensors)
+    engine, _ = asking_engine(folder, max_model_len=256)
+    answers = finish(engine, requests)
+    assert {k: a.token_ids for k, a in answers.items()} == {
+        k: a.token_ids for k, a in wanted.items()
+    }
+    (layer,) = engine.executor.drafter.forward.kv  # type: ignore[attr-defined]
+    assert bool(layer.k.isfinite().all()) and bool(layer.v.isfinite().all())
+
+
 def test_it_is_no_weight_of_the_model(folder: Path):
     """Whatever lies there, it is not read unless somebody asks for it."""
     (folder / FILE).write_bytes(b"no layer at all")
@@ -281,7 +297,15 @@ BAD = {
         {f"{K}.weight": torch.zeros(128, 192), f"{V}.weight": torch.zeros(128, 192)},
         "no heads of 64 in groups",
     ),
-    "a scalar": ({f"{Q}.weight": torch.zeros(())}, "q_proj.weight is missing"),
+    "a scalar": ({f"{Q}.weight": torch.zeros(())}, "q_proj.weight has no rows"),
+    "no neurons": (
+        {
+            "layers.0.mlp.gate_proj.weight": torch.zeros(0, 192),
+            "layers.0.mlp.up_proj.weight": torch.zeros(0, 192),
+            "layers.0.mlp.down_proj.weight": torch.zeros(192, 0),
+        },
+        "gate_proj.weight has no rows",
+    ),
     "another vocabulary": ({"embed_tokens.weight": torch.zeros(61, 192)}, r"\[61, 192\]"),
     "whole numbers": ({"fc.weight": torch.zeros(192, 384, dtype=torch.int64)}, "type I64"),
 }

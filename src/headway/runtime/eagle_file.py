@@ -57,10 +57,11 @@ def read_eagle_spec(folder: Path, spec: ModelSpec) -> EagleSpec | None:
 
 
 def first(tensors: Tensors, name: str) -> int:
-    """How many rows a matrix has; CheckpointError where it is missing."""
+    """How many rows a matrix has; CheckpointError where there are none."""
     _, shape = tensors.get(name, ("", []))
-    if not shape:
-        raise CheckpointError(f"{EAGLE_FILE}: {name} is missing.", "Write all the tensors.")
+    if not shape or not shape[0]:
+        what = "has no rows" if name in tensors else "is missing"
+        raise CheckpointError(f"{EAGLE_FILE}: {name} {what}.", "Write all the tensors.")
     return shape[0]
 
 

@@ -7,7 +7,7 @@
                        where log-probabilities are asked for, which need logits
     lookahead          n-grams that the model itself said behind wrong guesses, of every source;
                        so each row is worth what it verifies and what it may leave
-    draft or medusa    guesses for the next step where that pays, its own time included
+    draft, medusa …    guesses for the next step where that pays, its own time included
 
 Of each sequence the source whose guesses promise most tokens rides, and beside it another that
 disagrees where that pays (`paths`). Where the drafter has guessed too, that tells of the others:
