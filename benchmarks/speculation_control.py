@@ -41,6 +41,7 @@ from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
 from headway.engine.speculation.asking import Asking
 from headway.engine.speculation.controller import PlainStep
+from headway.engine.speculation.rests import Look, Rests
 from headway.engine.speculation.speculation import Candidate, Speculation
 from headway.measure.chart import Panel, chart
 from judged import Data, interval, say
@@ -79,11 +80,19 @@ class AlwaysAsking(Asking):
         return all_of(values, plain.budget)
 
 
+class NeverRests(Rests):
+    """Looks for guesses in each step."""
+
+    def next(self) -> Look:
+        return Look.ASKS
+
+
 class Always(Speculation):
     """Verifies and drafts as many guesses as it may, whatever they bring."""
 
     def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
         super().__init__(config, cost)
+        self.rests = NeverRests()
         if self.asking is not None:
             self.asking = AlwaysAsking(self.asking.price, cost)
 

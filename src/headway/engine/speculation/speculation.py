@@ -29,6 +29,7 @@ from headway.engine.speculation.drafts import Drafts, fitting, outcomes
 from headway.engine.speculation.lookahead import KINDS, Lookahead
 from headway.engine.speculation.paths import Rival, choose_rivals, find_rival, observe
 from headway.engine.speculation.price import DraftPrice
+from headway.engine.speculation.rests import Look, Rests
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
 from headway.engine.speculation.trials import Trials
@@ -97,7 +98,7 @@ class Speculation:
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
         """By source: guesses verified, guesses kept."""
         self._by_id: dict[int, Guessing] = {}
-        self.trials = Trials(cost)
+        self.trials, self.rests = Trials(cost), Rests()
         self.busy = 0.0
         """Of the steps lately, the share with prompts beside the decodes."""
         self.drafting_s = 0.0
@@ -119,7 +120,9 @@ class Speculation:
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
         """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
-        if not decodes:
+        self.drafting_s = 0.0
+        look = self.rests.next() if decodes else Look.RESTS
+        if look is Look.RESTS:
             return {}
         starts = [len(sequence.tokens) for sequence in decodes]
         alone = decode_work(decodes, self.cost.windows)
@@ -144,8 +147,7 @@ class Speculation:
             )
             if count
         }
-        self.drafting_s = 0.0
-        if self.asking is not None and self.asking.is_able(plain):
+        if look is Look.ASKS and self.asking is not None and self.asking.is_able(plain):
             values = [
                 self._drafting_chances(sequence, state, candidate, count)
                 for sequence, state, candidate, count in zip(
@@ -158,7 +160,20 @@ class Speculation:
                 if count:
                     drafts = found.get(sequence.sequence_id, EMPTY)
                     found[sequence.sequence_id] = drafts._replace(propose=count)
+        self.rests.chose(self._saved_s(best, counts, plain), len(decodes))
         return found
+
+    def _saved_s(self, best: list[Candidate], counts: list[int], plain: PlainStep) -> float:
+        """Seconds that the guesses of a step are expected to save, what they take deducted."""
+        if not any(counts):
+            return -self.drafting_s
+        tokens, work = 0.0, plain.work
+        for candidate, count, start in zip(best, counts, plain.starts, strict=True):
+            if count:
+                tokens += sum(candidate.chances[:count])
+                work = self.cost.with_drafts(work, start, count)
+        added_s = self.cost.seconds(work) - self.cost.seconds(plain.work)
+        return tokens * plain.worth_s(self.cost) / len(counts) - added_s - self.drafting_s
 
     def planned(self, num_prompt_tokens: int) -> None:
         """Whether steps have prompts beside the decodes, of late."""
@@ -177,10 +192,11 @@ class Speculation:
         state.drafted, state.proposed = state.proposed, []
         guesses = [(Drafts(state.drafted, self.drafter), "")] if state.drafted else []
         for source in self.sources:
-            guess = source.guess(sequence, most)
+            guess, shadow = source.guess(sequence, most), state.shadows[source.name]
+            shadow.settle(tokens, self.acceptance, state.own)
             if guess.token_ids:
                 beside = said_beside(guess.token_ids, state.drafted)
-                state.shadows[source.name].remember(tokens, guess, beside)
+                shadow.remember(tokens, guess, beside)
                 guesses.append((Drafts(guess.token_ids, source.name, guess.match), beside))
         refills = self.lookahead.worth if self.lookahead is not None else 0.0
         best, worth, others = NO_CANDIDATE, 0.0, []
@@ -252,22 +268,26 @@ class Speculation:
             return
         num_kept = len(sample.token_ids) - 1
         sampled_to = len(sequence.tokens) - sequence.num_forced
-        came = sequence.tokens[sampled_to - num_kept - 1 :]
-        for source, count, kept in outcomes(drafts, came[:num_kept]) if drafts.token_ids else ():
-            self.counts[source][0] += count
-            self.counts[source][1] += kept
-        if state.best.rival is not None:
-            observe(state.best.rival, state.best.drafts, came, self.acceptance, state.own)
-        for shadow in state.shadows.values():
-            shadow.settle(sequence.tokens, self.acceptance, state.own)
-        if state.drafted:
-            self._score_drafted(state, came)
+        if drafts.token_ids or state.drafted or state.best.rival is not None:
+            came = sequence.tokens[sampled_to - num_kept - 1 :]
+            self._count(drafts, came[:num_kept])
+            if state.best.rival is not None:
+                observe(state.best.rival, state.best.drafts, came, self.acceptance, state.own)
+            if state.drafted:
+                self._score_drafted(state, came)
+        state.best = NO_CANDIDATE
         forced = sequence.tokens[sampled_to:]  # the drafter did not know them
         follows = sample.drafts[: len(forced)] == forced
         state.proposed = sample.drafts[len(forced) :] if follows else []
         adopted = drafts.others[sample.path - 1] if sample.path else drafts
         for each in self.sources:
             each.came(sequence, adopted, sample)
+
+    def _count(self, drafts: Drafts, kept_ids: list[int]) -> None:
+        """Of the guesses of each source, how many were verified and how many kept."""
+        for source, count, kept in outcomes(drafts, kept_ids) if drafts.token_ids else ():
+            self.counts[source][0] += count
+            self.counts[source][1] += kept
 
     def _score_drafted(self, state: Guessing, came: list[int]) -> None:
         """Compare what the drafter guessed with what came, as far as that goes."""
