@@ -15,6 +15,7 @@ from headway.core.plan import StepResult
 from headway.engine.cost import StepCost
 from headway.engine.speculation.controller import Drafting, PlainStep, choose
 from headway.engine.speculation.price import DraftPrice
+from headway.engine.speculation.rests import ONCE_IN, PATIENCE
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +26,6 @@ FORGOTTEN = 1000
 """After so many steps of guesses its failures are forgotten."""
 PROBE_SHARE = 0.01
 """Of the time, what a drafter that does not pay may take to be seen at all."""
-PATIENCE, RESTS = 16, 4
-"""After so many steps without a guess that pays, a sequence is looked at in one step of four: what
-is not looked at costs nothing, and who begins to copy is seen three steps later."""
 
 
 class Asking:
@@ -53,7 +51,7 @@ class Asking:
     def counts(self, values: TypingSequence[list[float]], plain: PlainStep) -> list[int]:
         """Of each decode how many; `values` are the chances that they will be kept."""
         drafting = self.price.drafting
-        if self._num_unpaid < PATIENCE or self._num_unpaid % RESTS == 0:
+        if self._num_unpaid < PATIENCE or self._num_unpaid % ONCE_IN == 0:
             counts = choose(values, plain, self.cost, drafting)
             if any(counts):
                 self._num_unpaid = 0

@@ -81,12 +81,9 @@ class Riding:
     def __init__(
         self, values: list[list[float]], counts: list[int], plain: PlainStep, cost: StepCost
     ) -> None:
-        self.cost, self.work = cost, plain.work
-        self.tokens = float(len(counts))
-        for start, chances, count in zip(plain.starts, values, counts, strict=True):
-            if count:
-                self.work = cost.with_drafts(self.work, start, count)
-                self.tokens += sum(chances[:count])
+        self.cost, self.work = cost, cost.with_guesses(plain.work, plain.starts, counts)
+        pairs = zip(values, counts, strict=True)
+        self.tokens = len(counts) + sum([sum(chances[:count]) for chances, count in pairs])
         self.step_s = cost.seconds(self.work)
         self.seconds = cost.seconds(plain.decodes) + self.step_s - cost.seconds(plain.work)
         self.room, self.room_s = plain.budget - sum(counts), plain.most_s - self.step_s

@@ -14,16 +14,24 @@ seen before a step is spent on it.
 
 from headway.engine.speculation.acceptance import Acceptance, Own
 from headway.engine.speculation.lookup import NO_GUESS, Guess
+from headway.engine.speculation.rests import ONCE_IN, PATIENCE
 
 
 class Shadow:
     """The guess of one source for one sequence that is not decided yet; or when the next may be."""
 
-    __slots__ = ("_beside", "_guess", "_start", "source")
+    __slots__ = ("_beside", "_guess", "_start", "num_behind", "source")
 
     def __init__(self, source: str) -> None:
         self.source = source
         self._guess, self._start, self._beside = NO_GUESS, 0, ""
+        self.num_behind = 0
+        """Looks since its guess promised most."""
+
+    def looks(self) -> bool:
+        """Whether the source is asked: in each look, but where others promise more now and then."""
+        self.num_behind += 1
+        return self.num_behind <= PATIENCE or self.num_behind % ONCE_IN == 0
 
     def settle(self, tokens: list[int], acceptance: Acceptance, own: Own) -> None:
         """Learn what became of the guess, if the `tokens` that are known now decide it."""

@@ -23,13 +23,13 @@ from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
-from headway.engine.speculation.asking import PATIENCE, RESTS, Asking
+from headway.engine.speculation.asking import Asking
 from headway.engine.speculation.controller import CHUNK, PlainStep, choose, least_value
 from headway.engine.speculation.drafts import Drafts, fitting, outcomes
 from headway.engine.speculation.lookahead import KINDS, Lookahead
 from headway.engine.speculation.paths import Rival, choose_rivals, find_rival, observe
 from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.rests import Look, Rests
+from headway.engine.speculation.rests import ONCE_IN, PATIENCE, Look, Rests
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
 from headway.engine.speculation.trials import Trials
@@ -79,7 +79,7 @@ class Guessing:
     @property
     def looks(self) -> bool:
         """Whether the sources are asked: in every step, but of who gains nothing now and then."""
-        return self.num_unpaid < PATIENCE or self.num_unpaid % RESTS == 0 or bool(self.proposed)
+        return self.num_unpaid < PATIENCE or self.num_unpaid % ONCE_IN == 0 or bool(self.proposed)
 
 
 class Speculation:
@@ -167,11 +167,8 @@ class Speculation:
         """Seconds that the guesses of a step are expected to save, what they take deducted."""
         if not any(counts):
             return -self.drafting_s
-        tokens, work = 0.0, plain.work
-        for candidate, count, start in zip(best, counts, plain.starts, strict=True):
-            if count:
-                tokens += sum(candidate.chances[:count])
-                work = self.cost.with_drafts(work, start, count)
+        work = self.cost.with_guesses(plain.work, plain.starts, counts)
+        tokens = sum([sum(guess.chances[:count]) for guess, count in zip(best, counts)])
         added_s = self.cost.seconds(work) - self.cost.seconds(plain.work)
         return tokens * plain.worth_s(self.cost) / len(counts) - added_s - self.drafting_s
 
@@ -192,7 +189,10 @@ class Speculation:
         state.drafted, state.proposed = state.proposed, []
         guesses = [(Drafts(state.drafted, self.drafter), "")] if state.drafted else []
         for source in self.sources:
-            guess, shadow = source.guess(sequence, most), state.shadows[source.name]
+            shadow = state.shadows[source.name]
+            if not shadow.looks():
+                continue
+            guess = source.guess(sequence, most)
             shadow.settle(tokens, self.acceptance, state.own)
             if guess.token_ids:
                 beside = said_beside(guess.token_ids, state.drafted)
@@ -214,6 +214,9 @@ class Speculation:
         if len(others) > 1 and self.config.max_paths > 1:
             rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
             best = best._replace(rival=rival)
+        for ahead in (best.drafts, best.rival.drafts) if best.rival else (best.drafts,):
+            if ahead.source in state.shadows:
+                state.shadows[ahead.source].num_behind = 0
         return best
 
     def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:

@@ -39,9 +39,7 @@ class Trials:
         More of one sequence where that takes a hundredth of the time since the last; or none.
         Whether it did.
         """
-        work = plain.work
-        for start, count in zip(plain.starts, counts, strict=True):
-            work = self.cost.with_drafts(work, start, count) if count else work
+        work = self.cost.with_guesses(plain.work, plain.starts, counts)
         step_s = self.cost.seconds(work)
         self._untried_s += step_s
         if not any(counts):
