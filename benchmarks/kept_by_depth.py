@@ -60,7 +60,7 @@ class AskedAlways:
             found[sequence.sequence_id] = Drafts(guesses, "asked", propose=most)
         return found
 
-    def planned(self, num_prompt_tokens: int) -> None:
+    def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
         pass
 
     def first(self, sequence: Sequence) -> int:

@@ -53,7 +53,7 @@ class Guesser:
             for token in following[:count]
         ]
 
-    def planned(self, num_prompt_tokens):
+    def planned(self, num_prompt_tokens, choose_s):
         pass
 
     def first(self, sequence):

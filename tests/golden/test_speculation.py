@@ -93,7 +93,7 @@ class Wrong:
             each.sequence_id: Drafts(fitting(each, [600, 601, 602], 3), "wrong") for each in decodes
         }
 
-    def planned(self, num_prompt_tokens):
+    def planned(self, num_prompt_tokens, choose_s):
         pass
 
     def first(self, sequence):

@@ -39,7 +39,7 @@ class Proposals:
             )
         return found
 
-    def planned(self, num_prompt_tokens):
+    def planned(self, num_prompt_tokens, choose_s):
         pass
 
     def first(self, sequence):

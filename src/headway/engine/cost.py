@@ -314,10 +314,10 @@ class StepCost:
     def observe(self, record: StepRecord) -> None:
         """Write what had been predicted into the record, then learn from it.
 
-        What the drafter took is not the model's. A step that waited for grammar masks, copied
-        blocks to or from host memory or computed nothing says nothing of the model.
+        What the drafter took, and choosing guesses, is not the model's. A step that waited for
+        grammar masks, copied blocks to or from host memory or computed nothing says nothing of it.
         """
-        actual_s = record.duration_s + record.gap_s - record.draft_s
+        actual_s = record.duration_s + record.gap_s - record.draft_s - record.choose_s
         waited = record.mask_wait_s or record.transfer_s
         if not record.num_tokens or waited or actual_s <= 0:
             return

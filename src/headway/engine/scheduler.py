@@ -51,7 +51,7 @@ class Scheduler:
         self.policy = policy or Fcfs()
         self.preemption = preemption or Preemption(kv)
         self.clock = clock or SystemClock()
-        self.drafts = StepDrafts(kv, self.policy, speculator)
+        self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens

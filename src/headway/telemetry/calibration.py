@@ -138,7 +138,7 @@ def columns(records: Iterable[StepRecord]) -> StepColumns:
     """Those of the steps that say something of the model: computed something, waited for nobody."""
     found = StepColumns()
     for r in records:
-        seconds = r.duration_s + r.gap_s - r.draft_s
+        seconds = r.duration_s + r.gap_s - r.draft_s - r.choose_s
         if not r.num_tokens or r.mask_wait_s or r.transfer_s or seconds <= 0:
             continue
         found.started_s.append(round(r.started_s, 6))

@@ -40,7 +40,8 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     tokens that came, nobody sampled them; of those that came so before, the step computed
     `num_forced_rows`. By the cost model it took `verify_s` longer for guesses and forced tokens;
     the drafter made `num_proposed` for the next step in `draft_s`. `draft_failure` says why it is
-    not asked, where it has failed. It is a step of `engine`, of several: the server fills that in.
+    not asked, where it has failed. The scheduler chose the guesses in `choose_s`. It is a step of
+    `engine`, of several: the server fills that in.
     """
 
     step: int
@@ -86,6 +87,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_kept_drafts: int = 0
     num_proposed: int = 0
     draft_s: float = 0.0
+    choose_s: float = 0.0
     verify_s: float = 0.0
     verified: list[tuple[str, int, int]] = []
     num_forced: int = 0

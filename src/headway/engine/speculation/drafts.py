@@ -61,8 +61,9 @@ class Speculator(Protocol):
         """
         ...
 
-    def planned(self, num_prompt_tokens: int) -> None:
-        """The step that was planned last also computes so many tokens of prompts."""
+    def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
+        """The step that was planned last also computes so many tokens of prompts; to choose its
+        guesses took so long."""
         ...
 
     def first(self, sequence: Sequence) -> int:

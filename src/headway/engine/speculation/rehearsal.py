@@ -29,7 +29,7 @@ class Rehearsal:
     ) -> dict[int, Drafts]:
         return {each.sequence_id: Drafts([], propose=self._depth) for each in decodes}
 
-    def planned(self, num_prompt_tokens: int) -> None:
+    def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
         pass
 
     def first(self, sequence: Sequence) -> int:

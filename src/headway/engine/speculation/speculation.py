@@ -160,7 +160,7 @@ class Speculation:
                 if count:
                     drafts = found.get(sequence.sequence_id, EMPTY)
                     found[sequence.sequence_id] = drafts._replace(propose=count)
-        self.rests.chose(self._saved_s(best, counts, plain), len(decodes))
+        self.rests.chose(self._saved_s(best, counts, plain))
         return found
 
     def _saved_s(self, best: list[Candidate], counts: list[int], plain: PlainStep) -> float:
@@ -172,8 +172,9 @@ class Speculation:
         added_s = self.cost.seconds(work) - self.cost.seconds(plain.work)
         return tokens * plain.worth_s(self.cost) / len(counts) - added_s - self.drafting_s
 
-    def planned(self, num_prompt_tokens: int) -> None:
-        """Whether steps have prompts beside the decodes, of late."""
+    def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
+        """Whether steps have prompts beside the decodes, of late, and what choosing takes."""
+        self.rests.took(choose_s)
         self.busy += (min(num_prompt_tokens / CHUNK, 1.0) - self.busy) / LATELY
 
     def _state(self, sequence: Sequence) -> Guessing:

@@ -7,6 +7,7 @@ right is computed, what was wrong is overwritten and never listed in the prefix 
 from collections.abc import Sequence as TypingSequence
 from itertools import chain
 
+from headway.core.clock import Clock
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.cost import StepCost, work_done
@@ -20,10 +21,14 @@ from headway.telemetry.records import StepRecord
 class StepDrafts:
     """Whose guesses the step verifies; without a `speculator` nobody's."""
 
-    def __init__(self, kv: KVCache, policy: Policy, speculator: Speculator | None) -> None:
+    def __init__(
+        self, kv: KVCache, policy: Policy, speculator: Speculator | None, clock: Clock
+    ) -> None:
         self.kv = kv
         self.policy = policy
-        self.speculator = speculator
+        self.speculator, self.clock = speculator, clock
+        self.choose_s = 0.0
+        """What it took to choose this step's guesses."""
         self.verified: list[tuple[str, int, int]] = []
         """Of this step's guesses: (who made them, how many of a sequence, how many were right)."""
         self.num_forced = 0
@@ -50,7 +55,9 @@ class StepDrafts:
             spare -= counts[-1] - 1
         self.verified, self._riding, self.num_forced = [], {}, 0
         beside, most_s, waits = self.policy.beside_drafts(decodes)
+        began_s = self.clock.now_s()
         self._by_id = self.speculator.plan(decodes, beside, spare, most_s, prompts_wait=waits)
+        self.choose_s = self.clock.now_s() - began_s
         self.policy.drafts_for(self.speculator.drafting_s)
         return counts
 
@@ -90,7 +97,7 @@ class StepDrafts:
         if self.speculator is not None:
             rows = plan.scheduled  # no path is among them yet
             rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in rows]
-            self.speculator.planned(sum(rest))
+            self.speculator.planned(sum(rest), self.choose_s)
         copying = {copy.sequence_id for copy in plan.copies} if self._riding else set()
         for sequence_id, sequence in self._riding.items():
             drafts, rows = self._by_id[sequence_id], list[ScheduledSequence]()
@@ -161,7 +168,7 @@ class StepDrafts:
         """Fill in what was guessed, what was right, and what it took; a step that was run again in
         halves has verified nothing."""
         if self.speculator is not None:
-            record.draft_failure = self.speculator.failure
+            record.draft_failure, record.choose_s = self.speculator.failure, self.choose_s
         if not (record.num_drafts or record.draft_s or record.num_forced_rows or self.num_forced):
             return
         record.num_proposed = sum([len(each.drafts) for each in result.samples])

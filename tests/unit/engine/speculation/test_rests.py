@@ -1,6 +1,8 @@
 """Steps in which nobody is asked for guesses: where these save less than choosing takes."""
 
-from headway.engine.speculation.rests import CHOOSING_S, CYCLE, PATIENCE, RESTED, Look, Rests
+from headway.engine.speculation.rests import CYCLE, PATIENCE, RESTED, Look, Rests
+
+CHOOSE_S = 0.001
 
 
 def looks(rests: Rests, saved_s: float, num_steps: int) -> list[Look]:
@@ -9,25 +11,35 @@ def looks(rests: Rests, saved_s: float, num_steps: int) -> list[Look]:
     for _ in range(num_steps):
         found.append(rests.next())
         if found[-1] is not Look.RESTS:
-            rests.chose(saved_s, 4)
+            rests.chose(saved_s)
+        rests.took(CHOOSE_S if found[-1] is not Look.RESTS else 0.0)
     return found
 
 
 def test_guesses_that_pay_are_asked_for_in_each_step():
-    assert set(looks(Rests(), 10 * CHOOSING_S, 100)) == {Look.ASKS}
+    assert set(looks(Rests(), 10 * CHOOSE_S, 100)) == {Look.ASKS}
 
 
 def test_where_they_save_little_most_steps_have_none():
-    found = looks(Rests(), CHOOSING_S, PATIENCE + 2 * CYCLE)
+    found = looks(Rests(), CHOOSE_S, 1 + PATIENCE + 2 * CYCLE)[1:]
     assert set(found[:PATIENCE]) == {Look.ASKS}
     for begin in (PATIENCE, PATIENCE + CYCLE):
         assert found[begin : begin + RESTED] == [Look.RESTS] * RESTED
         assert found[begin + RESTED : begin + CYCLE] == [Look.ASKS] * 3 + [Look.LAST]
 
 
+def test_where_choosing_takes_no_time_all_steps_look():
+    """As on the clock of a simulation, which stands still meanwhile."""
+    rests = Rests()
+    for _ in range(3 * CYCLE):
+        assert rests.next() is Look.ASKS
+        rests.chose(0.0)
+        rests.took(0.0)
+
+
 def test_where_they_begin_to_save_much_all_steps_have_them_again():
     """Seen in the first step that looks: at most 12 behind the change."""
     rests = Rests()
-    looks(rests, 0.0, PATIENCE + CYCLE)
+    looks(rests, 0.0, 1 + PATIENCE + CYCLE)
     found = looks(rests, 0.02, RESTED + 20)
     assert found[RESTED:] == [Look.ASKS] * 20
