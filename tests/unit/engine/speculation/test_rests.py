@@ -21,7 +21,7 @@ def test_guesses_that_pay_are_asked_for_in_each_step():
 
 
 def test_where_they_save_little_most_steps_have_none():
-    found = looks(Rests(), CHOOSE_S, 1 + PATIENCE + 2 * CYCLE)[1:]
+    found = looks(Rests(), CHOOSE_S, 2 + PATIENCE + 2 * CYCLE)[2:]
     assert set(found[:PATIENCE]) == {Look.ASKS}
     for begin in (PATIENCE, PATIENCE + CYCLE):
         assert found[begin : begin + RESTED] == [Look.RESTS] * RESTED
