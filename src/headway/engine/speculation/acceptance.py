@@ -48,7 +48,7 @@ are predicted alike; but 32 sequences give 32 observations a step, and who guess
 is thought too high, and not where it is thought too low, loses what noise promises."""
 OWN_FADE = 0.9
 """The same for a request's own: ten steps say what it is like now."""
-SHRINK = 2.0
+SHRINK = 6.0
 """So many guesses kept, and as many lost, of a request count as expected beside its own."""
 
 
@@ -58,7 +58,7 @@ class Own:
     >>> own = Own()
     >>> own.saw("lookup", 2.0, 2.0, 0.0, 0.5)
     >>> own.odds("lookup")
-    1.25
+    1.0833333333333333
     """
 
     __slots__ = ("_by_source",)

@@ -130,6 +130,18 @@ def least_value(plain: PlainStep, cost: StepCost, most: int) -> float:
     return Step(plain, cost, most, FREE).least_value if most > 0 else inf
 
 
+def row_price(plain: PlainStep, cost: StepCost) -> float:
+    """What a row is worth of a token, where each decode has one guess more: below it none pays.
+
+    >>> one, many = Work(1, 1, 100, 100), Work(64, 64, 6400, 6400)
+    >>> plain = [PlainStep([100] * work.num_tokens, work, work, 64) for work in (one, many)]
+    >>> [round(row_price(each, StepCost()), 2) for each in plain]
+    [0.0, 0.9]
+    """
+    count = len(plain.starts)
+    return cost.rows_s(plain.work, count)[count] / cost.seconds(plain.decodes)
+
+
 class Step:
     """A step, and what up to `most` guesses add to its seconds."""
 

@@ -14,7 +14,7 @@ seen before a step is spent on it.
 
 from headway.engine.speculation.acceptance import Acceptance, Own
 from headway.engine.speculation.lookup import NO_GUESS, Guess
-from headway.engine.speculation.rests import ONCE_IN, PATIENCE
+from headway.engine.speculation.rests import ONCE_IN
 
 
 class Shadow:
@@ -31,7 +31,7 @@ class Shadow:
     def looks(self) -> bool:
         """Whether the source is asked: in each look, but where others promise more now and then."""
         self.num_behind += 1
-        return self.num_behind <= PATIENCE or self.num_behind % ONCE_IN == 0
+        return self.num_behind <= ONCE_IN or self.num_behind % ONCE_IN == 0
 
     def settle(self, tokens: list[int], acceptance: Acceptance, own: Own) -> None:
         """Learn what became of the guess, if the `tokens` that are known now decide it."""

@@ -24,7 +24,7 @@ from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
 from headway.engine.speculation.asking import Asking
-from headway.engine.speculation.controller import CHUNK, PlainStep, choose, least_value
+from headway.engine.speculation.controller import CHUNK, PlainStep, choose, least_value, row_price
 from headway.engine.speculation.drafts import Drafts, fitting, outcomes
 from headway.engine.speculation.lookahead import KINDS, Lookahead
 from headway.engine.speculation.paths import Rival, choose_rivals, find_rival, observe
@@ -132,8 +132,9 @@ class Speculation:
             least = least_value(plain, self.cost, self.config.max_drafts)
             self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), least)
         states = [self._state(sequence) for sequence in decodes]
+        price = row_price(plain, self.cost)
         best = [
-            self._best(sequence, state) if state.looks else NO_CANDIDATE
+            self._best(sequence, state, price) if state.looks else NO_CANDIDATE
             for sequence, state in zip(decodes, states, strict=True)
         ]
         counts, beside_them = self._num_verified(best, plain)
@@ -184,8 +185,9 @@ class Speculation:
             state = self._by_id[sequence.sequence_id] = Guessing(shadows)
         return state
 
-    def _best(self, sequence: Sequence, state: Guessing) -> Candidate:
-        """The candidate that promises most tokens; all are compared with what comes."""
+    def _best(self, sequence: Sequence, state: Guessing, price: float) -> Candidate:
+        """The candidate that promises most tokens beyond the `price` of its rows; all are compared
+        with what comes."""
         most, tokens = self.config.max_drafts, sequence.tokens
         state.drafted, state.proposed = state.proposed, []
         guesses = [(Drafts(state.drafted, self.drafter), "")] if state.drafted else []
@@ -209,9 +211,10 @@ class Speculation:
                     drafts.source, drafts.match, len(token_ids), state.own, beside
                 )
                 others.append(drafts)
-                if sum(chances) > worth:
+                promised = sum([chance - price for chance in chances if chance > price])
+                if promised > worth or not best.chances:
                     values = [chance + (1 - chance) * refills for chance in chances]
-                    best, worth = Candidate(drafts, chances, values), sum(chances)
+                    best, worth = Candidate(drafts, chances, values), promised
         if len(others) > 1 and self.config.max_paths > 1:
             rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
             best = best._replace(rival=rival)
