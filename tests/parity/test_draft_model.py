@@ -16,7 +16,7 @@ from headway.engine.speculation.asking import OFF
 from headway.engine.speculation.speculation import Speculation
 from headway.runtime.drafter import Wanted
 from headway.telemetry.records import StepRecord
-from parity.drafting import COUNT, Proposals, some_requests
+from parity.drafting import COUNT, Foreknowing, Proposals, some_requests
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,6 +65,23 @@ def test_it_guesses_what_it_would_say(options: dict[str, object]):
     ]
     said = finish(drafter, again)
     for number, (_, guesses) in enumerate(chosen):
+        assert said[number, 0].token_ids[: len(guesses)] == guesses
+
+
+def test_what_others_guessed_takes_the_place_of_its_own():
+    """Where other tokens were verified and came, it forgets what it computed for its own."""
+    engine, _ = drafting_engine(max_model_len=256)
+    requests = some_requests(random.Random(3), 14)
+    wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
+    others = Foreknowing({key: answer.token_ids for key, answer in wanted.items()})
+    engine.scheduler.drafts.speculator = others
+    assert finish(engine, requests) == wanted
+    assert others.num_kept > 100 and len(others.told) > 80
+    drafter = engine_for(model_folder("headway-draft"), max_model_len=256)
+    greedily = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+    again = [Request(i, known, greedily) for i, (known, _) in enumerate(others.told)]
+    said = finish(drafter, again)
+    for number, (_, guesses) in enumerate(others.told):
         assert said[number, 0].token_ids[: len(guesses)] == guesses
 
 

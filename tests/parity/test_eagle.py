@@ -22,9 +22,7 @@ from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import EagleSpec
 from headway.engine.engine import Engine
-from headway.engine.speculation import Drafts
-from headway.engine.speculation.drafts import fitting
-from parity.drafting import COUNT, Proposals, some_requests
+from parity.drafting import COUNT, Foreknowing, Proposals, some_requests
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,28 +61,6 @@ def tensors_of(layer: Eagle) -> dict[str, Tensor]:
 
 def write(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / FILE)
-
-
-class Foreknowing(Proposals):
-    """Verifies what comes, up to a wrong token now and then, in place of the layer's guesses."""
-
-    def __init__(self, answers: dict[tuple[int, int], list[int]]) -> None:
-        super().__init__()
-        self.answers, self.rng = answers, random.Random(7)
-
-    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
-        found = super().plan(decodes, beside, 0, most_s)
-        for sequence in decodes:
-            answer = self.answers[sequence.request.request_id, sequence.index]
-            follows = answer[len(sequence.tokens) - sequence.num_prompt :][: self.rng.randrange(6)]
-            if follows and self.rng.random() < 0.5:
-                follows[-1] = (follows[-1] + 1) % 4000
-            guesses = fitting(sequence, follows, budget)
-            budget -= len(guesses)
-            room = sequence.max_len - len(sequence.tokens) - len(guesses) - 2
-            most = max(min(COUNT, room), 0)
-            found[sequence.sequence_id] = Drafts(guesses, "eagle", propose=most)
-        return found
 
 
 def asking_engine(

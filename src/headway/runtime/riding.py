@@ -86,6 +86,8 @@ class RidingDrafter:
         self._block_size = settings.cache.block_size
         self._most_tokens = settings.max_num_batched_tokens
         self._valid = np.zeros(settings.cache.num_blocks[self.group], np.int64)
+        self._ahead: dict[int, tuple[int, list[int]]] = {}
+        """By sequence id where its last guesses begin, and those."""
         library = layers.kernels.library
         self._sampler = Sampler(None if library is None else NativeSampling(library))
 
@@ -102,6 +104,8 @@ class RidingDrafter:
 
     def follow(self, plan: StepPlan) -> None:
         """Note what becomes of blocks, after the state has; before the model computes."""
+        for sequence_id in plan.finished:
+            self._ahead.pop(sequence_id, None)
         if self.vocabulary is not None:
             for sequence in plan.new:
                 self.vocabulary.saw(sequence.token_ids)
@@ -185,6 +189,7 @@ class RidingDrafter:
                 if token_id != NO_TOKEN:
                     guesses.append(token_id)
                     found[sequence.new.sequence_id] = guesses
+                    self._ahead[sequence.new.sequence_id] = sequence.num_known, guesses
             further = [
                 row
                 for row, (each, token_id) in enumerate(zip(guessing, token_ids, strict=True))
@@ -270,13 +275,18 @@ class RidingDrafter:
         return min(int(partial[0]) * size + int(valid[partial[0]]), known - 1)
 
     def cut(self, sequence: WorkerSequence) -> None:
-        """What was computed behind the known tokens, and for the last of them, is a wrong guess's.
+        """What was computed for a guess is of no use where another token came.
 
-        Called after each verification.
+        Called after each verification, whoever guessed what was verified. The last known token was
+        sampled, so what was computed there is a guess's as well.
         """
         if self.vocabulary is not None:
             self.vocabulary.saw_answer(sequence)
-        self._forget(sequence, sequence.num_known - 1)
+        last = sequence.num_known - 1
+        begin, guesses = self._ahead.pop(sequence.new.sequence_id, (last, []))
+        pairs = enumerate(zip(sequence.known(begin, last), guesses), begin)
+        wrong = next((at for at, (came, guess) in pairs if came != guess), last)
+        self._forget(sequence, wrong)
 
     def _forget(self, sequence: WorkerSequence, position: int) -> None:
         """What was computed from `position` on is of no use."""
