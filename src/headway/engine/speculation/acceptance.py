@@ -48,8 +48,9 @@ are predicted alike; but 32 sequences give 32 observations a step, and who guess
 is thought too high, and not where it is thought too low, loses what noise promises."""
 OWN_FADE = 0.9
 """The same for a request's own: ten steps say what it is like now."""
-SHRINK = 6.0
-"""So many guesses kept, and as many lost, of a request count as expected beside its own."""
+SHRINK, DRAFTED_SHRINK = 2.0, 6.0
+"""So many guesses kept, and as many lost, of a request count as expected beside its own; those of a
+drafter are many, and requests differ less in them: with 2 its chances were noise."""
 
 
 class Own:
@@ -58,7 +59,7 @@ class Own:
     >>> own = Own()
     >>> own.saw("lookup", 2.0, 2.0, 0.0, 0.5)
     >>> own.odds("lookup")
-    1.0833333333333333
+    1.25
     """
 
     __slots__ = ("_by_source",)
@@ -66,13 +67,13 @@ class Own:
     def __init__(self) -> None:
         self._by_source: dict[str, tuple[float, float, float, float]] = {}
 
-    def odds(self, source: str) -> float:
+    def odds(self, source: str, shrink: float = SHRINK) -> float:
         """How many times the expected odds its guesses have."""
         if source not in self._by_source:
             return 1.0
         kept, expected_kept, lost, expected_lost = self._by_source[source]
-        more = (kept + SHRINK) / (expected_kept + SHRINK)
-        return more * (expected_lost + SHRINK) / (lost + SHRINK)
+        more = (kept + shrink) / (expected_kept + shrink)
+        return more * (expected_lost + shrink) / (lost + shrink)
 
     def saw(
         self, source: str, kept: float, expected_kept: float, lost: float, expected_lost: float
@@ -161,7 +162,7 @@ class Acceptance:
         [0.45, 0.25, 0.15]
         """
         shares = self._curve(source, match, beside).shares
-        odds = own.odds(source)
+        odds = own.odds(source, SHRINK if match else DRAFTED_SHRINK)
         chance, chances = 1.0, []
         for cell in cells(match, count):
             share = shares[cell]
