@@ -218,6 +218,49 @@ def test_machines_of_the_table_fit_or_say_why():
     assert len(refused) == 2 and "int8" in refused[0].why
 
 
+@pytest.fixture(scope="module")
+def crowd() -> Row:
+    """What 40 clients take that ask the next as soon as they have an answer."""
+    return sized_at_once(40)
+
+
+def sized_at_once(number: int, most_requests: int = REQUESTS) -> Row:
+    bench = load(concurrency=number)
+    asked = demand(bench=bench, most_requests=most_requests)
+    assert asked.at_once == number and asked.peak_rate == 0
+    return size(machine(), asked, wanted(concurrency=number))
+
+
+def test_so_many_at_once_take_so_many_servers(crowd: Row):
+    """N keep 90% of them in their objectives, and N − 1 do not."""
+    assert crowd.at_once is not None and 0 < crowd.at_once[1] < 40
+    assert crowd.servers is not None and crowd.servers > 1
+    assert crowd.servers_range[0] <= crowd.servers <= crowd.servers_range[1]
+    asked = demand(bench=load(concurrency=40), most_requests=REQUESTS)
+    trial = Trial(machine(), wanted(concurrency=40))
+    kept, missed = (
+        trial.run(asked.conversations, servers, 0, 1.0, 40)[0].rates.attainment
+        for servers in (crowd.servers, crowd.servers - 1)
+    )
+    assert kept >= 0.9 > missed
+    assert "at 1.4 times the traffic" in crowd.breaks_first
+
+
+def test_never_are_there_more_at_once_than_was_asked():
+    asked = demand(bench=load(concurrency=16), most_requests=REQUESTS)
+    trial = Trial(machine(), wanted(concurrency=16))
+    _, world = trial.run(asked.conversations, 1, 0, 1.0, 16)
+    assert len(world.exchanges) == len(asked.conversations)
+    sent = sorted((x.sent_s, x.ended_s) for x in world.exchanges)
+    for at_s, _ in sent[16:]:
+        assert sum(begun <= at_s < ended for begun, ended in sent) <= 16
+
+
+def test_one_client_finds_one_server_enough():
+    row = sized_at_once(1, most_requests=50)
+    assert row.servers == 1 and row.at_once is not None and row.at_once[1] >= 1
+
+
 def test_a_machine_that_nobody_knows_is_refused():
     with pytest.raises(UsageError, match="no machine 'Abacus'"):
         candidates(model_folder(None), PlanOptions(machines=["Abacus"]), EngineOptions(), 10)
@@ -228,7 +271,8 @@ def test_a_machine_that_nobody_knows_is_refused():
     [
         (PlanOptions(**USUAL), {"slo": []}, "plan needs objectives"),
         (PlanOptions(**USUAL), {"attainment": 1.0}, "allows no miss"),
-        (PlanOptions(**USUAL), {"concurrency": 8}, "plan asks for a rate"),
+        (PlanOptions(**USUAL, burst="3x:1s/1m"), {"concurrency": 8}, "--burst is about a rate"),
+        (PlanOptions(**USUAL, retries=0.1), {"concurrency": 8}, "--retries is about a rate"),
         (PlanOptions(prompts="p50=1,p95=2"), {}, "belong together"),
         (PlanOptions(burst="3x:1s/1m"), {}, "--burst describes percentiles"),
         (PlanOptions(**USUAL, price=["L4"]), {}, "is no price"),

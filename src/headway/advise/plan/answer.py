@@ -31,6 +31,7 @@ class Answer(msgspec.Struct, kw_only=True):
     model: str
     mean_rate: float
     peak_rate: float
+    at_once: int | None = None
     attainment: float
     assumed: list[str]
     rows: list[Row]
@@ -44,11 +45,6 @@ def plan(
     """Size every machine for the demand; raises HeadwayError before anything is simulated."""
     if not (load.slo or load.classes):
         raise UsageError("plan needs objectives.", "Add --slo ttft=1s,tpot=50ms.")
-    if load.concurrency is not None:
-        raise UsageError(
-            "plan asks for a rate; so many requests at once come as fast as they are answered.",
-            "Give --rate.",
-        )
     if load.attainment >= 1:
         raise UsageError(
             "--attainment 1 allows no miss: no number of servers promises that.", "Write 0.99."
@@ -72,6 +68,7 @@ def plan(
         model=folder.name,
         mean_rate=demand.mean_rate,
         peak_rate=demand.peak_rate,
+        at_once=demand.at_once,
         attainment=load.attainment,
         assumed=[*demand.assumed, limit_said(wanted)],
         rows=rows,
@@ -104,9 +101,16 @@ def best(rows: list[Row], demand: Demand, attainment: float) -> str:
     between = f" ({low} to {high} at the ends of what is believed)" if low != high else ""
     return (
         f"{chosen.servers} x {chosen.machine}{degrees(chosen)}{between} keep {attainment:.0%} of "
-        f"{demand.peak_rate:.3g} requests/s at the peak in their objectives{cost}, "
+        f"{asked(demand)} in their objectives{cost}, "
         f"{chosen.label}; first to give way: {chosen.breaks_first}"
     )
+
+
+def asked(demand: Demand) -> str:
+    """What comes, in words."""
+    if demand.at_once is not None:
+        return f"{demand.at_once:,} requests at once"
+    return f"{demand.peak_rate:.3g} requests/s at the peak"
 
 
 def degrees(row: Row) -> str:
@@ -119,11 +123,10 @@ def degrees(row: Row) -> str:
 def show(answer: Answer, console: Console) -> None:
     """Print all of it."""
     console.print(f"[bold]{answer.best}[/]", highlight=False)
-    console.print(
-        f"{answer.model}: {answer.mean_rate:.3g} requests/s in the mean, {answer.peak_rate:.3g} at "
-        "the peak",
-        highlight=False,
-    )
+    comes = f"{answer.mean_rate:.3g} requests/s in the mean, {answer.peak_rate:.3g} at the peak"
+    if answer.at_once is not None:
+        comes = f"{answer.at_once:,} requests at once, each sent when another is answered"
+    console.print(f"{answer.model}: {comes}", highlight=False)
     console.print(table(answer))
     show_notes(answer, console)
 
@@ -149,7 +152,15 @@ def table(answer: Answer) -> Table:
     shown = Table()
     for name in (
         *("machine", "weights", "figures are", "KV tokens", "p95 prompt", "token alone"),
-        *("requests/s a server", "servers", "in SLO", "$/h", "$/M tokens", "J/token", "kWh/year"),
+        *(
+            "requests/s a server" if answer.at_once is None else "at once a server",
+            "servers",
+            "in SLO",
+            "$/h",
+            "$/M tokens",
+            "J/token",
+            "kWh/year",
+        ),
     ):
         shown.add_column(name, justify="left" if name in ("machine", "weights") else "right")
     for row in answer.rows:
@@ -179,8 +190,8 @@ def cells(row: Row) -> list[str]:
 
 
 def rate(row: Row) -> str:
-    """Requests a second that one server keeps, with both ends; on a roofline the ends alone."""
-    low, middle, high = row.rate
+    """What one server keeps, with both ends; on a roofline the ends alone."""
+    low, middle, high = row.at_once or row.rate
     ends = f"{low:.3g} to {high:.3g}"
     return ends if row.label == ROOFLINE else f"{middle:.3g} ({ends})" if middle else "0"
 

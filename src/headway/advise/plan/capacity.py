@@ -1,7 +1,8 @@
 """How much one server keeps, how many the peak takes, and what gives way first: all by simulation.
 
 The rate that keeps the attainment is searched on the demand's own traffic, sent faster or slower as
-a whole, three times: as the machine is, and at both ends of what is believed of it. The number of
+a whole, three times: as the machine is, and at both ends of what is believed of it. Of requests at
+once it is their number: each client asks the next when it has its answer. The number of
 servers is then simulated behind their router, at the peak, in each of the drawn cases: it counts if
 the worst of them keeps the attainment.
 """
@@ -37,6 +38,8 @@ SEARCH_STEPS = 8
 ENOUGH = 2.0
 """One server that keeps so many times the traffic is enough."""
 MOST_SERVERS = 64
+WARMUP = 0.1
+"""Of a run of so many at once, what is not counted: they all begin together."""
 OVER = 1.4
 """How much more traffic shows what gives way first."""
 OFFICIAL_RETRIES = 2
@@ -86,6 +89,7 @@ class Row(msgspec.Struct, kw_only=True):
     prompt_s: float
     tpot_s: float
     rate: tuple[float, float, float]
+    at_once: tuple[int, int, int] | None = None
     servers: int | None
     servers_range: tuple[int, int]
     attainment: tuple[float, float] | None = None
@@ -110,9 +114,14 @@ class Trial:
     worlds: list[World] = field(default_factory=list)
 
     def run(
-        self, talks: list[Conversation], servers: int, seed: int, scale: float
+        self,
+        talks: list[Conversation],
+        servers: int,
+        seed: int,
+        scale: float,
+        at_once: int | None = None,
     ) -> tuple[Report, World]:
-        """One simulation."""
+        """One simulation: each of `talks` at its time, or always so many `at_once`."""
         found, wanted = self.candidate.machinery, self.wanted
         served = Served(
             spec=found.spec,
@@ -131,15 +140,22 @@ class Trial:
             answer_limit=wanted.answer_limit,
             retries=OFFICIAL_RETRIES,
             timeout_s=options.timeout,
+            concurrency=at_once,
         )
         front = Front() if found.label == ROOFLINE else found.front
         writer = IdWriter(options.seed, options.vocab_size)
         world = World(replicas, front or NO_FRONT, writer, clients, seed)
         exchanges = world.run(talks)
-        span_s = max((talk.at_s for talk in talks), default=0.0) + 1e-6
+        span_s = max((x.scheduled_s for x in exchanges), default=0.0) + 1e-6
         bench = replace(
             wanted.bench,
-            options=replace(options, warmup=Seconds(0), cooldown=Seconds(0), duration=None),
+            options=replace(
+                options,
+                warmup=Seconds(0 if at_once is None else WARMUP * span_s),
+                cooldown=Seconds(0),
+                duration=None,
+                concurrency=at_once,
+            ),
             traffic=replace(wanted.bench.traffic, conversations=talks, span_s=span_s),
         )
         return report_of(bench, exchanges, found.model, found.label, "plan"), world
@@ -165,6 +181,22 @@ def most_rate(trial: Trial, talks: list[Conversation], seed: int, scale: float) 
         if low >= ENOUGH:
             return low
         now = 2 * low if high == inf else (low * high) ** 0.5 if low else high / 4
+    return low
+
+
+def most_at_once(
+    trial: Trial, talks: list[Conversation], seed: int, scale: float, asked: int
+) -> int:
+    """How many requests at once one server keeps in their objectives, up to `ENOUGH` times those
+    that are asked; 0: not even one."""
+    low, high, now = 0, int(ENOUGH * asked) + 1, asked
+    while high - low > max(1, asked // 50):
+        report, _ = trial.run(talks, 1, seed, scale, now)
+        if (report.rates.attainment or 0.0) >= trial.wanted.attainment:
+            low = now
+        else:
+            high = now
+        now = (low + high) // 2
     return low
 
 
@@ -217,15 +249,25 @@ def size(candidate: Candidate, demand: Demand, wanted: Wanted) -> Row:
     if row.hopeless:
         return row
     trial = Trial(candidate, wanted)
-    part = demand.conversations[:SEARCH_REQUESTS]
     ends = [cases[0], *cases[-2:]]
+    if demand.at_once is not None:
+        talks = demand.conversations
+        kept = [most_at_once(trial, talks, *end, demand.at_once) for end in ends]
+        row.at_once = min(kept), kept[0], max(kept)
+        if not kept[0]:
+            row.hopeless = "one server does not keep the objectives of one request at a time"
+            return row
+        count(row, trial, demand, cases, [demand.at_once / each for each in row.at_once if each])
+        return row
+    part = demand.conversations[:SEARCH_REQUESTS]
     rates = [most_rate(trial, part, seed, scale) for seed, scale in ends]
     shape = len(part) / max(part[-1].at_s, 1e-9)
     row.rate = (min(rates) * shape, rates[0] * shape, max(rates) * shape)
     if not row.rate[1]:
         row.hopeless = "one server keeps the objectives at no part of this traffic that was tried"
         return row
-    count(row, trial, demand, cases)
+    asked = len(demand.conversations) / max(demand.conversations[-1].at_s, 1e-9)
+    count(row, trial, demand, cases, [asked / each for each in row.rate if each])
     return row
 
 
@@ -271,11 +313,15 @@ def most_tokens(step: Callable[[Work], float], chunk: int, groups: int, within_s
     return low
 
 
-def count(row: Row, trial: Trial, demand: Demand, cases: list[tuple[int, float]]) -> None:
-    """The smallest number of servers whose worst case keeps the attainment, simulated."""
+def count(
+    row: Row, trial: Trial, demand: Demand, cases: list[tuple[int, float]], times: list[float]
+) -> None:
+    """The smallest number of servers whose worst case keeps the attainment, simulated. One server
+    would have to be so many `times` itself, at the worst, as it is and at the best."""
     part = demand.conversations
-    asked = len(part) / max(part[-1].at_s, 1e-9)
-    least, middle, most = (ceil(asked / rate) if rate else MOST_SERVERS for rate in row.rate[::-1])
+    least, middle, most = ceil(times[-1]), ceil(times[-2]), ceil(times[0])
+    if len(times) < 3:  # at the worst, no number of them would do
+        most = MOST_SERVERS
     row.servers_range = (max(least, 1), max(most, 1))
     firm = cases if row.label != ROOFLINE else cases[:1]
     servers = min(max(middle, 1), MOST_SERVERS)
@@ -283,7 +329,7 @@ def count(row: Row, trial: Trial, demand: Demand, cases: list[tuple[int, float]]
     tried: set[int] = set()
     while servers not in tried and 1 <= servers <= MOST_SERVERS:
         tried.add(servers)
-        runs = [trial.run(part, servers, seed, scale) for seed, scale in firm]
+        runs = [trial.run(part, servers, *case, demand.at_once) for case in firm]
         shares = [report.rates.attainment or 0.0 for report, _ in runs]
         if min(shares) >= trial.wanted.attainment:
             kept = servers, runs
@@ -322,7 +368,9 @@ def priced(row: Row, candidate: Candidate, run: tuple[Report, World], servers: i
 
 def first_to_break(trial: Trial, demand: Demand, servers: int) -> str:
     """What is missed when more comes than was planned for."""
-    report, world = trial.run(faster(demand.conversations, OVER), servers, 0, cases_scale(trial))
+    talks, at_once = faster(demand.conversations, OVER), demand.at_once
+    more = None if at_once is None else ceil(OVER * at_once)
+    report, world = trial.run(talks, servers, 0, cases_scale(trial), more)
     missed: Counter[str] = Counter()
     slos = {each.name: each.slo for each in trial.wanted.bench.classes}
     for x in report.run.exchanges:

@@ -9,6 +9,7 @@ p99=1100 the tail is short from there on, which a lognormal through the first tw
 import re
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import ceil
 from statistics import NormalDist
 
 import numpy as np
@@ -26,6 +27,8 @@ BURST = re.compile(r"(\d+(?:\.\d+)?)x:(\d+(?:\.\d+)?)(ms|s|m|h)/(\d+(?:\.\d+)?)(
 GROUPS = 8
 """Different beginnings that prompts share, where nobody says how many."""
 SCORE = NormalDist().inv_cdf
+PER_CLIENT, LEAST_REQUESTS = 10, 400
+"""Requests of each client of a closed loop, and of all of them, that are simulated."""
 AGAIN_S = 5.0
 """People who ask once more do so after this long, in the mean."""
 Floats = NDArray[np.float64]
@@ -43,6 +46,8 @@ class Demand:
     prompt_p99: int
     answer_p50: int
     answer_p99: int
+    at_once: int | None = None
+    """So many requests at a time, each sent when another is answered; None: they have a rate."""
     assumed: list[str] = field(default_factory=list)
 
 
@@ -137,6 +142,8 @@ def parse_cacheable(text: str) -> tuple[float, int | None]:
 
 def demand_of(bench: Bench, options: PlanOptions, context: int) -> Demand:
     """The traffic that the options describe; raises UsageError."""
+    if bench.options.concurrency is not None:
+        refuse_rates(options)
     if bool(options.prompts) != bool(options.answers):
         raise UsageError("--prompts and --answers belong together.", EXAMPLE)
     if options.prompts:
@@ -150,6 +157,17 @@ def demand_of(bench: Bench, options: PlanOptions, context: int) -> Demand:
     return from_traffic(bench, options)
 
 
+def refuse_rates(options: PlanOptions) -> None:
+    """Who asks when he has his answer has no peaks, and does not ask twice."""
+    for name in ("burst", "retries"):
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} is about a rate; so many requests at once come as fast as they are "
+                "answered.",
+                "Give --rate in place of --concurrency, or leave it out.",
+            )
+
+
 def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> Demand:
     """Traffic through the given percentiles: a calm, a burst, and what it leaves behind."""
     load = bench.options
@@ -158,14 +176,10 @@ def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> Demand
     burst = parse_burst(options.burst)
     rate = load.rate * options.growth
     rng = np.random.default_rng([load.seed, 29])
-    calm_s = options.most_requests / 3 / rate
-    length_s = min(burst.seconds, options.most_requests * 2 / 3 / (rate * burst.times))
-    rates = [(calm_s, rate), (length_s, rate * burst.times), (calm_s / 2, rate)]
-    times, from_s = [], 0.0
-    for seconds, part_rate in rates:
-        count = rng.poisson(seconds * part_rate)
-        times += (from_s + np.sort(rng.uniform(0, seconds, count))).tolist()
-        from_s += seconds
+    if load.concurrency is None:
+        times, from_s = arrivals(rate, burst, options.most_requests, rng)
+    else:
+        times, from_s = [0.0] * max(PER_CLIENT * load.concurrency, LEAST_REQUESTS), 0.0
     limit = options.most_requests
     assumed = ["percentiles of prompts and answers are independent of each other"]
     p_lengths = lengths_by(prompts, drawn(rng, len(times)), context - 1)
@@ -179,6 +193,21 @@ def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> Demand
         for i, at_s in enumerate(times[:limit])
     ]
     return finished(bench, options, talks, from_s, assumed, peak=rate * burst.times, mean=rate)
+
+
+def arrivals(
+    rate: float, burst: Burst, most: int, rng: np.random.Generator
+) -> tuple[list[float], float]:
+    """When about `most` requests come, and over how long: calm, a burst, and half as long calm."""
+    calm_s = most / 3 / rate
+    length_s = min(burst.seconds, most * 2 / 3 / (rate * burst.times))
+    times, from_s = list[float](), 0.0
+    parts = [(calm_s, rate), (length_s, rate * burst.times), (calm_s / 2, rate)]
+    for seconds, part_rate in parts:
+        count = rng.poisson(seconds * part_rate)
+        times += (from_s + np.sort(rng.uniform(0, seconds, count))).tolist()
+        from_s += seconds
+    return times, from_s
 
 
 def beginnings(
@@ -213,6 +242,9 @@ def talk(
 
 def from_traffic(bench: Bench, options: PlanOptions) -> Demand:
     """A workload's own traffic: of a long one the busiest stretch, and its mean beside it."""
+    if bench.options.concurrency is not None:
+        talks = bench.traffic.conversations[: options.most_requests]
+        return finished(bench, options, talks, 0.0, [], peak=0.0, mean=0.0)
     traffic = hurried(bench.traffic, options.growth)
     talks = traffic.conversations
     mean = len(talks) / traffic.span_s
@@ -264,6 +296,9 @@ def finished(
         talks = sorted([*talks, *again], key=lambda talk: talk.at_s)
         assumed = [*assumed, f"{len(again)} of the requests are sent once more"]
         peak, mean = peak * (1 + options.retries), mean * (1 + options.retries)
+    concurrency = bench.options.concurrency
+    if concurrency is not None:
+        peak = mean = 0.0
     turns = [turn for talk in talks for turn in talk.turns]
     prompts = [sum(piece.tokens for piece in turn.system + turn.prompt) for turn in turns]
     outputs = [turn.output_tokens for turn in turns]
@@ -276,5 +311,6 @@ def finished(
         prompt_p99=int(np.percentile(prompts, 99)),
         answer_p50=int(np.percentile(outputs, 50)),
         answer_p99=int(np.percentile(outputs, 99)),
+        at_once=None if concurrency is None else ceil(options.growth * concurrency),
         assumed=assumed,
     )
