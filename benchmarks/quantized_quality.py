@@ -36,6 +36,7 @@ DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
 INT8_KV = {"kv_cache_dtype": "int8"}
 ROWS: dict[str, dict[str, object]] = {
     "bf16, KV int8": INT8_KV,
+    "bf16, KV int4": {"kv_cache_dtype": "int4"},
     "int8": {"quantization": "int8"},
     "int8, KV int8": {"quantization": "int8", **INT8_KV},
     **{

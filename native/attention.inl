@@ -147,6 +147,7 @@ void attend(const Attention& job, const Unit& unit, const Shape& shape, int64_t 
 #if defined(__AMX_BF16__)
     if (fits_tiles(job)) return attend_split_in_tiles(job, unit, shape, split, room, part);
 #endif
+    if (job.open_tables) return attend_rounded_split(job, unit, shape, split, room, part);
     attend_split(job, unit, shape, split, room, part);
 }
 

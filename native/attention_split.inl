@@ -70,6 +70,7 @@ void find_strip(const Attention& job, const Unit& unit, int64_t start, int64_t b
     const int64_t width = size_of(kv.type), size = kv.block_size, dim = kv.head_dim;
     const bool direct = size % lanes == 0;
     strip.k_type = direct ? kv.type : Type::f32;
+    strip.v_type = kv.type;
     strip.k_step = direct ? size * width : strip_tokens * 4;
     strip.begin = static_cast<int>(begin - start);
     strip.end = static_cast<int>(end - start);
@@ -145,7 +146,7 @@ void attend_tile(const Attention& job, const Unit& unit, const Shape& shape, con
         for (int r = 0; r < height(); ++r)
             soften_row(job, unit, shape, strip, start, row + r, room.scores + r * strip_tokens, 1,
                        first, last, room, sums + r * shape.record);
-        with_type(job.kv.type, [&](auto type) {
+        with_type(strip.v_type, [&](auto type) {
             sum<type(), height(), ahead>(strip, next, room.scores, sums, shape, lo, hi);
         });
     });
@@ -186,6 +187,79 @@ void begin_part(const Unit& unit, const Shape& shape, Room& room, float* part) {
 void end_part(const Unit& unit, const Shape& shape, const Room& room, float* part) {
     for (int64_t row = 0; row < unit.heads * unit.tokens * shape.group; ++row)
         shape.total(part + row * shape.record) = total_of(room.weights + row * lanes);
+}
+
+// The strip at `start` of int4 memory, which is one block, as fp32 in `staged`: K, then V.
+void stage_rounded(const Attention& job, const Unit& unit, int64_t start, float* staged,
+                   Strip& strip) {
+    const int64_t dim = job.kv.head_dim, size = dim * strip_tokens;
+    const int64_t block = job.tables[unit.sequence * job.width + start / strip_tokens];
+    const int64_t at = block * job.kv.kv_heads + unit.head;
+    const auto expand = [&](const uint8_t* from, const uint16_t* scale, int count, float* to) {
+        const Floats step = all(of_f16(scale[0])), offset = all(of_f16(scale[1]));
+        for (int i = 0; i < count / 2; i += lanes) {
+            store(to + i, offset + step * of_nibbles(from + i, false));
+            store(to + count / 2 + i, offset + step * of_nibbles(from + i, true));
+        }
+    };
+    const auto* k = static_cast<const uint8_t*>(job.kv.k) + at * size / 2;
+    const auto* k_scale = reinterpret_cast<const uint16_t*>(job.kv.k_scale) + at * dim * 2;
+    for (int64_t d = 0; d < dim; ++d)
+        expand(k + d * strip_tokens / 2, k_scale + 2 * d, strip_tokens, staged + d * strip_tokens);
+    const auto* v = static_cast<const uint8_t*>(job.kv.v) + at * size / 2;
+    const auto* v_scale = reinterpret_cast<const uint16_t*>(job.kv.v_scale) +
+                          at * size / rounded_channels * 2;
+    for (int64_t i = 0; i < size; i += rounded_channels)
+        expand(v + i / 2, v_scale + i / rounded_channels * 2, rounded_channels, staged + size + i);
+    strip.k_type = strip.v_type = Type::f32;
+    strip.k_step = strip_tokens * 4;
+    strip.begin = 0;
+    strip.end = strip_tokens;
+    for (int i = 0; i < strip_vectors; ++i)
+        strip.k[i] = reinterpret_cast<const char*>(staged + i * lanes);
+    for (int i = 0; i < strip_tokens; ++i)
+        strip.v[i] = reinterpret_cast<const char*>(staged + size + i * dim);
+}
+
+// The same over int4 memory. Of a strip, which is a block, the rows whose tokens lie in it read the
+// open block, those behind it read it rounded:
+//
+//     rows of the tokens 60 … 70     strip 0 … 63: 60 … 63 as computed, 64 … 70 rounded
+void attend_rounded_split(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,
+                          Room& room, float* part) {
+    const int64_t of_head = unit.tokens * shape.group;
+    const SplitTokens tokens(job, unit, split);
+    Attention exact = job;
+    exact.kv = job.open;
+    exact.tables = job.open_tables;
+    begin_part(unit, shape, room, part);
+    Strip strip;
+    for (int64_t start = tokens.first_strip(); start < tokens.end; start += strip_tokens) {
+        const int64_t end = start + strip_tokens;
+        const int64_t inside = std::clamp<int64_t>(end - unit.position, 0, unit.tokens);
+        for (int64_t head = 0; head < unit.heads; ++head) {
+            Unit one = unit.of_head(head);
+            Room own = room.beyond(head * of_head);
+            float* sums = part + head * of_head * shape.record;
+            if (inside) {
+                one.tokens = inside;
+                std::fill_n(strip.k, strip_vectors, static_cast<const char*>(job.open.k));
+                std::fill_n(strip.v, strip_tokens, static_cast<const char*>(job.open.v));
+                find_strip(exact, one, start, std::max(start, tokens.begin),
+                           std::min(end, one.position + inside), room.staged, strip);
+                attend_strip(exact, one, shape, strip, strip, start, own, sums);
+            }
+            if (inside == unit.tokens) continue;
+            one.token += inside;
+            one.position += inside;
+            one.tokens = unit.tokens - inside;
+            stage_rounded(job, one, start, room.staged, strip);
+            own = own.beyond(inside * shape.group);
+            attend_strip(job, one, shape, strip, strip, start, own,
+                         sums + inside * shape.group * shape.record);
+        }
+    }
+    end_part(unit, shape, room, part);
 }
 
 void attend_split(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,

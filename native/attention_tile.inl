@@ -29,7 +29,7 @@ struct Strip {
     const char* v[strip_tokens];
     float k_scale[strip_tokens], v_scale[strip_tokens];
     int64_t k_step;
-    Type k_type;
+    Type k_type, v_type;
     int begin, end;  // tokens that are there
 };
 

@@ -28,6 +28,7 @@ const Table HEADWAY_TABLE = {
     .quantize_rows = quantize_rows,
     .quantized = quantized,
     .write_kv = write_kv,
+    .round_kv = round_kv,
     .attention = attention,
 };
 

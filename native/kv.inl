@@ -73,6 +73,57 @@ inline void write_pairs(const WriteKV& job, int64_t token, int64_t head, int64_t
     copy_row(v, to_v, dim, 2);
 }
 
+// `count` numbers as levels 0 … 15: number ≈ offset + scale · level. What is not finite
+// makes both no numbers, so that it shows in whatever reads them.
+inline void round_group(const float* from, int count, uint16_t* scale, uint8_t* levels) {
+    float low = from[0], high = from[0];
+    bool finite = true;
+    for (int i = 0; i < count; ++i) {
+        const float value = from[i];
+        finite = finite && std::fabs(value) <= std::numeric_limits<float>::max();
+        low = std::min(low, value);
+        high = std::max(high, value);
+    }
+    constexpr float bad = std::numeric_limits<float>::quiet_NaN();
+    scale[0] = to_f16(finite ? (high - low) / 15.0f : bad);
+    scale[1] = to_f16(finite ? low : bad);
+    const float size = of_f16(scale[0]), offset = of_f16(scale[1]);
+    constexpr float halves = 12582912.0f;  // 1.5 · 2^23: a sum with it has no fraction
+    const auto level = [&](int i) {
+        if (!(size > 0)) return 0;
+        const float value = (from[i] - offset) / size;
+        return static_cast<int>(std::clamp(value, 0.0f, 15.0f) + halves - halves);
+    };
+    for (int i = 0; i < count / 2; ++i)
+        levels[i] = static_cast<uint8_t>(level(i) | level(i + count / 2) << 4);
+}
+
+constexpr int rounded_tokens = 64, rounded_channels = 32;
+
+void round_kv(Pool& pool, const RoundKV& job) {
+    const int64_t dim = job.to.head_dim, heads = job.to.kv_heads, size = dim * rounded_tokens;
+    pool.run(job.count * heads, [&](int64_t task, int) {
+        const int64_t pair = task / heads, head = task % heads;
+        const int64_t from = (job.pairs[2 * pair] * heads + head) * size;
+        const int64_t to = job.pairs[2 * pair + 1] * heads + head;
+        auto* k = static_cast<uint8_t*>(job.to.k) + to * size / 2;
+        auto* v = static_cast<uint8_t*>(job.to.v) + to * size / 2;
+        auto* k_scale = reinterpret_cast<uint16_t*>(job.to.k_scale) + to * dim * 2;
+        auto* v_scale = reinterpret_cast<uint16_t*>(job.to.v_scale) + to * size / rounded_channels * 2;
+        float numbers[rounded_tokens];
+        for (int64_t d = 0; d < dim; ++d) {
+            for (int t = 0; t < rounded_tokens; ++t)
+                numbers[t] = number_at(job.from.k, from + d * rounded_tokens + t, job.from.type);
+            round_group(numbers, rounded_tokens, k_scale + 2 * d, k + d * rounded_tokens / 2);
+        }
+        for (int64_t at = 0; at < size; at += rounded_channels) {
+            for (int c = 0; c < rounded_channels; ++c)
+                numbers[c] = number_at(job.from.v, from + at + c, job.from.type);
+            round_group(numbers, rounded_channels, v_scale + at / rounded_channels * 2, v + at / 2);
+        }
+    });
+}
+
 void write_kv(Pool& pool, const WriteKV& job) {
     constexpr int64_t each = 16;
     const KVMemory& to = job.to;

@@ -199,6 +199,32 @@ public:
                                   head_dim, block_size, Type(kv_type), paired != 0}});
     }
 
+    void round_kv(Address pairs, int64_t count, Address from_k, Address from_v, int from_type,
+                  Address k, Address v, Address k_scale, Address v_scale, int64_t kv_heads,
+                  int64_t head_dim, int64_t block_size) {
+        table_.round_kv(pool_, {{at(from_k), at(from_v), nullptr, nullptr, kv_heads, head_dim,
+                                 block_size, Type(from_type), false},
+                                {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
+                                 head_dim, block_size, Type::i4, false},
+                                at<int64_t>(pairs), count});
+    }
+
+    void attention_rounded(Address q, Address out, int64_t q_step, Address tables,
+                           Address open_tables, Address query_lens, Address context_lens,
+                           int64_t sequences, int64_t width, int64_t heads, int64_t window,
+                           float scale, float softcap, int type, Address open_k, Address open_v,
+                           int open_type, Address k, Address v, Address k_scale, Address v_scale,
+                           int64_t kv_heads, int64_t head_dim, int64_t block_size) {
+        table_.attention(pool_, {at(q), at(out), q_step, at<int64_t>(tables),
+                                 at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
+                                 width, heads, window, scale, softcap, Type(type),
+                                 {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
+                                  head_dim, block_size, Type::i4, false},
+                                 {at(open_k), at(open_v), nullptr, nullptr, kv_heads, head_dim,
+                                  block_size, Type(open_type), false},
+                                 at<int64_t>(open_tables)});
+    }
+
 private:
     const Table& table_;
     Pool pool_;
@@ -226,6 +252,8 @@ PyMethodDef methods[] = {
     method<&Kernels::quantized>("quantized"),
     method<&Kernels::write_kv>("write_kv"),
     method<&Kernels::attention>("attention"),
+    method<&Kernels::round_kv>("round_kv"),
+    method<&Kernels::attention_rounded>("attention_rounded"),
     {},
 };
 

@@ -139,6 +139,21 @@ inline Floats of_int8(const int8_t* at) {
 #endif
 }
 
+// Levels of 4 bits: those in the low halves of `lanes` bytes, or in the high ones.
+inline Floats of_nibbles(const uint8_t* at, bool high) {
+#if defined(__AVX512F__)
+    const Words both = bits_of<Words>(
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+#elif defined(__AVX2__)
+    const Words both = bits_of<Words>(
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+#else
+    Words both;
+    for (int lane = 0; lane < lanes; ++lane) both[lane] = at[lane];
+#endif
+    return __builtin_convertvector(bits_of<Ints>(high ? both >> 4 : both & 15), Floats);
+}
+
 inline Floats floats_at(const void* base, int64_t index, Type type) {
     if (type == Type::f32) return load<Floats>(static_cast<const float*>(base) + index);
     if (type == Type::i8) return of_int8(static_cast<const int8_t*>(base) + index);

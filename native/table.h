@@ -10,7 +10,7 @@ namespace headway {
 
 class Pool;
 
-enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4 };
 
 enum class Activation : int { silu = 0, gelu_tanh = 1 };
 
@@ -179,6 +179,17 @@ struct KVMemory {
     bool paired;
 };
 
+// Blocks of 64 tokens become int4: `pairs` holds, for each, the block of `from` that it is read from
+// and the block of `to`. There K is (blocks, G, D, 32) bytes, token t in the low half of byte t and
+// t + 32 in the high half; V (blocks, G, 64, D / 2), channel c of each 32 beside c + 16. number =
+// offset + scale · level; k_scale (blocks, G, D) and v_scale (blocks, G, 64, D / 32) are pairs
+// (scale, offset) in fp16.
+struct RoundKV {
+    KVMemory from, to;
+    const int64_t* pairs;
+    int64_t count;
+};
+
 // Puts k[T][G][D] and v[T][G][D], whose rows are `k_step` and `v_step` numbers apart, into slots[T].
 struct WriteKV {
     const void *k, *v;
@@ -191,7 +202,8 @@ struct WriteKV {
 
 // out[T][N][D] = attention of q[T][N][D], rows `q_step` numbers apart: the tokens of S sequences one
 // after the other, of each the last query_lens[s] of its context_lens[s], in the blocks that row s
-// of tables[S][width] names. `window` and `softcap` are 0 for none.
+// of tables[S][width] names. `window` and `softcap` are 0 for none. With int4 memory a token reads the
+// block that it lies in from `open`, as open_tables[S][width] says.
 struct Attention {
     const void* q;
     void* out;
@@ -201,6 +213,8 @@ struct Attention {
     float scale, softcap;
     Type type;
     KVMemory kv;
+    KVMemory open = {};
+    const int64_t* open_tables = nullptr;
 };
 
 struct Table {
@@ -226,6 +240,7 @@ struct Table {
     void (*quantize_rows)(Pool&, const Rows&);
     void (*quantized)(Pool&, const Quantized&);
     void (*write_kv)(Pool&, const WriteKV&);
+    void (*round_kv)(Pool&, const RoundKV&);
     void (*attention)(Pool&, const Attention&);
 };
 

@@ -175,7 +175,8 @@ def weights(last: Snapshot) -> WeightReading:
 
 def kv(last: Snapshot, window: Window) -> KVReading:
     """The blocks: those of the group with the fewest, whose tokens end first."""
-    group = min(last.now.kv_groups, key=lambda g: g.blocks_total, default=None)
+    groups = [group for group in last.now.kv_groups if group.kind != "open"]
+    group = min(groups, key=lambda g: g.blocks_total, default=None)
     return KVReading(
         usage_max=window.steps.kv_usage_max,
         num_preemptions=window.steps.num_preemptions,

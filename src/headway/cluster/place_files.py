@@ -21,15 +21,14 @@ from typing import Any
 import msgspec
 
 from headway.cluster.place import Host, Replica
+from headway.core.cache_config import DEFAULT_BLOCK_SIZE
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.kv_format import ROUNDED
-from headway.core.memory_plan import gib, useful_blocks
+from headway.core.kv_format import ROUNDED, kv_format
+from headway.core.memory_plan import gib, useful_blocks, with_open_blocks
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options.field import parse_bytes
 from headway.core.quantization import Quantization, planned_bytes
 from headway.core.yaml_file import read_yaml
-
-BLOCK_SIZE = 16
 
 
 class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -139,9 +138,10 @@ def replica_of(path: Path, name: str, row: ModelRow) -> Replica:
 
 def kv_bytes(spec: ModelSpec, kv_dtype: str, context: int, sequences: int) -> int:
     """Bytes of the KV blocks that so many sequences fill, as the engine would reserve them."""
+    size = kv_format(kv_dtype).block_size or DEFAULT_BLOCK_SIZE
     return sum(
-        useful_blocks(group, BLOCK_SIZE, context, sequences, context)
+        useful_blocks(group, size, context, sequences, context)
         * group.bytes_per_token(kv_dtype)
-        * BLOCK_SIZE
-        for group in spec.kv_groups
+        * size
+        for group in with_open_blocks(spec.kv_groups, spec, spec.dtype, kv_dtype)
     )

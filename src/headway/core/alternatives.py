@@ -67,7 +67,7 @@ def kv_choices(settings: Mapping[str, str], model: ModelSpec) -> dict[str, int]:
         options = EngineOptions(kv_cache_dtype=name)
         backend = settings.get("attention_backend", "")
         try:
-            kv_dtype, _ = choose_kv_dtype(options, backend, settings.get("dtype", ""))
+            kv_dtype, _ = choose_kv_dtype(options, backend, settings.get("dtype", ""), model)
         except UsageError:
             continue
         found[f"--kv-cache-dtype {name}"] = model.kv_bytes_per_token(kv_dtype)

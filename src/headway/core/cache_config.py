@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from headway.core.options import EngineOptions
 
 DEFAULTS = EngineOptions()
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens; as vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,10 @@ class CacheConfig:
     """By group, with the null block that is never given out."""
     windows: tuple[int, ...] = (0,)
     """By group the tokens that a layer sees, 0 for all of them."""
-    block_size: int = DEFAULTS.block_size
+    open_blocks: bool = False
+    """Whether the last of `num_blocks` are of one more group, which holds the blocks that a format
+    has not rounded yet: what is seen there is the block of the next token."""
+    block_size: int = DEFAULT_BLOCK_SIZE
     dtype: str = ""
     """Of keys and values."""
     prefix_cache: str = DEFAULTS.prefix_cache_policy
@@ -29,3 +34,8 @@ class CacheConfig:
     host_blocks: tuple[int, ...] = ()
     """KV blocks in host memory by group, () for none; a block of each group takes `block_bytes`."""
     block_bytes: tuple[int, ...] = ()
+
+    @property
+    def token_blocks(self) -> tuple[int, ...]:
+        """`num_blocks` of the groups that hold whole contexts: without the open blocks."""
+        return self.num_blocks[:-1] if self.open_blocks else self.num_blocks

@@ -46,7 +46,15 @@ class KVFormat:
 
     def __str__(self) -> str:
         """As it is told: "int8", or "k=int8,v=bfloat16" where they differ."""
-        return self.k.name if self.k == self.v else f"k={self.k.name},v={self.v.name}"
+        return self.k.name if self.k.name == self.v.name else f"k={self.k.name},v={self.v.name}"
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block, where the format decides it: those of a channel's scale; else 0.
+
+        Then a block is rounded when it is full, and the open one is kept as computed.
+        """
+        return self.k.group if self.k.axis == "channel" else 0
 
     def bytes_per_token(self, head_dim: int) -> int:
         """Bytes of K and V of one token in one head, rounded up: 136 for a head of 64 in int8."""
@@ -58,11 +66,15 @@ NUMBERS = {
     "float16": KVNumbers("float16", 16),
     "bfloat16": KVNumbers("bfloat16", 16),
     "int8": KVNumbers("int8", 8, "token", scale_bytes=4),
+    "int4-channel": KVNumbers("int4", 4, "channel", 64, scale_bytes=4),
+    "int4-token": KVNumbers("int4", 4, "token", 32, scale_bytes=4),
 }
-ROUNDED = ("int8",)
+ROUNDED = ("int8", "int4")
 """What `--kv-cache-dtype` names besides the model's own type."""
 
 
 def kv_format(name: str) -> KVFormat:
-    """The row of a resolved name: "bfloat16", "int8"."""
+    """The row of a resolved name: "bfloat16", "int8", "int4"."""
+    if name == "int4":
+        return KVFormat(NUMBERS["int4-channel"], NUMBERS["int4-token"])
     return KVFormat(NUMBERS[name], NUMBERS[name])

@@ -7,6 +7,7 @@ weights 0.92 GiB, 40% of the rest is 3.63 GiB for KV, a block of 16 tokens of 12
 """
 
 from headway.core.errors import CapacityError, UsageError
+from headway.core.kv_format import kv_format
 from headway.core.machine import Machine
 from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import Bytes, EngineOptions
@@ -19,6 +20,8 @@ DEFAULT_KV_SHARE = 0.4
 """Share of the free RAM for KV: chosen, for other programs need RAM too and may grow."""
 PACKED_SHARE = 0.5
 """Packed fp32 weights may take this share of the free RAM; KV and activations need the rest."""
+OPEN_CONTEXT = 1024
+"""Where KV is short, an open block is kept for each so many tokens that the rounded ones hold."""
 CUDA_ACTIVATION_BYTES = 2 * 2**30
 """Kept free on a GPU for activations and logits: an estimate, not measured."""
 
@@ -108,9 +111,15 @@ def plan_blocks(
             f"max_model_len ({options.max_model_len}) is beyond what the model was made for.",
             f"config.json says max_position_embeddings = {model.max_len}.",
         )
+    assert options.block_size is not None, "it is chosen by now"
     size, wanted_len = options.block_size, options.max_model_len or model.max_len
     block_bytes = [group.bytes_per_token(kv_dtype) * size for group in groups]
     useful = [useful_blocks(group, size, wanted_len, max_num_seqs, max_chunk) for group in groups]
+    if kv_format(kv_dtype).block_size:
+        each = sum(block_bytes[:-1]) * OPEN_CONTEXT // size + block_bytes[-1]
+        useful[-1] = min(
+            useful[-1], budget // each + most_blocks(groups[-1], size, wanted_len, max_chunk)
+        )
     counts = share_blocks(budget, useful, block_bytes)
     alone = [most_blocks(group, size, wanted_len, max_chunk) for group in groups]
     capacity = min(
@@ -137,6 +146,28 @@ def plan_blocks(
     return tuple(count + 1 for count in counts), reasons.choose("max_model_len", length)
 
 
+def with_open_blocks(
+    groups: tuple[KVGroupSpec, ...], model: ModelSpec, dtype: str, kv_dtype: str
+) -> tuple[KVGroupSpec, ...]:
+    """The KV groups, and one more where the format rounds a block when it is full.
+
+    It holds the open block of each sequence, and the blocks of a chunk, for all layers as computed.
+    """
+    if not kv_format(kv_dtype).block_size:
+        return groups
+    layers = tuple(range(model.num_layers))
+    return (
+        *groups,
+        KVGroupSpec(
+            layers=layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            window=1,
+            kv_dtype=dtype,
+        ),
+    )
+
+
 def explain_blocks(
     groups: tuple[KVGroupSpec, ...],
     counts: list[int],
@@ -149,6 +180,8 @@ def explain_blocks(
     for index, (group, count) in enumerate(zip(groups, counts, strict=True)):
         sees = f"a window of {group.window} tokens" if group.window else "full attention"
         where = f" in {len(group.layers)} layers of {sees}" if len(groups) > 1 else ""
+        if group.kv_dtype:
+            where = f" in {group.kv_dtype}: the newest of each sequence, not rounded yet"
         token_kib = group.bytes_per_token(kv_dtype) / 1024
         name = f"kv_blocks_{index}" if len(groups) > 1 else "kv_blocks"
         why = (
@@ -182,7 +215,7 @@ def useful_blocks(
     group: KVGroupSpec, block_size: int, length: int, max_num_seqs: int, max_chunk: int
 ) -> int:
     """Blocks that `max_num_seqs` sequences of `length` can fill; one step's chunks are shared."""
-    each = most_blocks(group, block_size, length, 1)
+    each = 1 if group.window == 1 else most_blocks(group, block_size, length, 1)
     chunks = -(-max_chunk // block_size) if group.window else 0
     return min(max_num_seqs * each + chunks, max_num_seqs * -(-length // block_size))
 
@@ -228,6 +261,7 @@ def plan_host_blocks(
             f"--kv-host-memory {gib(budget)} is more than the {gib(max(free, 0))} of RAM left.",
             "Lower --kv-host-memory.",
         )
+    assert options.block_size is not None, "it is chosen by now"
     sizes = [group.bytes_per_token(kv_dtype) * options.block_size for group in groups]
     here = [count - 1 for count in num_blocks]
     whole = sum(count * size for count, size in zip(here, sizes, strict=True))

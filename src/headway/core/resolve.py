@@ -4,10 +4,10 @@
 are planned in `core.memory_plan`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from headway.core.cache_config import CacheConfig
+from headway.core.cache_config import DEFAULT_BLOCK_SIZE, CacheConfig
 from headway.core.drafter import (
     draft_share,
     listed_bytes,
@@ -20,6 +20,7 @@ from headway.core.drafter import (
 )
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS, GROUPS, MARLIN
+from headway.core.kv_format import kv_format
 from headway.core.machine import Machine
 from headway.core.memory_plan import (
     gib,
@@ -27,6 +28,7 @@ from headway.core.memory_plan import (
     plan_blocks,
     plan_host_blocks,
     plan_weights,
+    with_open_blocks,
 )
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
@@ -112,7 +114,14 @@ def resolve(
     threads = reasons.choose("threads", choose_threads(options, machine, model, dtype))
     kernels = reasons.choose("kernels", choose_kernels(options, machine, device))
     backend = reasons.choose("attention_backend", choose_attention(options, kernels, device))
-    kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype))
+    kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype, model))
+    block_size = reasons.choose("block_size", choose_block_size(options, kv_dtype))
+    options = replace(options, block_size=block_size)
+    if kv_format(kv_dtype).block_size and device != "cpu":
+        raise UsageError(
+            f"--kv-cache-dtype {kv_dtype} is not there on {device} yet.",
+            "Use --device cpu, or --kv-cache-dtype auto.",
+        )
     quantization = reasons.choose(
         "quantization", choose_quantization(options, device, kernels, model)
     )
@@ -144,6 +153,12 @@ def resolve(
         weights += reasons.choose(f"{beside.source}_weights", choice, shown=gib)
     weights += listed_bytes(draft or model, listed, dtype, kernels, quantization)
     budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
+    if kv_format(kv_dtype).block_size and draft_group >= 0:
+        raise UsageError(
+            f"--kv-cache-dtype {kv_dtype}: a drafter with keys and values does not read it.",
+            "Use --kv-cache-dtype int8, or leave out --draft-model, and eagle in --speculate.",
+        )
+    groups = with_open_blocks(groups, model, dtype, kv_dtype)
     num_blocks, max_model_len = plan_blocks(
         options, model, groups, kv_dtype, budget, max_num_seqs, batched, reasons
     )
@@ -168,7 +183,8 @@ def resolve(
         cache=CacheConfig(
             num_blocks=num_blocks,
             windows=tuple(group.window for group in model.kv_groups),
-            block_size=options.block_size,
+            block_size=block_size,
+            open_blocks=bool(kv_format(kv_dtype).block_size),
             dtype=kv_dtype,
             prefix_cache=options.prefix_cache_policy if options.prefix_cache else "",
             attention_cost=attention_cost(model),
@@ -376,13 +392,37 @@ def choose_attention(options: EngineOptions, kernels: str, device: str) -> tuple
     return DEFAULT_ATTENTION, f"the faster one on {device}"
 
 
-def choose_kv_dtype(options: EngineOptions, backend: str, dtype: str) -> tuple[str, str]:
+def choose_kv_dtype(
+    options: EngineOptions, backend: str, dtype: str, model: ModelSpec
+) -> tuple[str, str]:
     """The type of the model unless the user names another."""
     if options.kv_cache_dtype == "auto":
         return dtype, "the type of the model"
+    asked = kv_format(options.kv_cache_dtype)
+    if asked.block_size and backend == "reference":
+        backend = "native"
     if backend != "native":
         raise UsageError(
             f"--kv-cache-dtype {options.kv_cache_dtype}: {backend} attention reads no such KV.",
             "Use --attention-backend native (on a CPU), or --kv-cache-dtype auto.",
         )
+    if asked.v.bits == 4 and model.head_dim % asked.v.group:
+        raise UsageError(
+            f"--kv-cache-dtype int4: heads of {model.head_dim} numbers are no whole groups of "
+            f"{asked.v.group}.",
+            "Use --kv-cache-dtype int8.",
+        )
     return options.kv_cache_dtype, "given"
+
+
+def choose_block_size(options: EngineOptions, kv_dtype: str) -> tuple[int, str]:
+    """Tokens of a block: given, or the format's own, which no other may replace."""
+    own = kv_format(kv_dtype).block_size
+    if own and options.block_size not in (None, own):
+        raise UsageError(
+            f"--block-size {options.block_size}: KV of {kv_dtype} is rounded in blocks of {own}.",
+            f"Use --block-size {own}, or leave it out.",
+        )
+    if own:
+        return own, f"a channel of {kv_dtype} keys has a scale for so many tokens"
+    return given_or(options.block_size, DEFAULT_BLOCK_SIZE, "the default")

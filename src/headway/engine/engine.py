@@ -371,7 +371,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             group_blocks_used=used,
         )
-        count_work(record, plan.scheduled, self.kv.windows)
+        count_work(record, plan.scheduled, self.cost.windows)
         timings = result.timings
         record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
         record.sample_s, record.draft_s = timings.sample_s, timings.draft_s

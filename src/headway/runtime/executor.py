@@ -29,6 +29,7 @@ from headway.core.plan import (
 from headway.core.quantization import bytes_per_weight
 from headway.core.resolve import Settings
 from headway.runtime.attention.cache import copy_blocks
+from headway.runtime.attention.int4 import memory_of
 from headway.runtime.batch import Batch, WorkerState
 from headway.runtime.checkpoint import Progress
 from headway.runtime.draft_model import DraftModel
@@ -69,12 +70,12 @@ class TorchExecutor:
         self.target = Forward(
             folder, spec, settings, self.kernels, settings.cache.num_blocks, progress, lookup
         )
-        self.model, self.kv = self.target.model, self.target.kv
+        self.model, self.kv = self.target.model, memory_of(self.target.kv)
         self.transfers = make_transfers(self.kv, settings.cache.host_blocks, self.device)
         self.state = WorkerState(
             max_num_seqs=settings.max_num_seqs,
             max_blocks=-(-settings.max_model_len // settings.cache.block_size),
-            num_groups=len(spec.kv_groups),
+            num_groups=len(settings.cache.num_blocks),
             block_size=settings.cache.block_size,
             device=self.device,
         )

@@ -13,11 +13,14 @@ from headway.core.errors import CapacityError
 from headway.core.model_spec import ModelSpec
 from headway.core.resolve import Settings
 from headway.runtime.attention import (
+    AttentionBackend,
     KVLayer,
     NativeAttention,
+    NativeKVLayer,
     allocate_kv,
     choose_attention,
 )
+from headway.runtime.attention.int4 import allocate_int4, memory_of
 from headway.runtime.batch import Batch
 from headway.runtime.checkpoint import Progress
 from headway.runtime.kernels import Kernels
@@ -58,14 +61,7 @@ class Forward:
                 RopeTable(rope, spec.head_dim, settings.max_model_len, device)
                 for rope in spec.ropes
             ]
-            self.kv = allocate_kv(
-                spec.kv_groups,
-                num_blocks,
-                settings.cache.block_size,
-                torch.int8 if settings.cache.dtype == "int8" else self.dtype,
-                device,
-                attention.kv_layer,
-            )
+            self.kv = self._allocate(num_blocks, attention)
         except (RuntimeError, OSError) as error:  # torch's out-of-memory is one, ENOMEM another
             raise CapacityError(
                 f"KV cache and rope tables could not be allocated: {str(error)[:200]}.",
@@ -74,6 +70,16 @@ class Forward:
         self.program, self.head, self.lowered = self._lower(isinstance(attention, NativeAttention))
         self.experts_read = 0
         """Of the last forward; 0 for a dense model."""
+
+    def _allocate(self, num_blocks: tuple[int, ...], attention: AttentionBackend) -> list[KVLayer]:
+        """The KV memory of all layers, in the resolved format."""
+        cache, groups = self.settings.cache, self.spec.kv_groups
+        if cache.open_blocks:
+            kind = NativeKVLayer if isinstance(attention, NativeAttention) else KVLayer
+            return allocate_int4(groups, num_blocks, cache.block_size, self.dtype, kind)
+        dtype = torch.int8 if cache.dtype == "int8" else self.dtype
+        device, kind = self.settings.device, attention.kv_layer
+        return allocate_kv(groups, num_blocks, cache.block_size, dtype, device, kind)
 
     def _lower(self, attends: bool) -> tuple[Program | None, Program | None, str]:
         """(the model's forward as one native call, its head as another, why).
@@ -108,7 +114,7 @@ class Forward:
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
         """Which of the tokens are not finite, (T,), after what they wrote is zeros; None: none."""
-        return wipe_bad(self.kernels, self.kv, hidden_TH, batch)
+        return wipe_bad(self.kernels, memory_of(self.kv), hidden_TH, batch)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -126,7 +132,7 @@ class Forward:
     @property
     def kv_bytes(self) -> int:
         """What its KV memory takes."""
-        return sum(part.nbytes for layer in self.kv for part in layer.parts)
+        return sum(part.nbytes for layer in memory_of(self.kv) for part in layer.parts)
 
 
 def wipe_bad(kernels: Kernels, kv: list[KVLayer], hidden_TH: Tensor, batch: Batch) -> Tensor | None:

@@ -98,7 +98,10 @@ class LiveRequest(msgspec.Struct, kw_only=True):
 
 
 class KVGroup(msgspec.Struct, kw_only=True):
-    """Blocks of one KV group; `window` is 0 for full attention."""
+    """Blocks of one KV group; `window` is 0 for full attention.
+
+    Kind `open` are the blocks that a format has not rounded yet, the newest of each sequence.
+    """
 
     kind: str
     window: int

@@ -3,6 +3,7 @@
 from itertools import islice
 
 from headway.core.alternatives import kv_choices, weight_choices
+from headway.core.memory_plan import with_open_blocks
 from headway.core.plan import Description
 from headway.telemetry.history import history
 from headway.telemetry.live import Telemetry
@@ -128,14 +129,15 @@ def engine_now(telemetry: Telemetry, engine: int) -> EngineNow:
 
 def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
     """The KV groups with their blocks."""
-    groups, kv_dtype = telemetry.spec.kv_groups, telemetry.work.kv_dtype
+    spec, kv_dtype = telemetry.spec, telemetry.work.kv_dtype
+    groups = with_open_blocks(spec.kv_groups, spec, telemetry.work.dtype, kv_dtype)
     nothing = [0] * len(groups)
     used = telemetry.engines.last.group_blocks_used or nothing
     of_one = telemetry.ready.group_blocks if telemetry.ready else nothing
     total = [blocks * telemetry.engines.num for blocks in of_one]
     return [
         KVGroup(
-            kind=group.kind,
+            kind="open" if group.kv_dtype else group.kind,
             window=group.window,
             num_layers=len(group.layers),
             bytes_per_token=group.bytes_per_token(kv_dtype),

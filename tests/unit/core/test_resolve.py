@@ -144,7 +144,7 @@ def test_every_setting_has_its_reason():
     settings, why = decide()
     own = {"load_format", "block_size", "seed"}
     own |= {"batch_window_s", "late", "long_prefill_s", "lane_share", "aging_tokens"}
-    options = own | {"windows", "block_bytes"}  # the model's
+    options = own | {"windows", "block_bytes", "open_blocks"}  # the model's, the KV format's
     nested = [settings, settings.scheduler, settings.cache]
     names = {field.name for one in nested for field in dataclasses.fields(one)} - options
     assert names - {"scheduler", "cache", "speculation", "num_blocks"} <= why.keys()
@@ -201,6 +201,43 @@ def test_int8_kv_holds_more_tokens():
     with pytest.raises(UsageError, match="kv-cache-dtype") as refused:
         resolve(dataclasses.replace(options, attention_backend="sdpa"), native, model())
     assert "--attention-backend native" in str(refused.value.fix)
+
+
+def test_int4_kv_holds_still_more_and_keeps_open_blocks():
+    """3,648 bytes a token, blocks of 64; where that is short, an open one for each 1,024 tokens."""
+    native = dataclasses.replace(machine(), native="avx2", native_why="compiled for avx2")
+    options = EngineOptions(kv_cache_dtype="int4", kv_memory=Bytes(GIB), max_model_len=32768)
+    settings, reasons = resolve(options, native, model())
+    cache = settings.cache
+    assert (cache.dtype, cache.block_size, cache.open_blocks) == ("int4", 64, True)
+    rounded, open_blocks = (count - 1 for count in cache.num_blocks)
+    assert cache.windows == (0,) and cache.token_blocks == (rounded + 1,)
+    assert open_blocks == 64 + 512 // 64  # one a sequence, and a step's chunks
+    taken = (rounded + 1) * 64 * 3648 + (open_blocks + 1) * 64 * 12288
+    assert GIB - 64 * 3648 < taken <= GIB
+    assert rounded * 64 > 1.6 * GIB / 6528
+    why = {reason.name: reason.why for reason in reasons}
+    assert "3.5625 KiB" in why["kv_blocks_0"] and "not rounded yet" in why["kv_blocks_1"]
+    short, _ = resolve(dataclasses.replace(options, kv_memory=Bytes(GIB // 6)), native, model())
+    each = 1024 * 3648 + 64 * 12288
+    assert short.cache.num_blocks[1] - 1 == GIB // 6 // each + 512 // 64 + 1
+
+
+@pytest.mark.parametrize(
+    ("more", "cause", "fix"),
+    [
+        ({"block_size": 16}, "rounded in blocks of 64", "--block-size 64"),
+        ({"attention_backend": "sdpa"}, "sdpa attention reads no such KV", "native"),
+    ],
+)
+def test_what_int4_kv_is_not_for_is_refused(more, cause, fix):
+    native = dataclasses.replace(machine(), native="avx2", native_why="compiled for avx2")
+    with pytest.raises(UsageError, match=cause) as refused:
+        resolve(EngineOptions(kv_cache_dtype="int4", **more), native, model())
+    assert fix in str(refused.value.fix)
+    odd = dataclasses.replace(model(), head_dim=80)
+    with pytest.raises(UsageError, match="no whole groups of 32"):
+        resolve(EngineOptions(kv_cache_dtype="int4"), native, odd)
 
 
 def test_no_more_blocks_than_all_contexts_need():

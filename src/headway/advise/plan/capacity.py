@@ -235,7 +235,7 @@ def size(candidate: Candidate, demand: Demand, wanted: Wanted) -> Row:
         label=found.label,
         tensor=candidate.tensor,
         pipeline=candidate.pipeline,
-        kv_tokens=(min(settings.cache.num_blocks) - 1) * settings.cache.block_size,
+        kv_tokens=(min(settings.cache.token_blocks) - 1) * settings.cache.block_size,
         rows=settings.max_num_seqs,
         prompt_s=prompt_s,
         tpot_s=tpot_s,

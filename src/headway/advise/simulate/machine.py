@@ -107,10 +107,11 @@ def as_measured(
     if len(cache.num_blocks) != len(calibration.group_blocks):
         return settings
     blocks = tuple(count + 1 for count in calibration.group_blocks)
+    new = replace(cache, num_blocks=blocks)
     return replace(
         settings,
-        cache=replace(cache, num_blocks=blocks),
-        max_model_len=min(calibration.max_model_len, min(blocks) * cache.block_size),
+        cache=new,
+        max_model_len=min(calibration.max_model_len, min(new.token_blocks) * cache.block_size),
     )
 
 

@@ -15,6 +15,7 @@ from headway.advise.simulate.executor import Script, SimulatedExecutor
 from headway.advise.simulate.truth import Truth
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
+from headway.core.memory_plan import with_open_blocks
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description, Executor
 from headway.core.request import Request, SamplingParams, SequenceUpdate
@@ -97,7 +98,7 @@ class Door:
         self.caller: Caller = anybody()
         cache = served.settings.cache
         for number in range(len(replicas)):
-            tokens = (max(cache.num_blocks) - 1) * cache.block_size
+            tokens = (max(cache.token_blocks) - 1) * cache.block_size
             self.admission.lines.on_began(number, max(tokens, PAGE_TOKENS))
 
     def class_of(self, name: str) -> ServiceClass:
@@ -272,7 +273,8 @@ def block_bytes(spec: ModelSpec, settings: Settings) -> tuple[int, ...]:
     dtype = settings.cache.dtype or settings.dtype
     if dtype == "none":
         return ()
-    return tuple(g.bytes_per_token(dtype) * settings.cache.block_size for g in spec.kv_groups)
+    groups = with_open_blocks(spec.kv_groups, spec, settings.dtype, dtype)
+    return tuple(g.bytes_per_token(dtype) * settings.cache.block_size for g in groups)
 
 
 def experts_of(spec: ModelSpec) -> tuple[int, int, int]:

@@ -78,6 +78,8 @@ class KVGroupSpec:
     """Groups of a drafter: K and V of the same tokens, in blocks of the same numbers."""
     state_bytes: int = 0
     """What a drafter keeps of the model's states for each token beside that."""
+    kv_dtype: str = ""
+    """Format of its keys and values where that is another than the cache's."""
 
     @property
     def kind(self) -> Literal["full", "window"]:
@@ -85,7 +87,7 @@ class KVGroupSpec:
 
     def bytes_per_token(self, kv_dtype: str) -> int:
         """Layers · kv_heads · bytes of K and V of a head: 64 of bfloat16 are 256, of int8 136."""
-        head = kv_format(kv_dtype).bytes_per_token(self.head_dim)
+        head = kv_format(self.kv_dtype or kv_dtype).bytes_per_token(self.head_dim)
         own = len(self.layers) * self.num_kv_heads * head
         own += self.state_bytes
         return own + sum(rider.bytes_per_token(kv_dtype) for rider in self.riders)

@@ -83,7 +83,13 @@ class EngineOptions:
         low=1,
         unit="tokens",
     )
-    block_size: int = option(16, "Tokens in one KV block.", low=1, high=1024, unit="tokens")
+    block_size: int | None = option(
+        None,
+        "Tokens in one KV block: 16, and 64 with int4 KV, if it is left out.",
+        low=1,
+        high=1024,
+        unit="tokens",
+    )
     kv_memory: Bytes | None = option(
         None, "Memory for the KV cache, as 4GiB or a share of the free memory as 40%.", common=True
     )
@@ -113,7 +119,8 @@ class EngineOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type of keys and values in memory: the model's, or int8 (native attention only).",
+        "Type of keys and values in memory: the model's, or int8 or int4 (native attention); int4 "
+        "keeps the newest block of each request as computed.",
         choices=("auto", *ROUNDED),
     )
     kernels: str = option(

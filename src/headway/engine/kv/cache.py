@@ -28,6 +28,9 @@ from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import Cached, Hit, blocks_held, common, first_seen
 from headway.engine.sequence import Sequence
 
+OPEN_WINDOW = 1
+"""The open block is what a window of one token sees: the block that it lies in."""
+
 
 class KVCache:
     """Block pools by group, and the operations on a sequence's block tables.
@@ -38,7 +41,7 @@ class KVCache:
 
     def __init__(self, config: CacheConfig, max_chunk: int) -> None:
         self.block_size = config.block_size
-        self.windows = config.windows
+        self.windows = config.windows + (OPEN_WINDOW,) * config.open_blocks
         self.max_chunk = max_chunk
         self.attention_cost = config.attention_cost
         self.pools = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.int4 import Int4KVLayer, filled_blocks
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 from headway.runtime.memory import zeros
@@ -145,18 +146,56 @@ class NativeAttention:
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
+        if isinstance(layer, Int4KVLayer):
+            return self._attend_rounded(q_TND, k_TGD, v_TGD, layer, batch, rule)
         assert isinstance(layer, NativeKVLayer)
         self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
         q = rows(q_TND)
-        if self._out.numel() < q.numel() or self._out.dtype != q.dtype:
-            self._out = torch.empty(q.numel(), dtype=q.dtype)
-        out_TND = self._out[: q.numel()].view(q.shape)
+        out_TND = self._room_for(q)
         tables_SB = batch.block_tables_GSB[layer.group]
         self._library.calls.attention(
             *(address(q), address(out_TND), q.stride(0)),
             *(address(tables_SB), *(address(lens) for lens in lens_of(batch, layer.group))),
             *(*tables_SB.shape, q.shape[1], rule.window, rule.scale, rule.softcap),
             *(TYPES[q.dtype], *layer.numbers),
+        )
+        return out_TND
+
+    def _room_for(self, q_TND: Tensor) -> Tensor:
+        """Where the output for these queries goes."""
+        if self._out.numel() < q_TND.numel() or self._out.dtype != q_TND.dtype:
+            self._out = torch.empty(q_TND.numel(), dtype=q_TND.dtype)
+        return self._out[: q_TND.numel()].view(q_TND.shape)
+
+    def _attend_rounded(
+        self,
+        q_TND: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        layer: Int4KVLayer,
+        batch: Batch,
+        rule: AttentionRule,
+    ) -> Tensor:
+        """K and V to the open blocks, those that are full to int4, then attention over both."""
+        exact = layer.open
+        assert isinstance(exact, NativeKVLayer)
+        self.write(k_TGD, v_TGD, exact, batch.slots_GT[exact.group])
+        memory = [address(part) for part in layer.parts]
+        shape = (*layer.k.shape[1:3], layer.block_size)
+        open_memory = (address(exact.k), address(exact.v), KV_TYPES[exact.k.dtype])
+        pairs_P2 = filled_blocks(batch, layer)
+        if len(pairs_P2):
+            self._library.calls.round_kv(
+                address(pairs_P2), len(pairs_P2), *open_memory, *memory, *shape
+            )
+        q = rows(q_TND)
+        out_TND = self._room_for(q)
+        tables = [batch.block_tables_GSB[one.group] for one in (layer, exact)]
+        self._library.calls.attention_rounded(
+            *(address(q), address(out_TND), q.stride(0), *map(address, tables)),
+            *(address(lens) for lens in lens_of(batch, layer.group)),
+            *(*tables[0].shape, q.shape[1], rule.window, rule.scale, rule.softcap),
+            *(TYPES[q.dtype], *open_memory, *memory, *shape),
         )
         return out_TND
 

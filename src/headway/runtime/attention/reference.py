@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from headway.runtime.attention.cache import KVLayer, write
+from headway.runtime.attention.int4 import Int4KVLayer, filled_blocks
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 
@@ -23,6 +24,10 @@ class ReferenceAttention:
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
+        if isinstance(layer, Int4KVLayer):
+            write(layer.open, k_TGD, v_TGD, batch.slots_GT[layer.open.group])
+            layer.round(filled_blocks(batch, layer))
+            return attend_rounded(q_TND, layer, batch, rule)
         write(layer, k_TGD, v_TGD, batch.slots_GT[layer.group])
         tables = batch.block_tables_GSB[layer.group]
         block_size = layer.block_size
@@ -38,6 +43,32 @@ class ReferenceAttention:
             out[begin : begin + length] = attend_one(q, k[live], v[live], rule)
             begin += length
         return out
+
+
+def attend_rounded(q_TND: Tensor, layer: Int4KVLayer, batch: Batch, rule: AttentionRule) -> Tensor:
+    """Each query reads the block that it lies in as it was computed, and those before it rounded.
+
+    One block of one sequence after the other, (T, N, D); this step's K and V are written.
+    """
+    size, out, at = layer.block_size, torch.empty_like(q_TND), 0
+    tables, open_tables = (batch.block_tables_GSB[one.group] for one in (layer, layer.open))
+    for row, (length, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+        position = context - length
+        while position < context:
+            block = position // size
+            end = min((block + 1) * size, context)
+            first = rule.first_seen(position) // size
+            rounded = layer.gather(tables[row, first:block])
+            exact = layer.open.gather(open_tables[row, block : block + 1])
+            live = end - block * size
+            k, v = (
+                torch.cat([old, new[:live].float()])
+                for old, new in zip(rounded, exact, strict=True)
+            )
+            count = end - position
+            out[at : at + count] = attend_one(q_TND[at : at + count], k, v, rule)
+            at, position = at + count, end
+    return out
 
 
 def attend_one(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule) -> Tensor:

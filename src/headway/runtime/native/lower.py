@@ -198,6 +198,8 @@ class Recorder:
         return y
 
     def attend(self, q: Value, k: Value, v: Value, layer: Any, batch: None, rule: Any) -> Value:
+        if not hasattr(layer, "numbers"):
+            raise NotLoweredError("attention over int4 KV")
         y, memory = self._new(q.width, q.heads), {"kv_group": layer.group, "kv": layer.numbers}
         self._write("write_kv", x=k, second=v, **memory)
         numbers = {"window": rule.window, "factor": rule.scale, "shift": rule.softcap}

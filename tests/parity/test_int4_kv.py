@@ -1,0 +1,240 @@
+"""int4 KV: native is the definition, and how a key is read follows from two positions alone."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from drive import engine_for, finish, greedy
+from headway.core.model_spec import KVGroupSpec
+from headway.engine.engine import Engine
+from headway.runtime.attention import AttentionRule, KVLayer, NativeAttention, NativeKVLayer
+from headway.runtime.attention.int4 import Int4KVLayer, allocate_int4, memory_of, pack, unpack
+from headway.runtime.attention.protocol import AttentionBackend
+from headway.runtime.attention.reference import ReferenceAttention, attend_one
+from headway.runtime.batch import Batch
+from headway.runtime.native.library import NativeLibrary
+from parity.native_sets import each_instruction_set, loaded
+from parity.paged import make_batch, with_tables
+from parity.tiny import save, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE = 64
+RULES = [
+    AttentionRule(scale=0.3),
+    AttentionRule(scale=0.2, window=17),
+    AttentionRule(scale=0.3, window=300, softcap=5.0),
+]
+
+
+def make_layer(count: int, kv_heads: int, head_dim: int, kind: type[KVLayer]) -> Int4KVLayer:
+    group = KVGroupSpec(layers=(0,), num_kv_heads=kv_heads, head_dim=head_dim)
+    (layer,) = allocate_int4((group,), (count, count), SIZE, torch.bfloat16, kind)
+    assert isinstance(layer, Int4KVLayer)
+    return layer
+
+
+def with_open(batch: Batch) -> Batch:
+    """The same blocks for the open ones, of a group of their own."""
+    batch.slots_GT = batch.slots_GT[:1] * 2
+    batch.block_tables_GSB = batch.block_tables_GSB[:1] * 2
+    return batch
+
+
+def attend_in_chunks(
+    backend: AttentionBackend,
+    qkv: tuple[Tensor, ...],
+    chunk: int,
+    rule: AttentionRule,
+    neighbours: int = 0,
+) -> tuple[Tensor, Int4KVLayer, Tensor]:
+    """(what one sequence attends to, the memory, its blocks), `chunk` tokens a step."""
+    length, kv_heads, head_dim = qkv[1].shape
+    everyone = [length] * (1 + neighbours)
+    tables = make_batch(everyone, everyone, SIZE, random.Random(1)).block_tables_GSB[0]
+    kind = NativeKVLayer if isinstance(backend, NativeAttention) else KVLayer
+    layer = make_layer(int(tables.max()) + 1, kv_heads, head_dim, kind)
+    found = []
+    for begin in range(0, length, chunk):
+        end = min(length, begin + chunk)
+        step = [end - begin] * len(everyone), [end] * len(everyone)
+        batch = with_open(with_tables(*step, SIZE, tables))
+        q, k, v = (
+            torch.cat([x[begin:end], *(x[begin:end] * (2 + i) for i in range(neighbours))])
+            for x in qkv
+        )
+        found.append(backend.attend(q, k, v, layer, batch, rule)[: end - begin].clone())
+    return torch.cat(found), layer, tables[0]
+
+
+def draw(length: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, ...]:
+    """q, k and v; some channels of k are far off zero, as those of real models are."""
+    seed = torch.Generator().manual_seed(length + head_dim)
+    q, k, v = (
+        torch.randn(length, n, head_dim, generator=seed) for n in (heads, kv_heads, kv_heads)
+    )
+    k[..., 3] += 20
+    k[..., 5] = 0
+    return tuple(x.to(torch.bfloat16) for x in (q, k, v))
+
+
+def test_numbers_are_off_by_half_a_step():
+    x = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
+    x[2, 3] = 0.25
+    levels, scale = pack(x)
+    assert levels.shape == (5, 7, 32) and scale.shape == (5, 7, 2)
+    step = (x.amax(-1) - x.amin(-1)) / 15
+    off = (unpack(levels, scale) - x).abs().amax(-1)
+    assert (off <= 0.51 * step + 2e-3).all()
+    assert off.max() > 0.05
+    assert torch.equal(unpack(levels, scale)[2, 3], x[2, 3])
+
+
+def test_the_open_block_is_exact_and_the_others_are_rounded():
+    """Row 70 reads 64 … 70 as they are, and 0 … 63 by levels; row 60 reads all as they are."""
+    qkv, rule = draw(100, 2, 1, 32), AttentionRule(scale=0.3)
+    found, layer, table = attend_in_chunks(ReferenceAttention(), qkv, 100, rule)
+    q, k, v = qkv
+    assert torch.equal(found[:64], attend_one(q[:64], k[:64], v[:64], rule))
+    old = [x[:64] for x in layer.gather(table[:1])]
+    mixed = [torch.cat([o, x[64:71].float()]) for o, x in zip(old, (k, v), strict=True)]
+    assert torch.equal(found[70:71], attend_one(q[70:71], *mixed, rule))
+    assert not torch.equal(found[70:71], attend_one(q[70:71], k[:71], v[:71], rule))
+
+
+@each_instruction_set
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("shape", [(6, 2, 32), (7, 1, 64), (3, 3, 96)], ids=str)
+def test_native_is_the_definition(library: NativeLibrary, rule: AttentionRule, shape):
+    """Levels and scales bit for bit, the output within what bf16 rounds."""
+    qkv = draw(333, *shape)
+    expected, defined, table = attend_in_chunks(ReferenceAttention(), qkv, 50, rule)
+    found, native, _ = attend_in_chunks(NativeAttention(library), qkv, 50, rule)
+    full = table[: 333 // SIZE]
+    for one, other in zip(native.parts, defined.parts, strict=True):
+        assert torch.equal(one[full], other[full])
+    assert_close(found.float(), expected.float(), rtol=2**-7, atol=2**-7)
+
+
+@each_instruction_set
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_row_is_the_same_to_the_bit_in_any_company(library: NativeLibrary, rule: AttentionRule):
+    qkv = draw(700, 14, 2, 64)
+    whole, _, _ = attend_in_chunks(NativeAttention(library), qkv, 700, rule)
+    alone = loaded(library.instruction_set, 1)
+    for lib, chunk, neighbours in [
+        (library, 1, 0),
+        (library, 7, 3),
+        (alone, 64, 1),
+        (alone, 350, 0),
+    ]:
+        found, _, _ = attend_in_chunks(NativeAttention(lib), qkv, chunk, rule, neighbours)
+        assert torch.equal(found, whole), (chunk, neighbours)
+
+
+@each_instruction_set
+def test_a_block_that_is_not_finite_shows_and_can_be_wiped(library: NativeLibrary):
+    q, k, v = draw(80, 2, 1, 32)
+    v[13, 0, 3] = k[15, 0, 2] = torch.inf
+    rule = AttentionRule(scale=0.25)
+    found, layer, table = attend_in_chunks(NativeAttention(library), (q, k, v), 80, rule)
+    assert not torch.isfinite(found[64:]).all(-1).all(-1).any()
+    slots = (table[0] * SIZE + torch.arange(SIZE))[13:]
+    for memory in memory_of([layer]):
+        memory.wipe(slots)
+        assert all(torch.isfinite(part).all() for part in memory.parts)
+
+
+# ── through the engine ──────────────────────────────────────────────────────────────────────
+
+MODEL = {
+    "vocab_size": 61,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+}
+WINDOWS = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 90,
+    "head_dim": 32,
+}
+
+
+@pytest.fixture(scope="module", params=["full", "window"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, more = ("llama", {}) if request.param == "full" else ("qwen3", WINDOWS)
+    return save(tiny_model(family, **MODEL | more), tmp_path_factory.mktemp("int4"))
+
+
+def int4(folder: Path, **options: object) -> Engine:
+    return engine_for(folder, kv_cache_dtype="int4", attention_backend="native", **options)
+
+
+def requests_of(**more: object) -> list:
+    """Prompts of 57 to 200 tokens that end before, at and behind a block's end, some repetitive."""
+    chooser = random.Random(5)
+    texts = [[chooser.randrange(3, 60) for _ in range(n)] for n in (57, 63, 64, 65, 128, 200)]
+    texts.append([7, 8, 9, 10] * 30)
+    return [greedy(i, text, 90 + i, **more) for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 37, "max_num_seqs": 7},
+        {"num_blocks": 8, "max_num_batched_tokens": 64, "max_num_seqs": 7},
+        {"num_blocks": 8, "kv_host_memory": 2**24, "max_num_seqs": 7},
+        {"speculate": "lookup", "max_drafts": 5, "max_num_seqs": 7},
+        {"prefix_cache": False, "max_num_seqs": 3},
+    ],
+    ids=["chunks", "preempted", "swapped", "drafts", "no cache"],
+)
+def test_tokens_are_those_of_the_request_alone(folder: Path, options: dict):
+    alone: dict = {}
+    for request in requests_of():
+        alone |= finish(int4(folder, speculate="off"), [request])
+    engine = int4(folder, **{"speculate": "off", **options})
+    together = finish(engine, requests_of())
+    assert {k: a.token_ids for k, a in together.items()} == {
+        k: a.token_ids for k, a in alone.items()
+    }
+    if "num_blocks" in options:
+        assert engine.scheduler.num_preemptions
+
+
+def test_what_was_found_gives_the_tokens_of_what_is_computed(folder: Path):
+    """Turns of one conversation, and two answers of one prompt that part within a block."""
+    cold, warm = (int4(folder, prefix_cache=cached, max_num_seqs=4) for cached in (False, True))
+    texts, computed = [[1 + i % 50 for i in range(150)], [1 + i % 50 for i in range(128)]], []
+    for turn in range(3):
+        requests = [
+            greedy(2 * turn + i, list(text), 30, n=2, seed=4) for i, text in enumerate(texts)
+        ]
+        first, again = (finish(engine, requests) for engine in (cold, warm))
+        assert {k: a.token_ids for k, a in again.items()} == {
+            k: a.token_ids for k, a in first.items()
+        }
+        for i, text in enumerate(texts):
+            text += [*first[2 * turn + i, 0].token_ids, 3 + turn]
+        computed.append(len(texts[0]))
+    assert warm.kv.pools[0].num_cached > 2
+
+
+def test_the_definition_serves_too(folder: Path):
+    """Torch's reference, slow: it generates, and a request's tokens are its own in company."""
+    requests = requests_of()[2:5]
+    options = {"kv_cache_dtype": "int4", "attention_backend": "reference", "kernels": "torch"}
+    alone: dict = {}
+    for request in requests:
+        alone |= finish(engine_for(folder, **options), [request])
+    together = finish(
+        engine_for(folder, max_num_batched_tokens=50, max_num_seqs=3, **options), requests
+    )
+    assert all(together[key].token_ids == answer.token_ids for key, answer in alone.items())
