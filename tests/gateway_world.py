@@ -21,7 +21,15 @@ from headway.edge.keys import Keyring
 from headway.edge.relayed import FIELD, LOAD_HEADER, mark
 from headway.edge.serving import http_server
 from headway.gateway.app import make_app
-from headway.gateway.config import Config, ModelRow, UpstreamRow, checked, converted
+from headway.gateway.config import (
+    Config,
+    ModelRow,
+    RolloutRow,
+    UpstreamRow,
+    checked,
+    converted,
+    with_rollouts,
+)
 from headway.gateway.ledger import Ledger
 from headway.gateway.state import State
 
@@ -205,7 +213,9 @@ def config_of(stubs: list[Stub], *models: dict[str, Any], **more: Any) -> Config
         for s in stubs
     ]
     given = [converted("test", model, ModelRow) for model in models]
-    return checked("test", rows, given, more.get("budgets", {}), more.get("headers", ()))
+    config = checked("test", rows, given, more.get("budgets", {}), more.get("headers", ()))
+    rollouts = [converted("test", row, RolloutRow) for row in more.get("rollouts", ())]
+    return with_rollouts("test", config, rollouts)
 
 
 class Gateway:
@@ -283,6 +293,8 @@ async def gateway(
             upstream.breaker.check_integrity()
             upstream.speed.check_integrity()
         state.tasks.check_integrity()
+        for rollout in state.rollouts.values():
+            rollout.check_integrity()
     finally:
         await live.http.close()
         server.should_exit = True

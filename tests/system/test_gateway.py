@@ -28,13 +28,15 @@ LONG: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 60}
 class LiveGateway:
     """One gateway process before these URLs."""
 
-    def __init__(self, *urls: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *urls: str, env: dict[str, str] | None = None, file: str = "") -> None:
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
+        (self.temp / "gateway.yaml").write_text(file)
         with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "headway.cli.main", "gateway", "--port=0"),
                     *(f"--upstream={url}/v1" for url in urls),
+                    *([str(self.temp / "gateway.yaml")] if file else []),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -211,6 +213,36 @@ def test_the_ledger_survives_a_kill_of_the_gateway(servers: list[LiveServer]) ->
     finally:
         if again is not None:
             again.close()
+        gateway.close()
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_canary_is_promoted_or_goes_back(servers: list[LiveServer], good: bool) -> None:
+    """Two real servers; the bad version is one that does not serve the model it is asked for."""
+    file = f"""
+upstreams:
+  - {{name: today, url: '{servers[0].url}/v1'}}
+  - {{name: new, url: '{servers[1].url}/v1', model: {"tiny" if good else "another"}}}
+models: [{{name: tiny}}]
+rollouts:
+  - {{name: r, model: tiny, canary: [new], steps: [50], requests: 20, slo: 'e2e=600s'}}
+"""
+    gateway = LiveGateway(file=file)
+    changes = "SELECT state, reason FROM rollouts ORDER BY rowid DESC LIMIT 1"
+    try:
+        with openai.OpenAI(base_url=gateway.url + "/v1", api_key="x", max_retries=0) as client:
+            for _ in range(300):
+                stream = client.chat.completions.create(
+                    model="tiny", messages=MESSAGES, max_tokens=2, stream=True
+                )
+                assert list(stream)[-1].choices[0].finish_reason == "length", "no client notices"
+                if gateway.rows(changes):
+                    break
+        ((state, reason),) = gateway.rows(changes)
+        assert state == ("promoted" if good else "rolled back"), reason
+        ((tries,),) = gateway.rows("SELECT COUNT(*) FROM attempts WHERE upstream = 'new'")
+        assert good or tries <= 30
+    finally:
         gateway.close()
 
 

@@ -77,6 +77,11 @@ def print_config(config: "Config") -> None:
         print(f"upstream {row.name:<22} {row.url} ({row.kind})")
     for line in config.routes():
         print(f"model    {line}")
+    for rollout in config.rollouts:
+        steps = ", ".join(f"{step:g}%" for step in rollout.steps)
+        print(
+            f"rollout  {rollout.name:<22} {rollout.model}: {', '.join(rollout.canary)} at {steps}"
+        )
     for name, budget in config.budgets.items():
         print(f"budget   {name:<22} {budget.dollars:g} dollars per {budget.per}")
     for warning in config.warnings:

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from headway.core.errors import RequestError
 from headway.gateway import ledger
+from headway.gateway.arm import is_invalid, tell
 from headway.gateway.dialects import Usage
 from headway.gateway.incoming import Incoming
 from headway.gateway.money import dollars_of
@@ -37,6 +38,10 @@ class Account:
         """What the client was told of, in all attempts together."""
         self.estimated = False
         self.ttft_s: float | None = None
+        self.text: list[str] | None = None
+        """The answer's text, where the form of the answer is looked at."""
+        if incoming.arm is not None and is_invalid(incoming.raw, "") is not None:
+            self.text = []
 
     async def __aenter__(self) -> "Account":
         self._hold()
@@ -106,6 +111,23 @@ class Account:
             ledger.ATTEMPT,
             *(self._incoming.request_id, self.num_attempts, upstream.name, outcome),
             *(usage.prompt, usage.cached, usage.output, int(estimated), dollars, ttft_s),
+        )
+        if self.num_attempts == 1 and self._incoming.arm is not None:
+            self._tell_arm(upstream, outcome, usage, dollars)
+
+    def _tell_arm(self, upstream: Upstream, outcome: str, usage: Usage, dollars: float) -> None:
+        """What the first attempt says of its arm of a rollout."""
+        incoming = self._incoming
+        assert incoming.arm is not None
+        tell(
+            incoming.arm,
+            upstream,
+            outcome,
+            usage=usage,
+            seconds=self._state.clock.now_s() - incoming.began_s,
+            ttft_s=self.ttft_s,
+            dollars=dollars if upstream.row.price is not None else None,
+            invalid=None if self.text is None else is_invalid(incoming.raw, "".join(self.text)),
         )
 
     def progress(self, output: int) -> None:

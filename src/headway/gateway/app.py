@@ -164,7 +164,7 @@ async def metrics(state: State, _: Request) -> Response:
 
 
 async def stats(state: State, _: Request) -> Response:
-    """Upstreams, routes, and what tasks cost."""
+    """Upstreams, routes, rollouts with their evidence, and what tasks cost."""
     return json_response(
         {
             "upstreams": [each.snapshot() for each in state.upstreams.values()],
@@ -177,6 +177,7 @@ async def stats(state: State, _: Request) -> Response:
                 }
                 for row in state.config.models
             ],
+            "rollouts": [each.snapshot() for each in state.rollouts.values()],
             "tasks": [
                 {
                     "dimension": dimension,
@@ -229,6 +230,8 @@ async def outcome(state: State, request: Request) -> Response:
     known = state.tasks.judge(owner, told.task_id, told.success)
     if not known:
         raise no_such_task(told.task_id)
+    for rollout in state.rollouts.values():
+        rollout.judged(owner, told.task_id, told.success)
     state.ledger.write(
         ledger.JUDGE,
         *(owner, told.task_id, int(told.success), told.score, told.source),

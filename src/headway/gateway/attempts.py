@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from headway.core.errors import EngineDownError, OverloadedError, RequestError
+from headway.gateway.arm import barred
 from headway.gateway.config import ModelRow
 from headway.gateway.incoming import Incoming
 from headway.gateway.state import State
@@ -64,8 +65,8 @@ class Way:
     ) -> Upstream:
         """The upstream to ask now, one of `only`; raises RequestError where there is none.
 
-        With `free` the budget is not asked: each stream may go on once. When all have failed once
-        they are tried a second time.
+        With `free` the budget is not asked: each stream may go on once, and what a canary fails
+        is tried once more. When all have failed once they are tried a second time.
         """
         if self.left_s <= 0:
             raise self._last or too_late()
@@ -76,20 +77,28 @@ class Way:
             found = next(self._candidates(only), None)
         if found is None:
             raise self._last or nobody(self._incoming)
+        free = free or self._is_second_for_canary()
         if self.num_attempts and not free and not self._state.budget.take():
             self._state.metrics.add("retries_denied")
             raise self._last or nobody(self._incoming)
         self.num_attempts += 1
         return found
 
+    def _is_second_for_canary(self) -> bool:
+        """Whether a canary on trial has failed this request: its client must not notice."""
+        arm = self._incoming.arm
+        return self.num_attempts == 1 and arm is not None and arm[1] and arm[0].share < 1
+
     def _candidates(self, only: Callable[[Upstream], bool]) -> Iterator[Upstream]:
         """The best of each pool, the model's own first."""
-        barred = {each for each in self._state.upstreams.values() if not only(each)}
+        unfit = {each for each in self._state.upstreams.values() if not only(each)}
+        asked, arm = self._incoming.asked, self._incoming.arm
         for route in self._routes():
-            asked = self._incoming.asked
-            found = self._state.pools[route.name].choose(asked, self._without | barred)
-            if found is not None:
-                yield found
+            pool = self._state.pools[route.name]
+            for others in barred(arm, route, pool.upstreams):
+                found = pool.choose(asked, self._without | unfit | others)
+                if found is not None:
+                    yield found
 
     def _routes(self) -> Iterator[ModelRow]:
         """Its own model row, then its fallbacks, theirs behind them."""

@@ -18,6 +18,7 @@ import difflib
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.core.errors import UsageError
-from headway.core.slo import parse_duration
+from headway.core.slo import parse_duration, parse_slo
 from headway.core.yaml_file import read_yaml
 
 HOW = "docs/gateway.md has an example of each row."
@@ -125,12 +126,49 @@ class BudgetRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("dollars must be between 0 and 1e9")
 
 
+Guard = Literal["errors", "goodput", "validity", "quality", "cost"]
+
+
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new version of a model: some of its upstreams, beside the others of the same row.
+
+    `steps` are percents, `requests` what the canary must have told at each of them, of all that
+    is in `needs`; `alpha` is the chance that a version which is no worse is rolled back.
+    """
+
+    name: str
+    model: str
+    canary: tuple[str, ...]
+    version: str = "1"
+    steps: tuple[float, ...] = (1, 5, 25, 50)
+    requests: int = 60
+    alpha: float = 0.01
+    slo: str = ""
+    needs: tuple[Guard, ...] = ("errors", "goodput")
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        rising = all(low < high for low, high in pairwise(self.steps))
+        if not self.steps or not rising or not 0 < self.steps[0] <= self.steps[-1] < 100:
+            raise ValueError("steps must be percents that rise, above 0 and below 100")
+        if not 1 <= self.requests <= 1_000_000 or not 1e-6 <= self.alpha <= 0.2:
+            raise ValueError("requests must be 1 to 1000000, alpha 1e-6 to 0.2")
+        if not self.canary or not self.needs:
+            raise ValueError("canary and needs must name at least one each")
+        if self.slo:
+            try:
+                parse_slo(self.slo)
+            except UsageError as error:
+                raise ValueError(f"{error.cause} {error.fix}") from None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway goes by; `warnings` are for who starts it."""
 
     upstreams: tuple[UpstreamRow, ...]
     models: tuple[ModelRow, ...]
     budgets: dict[str, BudgetRow] = {}
+    rollouts: tuple[RolloutRow, ...] = ()
     forward_headers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -143,7 +181,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-TOP = ("upstreams", "models", "budgets", "forward_headers")
+TOP = ("upstreams", "models", "budgets", "rollouts", "forward_headers")
 
 
 def read_config(file: Path) -> Config:
@@ -167,7 +205,9 @@ def read_config(file: Path) -> Config:
     headers = content.get("forward_headers") or []
     if not isinstance(headers, list) or not all(isinstance(name, str) for name in headers):
         raise UsageError(f"{where}: forward_headers must be a list of names.", HOW)
-    return checked(where, upstreams, models, found, tuple(name.lower() for name in headers))
+    config = checked(where, upstreams, models, found, tuple(name.lower() for name in headers))
+    rollouts = rows(where, "rollouts", content.get("rollouts") or [], RolloutRow)
+    return with_rollouts(where, config, rollouts)
 
 
 def of_urls(urls: Sequence[str]) -> Config:
@@ -222,6 +262,32 @@ def checked(
         forward_headers=headers,
         warnings=tuple(warnings),
     )
+
+
+def with_rollouts(where: str, config: Config, rollouts: list[RolloutRow]) -> Config:
+    """The configuration with these rollouts; raises UsageError where one does not fit it."""
+    check_distinct(where, "rollouts", [row.name for row in rollouts])
+    check_distinct(where, "rollouts: model", [row.model for row in rollouts])
+    models = {row.name: row for row in config.models}
+    for row in rollouts:
+        at = f"{where}: rollouts: {row.name}"
+        if row.model not in models:
+            raise UsageError(
+                f"{at}: model names {row.model!r}, which is not there.", nearest(row.model, models)
+            )
+        there = models[row.model].upstreams
+        for name in row.canary:
+            if name not in there:
+                raise UsageError(
+                    f"{at}: canary names {name!r}, which is no upstream of {row.model}.",
+                    nearest(name, there),
+                )
+        if set(row.canary) >= set(there):
+            raise UsageError(
+                f"{at}: all upstreams of {row.model} are the canary.",
+                "Leave those out that serve the version of today.",
+            )
+    return msgspec.structs.replace(config, rollouts=tuple(rollouts))
 
 
 HOP_HEADERS = {

@@ -11,6 +11,7 @@ from headway.edge import body as bodies
 from headway.edge.keys import Caller
 from headway.edge.principal import owner_of, turn_of
 from headway.edge.tasks import task_name
+from headway.gateway.arm import Arm, arm_of
 from headway.gateway.choose import Asked
 from headway.gateway.config import ModelRow
 from headway.gateway.dialects import Dialect, answer_length, needs_of
@@ -47,6 +48,8 @@ class Incoming:
     task_class: str
     began_s: float
     num_retry: int = 0
+    arm: Arm | None = None
+    """Of the rollout of its model, if there is one."""
 
     @property
     def deadline_s(self) -> float:
@@ -76,6 +79,9 @@ async def read_incoming(
     answer, param = answer_length(raw, dialect.lengths)
     task, task_class, num_retry = task_of(state, scope, raw, owner, prompt)
     caller: Caller = scope.get("caller") or state.keyring.nobody
+    arm = arm_of(state.rollouts.get(route.name), raw, owner, scope["request_id"])
+    if arm is not None:
+        arm[0].note_task(owner, task, arm[1])
     salt = f"{caller.principal.cache_salt} {owner} {raw.get('cache_salt')}"
     return Incoming(
         scope=scope,
@@ -103,6 +109,7 @@ async def read_incoming(
         task_class=task_class,
         began_s=began_s,
         num_retry=num_retry,
+        arm=arm,
     )
 
 

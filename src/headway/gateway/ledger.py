@@ -66,6 +66,15 @@ CREATE TABLE IF NOT EXISTS outcomes (
     at REAL NOT NULL,
     PRIMARY KEY (key, task)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS rollouts (
+    name TEXT NOT NULL,
+    version TEXT NOT NULL,
+    state TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    evidence TEXT NOT NULL,
+    at REAL NOT NULL
+) STRICT;
 """
 BEGIN = (
     "INSERT INTO requests (id, key, task, task_class, route, began_at, status, prompt_tokens)"
@@ -78,6 +87,8 @@ SETTLE = (
 )
 ATTEMPT = "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 JUDGE = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?)"
+
+CHANGE = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class Spent(msgspec.Struct, frozen=True, array_like=True):
@@ -196,6 +207,17 @@ class Ledger:
         return [
             (key, task, bool(success)) for key, task, success in await self._select(query, since_s)
         ]
+
+    async def rollout(self, name: str, version: str) -> tuple[str, int, str] | None:
+        """(state, step, reason) of a version's rollout as it was last, None for a new one."""
+        query = (
+            "SELECT state, step, reason FROM rollouts WHERE name = ? AND version = ?"
+            " ORDER BY rowid DESC LIMIT 1"
+        )
+        return next(
+            ((state, step, why) for state, step, why in await self._select(query, name, version)),
+            None,
+        )
 
     async def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         if self._connection is None:

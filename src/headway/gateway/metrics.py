@@ -19,6 +19,8 @@ HELP = {
     "task_dollars": ("counter", "Dollars of tasks, by dimension (all, key, task, route) and name."),
     "tasks": ("counter", "Tasks that were judged, by dimension, name and outcome."),
     "cost_per_success": ("gauge", "Dollars of judged tasks for each that succeeded."),
+    "rollout_share": ("gauge", "The canary's share of its model's requests, by rollout."),
+    "rollout_evidence": ("gauge", "Evidence that the canary is worse, by rollout and guard."),
     "ledger_lost_rows": ("counter", "Rows that the disk did not take."),
 }
 Labels = tuple[tuple[str, str], ...]

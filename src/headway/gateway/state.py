@@ -3,22 +3,27 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.options import GatewayOptions
+from headway.core.slo import parse_slo
 from headway.edge.database import default_folder
 from headway.edge.keys import Keyring
 from headway.edge.lanes import BodyPool
+from headway.gateway import ledger
 from headway.gateway.breaker import RetryBudget
 from headway.gateway.choose import Pool
-from headway.gateway.config import ANY, PERIODS_S, Config, ModelRow
+from headway.gateway.config import ANY, PERIODS_S, Config, ModelRow, RolloutRow
 from headway.gateway.ledger import Ledger
 from headway.gateway.metrics import Labels, Metrics
 from headway.gateway.money import Purses
+from headway.gateway.rollout import Change, Rollout
 from headway.gateway.upstream import Upstream
 from headway.telemetry.tasks import Retries, Tasks
 
@@ -45,6 +50,8 @@ class State:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
     routes: dict[str, ModelRow] = field(default_factory=dict)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    """By the name of their model row."""
     responses: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Id of a stored response → its owner, and the upstream that keeps it."""
     budget: RetryBudget = field(init=False)
@@ -72,6 +79,12 @@ class State:
             for row in config.models
         }
         self.purses.load(config.budgets)
+        self.rollouts = {
+            row.model: self.rollouts[row.model]
+            if row.model in self.rollouts and self.rollouts[row.model].row == row
+            else make_rollout(self, row)
+            for row in config.rollouts
+        }
         return gone
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
@@ -90,6 +103,7 @@ class State:
                 purse.add(row.dollars, row.began_at)
         for key, task, success in await self.ledger.outcomes(since_s):
             self.tasks.judge(key, task, success)
+        await self._restore(self.rollouts.values())
         looks = [asyncio.ensure_future(each.look()) for each in self.upstreams.values()]
         await asyncio.wait(looks, timeout=FIRST_LOOK_S)
         for each in self.upstreams.values():
@@ -97,13 +111,21 @@ class State:
 
     async def reload(self, config: Config) -> None:
         """Go by another configuration from the next request on."""
-        before = set(self.upstreams.values())
+        before, running = set(self.upstreams.values()), set(self.rollouts.values())
         gone = self._take(config)
+        await self._restore(set(self.rollouts.values()) - running)
         for each in self.upstreams.values():
             if each not in before:
                 each.start()
         for each in gone:
             await each.close()
+
+    async def _restore(self, rollouts: Iterable[Rollout]) -> None:
+        """Go on where the ledger says these were; what was rolled back stays so without `force`."""
+        for each in rollouts:
+            kept = await self.ledger.rollout(each.row.name, each.row.version)
+            if kept is not None and not (kept[0] == "rolled back" and each.row.force):
+                each.restore(*kept)
 
     async def stop(self) -> None:
         """Close connections and books; safe to call twice."""
@@ -200,7 +222,30 @@ class State:
                 yield "tasks", (*group, ("outcome", outcome)), count
             if totals.cost_per_success is not None:
                 yield "cost_per_success", group, totals.cost_per_success
+        for each_rollout in self.rollouts.values():
+            rollout = (("rollout", each_rollout.row.name),)
+            yield "rollout_share", rollout, each_rollout.share
+            for guard, evidence in each_rollout.evidence.items():
+                yield "rollout_evidence", (*rollout, ("guard", guard)), evidence.value
         yield "ledger_lost_rows", (), self.ledger.num_lost
+
+
+def make_rollout(state: State, row: RolloutRow) -> Rollout:
+    """A rollout whose changes are logged and kept in the ledger."""
+    rollout: Rollout
+
+    def changed(change: Change) -> None:
+        level = logging.WARNING if change.state == "rolled back" else logging.INFO
+        log.log(level, "rollout %s: %s, %s", row.name, change.state, change.reason)
+        values = {name: round(each.value, 4) for name, each in rollout.evidence.items()}
+        state.ledger.write(
+            ledger.CHANGE,
+            *(row.name, row.version, change.state, change.step, change.reason),
+            *(msgspec.json.encode(values).decode(), state.clock.wall_s()),
+        )
+
+    rollout = Rollout(row, parse_slo(row.slo) if row.slo else None, changed)
+    return rollout
 
 
 def ledger_folder(options: GatewayOptions) -> Path:

@@ -313,6 +313,8 @@ class _Attempted:
         stream = self._stream
         stream._finished = stream._finished or shown.finished
         self._size += shown.size
+        if shown.text and stream._account.text is not None:
+            stream._account.text.append(shown.text)
         if shown.text and stream._resume is None:
             stream._text.append(shown.text)
 

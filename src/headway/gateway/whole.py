@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import msgspec
 from starlette.responses import Response
 
 from headway.edge.event_stream import send_response
@@ -92,6 +93,29 @@ class WholeAnswer:
             prompt, output = (speed.tokens_of(n) for n in (incoming.prompt_bytes, len(data)))
             usage = Usage(round(prompt), 0, round(output))
         self._account.relayed, self._account.estimated = usage, estimated
+        if self._account.text is not None:
+            self._account.text.append(whole_text(data))
         self._account.attempt(upstream, "ok", usage, estimated=estimated)
         if isinstance(incoming.dialect, Responses):
             self._state.keep_response(incoming.dialect.id_of(data), incoming.owner, upstream.name)
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message = msgspec.field(default_factory=_Message)
+
+
+class _Whole(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+def whole_text(data: bytes) -> str:
+    """The text of a whole chat's first choice, "" where there is none."""
+    try:
+        choices = msgspec.json.decode(data, type=_Whole).choices
+    except msgspec.MsgspecError:
+        return ""
+    return choices[0].message.content or "" if choices else ""
