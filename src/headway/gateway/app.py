@@ -21,7 +21,7 @@ from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGua
 from headway.edge.errors import json_response, not_found
 from headway.edge.principal import owner_of
 from headway.edge.root_path import RootPath
-from headway.gateway import forward, ledger
+from headway.gateway import forward, ledger, shadow
 from headway.gateway.account import Account
 from headway.gateway.dialects import DIALECTS, Dialect
 from headway.gateway.incoming import read_incoming, read_object
@@ -68,6 +68,7 @@ class Generate:
                     await StreamedAnswer(state, incoming, account).run()
                 else:
                     await answer_whole(state, incoming, account)
+            shadow.copy(state, incoming)
         except RequestError as error:
             state.metrics.add("refused", code=error.code or "refused")
             raise

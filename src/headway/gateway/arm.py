@@ -90,3 +90,24 @@ def is_invalid(raw: dict[str, Any], text: str) -> bool | None:
         return not isinstance(value, dict)
     schema = asked.get("json_schema") if isinstance(asked, dict) else None
     return misfit(value, schema.get("schema") if isinstance(schema, dict) else None) is not None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message = msgspec.field(default_factory=_Message)
+
+
+class _Whole(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+def whole_text(data: bytes) -> str:
+    """The text of a whole chat's first choice, "" where there is none."""
+    try:
+        choices = msgspec.json.decode(data, type=_Whole).choices
+    except msgspec.MsgspecError:
+        return ""
+    return choices[0].message.content or "" if choices else ""

@@ -133,7 +133,8 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A new version of a model: some of its upstreams, beside the others of the same row.
 
     `steps` are percents, `requests` what the canary must have told at each of them, of all that
-    is in `needs`; `alpha` is the chance that a version which is no worse is rolled back.
+    is in `needs`; `shadow` is the percent of which it is sent copies before the first step;
+    `alpha` is the chance that a version which is no worse is rolled back.
     """
 
     name: str
@@ -143,6 +144,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps: tuple[float, ...] = (1, 5, 25, 50)
     requests: int = 60
     alpha: float = 0.01
+    shadow: float = 0
     slo: str = ""
     needs: tuple[Guard, ...] = ("errors", "goodput")
     force: bool = False
@@ -153,6 +155,8 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("steps must be percents that rise, above 0 and below 100")
         if not 1 <= self.requests <= 1_000_000 or not 1e-6 <= self.alpha <= 0.2:
             raise ValueError("requests must be 1 to 1000000, alpha 1e-6 to 0.2")
+        if not 0 <= self.shadow <= 100:
+            raise ValueError("shadow must be a percent between 0 and 100")
         if not self.canary or not self.needs:
             raise ValueError("canary and needs must name at least one each")
         if self.slo:

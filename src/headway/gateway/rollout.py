@@ -1,7 +1,7 @@
 """A new version beside the old one: some requests, more of them, all of them, or none again.
 
-    1% ─► 5% ─► 25% ─► 50% ─► promoted        each step: `requests` of the canary, with data
-      └─────┴──────┴─────┴──► rolled back      as soon as a guard's evidence passes 1 / its alpha
+    copies ─► 1% ─► 5% ─► 25% ─► 50% ─► promoted     each step: `requests` of both, with data
+       └───────┴─────┴──────┴─────┴──► rolled back   once a guard's evidence passes 1 / its alpha
 
 Five guards compare the canary with the control at the same time, each by how often something bad
 happens (`evidence`): errors; goodput (objectives missed, or without any an answer token slower
@@ -22,6 +22,9 @@ from headway.gateway.config import RolloutRow
 from headway.gateway.evidence import Evidence
 
 ALPHA_SHARES = {"errors": 0.4, "goodput": 0.2, "validity": 0.15, "quality": 0.15, "cost": 0.1}
+RUNNING = ("shadow", "canary")
+COPIES_TELL = ("errors", "validity", "cost")
+"""Guards that know copies; a copy has no client whose objectives it could miss."""
 LEANING = 5.0
 """A step does not end while a guard's evidence is above this."""
 MORE = 1.5
@@ -53,14 +56,15 @@ class Change:
 
 
 class Rollout:
-    """One rollout. `state` is canary, promoted or rolled back; `on_change` hears of each step."""
+    """One rollout: in shadow, canary, promoted or rolled back; `on_change` hears of each step."""
 
     def __init__(
         self, row: RolloutRow, slo: Slo | None, on_change: Callable[[Change], None] | None = None
     ) -> None:
         self.row = row
         self.slo = slo
-        self.state, self.step, self.reason = "canary", 0, ""
+        self.state = "shadow" if row.shadow else "canary"
+        self.step, self.reason = 0, ""
         self.evidence = {name: Evidence() for name in ALPHA_SHARES}
         self._on_change = on_change or (lambda change: None)
         self._known = {name: [0, 0] for name in ALPHA_SHARES}
@@ -85,6 +89,12 @@ class Rollout:
         digest = hashlib.sha256(f"{self.row.name}\0{identity}".encode()).digest()
         return int.from_bytes(digest[:8]) < self.share * 2**64
 
+    def copies(self, request_id: str) -> bool:
+        """Whether the canary is sent a copy of this request."""
+        digest = hashlib.sha256(f"{self.row.name}\0copy\0{request_id}".encode()).digest()
+        copied = int.from_bytes(digest[:8]) < self.row.shadow / 100 * 2**64
+        return self.state == "shadow" and copied
+
     def note_task(self, owner: str, task: str, canary: bool) -> None:
         """Remember which arm works at a task, until its outcome is told."""
         self._tasks[owner, task] = canary
@@ -101,7 +111,7 @@ class Rollout:
 
     def add(self, canary: bool, sample: Sample) -> None:
         """A request of an arm has ended: go back, go on or stay."""
-        if self.state != "canary":
+        if self.state not in RUNNING:
             return
         slow = sample.missed
         if slow is None and self.slo is None:
@@ -140,13 +150,23 @@ class Rollout:
 
     def _is_step_over(self) -> bool:
         """Whether both arms have told enough of all that is needed, and nothing leans."""
-        enough = all(min(self._known[name]) >= self.row.requests for name in self.row.needs)
+        enough = all(min(self._known[name]) >= self.row.requests for name in self._needs)
         return enough and all(each.value < LEANING for each in self.evidence.values())
+
+    @property
+    def _needs(self) -> list[str]:
+        """The guards that must have been told enough before this step ends."""
+        if self.state != "shadow":
+            return list(self.row.needs)
+        return [name for name in COPIES_TELL if name in ("errors", *self.row.needs)]
 
     def _go_on(self) -> None:
         for counts in self._known.values():
             counts[:] = [0, 0]
-        if self.step + 1 < len(self.row.steps):
+        if self.state == "shadow":
+            self.state = "canary"
+            self._tell(f"{self.row.requests} copies at the canary are no worse")
+        elif self.step + 1 < len(self.row.steps):
             self.step += 1
             self._tell(f"{self.row.requests} requests of the canary are no worse")
         else:
@@ -183,9 +203,9 @@ class Rollout:
             "share": self.share,
             "reason": self.reason,
             "waits_for": [
-                name for name in self.row.needs if min(self._known[name]) < self.row.requests
+                name for name in self._needs if min(self._known[name]) < self.row.requests
             ]
-            if self.state == "canary"
+            if self.state in RUNNING
             else [],
             "guards": {
                 name: {
@@ -200,9 +220,9 @@ class Rollout:
 
     def check_integrity(self) -> None:
         """A rollout that has ended has a reason; evidence above its bound ends one."""
-        assert self.state in ("canary", "promoted", "rolled back")
+        assert self.state in (*RUNNING, "promoted", "rolled back")
         assert 0 <= self.step < len(self.row.steps) and 0 <= self.share <= 1
         for name, each in self.evidence.items():
             each.check_integrity()
-            assert self.state != "canary" or each.value < self.bound(name)
-        assert self.state == "canary" or self.reason
+            assert self.state not in RUNNING or each.value < self.bound(name)
+        assert self.state in RUNNING or self.reason

@@ -52,6 +52,8 @@ class State:
     routes: dict[str, ModelRow] = field(default_factory=dict)
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     """By the name of their model row."""
+    copies: set["asyncio.Task[None]"] = field(default_factory=set)
+    """Copies on their way to canaries that answer nobody yet."""
     responses: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Id of a stored response → its owner, and the upstream that keeps it."""
     budget: RetryBudget = field(init=False)
@@ -129,6 +131,8 @@ class State:
 
     async def stop(self) -> None:
         """Close connections and books; safe to call twice."""
+        for copy in list(self.copies):
+            copy.cancel()
         for each in self.upstreams.values():
             await each.close()
         await self.ledger.close()

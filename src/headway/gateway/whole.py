@@ -3,12 +3,12 @@
 import asyncio
 
 import aiohttp
-import msgspec
 from starlette.responses import Response
 
 from headway.edge.event_stream import send_response
 from headway.edge.lanes import unless_gone
 from headway.gateway.account import Account
+from headway.gateway.arm import whole_text
 from headway.gateway.ask import WHOLE, Attempt, passed_back, renamed, replaced
 from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
 from headway.gateway.dialects import Responses, Usage
@@ -98,24 +98,3 @@ class WholeAnswer:
         self._account.attempt(upstream, "ok", usage, estimated=estimated)
         if isinstance(incoming.dialect, Responses):
             self._state.keep_response(incoming.dialect.id_of(data), incoming.owner, upstream.name)
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message = msgspec.field(default_factory=_Message)
-
-
-class _Whole(msgspec.Struct):
-    choices: list[_Choice] = []
-
-
-def whole_text(data: bytes) -> str:
-    """The text of a whole chat's first choice, "" where there is none."""
-    try:
-        choices = msgspec.json.decode(data, type=_Whole).choices
-    except msgspec.MsgspecError:
-        return ""
-    return choices[0].message.content or "" if choices else ""

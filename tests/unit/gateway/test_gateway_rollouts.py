@@ -194,6 +194,30 @@ async def test_a_good_canary_gets_all_requests() -> None:
         assert len(set(await asked(live, 5, user="u"))) == 1
 
 
+async def copied(live: Gateway) -> None:
+    """Chats until the trial by copies is over; all are answered by the control."""
+    rollout = live.state.rollouts["tiny"]
+    while rollout.state == "shadow":
+        assert set(await asked(live, 1)) == {"a"}
+        await asyncio.gather(*live.state.copies)
+
+
+async def test_copies_come_before_the_first_client(tmp_path: Path) -> None:
+    """A canary that fails copies answers nobody; one that does not begins with its steps."""
+    row = {**ROW, "steps": [50], "requests": 10, "shadow": 100, "slo": "ttft=600s"}
+    for fault, state in (("status503", "rolled back"), ("", "canary")):
+        canary = Stub("b", fault=lambda number, fault=fault: fault)  # type: ignore[misc]
+        folder = tmp_path / state
+        stubs = (Stub("a"), canary)
+        async with world(*stubs, folder=folder, models=(TURNS,), rollouts=[row]) as live:
+            rollout = live.state.rollouts["tiny"]
+            await copied(live)
+            assert (rollout.state, rollout.step) == (state, 0)
+            assert len(canary.asked) > 0 and not any(body.get("stream") for body in canary.asked)
+            told = live.state.metrics.of("attempts", upstream="b")
+            assert told == len(canary.asked)
+
+
 async def test_outcomes_of_tasks_roll_back() -> None:
     row = {**ROW, "steps": [50], "requests": 500}
     async with world(Stub("a"), Stub("b"), models=(TURNS,), rollouts=[row]) as live:
@@ -203,7 +227,8 @@ async def test_outcomes_of_tasks_roll_back() -> None:
             answer = await live.chat(metadata={"task_id": task})
             success = answer.headers["x-headway-upstream"] == "a"
             body = {"task_id": task, "success": success}
-            assert (await live.http.post("/v1/outcomes", json=body)).status == 200
+            async with live.http.post("/v1/outcomes", json=body) as told:
+                assert told.status == 200
             if rollout.state != "canary":
                 break
         assert rollout.reason.startswith("quality: ")
