@@ -2,7 +2,7 @@
 // its table; see table.h.
 #include "elementwise.inl"
 #include "attention.inl"
-#include "linear.inl"
+#include "fp8.inl"
 #include "sampling.inl"
 #include "quantized_tiles.inl"
 #include "rounding.inl"

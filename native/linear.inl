@@ -41,7 +41,7 @@ inline int64_t padded(int64_t inputs) { return (inputs + input_step - 1) / input
 // Where a panel keeps a number: which of its numbers, those of all inputs in a row.
 template <Type type>
 inline int64_t place_of(int64_t input, int lane) {
-    if constexpr (type != Type::bf16) return input * panel_width + lane;
+    if constexpr (type != Type::bf16 && type != Type::f8) return input * panel_width + lane;
     if constexpr (has_pairs) return input / 2 * 2 * panel_width + 2 * lane + input % 2;
     return input * panel_width + (lane < lanes ? 2 * lane : 2 * (lane - lanes) + 1);
 }
@@ -244,6 +244,9 @@ void pack_linear(Pool& pool, const void* weight, void* packed, int64_t outputs, 
     if (type == Type::f32)
         pack<Type::f32>(pool, static_cast<const float*>(weight), static_cast<float*>(packed),
                         outputs, inputs);
+    else if (type == Type::f8)
+        pack<Type::f8>(pool, static_cast<const uint8_t*>(weight), static_cast<uint8_t*>(packed),
+                       outputs, inputs);
     else if (type == Type::bf16) pack<Type::bf16>(pool, halves, to, outputs, inputs);
     else pack<Type::f16>(pool, halves, to, outputs, inputs);
 }
@@ -296,8 +299,14 @@ bool multiply_in_tiles(Pool& pool, const Linear& job, const uint16_t* x) {
 
 #endif
 
+void multiply_fp8(Pool& pool, const Linear& job);  // fp8.inl
+
 // Says whether outputs that are to be gated are.
 bool multiply(Pool& pool, const Linear& job) {
+    if (job.weight_type == Type::f8) {
+        multiply_fp8(pool, job);
+        return false;
+    }
 #if defined(__AVX512BF16__)
     if (job.weight_type == Type::bf16) {
         const uint16_t* halves = rows_in_bf16(pool, job);

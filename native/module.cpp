@@ -92,6 +92,14 @@ public:
                               inputs, outputs, Type(type), Type(weight_type), {}});
     }
 
+    void linear_fp8(Address x, Address packed, Address scales, Address bias, Address y,
+                    Address scratch, int64_t tokens, int64_t inputs, int64_t outputs,
+                    int64_t group, int type) {
+        table_.linear(pool_, {at(x), at(packed), at(bias), at(y), at<float>(scratch), tokens,
+                              inputs, outputs, Type(type), Type::f8, {}, 0, at<float>(scales),
+                              group});
+    }
+
     void norm(Address x, Address weight, Address y, int64_t rows, int64_t width, int64_t inner,
               int64_t outer_stride, int64_t inner_stride, float eps, float offset, int type) {
         table_.norm(pool_, {at(x), at(weight), at(y), rows, width, inner, outer_stride,
@@ -236,6 +244,7 @@ PyMethodDef methods[] = {
     method<&Kernels::lanes>("lanes"),
     method<&Kernels::pack_linear>("pack_linear"),
     method<&Kernels::linear>("linear"),
+    method<&Kernels::linear_fp8>("linear_fp8"),
     method<&Kernels::norm>("norm"),
     method<&Kernels::rope>("rope"),
     method<&Kernels::gated>("gated"),

@@ -62,7 +62,7 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
         return table.linear(pool, {x, it.weight, it.bias, y,
                                    reinterpret_cast<float*>(step.buffers[it.scratch]), tokens,
                                    it.width, it.count, it.type, it.weight_type, gate,
-                                   it.y.step});
+                                   it.y.step, static_cast<const float*>(it.scales), it.layout});
     case Code::quantized:
         return multiply_rounded(table, pool, it, step, x, y, gate);
     case Code::rope:

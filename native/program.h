@@ -36,7 +36,7 @@ struct Place {
 //              weight   bias     scales    width     count    its own           factor   shift
 //     embed    table                       channels  rows
 //     norm     weight                      channels  heads                      eps      offset
-//     linear   panels   bias               inputs    outputs  weight_type
+//     linear   panels   bias     of f8     inputs    outputs  weight_type, of f8 layout: the group
 //     quant…   panels   bias     weight's  inputs    outputs  layout, order
 //     rope     cosines  sines              channels  heads    pairs
 //     gated                                inner

@@ -10,7 +10,7 @@ namespace headway {
 
 class Pool;
 
-enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4 };
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4, f8 = 5 };  // f8: e4m3
 
 enum class Activation : int { silu = 0, gelu_tanh = 1 };
 
@@ -23,7 +23,8 @@ struct Gate {
 
 // y[T][O] = x[T][I] · weight[O][I]ᵀ + bias[O]; x, bias and y are of `type`, the weight is packed
 // by `pack_linear` from `weight_type`. `scratch` holds T · I floats, I rounded up to 32. Rows of y are
-// `y_step` numbers apart, 0: `outputs`.
+// `y_step` numbers apart, 0: `outputs`. Weights of f8 have scales, one for each output and `group` of
+// inputs, a multiple of 32 or 0 for all: [O / panel][groups][panel]; x is rounded to bf16 then.
 struct Linear {
     const void* x;
     const void* packed;
@@ -34,6 +35,8 @@ struct Linear {
     Type type, weight_type;
     Gate gate;
     int64_t y_step = 0;
+    const float* weight_scales = nullptr;
+    int64_t group = 0;
 };
 
 // y[r][W] = x[r] / sqrt(mean(x[r]²) + eps) · weight, or · (offset + weight) where there is an offset.

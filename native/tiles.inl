@@ -73,6 +73,20 @@ bool goes_past(const Job& job) {
 template <class Job>
 Target outputs_of(const Job& job) { return {job.y, step_of(job), 0, 0, goes_past(job)}; }
 
+// Memory of one thread that begins at a cache line and is kept from call to call.
+inline char* thread_memory(int64_t bytes) {
+    struct Free { void operator()(char* at) const { std::free(at); } };
+    static thread_local std::unique_ptr<char, Free> memory;
+    static thread_local int64_t size = 0;
+    if (bytes > size) {
+        const int64_t whole = (bytes + 4095) / 4096 * 4096;
+        memory.reset(static_cast<char*>(std::aligned_alloc(4096, whole)));
+        size = memory ? whole : 0;
+        if (!memory) throw std::bad_alloc();
+    }
+    return memory.get();
+}
+
 #if defined(__AMX_TILE__)
 
 constexpr int tile_height = 16, tile_pair = 32;
@@ -185,20 +199,6 @@ inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t step
     HEADWAY_STORE_TILE(1, sums + 64, sum_step);
     if constexpr (two) HEADWAY_STORE_TILE(2, sums + half, sum_step);
     if constexpr (two) HEADWAY_STORE_TILE(3, sums + half + 64, sum_step);
-}
-
-// Memory of one thread that begins at a cache line and is kept from call to call.
-inline char* thread_memory(int64_t bytes) {
-    struct Free { void operator()(char* at) const { std::free(at); } };
-    static thread_local std::unique_ptr<char, Free> memory;
-    static thread_local int64_t size = 0;
-    if (bytes > size) {
-        const int64_t whole = (bytes + 4095) / 4096 * 4096;
-        memory.reset(static_cast<char*>(std::aligned_alloc(4096, whole)));
-        size = memory ? whole : 0;
-        if (!memory) throw std::bad_alloc();
-    }
-    return memory.get();
 }
 
 // One tile of a GEMM: up to 32 rows (it is number `tile` of `tiles`) times `steps` steps of a panel.

@@ -25,6 +25,7 @@ from headway.runtime.kernels import Kernels
 from headway.runtime.kernels.parts import Parts, PartsLinear
 from headway.runtime.layers import Linear
 from headway.runtime.models import Decoder
+from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.weight_cache import Blobs, Lookup
 
@@ -127,7 +128,8 @@ def kernels_of(kernel: Any, outputs: int) -> list[tuple[Any, int]]:
 
 def is_kept(kernel: Any) -> bool:
     """Whether a cache keeps what the kernel has packed: all of a layer, or nothing."""
-    return all(isinstance(one, NativeQuantizedLinear) for one, _ in kernels_of(kernel, 0))
+    kept = NativeQuantizedLinear | NativeFp8Linear
+    return all(isinstance(one, kept) for one, _ in kernels_of(kernel, 0))
 
 
 def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:

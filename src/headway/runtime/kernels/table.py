@@ -16,6 +16,7 @@ from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
+from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.layers import NativeLayers
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
@@ -157,6 +158,8 @@ def choose_quantized(
             continue
         if library is not None and NativeQuantizedLinear.knows(format):
             found[format] = NativeQuantizedLinear(library, format)
+        elif library is not None and NativeFp8Linear.knows(format):
+            found[format] = NativeFp8Linear(library, format)
         else:
             found[format] = RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.runtime.native.library import TYPES, NativeLibrary, address
+from headway.runtime.native.library import E4M3, TYPES, NativeLibrary, address
 from headway.runtime.native.program import CODES, NOWHERE, OPERATION, Program
 
 GEMMS = ("linear", "quantized")
@@ -145,6 +145,10 @@ class Recorder:
         scratch_bytes = 4 * weight.padded
         weight_type = TYPES[weight.dtype]
         return self._gemm("linear", x, weight, bias_O, scratch_bytes, weight_type=weight_type)
+
+    def linear_fp8(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
+        numbers = {"scales": address(weight.scales), "layout": weight.group, "weight_type": E4M3}
+        return self._gemm("linear", x, weight, bias_O, 4 * weight.padded, **numbers)
 
     def quantized(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
         numbers = {"scales": address(weight.scales), "layout": weight.layout}
