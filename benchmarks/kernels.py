@@ -6,9 +6,9 @@ cell is the time and its share of the ceiling: the weights' bytes over the bandw
 multiplications over the peak, whichever takes longer; both are measured in the same run. The peak
 of a format is the best that its own kernel or torch reached on a GEMM that the caches hold.
 `--formats` also knows those of others' checkpoints: "int4 fp32", "int4 zeros", "Q4_K", "Q5_K",
-"Q6_K", "Q8_0". Weights come from memory: copies take turns. With one thread time is what it has
-computed, so other work on the machine hardly counts. `--set` takes another instruction set than the
-best.
+"Q6_K", "Q8_0", "FP8", "FP8 blocks". Weights come from memory: copies take turns. With one thread
+time is what it has computed, so other work on the machine hardly counts. `--set` takes another
+instruction set than the best.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from torch.nn import functional
 from common import heading, line
 from headway.core.formats import INT8, Format
 from headway.core.machine import last_level_cache_bytes, processor_name
+from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.load import load
@@ -92,6 +93,8 @@ def of_others(group: int) -> dict[str, Format]:
         "Q5_K": Format("int8", 32, fp32_scales=True, offsets="any"),
         "Q6_K": Format("int8", 16, fp32_scales=True),
         "Q8_0": Format("int8", 32),
+        "FP8": Format("fp8"),
+        "FP8 blocks": Format("fp8", 128),
     }
 
 
@@ -99,10 +102,14 @@ def rounded_case(library: NativeLibrary, format: Format, outputs: int, inputs: i
     """A native kernel's GEMM on numbers that only a checkpoint has: any do."""
     least, most = (-8, 8) if format.kind == "int4" else (-127, 128)
     levels = torch.randint(least, most, (outputs, inputs), dtype=torch.int8)
-    scales = torch.rand(outputs, -(-inputs // format.group)).half().float()
+    scales = torch.rand(outputs, -(-inputs // (format.group or inputs))).half().float()
     offsets = None if format.offsets == "none" else 3 * scales
+    kernel: Any
+    if format.kind == "fp8":
+        levels, kernel = levels.to(torch.float8_e4m3fn), NativeFp8Linear(library, format)
+    else:
+        kernel = NativeQuantizedLinear(library, format)
     weight = RoundedWeight(levels, scales, format.group, offsets, kind=format.kind)
-    kernel = NativeQuantizedLinear(library, format)
     packed = kernel.pack(weight)
     copies = [
         dataclasses.replace(packed, panels=packed.panels.clone())

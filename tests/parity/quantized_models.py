@@ -54,7 +54,10 @@ def plain_of(matrix: RoundedWeight | Tensor) -> Tensor:
 
 
 def check_products(slow: TorchExecutor, fast: TorchExecutor) -> None:
-    """Every rounded layer of `fast` multiplies as the definition, before a bias is added."""
+    """Every rounded layer of `fast` multiplies as the definition, before a bias is added.
+
+    To the bit where sums are those of integers; of fp8 within the type's rounding.
+    """
     theirs = linears_of(fast)
     for name, module in linears_of(slow).items():
         other = theirs[name]
@@ -65,7 +68,8 @@ def check_products(slow: TorchExecutor, fast: TorchExecutor) -> None:
         assert isinstance(module, Linear) and isinstance(other, Linear)
         found = other.kernel(x, other.prepared, None)
         expected = module.kernel(x, module.prepared, None)
-        if len(rounded) == len(module.matrices):
+        exact = not any(each.kind == "fp8" for each in rounded)
+        if exact and len(rounded) == len(module.matrices):
             assert torch.equal(found, expected), name
         else:  # a part in the model's type is multiplied otherwise by other kernels
             torch.testing.assert_close(found, expected)

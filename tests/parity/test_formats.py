@@ -104,6 +104,9 @@ def test_numbers_are_those_of_the_writer(case: str, tmp_path: Path):
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-7, msg=name)
     check_products(slow, fast)
+    if fast.kernels.library is not None:
+        assert fast.kernels.reasons["quantized"][0] == "native"
+        assert fast.target.program is not None
     assert divergence(model, slow) < LARGEST_KL
     planned = planned_bytes(fast.settings.quantization, fast.spec, "float32")
     assert planned * 0.9 < fast.describe().weight_bytes < planned * 2.5

@@ -13,6 +13,7 @@ from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.table import PlainLinear
 from headway.runtime.layers import Linear
+from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.lower import lower
@@ -281,3 +282,95 @@ def test_packed_weights_of_others_are_kept_whole(library, format):
     x = torch.randn(3, 200)
     found = kernel(x, kernel.from_blob(blob, 40, 200), None)
     assert torch.equal(found, kernel(x, packed, None))
+
+
+FP8_NUMBERS = [code for code in range(256) if code & 127 != 127]
+
+
+def some_fp8(outputs: int, inputs: int, group: int, seed: int = 0) -> RoundedWeight:
+    """Any numbers of type e4m3, the smallest and the largest too, with scales of either sign."""
+    draw = torch.Generator().manual_seed(seed)
+    places = torch.randint(len(FP8_NUMBERS), (outputs, inputs), generator=draw)
+    levels = torch.tensor(FP8_NUMBERS, dtype=torch.uint8)[places].view(torch.float8_e4m3fn)
+    scales = torch.randn(outputs, -(-inputs // group) if group else 1, generator=draw) / inputs
+    return RoundedWeight(levels, scales, group)
+
+
+@each_instruction_set
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    inputs=st.integers(1, 400),
+    outputs=st.integers(1, 150),
+    group=st.sampled_from([0, 32, 128]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_native_fp8_is_the_definition(library, rows, inputs, outputs, group, dtype, bias, seed):
+    """Within fp32's rounding of sums of exact products; then the type's."""
+    x, _, _ = operands(rows, inputs, 1, dtype, False, seed)
+    bias_O = torch.randn(outputs).to(dtype) if bias else None
+    weight = some_fp8(outputs, inputs, group, seed)
+    kernel = NativeFp8Linear(library, weight.format)
+    packed = kernel.pack(weight)
+    found = kernel(x, packed, bias_O)
+    wanted = reference.fp8_linear(x.float(), weight, bias_O)
+    sizes = x.bfloat16().float().abs() @ weight.plain().abs().T + 1
+    rounding = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    error = (found.float() - wanted).abs()
+    assert bool((error <= 2e-6 * sizes + rounding * wanted.abs()).all())
+    assert packed.nbytes == kernel.blob_bytes(outputs, inputs)
+    blob = torch.cat([part.view(torch.uint8) for part in packed.tensors])
+    assert torch.equal(kernel(x, kernel.from_blob(blob, outputs, inputs), bias_O), found)
+
+
+@each_instruction_set
+@pytest.mark.parametrize("group", [0, 128])
+def test_each_number_of_fp8_is_multiplied_exactly(library, group):
+    """One input each: a product of 1 and the number, by few rows and by many."""
+    numbers = torch.tensor(FP8_NUMBERS, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, None]
+    levels = torch.zeros(len(numbers), 200, dtype=torch.float8_e4m3fn)
+    levels[:, 131:132] = numbers
+    scales = torch.full((len(numbers), 2 if group else 1), 0.5)
+    kernel = NativeFp8Linear(library, Format("fp8", group))
+    packed, x = kernel.pack(RoundedWeight(levels, scales, group)), torch.ones(31, 200)
+    for rows in (1, 2, 3, 4, 5, 31):
+        found = kernel(x[:rows], packed, None)
+        assert torch.equal(found, (0.5 * numbers.float().T).expand(rows, -1))
+
+
+@each_instruction_set
+def test_a_row_in_fp8_does_not_depend_on_the_rows_beside_it(library):
+    for inputs, outputs, group in [(96, 200, 0), (1300, 70, 128)]:
+        kernel = NativeFp8Linear(library, Format("fp8", group))
+        packed = kernel.pack(some_fp8(outputs, inputs, group))
+        x, _, _ = operands(67, inputs, 1, torch.float32, False)
+        whole = kernel(x, packed, None)
+        for rows in range(1, 15):
+            assert torch.equal(kernel(x[:rows], packed, None), whole[:rows])
+
+
+@each_instruction_set
+def test_fp8_is_an_operation_of_a_program(library):
+    """Beside a part in int4, written where it belongs; and only groups of whole steps."""
+    assert not NativeFp8Linear.knows(Format("fp8", 48))
+    assert not NativeFp8Linear.knows(Format("fp8", 128, permuted=True))
+    name, sizes, fp8 = "layers.0.attention.qkv", (48, 16, 16), Format("fp8", 32)
+    kernels = Kernels(
+        linear=NativeLinear(library),
+        quantization=Quantization(((f"{name}.v", Q4), (name, fp8))),
+        quantized={
+            Q4: NativeQuantizedLinear(library, Q4),
+            fp8: NativeFp8Linear(library, fp8),
+        },
+        library=library,
+    )
+    layer = Linear(Build(kernels), 96, 80, parts=sizes)
+    layer.kernel, layer.bias = kernels.linear_for(name, sizes), torch.randn(80)
+    layer.take([some_fp8(48, 96, 32), some_fp8(16, 96, 32, 1), some_weight(Q4, 16, 96, 2)])
+    program, _ = lower(layer, library, torch.float32, given=96)
+    assert program is not None and len(program.operations) == 2
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, 96)
+        assert torch.equal(program.over(x), layer(x))

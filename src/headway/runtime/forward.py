@@ -27,6 +27,7 @@ from headway.runtime.kernels import Kernels
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.loading import load_model
 from headway.runtime.models import MODELS, Decoder
+from headway.runtime.native.fp8 import PackedFp8
 from headway.runtime.native.linear import PackedWeight
 from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
@@ -121,7 +122,8 @@ class Forward:
         """All its weights, as they are and as they are packed."""
         weights = [parameter.detach() for parameter in self.model.parameters()]
         packed = [one for m in self.linears if isinstance(m, Linear) for one in m.matrices]
-        return weights + [w.panels for w in packed if isinstance(w, PackedWeight | PackedLevels)]
+        kinds = PackedWeight | PackedLevels | PackedFp8
+        return weights + [w.panels for w in packed if isinstance(w, kinds)]
 
     @property
     def weight_bytes(self) -> int:

@@ -70,7 +70,8 @@ def group_sums(rows_TI: Tensor, levels_OI: Tensor) -> Tensor:
 def fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
     """The same on numbers of type e4m3: inputs in bf16, sums of a group times its scale.
 
-    Products of bf16 are exact in fp32; their sums are rounded as the processor adds them.
+    Products of bf16 are exact in fp32; their sums are rounded as the processor adds them, so two
+    kernels agree within fp32's rounding and not to the bit.
     """
     x, levels_OH = x_TH.to(torch.bfloat16).float(), weight.levels_OH.float()
     if weight.order_H is not None:

@@ -16,13 +16,14 @@ from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.attention.reference import attend_one
 from headway.runtime.batch import Batch
+from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.layers import NativeLayers, layers_are_right
 from headway.runtime.native.library import TYPES, NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.lower import lower
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.native.sampling import sampling_is_right
-from headway.runtime.rounding import round_rows, round_weight
+from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
 
 CHECKED = (
     Format("int4", 32, offsets="zeros"),
@@ -35,8 +36,9 @@ CHECKED = (
 
 def is_right(library: NativeLibrary) -> bool:
     """Whether every operation's results are those of torch."""
-    checks = (multiplies_right, multiplies_rounded_right, attends_right, programs_are_right)
-    return all(check(library) for check in (*checks, layers_are_right, sampling_is_right))
+    gemms = (multiplies_right, multiplies_rounded_right, multiplies_fp8_right)
+    rest = (attends_right, programs_are_right, layers_are_right, sampling_is_right)
+    return all(check(library) for check in (*gemms, *rest))
 
 
 def multiplies_right(library: NativeLibrary) -> bool:
@@ -70,6 +72,24 @@ def multiplies_rounded_right(library: NativeLibrary) -> bool:
         for rows in (1, 17):
             found = kernel(x[:rows], kernel.pack(rounded), None)
             if not torch.allclose(found, expected[:rows], rtol=1e-4, atol=1e-3):
+                return False
+    return True
+
+
+def multiplies_fp8_right(library: NativeLibrary) -> bool:
+    """Whether every number of type e4m3 is multiplied as it is, by few rows and by many."""
+    draw = torch.Generator().manual_seed(0)
+    codes = torch.arange(254, dtype=torch.uint8) % 127 + torch.arange(254).gt(126) * 128
+    levels = codes.to(torch.uint8).repeat(45, 1).view(torch.float8_e4m3fn)
+    for group in (0, 128):
+        scales = torch.rand(45, 2 if group else 1, generator=draw) + 0.5
+        weight = RoundedWeight(levels, scales, group)
+        kernel = NativeFp8Linear(library, weight.format)
+        x = torch.randn(17, 254, generator=draw).bfloat16().float()
+        expected = x.double() @ weight.plain().double().T
+        for rows in (1, 17):
+            found = kernel(x[:rows], kernel.pack(weight), None)
+            if not torch.allclose(found.double(), expected[:rows], rtol=1e-4, atol=1e-2):
                 return False
     return True
 

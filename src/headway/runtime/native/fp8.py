@@ -52,7 +52,7 @@ class NativeFp8Linear:
     @staticmethod
     def knows(format: Format) -> bool:
         """Whether the kernels read it: with scales of groups of whole steps, or of outputs."""
-        return format.kind == "fp8" and format == Format("fp8", format.group - format.group % INPUT_STEP)
+        return format == Format("fp8", format.group) and format.group % INPUT_STEP == 0
 
     def prepare(self, weight_OH: Tensor) -> PackedFp8:
         raise AssertionError("only a checkpoint has such weights")
