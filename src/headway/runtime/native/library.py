@@ -8,7 +8,7 @@ from torch import Tensor
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Number types as the module numbers them."""
-E4M3 = 4
+E4M3 = 5
 """That of weights alone."""
 
 
