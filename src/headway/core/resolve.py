@@ -350,6 +350,11 @@ def choose_quantization(
             f"--quantization-head {options.quantization_head} is for --quantization int4.",
             "Add --quantization int4, or leave it out.",
         )
+    if options.fp8 != "exact" and all(format.kind != "fp8" for _, format in model.formats):
+        raise UsageError(
+            f"--fp8 {options.fp8}: no weights of the model are in FP8.",
+            "Leave it out; --quantization int8 rounds weights of 16 bits.",
+        )
     if device != "cpu" and (given != "none" or model.formats):
         what = f"--quantization {given}" if given != "none" else f"A folder in {own}"
         raise UsageError(
@@ -359,10 +364,11 @@ def choose_quantization(
     why = "given" if given != "none" else "the checkpoint's weights as they are"
     if model.formats:
         rest = f"; what it holds in 16 bits in {given}, given" if given != "none" else ""
-        why = f"{own}, the checkpoint's weights as they are{rest}"
+        fp8 = "" if options.fp8 == "exact" else f", FP8 rounded once more to {options.fp8}, given"
+        why = f"{own}, the checkpoint's weights as they are{fp8}{rest}"
     packed = kernels == "native" or (given != "int4" and not model.formats)
     group, head = options.quantization_group, options.quantization_head
-    return Quantization.of(given, group, packed, model.formats, head), why
+    return Quantization.of(given, group, packed, model.formats, head, options.fp8), why
 
 
 def choose_cache(
