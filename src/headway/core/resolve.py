@@ -183,6 +183,7 @@ def resolve(
         cache=CacheConfig(
             num_blocks=num_blocks,
             windows=tuple(group.window for group in model.kv_groups),
+            sinks=tuple(group.sinks for group in model.kv_groups),
             block_size=block_size,
             open_blocks=bool(kv_format(kv_dtype).block_size),
             dtype=kv_dtype,
@@ -417,6 +418,12 @@ def choose_kv_dtype(
             f"--kv-cache-dtype int4: heads of {model.head_dim} numbers are no whole groups of "
             f"{asked.v.group}.",
             "Use --kv-cache-dtype int8.",
+        )
+    if asked.block_size and any(layer.sinks for layer in model.layers):
+        raise UsageError(
+            f"--kv-cache-dtype {options.kv_cache_dtype}: layers with sinks (--kv-layers "
+            f"{options.kv_layers}) do not read it.",
+            "Use --kv-cache-dtype int8, or windows without sinks.",
         )
     return options.kv_cache_dtype, "given"
 

@@ -155,7 +155,10 @@ class Attention(nn.Module):
         self.rope = build.kernels.rope
         self.backend = build.attention
         self.rule = AttentionRule(
-            scale=spec.attention_scale, window=layer.window, softcap=spec.attention_softcap
+            scale=spec.attention_scale,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+            sinks=layer.sinks,
         )
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:

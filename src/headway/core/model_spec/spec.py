@@ -45,10 +45,12 @@ class RopeSpec:
 class LayerSpec:
     """One layer: the tokens it sees back (0 is all), which of the ropes turns it, its MLP.
 
-    A layer without a rope (None) tells positions apart by the causal mask alone (NoPE).
+    A layer with a window may see the first `sinks` tokens besides. A layer without a rope (None)
+    tells positions apart by the causal mask alone (NoPE).
     """
 
     window: int = 0
+    sinks: int = 0
     rope: int | None = 0
     sparse: bool = False
 
@@ -68,12 +70,16 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroupSpec:
-    """Layers that share one block table. `window` counts tokens and is 0 for kind `full`."""
+    """Layers that share one block table. `window` counts tokens and is 0 for kind `full`.
+
+    Behind a window the first `sinks` tokens of a sequence are seen, too.
+    """
 
     layers: tuple[int, ...]
     num_kv_heads: int
     head_dim: int
     window: int = 0
+    sinks: int = 0
     riders: tuple["KVGroupSpec", ...] = ()
     """Groups of a drafter: K and V of the same tokens, in blocks of the same numbers."""
     state_bytes: int = 0
@@ -93,8 +99,8 @@ class KVGroupSpec:
         return own + sum(rider.bytes_per_token(kv_dtype) for rider in self.riders)
 
     def seen(self, context: int) -> int:
-        """Tokens of a context that the next token reads here: all, or the window."""
-        return min(context, self.window) if self.window else context
+        """Tokens of a context that the next token reads here: all, or the window and the sinks."""
+        return min(context, self.window + self.sinks) if self.window else context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,19 +243,20 @@ class ModelSpec:
 
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """The KV groups, in the order of their first layers: one for each window there is.
+        """The KV groups, in the order of their first layers: one for each window and its sinks.
 
         Gemma 3 1B: layers 0 … 4, 6 … 10, … in a group of window 512, and 5, 11, … in a full one.
         """
-        windows = dict.fromkeys(layer.window for layer in self.layers)
+        seen = [(layer.window, layer.sinks) for layer in self.layers]
         return tuple(
             KVGroupSpec(
-                layers=tuple(i for i, layer in enumerate(self.layers) if layer.window == window),
+                layers=tuple(i for i, sight in enumerate(seen) if sight == (window, sinks)),
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 window=window,
+                sinks=sinks,
             )
-            for window in windows
+            for window, sinks in dict.fromkeys(seen)
         )
 
     def kv_bytes_per_token(self, kv_dtype: str | None = None) -> int:

@@ -117,6 +117,11 @@ class EngineOptions:
         "Attention: native (a CPU's, compiled at install), sdpa (torch's) or reference (slow).",
         choices=("auto", "native", "sdpa", "reference"),
     )
+    kv_layers: str = option(
+        "",
+        "YAML file of layers that keep a window of the newest tokens and the first ones alone: "
+        "less KV, and a lossy answer.",
+    )
     kv_cache_dtype: str = option(
         "auto",
         "Type of keys and values in memory: the model's, or int8 or int4 (native attention); int4 "

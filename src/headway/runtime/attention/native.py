@@ -156,7 +156,7 @@ class NativeAttention:
         self._library.calls.attention(
             *(address(q), address(out_TND), q.stride(0)),
             *(address(tables_SB), *(address(lens) for lens in lens_of(batch, layer.group))),
-            *(*tables_SB.shape, q.shape[1], rule.window, rule.scale, rule.softcap),
+            *(*tables_SB.shape, q.shape[1], rule.window, rule.sinks, rule.scale, rule.softcap),
             *(TYPES[q.dtype], *layer.numbers),
         )
         return out_TND

@@ -205,6 +205,7 @@ class Kernels:
         width: int,
         heads: int,
         window: int,
+        sinks: int,
         scale: float,
         softcap: float,
         type: int,
