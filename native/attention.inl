@@ -7,7 +7,8 @@
 //     context 600, window 0     split 0: strips 0 … 7   split 1: strips 8, 9 (of that 24 tokens)
 //
 // so neither the chunk it comes in, nor rows beside it, nor who computed a split change a bit.
-// Strips that only some rows of a chunk see have weight 0 for the others, which changes nothing.
+// Strips that only some rows of a chunk see have weight 0 for the others, which changes nothing. Sinks
+// that lie before a row's window are a split of their own, merged first.
 //
 // A task is a unit, up to 128 rows, over its splits, or over one of them where there are fewer
 // units than would keep the threads busy. The rows of long chunks share a KV head (18 tokens · 7
@@ -15,7 +16,6 @@
 // each strip in turn: one stream of memory. Rows of a head run in tiles of up to 6, and a tile reads
 // K and V once: lanes are tokens for the scores and channels for the sum.
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <vector>
 
@@ -89,12 +89,7 @@ void write_rows(const Attention& job, const Unit& unit, const Shape& shape, cons
         const int64_t head = (unit.head + row / of_head) * shape.group + row % shape.group;
         const int64_t token = unit.token + row % of_head / shape.group;
         const int64_t at = (token * job.heads + head) * dim;
-        float total = sums[shape.channels + 1];
-        if (job.sink_logits) {
-            const float logit = number_at(job.sink_logits, head, job.type) * log2_e;
-            total += std::exp2(logit - sums[shape.channels]);
-        }
-        const float inverse = 1 / total;
+        const float inverse = 1 / sums[shape.channels + 1];
         int64_t d = 0;
         for (; d + lanes <= dim; d += lanes)
             put_floats(job.out, at + d, load<Floats>(sums + d) * inverse, job.type);
@@ -137,19 +132,21 @@ std::vector<Unit> find_units(const Attention& job, const Shape& shape, bool toge
         const int64_t heads = together ? std::min(fitting, job.kv.kv_heads) : 1;
         for (int64_t end = length; end > 0;) {
             const int64_t begin = std::max<int64_t>(0, end - most);
-            const int64_t split = first_seen(job, before + begin) / split_tokens;
-            const int64_t splits = (before + end - 1) / split_tokens - split + 1;
+            const bool sinks = job.sinks > 0 && window_begin(job, before + end - 1) > 0;
+            const int64_t split = window_begin(job, before + begin) / split_tokens;
+            const int64_t splits = (before + end - 1) / split_tokens - split + 1 + sinks;
             for (int64_t head = 0; head < job.kv.kv_heads; head += heads)
                 units.push_back({s, start + begin, end - begin, before + begin, head,
-                                 std::min(heads, job.kv.kv_heads - head), split, splits, nullptr});
+                                 std::min(heads, job.kv.kv_heads - head), split, splits, sinks,
+                                 nullptr});
             end = begin;
         }
     }
     return units;
 }
 
-void attend(const Attention& job, const Unit& unit, const Shape& shape, int64_t split, Room& room,
-            float* part) {
+void attend_tokens(const Attention& job, const Unit& unit, const Shape& shape, int64_t split,
+                   Room& room, float* part) {
 #if defined(__AMX_BF16__)
     if (fits_tiles(job)) return attend_split_in_tiles(job, unit, shape, split, room, part);
 #endif
@@ -157,11 +154,22 @@ void attend(const Attention& job, const Unit& unit, const Shape& shape, int64_t 
     attend_split(job, unit, shape, split, room, part);
 }
 
+// The split of this number of a unit, counted from its first.
+void attend(const Attention& job, const Unit& unit, const Shape& shape, int64_t number, Room& room,
+            float* part) {
+    const int64_t split = unit.first_split + number - unit.has_sinks;
+    if (number > 0 || !unit.has_sinks) return attend_tokens(job, unit, shape, split, room, part);
+    Unit sinks = unit;
+    sinks.at_sinks = true;
+    attend_tokens(job, sinks, shape, 0, room, part);
+    room.begun = false;  // nobody fetches ahead from the sinks to the window
+}
+
 void attend_unit(const Attention& job, const Unit& unit, const Shape& shape) {
     Room room = take_room(job, shape);
     read_queries(job, unit, shape, room);
     finish(job, unit, shape, room.sums, [&](int64_t split) {
-        attend(job, unit, shape, unit.first_split + split, room, room.part);
+        attend(job, unit, shape, split, room, room.part);
         return room.part;
     });
 }
@@ -214,7 +222,7 @@ void attention(Pool& pool, const Attention& job) {
         Room room = take_room(job, shape);
         read_queries(job, *unit, shape, room);
         for (int64_t split = begin; split < end; ++split)
-            attend(job, *unit, shape, unit->first_split + split, room, part_of(*unit, split));
+            attend(job, *unit, shape, split, room, part_of(*unit, split));
     });
     if (std::none_of(units.begin(), units.end(), [](const Unit& unit) { return unit.partial; }))
         return;

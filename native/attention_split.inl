@@ -12,10 +12,13 @@ constexpr int split_tokens = 512;
 constexpr int64_t unit_rows = 128;
 
 // Rows of the tokens `token` … of one sequence, for each of the KV heads `head` …. `partial` is where
-// the splits' sums are left, if each is a task.
+// the splits' sums are left, if each is a task. Where rows see sinks behind their window, those are a
+// split before the others, and a unit `at_sinks` is the same rows while they read just them.
 struct Unit {
     int64_t sequence, token, tokens, position, head, heads, first_split, num_splits;
+    bool has_sinks;
     float* partial;
+    bool at_sinks = false;
 
     int64_t part_size(const Shape& shape) const {
         return heads * tokens * shape.group * shape.record;
@@ -45,8 +48,17 @@ struct Room {
     }
 };
 
-inline int64_t first_seen(const Attention& job, int64_t position) {
+inline int64_t window_begin(const Attention& job, int64_t position) {
     return job.window ? std::max<int64_t>(0, position - job.window + 1) : 0;
+}
+
+// The token at `position` sees first_seen … end_seen - 1: its window, or the sinks before that.
+inline int64_t first_seen(const Attention& job, const Unit& unit, int64_t position) {
+    return unit.at_sinks ? 0 : window_begin(job, position);
+}
+
+inline int64_t end_seen(const Attention& job, const Unit& unit, int64_t position) {
+    return unit.at_sinks ? std::min(job.sinks, window_begin(job, position)) : position + 1;
 }
 
 // visit(block, token, offset in the block, count) for each block of the tokens begin … end - 1.
@@ -105,8 +117,8 @@ inline void soften_row(const Attention& job, const Unit& unit, const Shape& shap
     };
     const int64_t position = unit.position + row / shape.group;
     const float worth = soften(job, strip, scores, factor, first, last,
-                               inside(first_seen(job, position) - start),
-                               inside(position + 1 - start), shape.highest(sums),
+                               inside(first_seen(job, unit, position) - start),
+                               inside(end_seen(job, unit, position) - start), shape.highest(sums),
                                room.weights + row * lanes);
     if (worth != 1) multiply_row(sums, worth, shape.channels);
 }
@@ -125,8 +137,8 @@ inline Seen seen_by(const Attention& job, const Unit& unit, const Shape& shape, 
                     int64_t row, int64_t end) {
     const int64_t early = unit.position + row / shape.group;
     const int64_t late = unit.position + (end - 1) / shape.group;
-    return {static_cast<int>(std::max<int64_t>(0, first_seen(job, early) - start)),
-            static_cast<int>(std::min<int64_t>(strip_tokens, late + 1 - start))};
+    return {static_cast<int>(std::max<int64_t>(0, first_seen(job, unit, early) - start)),
+            static_cast<int>(std::min<int64_t>(strip_tokens, end_seen(job, unit, late) - start))};
 }
 
 // Rows `row` … of the unit over the strip at `start`, fetching the next one if `ahead`.
@@ -169,9 +181,11 @@ struct SplitTokens {
     int64_t begin, end, last;
 
     SplitTokens(const Attention& job, const Unit& unit, int64_t split)
-        : begin(std::max(split * split_tokens, first_seen(job, unit.position))),
-          end(std::min((split + 1) * split_tokens, unit.position + unit.tokens)),
-          last(unit.position + unit.tokens) {}
+        : begin(std::max(split * split_tokens, first_seen(job, unit, unit.position))),
+          end(0),
+          last(end_seen(job, unit, unit.position + unit.tokens - 1)) {
+        end = unit.at_sinks ? last : std::min((split + 1) * split_tokens, last);
+    }
 
     int64_t first_strip() const { return begin / strip_tokens * strip_tokens; }
 };

@@ -42,7 +42,8 @@ struct Place {
 //     gated                                inner
 //     add                                  channels                             of x
 //     write_kv                                                kv_group
-//     attent…           sink_logits                  heads    kv_group, window  scale    softcap
+//     attent…                                        heads    kv_group, window  scale    softcap
+//                                                             sinks
 struct Operation {
     Code code;
     Type type;
@@ -52,11 +53,11 @@ struct Operation {
     Type weight_type;
     const void *weight, *bias, *scales;
     const int32_t* order;
-    int64_t width, count, layout, pairs, kv_group, window;
+    int64_t width, count, layout, pairs, kv_group, window, sinks;
     float factor, shift;
     KVMemory kv;
 };
-static_assert(sizeof(Operation) == 208, "as OPERATION of runtime/native/program.py");
+static_assert(sizeof(Operation) == 216, "as OPERATION of runtime/native/program.py");
 
 // What the sequences of one KV group bring to a step: slots[T], tables[S][width].
 struct KVGroup {

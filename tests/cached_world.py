@@ -67,6 +67,11 @@ prompts = st.builds(
 )
 
 
+def sinks_of(windows: tuple[int, ...], sinks: int) -> tuple[int, ...]:
+    """So many for each group that has a window."""
+    return tuple(sinks if window else 0 for window in windows)
+
+
 class Machine(RuleBasedStateMachine):
     """Admit, extend, fork, abort, fail, evict, preempt, in any order; all invariants after each."""
 
@@ -75,10 +80,11 @@ class Machine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 5]),
         num_blocks=st.integers(9, 24),
         windows=st.sampled_from([(0,), (0, 6), (6,), (9, 0, 1)]),
+        sinks=st.sampled_from([0, 0, 3, 7]),
         budget=st.integers(4, 24),
         max_num_seqs=st.integers(1, 4),
     )
-    def begin(self, policy, block_size, num_blocks, windows, budget, max_num_seqs):
+    def begin(self, policy, block_size, num_blocks, windows, sinks, budget, max_num_seqs):
         logging.disable(logging.CRITICAL)
         shape = make_settings(
             block_size=block_size,
@@ -87,7 +93,9 @@ class Machine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             budget=max(budget, max_num_seqs),
         )
-        self.world = CachedWorld(with_cache(shape, windows=windows, prefix_cache=policy))
+        self.world = CachedWorld(
+            with_cache(shape, windows=windows, sinks=sinks_of(windows, sinks), prefix_cache=policy)
+        )
 
     @rule(
         prompt=prompts,

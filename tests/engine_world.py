@@ -49,6 +49,7 @@ class World:
             block_size=engine_settings.cache.block_size,
             num_blocks=engine_settings.cache.num_blocks,
             windows=engine_settings.cache.windows,
+            sinks=engine_settings.cache.sinks,
             vocab_size=VOCAB,
             max_num_seqs=engine_settings.max_num_seqs,
             host_blocks=engine_settings.cache.host_blocks,

@@ -147,6 +147,7 @@ class FakeExecutor:
     num_blocks: tuple[int, ...]
     vocab_size: int
     windows: tuple[int, ...] = ()
+    sinks: tuple[int, ...] = ()
     max_num_seqs: int = 4096
     fail_at: str = ""
     fail_rows: frozenset[int] = frozenset()
@@ -316,12 +317,16 @@ class FakeExecutor:
         known = [sequence.cell(at) for at in range(end)]
         for group in range(len(self.num_blocks)):
             begin = self._first_seen(group, row.start)
-            read = self._read(sequence, group, begin, end)
-            assert read == known[begin:], f"{sequence} reads another's KV"
+            for first, last in ((begin, end), (0, self._end_of_sinks(group, begin))):
+                read = self._read(sequence, group, first, last)
+                assert read == known[first:last], f"{sequence} reads another's KV"
 
     def _first_seen(self, group: int, position: int) -> int:
         window = self.windows[group] if self.windows else 0
         return max(0, position - window + 1) if window else 0
+
+    def _end_of_sinks(self, group: int, begin: int) -> int:
+        return min(self.sinks[group], begin) if self.sinks else 0
 
     def _read(
         self, sequence: Mirrored, group: int, begin: int, end: int

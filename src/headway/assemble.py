@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headway.core.clock import Clock
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.kv_layers import narrowed
 from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
 from headway.core.model_files import TOKENIZER_FILE, has_document, read_document
@@ -52,7 +53,7 @@ def plan_settings(
     folder: Path, options: EngineOptions
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
     """Everything that is decided before weights are read: what `--dry-run` prints."""
-    spec = read_spec(folder, options)
+    spec = narrowed(read_spec(folder, options), options.kv_layers)
     draft = read_draft(folder, options, spec)
     beside = read_beside(folder, options, spec)
     from headway.runtime.native.available import best_instruction_set

@@ -1,7 +1,7 @@
 """Batches and KV memory for tests of attention backends, drawn at random."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,13 +47,6 @@ def with_tables(
     )
 
 
-def with_sink_logits(rule: AttentionRule, heads: int, dtype: torch.dtype) -> AttentionRule:
-    """The rule with a random sink logit for each query head; one of them takes nearly all."""
-    logits = torch.randn(heads, generator=torch.Generator().manual_seed(heads)) * 3
-    logits[-1] = 40.0
-    return replace(rule, sink_logits=logits.to(dtype))
-
-
 @dataclass(slots=True)
 class Case:
     """q, k, v of a step, what it must give, and the memory before, as reference and native."""
@@ -96,7 +89,8 @@ def make_case(
     shape = (int(batch.block_tables_GSB[0].max()) + 1, block_size, kv_heads, head_dim)
     k_memory, v_memory = torch.full((2, *shape), torch.nan, dtype=dtype)
     for row, (length, context) in enumerate(zip(query_lens, contexts, strict=True)):
-        at = torch.arange(rule.first_seen(context - length), context)
+        sinks = torch.arange(min(rule.sinks, rule.first_seen(context - length)))
+        at = torch.cat([sinks, torch.arange(rule.first_seen(context - length), context)])
         places = batch.block_tables_GSB[0][row, at // block_size], at % block_size
         for memory in (k_memory, v_memory):
             drawn = torch.randn(len(at), kv_heads, head_dim, generator=draw)

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
+from headway.core.embedded import model_folder
 from headway.core.plan import BlockCopy
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.attention.reference import attend_one
 from headway.runtime.native.library import NativeLibrary
 from parity.native_sets import each_instruction_set, loaded
-from parity.paged import make_batch, make_case, with_sink_logits, with_tables
+from parity.paged import make_batch, make_case, with_tables
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +29,7 @@ RULES = [
     AttentionRule(scale=0.2, window=17),
     AttentionRule(scale=0.3, softcap=2.0),
     AttentionRule(scale=0.3, window=300, softcap=5.0),
-    with_sink_logits(AttentionRule(scale=0.3, window=300), 10, torch.bfloat16),
+    AttentionRule(scale=0.3, window=40, sinks=70),
 ]
 
 
@@ -51,8 +52,8 @@ rows = st.one_of(
     head_dim=st.one_of(st.sampled_from([20, 32, 64, 80, 128, 256]), st.integers(8, 100)),
     block_size=st.one_of(st.sampled_from([1, 16, 32, 48, 256]), st.integers(1, 40)),
     window=st.sampled_from([0, 0, 1, 5, 64, 200, 600]),
+    sinks=st.sampled_from([0, 0, 1, 4, 17, 64, 130]),
     softcap=st.sampled_from([0.0, 0.0, 2.0, 30.0]),
-    sink_logits=st.booleans(),
     dtype=st.sampled_from(list(ROUNDING)),
     own_memory=st.booleans(),
     seed=st.integers(0, 99),
@@ -65,22 +66,21 @@ def test_it_equals_the_reference(
     head_dim,
     block_size,
     window,
+    sinks,
     softcap,
-    sink_logits,
     dtype,
     own_memory,
     seed,
 ):
     """Mixed batches of any shape; what no row may see is NaN, and stays unseen."""
     backend = NativeAttention(library)
-    rule = AttentionRule(scale=head_dim**-0.5, window=window, softcap=softcap)
     case = make_case(
         [length for length, _ in sequences],
         [context for _, context in sequences],
         (kv_heads * group, kv_heads),
         head_dim,
         block_size,
-        with_sink_logits(rule, kv_heads * group, dtype) if sink_logits else rule,
+        AttentionRule(scale=head_dim**-0.5, window=window, softcap=softcap, sinks=sinks),
         dtype,
         seed,
         backend.kv_layer if own_memory else NativeKVLayer,
@@ -121,7 +121,7 @@ def attend_in_chunks(
 
 
 @each_instruction_set
-@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
+@pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("head_dim", [24, 32])
 def test_a_row_is_the_same_to_the_bit_in_any_company(library, rule, kv_dtype, head_dim):
@@ -253,3 +253,23 @@ def test_requests_get_the_tokens_of_their_solo_run(tmp_path: Path, kv_cache_dtyp
     together = finish(crowded, requests)
     for key, answer in together.items():
         assert answer.token_ids == alone[key].token_ids
+
+
+def test_narrowed_layers_answer_alike_in_company(tmp_path: Path):
+    """Windows with sinks: the same answer in chunks, preempted, and from the prefix cache."""
+    narrow = tmp_path / "kv.yaml"
+    narrow.write_text("layers: {0: {window: 32, sinks: 6}, 2-5: {window: 32, sinks: 6}}")
+    options = {"skip_tokenizer_init": True, "kv_layers": str(narrow), "block_size": 4}
+    draw = random.Random(3)
+    begin = [draw.randint(5, 2000) for _ in range(60)]
+    prompts = [begin + [draw.randint(5, 2000) for _ in range(9 * i)] for i in range(4)]
+    solo, alone = engine_for(model_folder(None), prefix_cache=False, **options), {}
+    for i, prompt in enumerate(prompts):
+        alone |= finish(solo, [greedy(i, prompt, 24)])
+    room = {"num_blocks": 40, "max_num_batched_tokens": 17, "max_num_seqs": 4}
+    crowded = engine_for(model_folder(None), **room, **options)
+    for turn in range(2):
+        requests = [greedy(10 * turn + i, prompt, 24) for i, prompt in enumerate(prompts)]
+        for (number, index), answer in finish(crowded, requests).items():
+            assert answer.token_ids == alone[number % 10, index].token_ids, (turn, number)
+    assert crowded.scheduler.num_preemptions > 0

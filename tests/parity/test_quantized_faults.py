@@ -17,11 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headway.assemble import plan_settings
-from headway.core.errors import CheckpointError, HeadwayError, UsageError
+from headway.core.errors import CheckpointError, HeadwayError, UnsupportedModelError, UsageError
 from headway.core.formats import INT8, PLAIN, Format
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions
+from headway.core.quantization import Quantization
 from headway.runtime.checkpoint import checkpoint_formats, open_model
+from headway.runtime.rounding import round_weight
 from parity.mutations import mutated
 from parity.quantized_folders import (
     FILE,
@@ -32,7 +34,13 @@ from parity.quantized_folders import (
     make_grid,
     write_quantized,
 )
-from parity.quantized_models import LARGEST_KL, divergence, executor_of, plain_weights
+from parity.quantized_models import (
+    LARGEST_KL,
+    check_products,
+    divergence,
+    executor_of,
+    plain_weights,
+)
 from parity.tiny import edit_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -357,3 +365,49 @@ def test_the_config_of_autogptq_stands_beside(folder: Path):
     (folder / "quantize_config.json").write_text(json.dumps(old))
     found = plain_weights(executor_of(folder, kernels="torch"))
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("good", ["fp8"], indirect=True)
+def test_fp8_is_rounded_once_more_where_that_is_asked(folder: Path):
+    """To int8 by output of the numbers that it stands for, in both kernels; else it stays."""
+    exact = plain_weights(executor_of(folder, kernels="torch"))
+    slow, fast = (executor_of(folder, kernels=name, fp8="int8") for name in ("torch", "auto"))
+    assert formats(folder)["layers.0.mlp.down"].kind == "fp8"
+    assert formats(folder, fp8="int8") == {"head": PLAIN, "layers.0.mlp.down": INT8}
+    for name, weight in plain_weights(slow).items():
+        expected = exact[name] if name == "lm_head" else round_weight(exact[name], 0).plain()
+        assert torch.equal(weight, expected), name
+    check_products(slow, fast)
+    if fast.kernels.library is not None:
+        assert fast.target.program is not None
+
+
+@pytest.mark.parametrize("good", ["gptq"], indirect=True)
+def test_rounding_fp8_is_refused_where_there_is_none(folder: Path):
+    with pytest.raises(UsageError, match="--fp8 int8: no weights of the model are in FP8"):
+        formats(folder, fp8="int8")
+
+
+def test_a_draft_in_fp8_is_rounded_as_the_model_is():
+    held = (("layers.0.mlp.down", Format("fp8")), ("layers.0.mlp.gate_up", Format("int4", 64)))
+    quantization = Quantization.of("none", checkpoint=held, fp8="int8").of_draft(held)
+    assert quantization.format_of("layers.0.mlp.down") == INT8
+    assert quantization.format_of("layers.0.mlp.gate_up") == Format("int4", 64)
+    assert Quantization.of("none", checkpoint=held).of_draft(held).rounded == (
+        Format("fp8"),
+        Format("int4", 64),
+    )
+
+
+@pytest.mark.parametrize("good", ["awq"], indirect=True)
+@pytest.mark.parametrize("suffix", ["weight_packed", "qweight", "weight"])
+def test_a_quantized_embedding_is_refused_by_name(folder: Path, suffix: str):
+    """compressed-tensors' `targets: Embedding`; other methods' tensors the same."""
+    embedding = "model.embed_tokens"
+
+    def quantize(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{embedding}.{suffix}"] = tensors.pop(f"{embedding}.weight").to(torch.int8)
+
+    rewrite(folder, quantize)
+    with pytest.raises(UnsupportedModelError, match=rf"embedding is quantized .*{suffix} is I8"):
+        executor_of(folder)

@@ -9,7 +9,7 @@ from torch import Tensor
 from headway.core.formats import INT8, PLAIN, Format
 from headway.core.quantization import Quantization
 from headway.runtime.kernels import Kernels, reference
-from headway.runtime.kernels.parts import PartsLinear
+from headway.runtime.kernels.parts import PartsLinear, pack_parts
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.table import PlainLinear
 from headway.runtime.layers import Linear
@@ -144,6 +144,15 @@ def test_parts_of_one_format_are_one_matrix():
     (whole,) = layer.matrices
     assert torch.equal(whole.levels_OH, torch.cat([gate.levels_OH, up.levels_OH]))
     assert torch.equal(whole.offsets_OG, torch.cat([gate.offsets_OG, up.offsets_OG]))
+
+
+def test_a_part_that_is_plain_joins_one_that_the_checkpoint_rounded():
+    """q in int8 by the checkpoint, k in 16 bits and int8 by the option: one matrix."""
+    kernel, first = RoundedLinear(INT8), some_weight(INT8, 20, 75)
+    plain = torch.randn(7, 75, generator=torch.Generator().manual_seed(5))
+    packed = pack_parts(kernel, [first, plain], [20, 7])
+    wanted = torch.cat([first.plain(), round_weight(plain, 0).plain()])
+    assert torch.equal(packed.plain(), wanted)
 
 
 def test_a_map_names_layers_or_their_parts():

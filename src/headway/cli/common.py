@@ -68,6 +68,7 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
     for group, kv in enumerate(spec.kv_groups):
         size = kv.bytes_per_token(settings.cache.dtype)
         kind = f"window of {kv.window} tokens" if kv.window else "full"
+        kind += f" and the first {kv.sinks}" if kv.sinks else ""
         print(f"kv_group {group:<13} {f'{len(kv.layers)} layers':<14} {kind}, {gib(size)} a token")
     for field in fields(options):
         if field.name in sources:

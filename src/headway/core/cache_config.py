@@ -21,6 +21,8 @@ class CacheConfig:
     """By group, with the null block that is never given out."""
     windows: tuple[int, ...] = (0,)
     """By group the tokens that a layer sees, 0 for all of them."""
+    sinks: tuple[int, ...] = ()
+    """By group how many first tokens a layer with a window sees besides; () for none."""
     open_blocks: bool = False
     """Whether the last of `num_blocks` are of one more group, which holds the blocks that a format
     has not rounded yet: what is seen there is the block of the next token."""
@@ -39,3 +41,15 @@ class CacheConfig:
     def token_blocks(self) -> tuple[int, ...]:
         """`num_blocks` of the groups that hold whole contexts: without the open blocks."""
         return self.num_blocks[:-1] if self.open_blocks else self.num_blocks
+
+    @property
+    def sink_blocks(self) -> tuple[int, ...]:
+        """By group the blocks at the beginning that a window group keeps: 20 sinks in 16s → 2."""
+        sinks = self.sinks or (0,) * len(self.windows)
+        return tuple(-(-count // self.block_size) for count in sinks)
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """By group the most tokens that one reads: the window and the sinks, 0 for all."""
+        sinks = self.sinks or (0,) * len(self.windows)
+        return tuple(w and w + more for w, more in zip(self.windows, sinks, strict=True))

@@ -11,6 +11,8 @@ GGUF = "gguf"
 """The method of a GGUF file, which no folder has."""
 MARLIN = {"gptq_marlin": "gptq", "awq_marlin": "awq"}
 """vLLM's names of kernels that people give as a method → the method."""
+FP8 = ("exact", "int8")
+"""What `--fp8` makes of a checkpoint's matrices in FP8."""
 GROUPS = (32, 64, 128)
 PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Layers that hold several matrices of a checkpoint, one below the other."""

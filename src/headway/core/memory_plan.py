@@ -179,6 +179,7 @@ def explain_blocks(
     """A reason for the blocks of each group; `limit` says what bounds them."""
     for index, (group, count) in enumerate(zip(groups, counts, strict=True)):
         sees = f"a window of {group.window} tokens" if group.window else "full attention"
+        sees += f" and the first {group.sinks}" if group.sinks else ""
         where = f" in {len(group.layers)} layers of {sees}" if len(groups) > 1 else ""
         if group.kv_dtype:
             where = f" in {group.kv_dtype}: the newest of each sequence, not rounded yet"
@@ -208,7 +209,8 @@ def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int
     whole = -(-length // block_size)
     if not group.window:
         return whole
-    return min(whole, -(-(group.window - 1 + max_chunk) // block_size) + 1)
+    kept = -(-group.sinks // block_size)
+    return min(whole, -(-(group.window - 1 + max_chunk) // block_size) + 1 + kept)
 
 
 def useful_blocks(

@@ -20,11 +20,13 @@ class Quantization:
     """Pattern of module names → the format of those; the first that fits counts.
 
     A pattern may name a part of a layer, `layers.0.attention.qkv.v`: see `formats_of`. Without
-    native kernels torch keeps levels as bytes, int4's too, and scales in fp32: not packed.
+    native kernels torch keeps levels as bytes, int4's too, and scales in fp32: not packed. `fp8` is
+    what `--fp8` makes of checkpoints: "exact" or "int8".
     """
 
     formats: tuple[tuple[str, Format], ...] = (("*", PLAIN),)
     packed: bool = True
+    fp8: str = "exact"
 
     @staticmethod
     def of(
@@ -33,27 +35,29 @@ class Quantization:
         packed: bool = True,
         checkpoint: tuple[tuple[str, Format], ...] = (),
         head: str = "int8",
+        fp8: str = "exact",
     ) -> "Quantization":
         """What `--quantization`, `-group` and `-head` of that name say of all that is plain.
 
-        What a checkpoint holds rounded, by name, stays as it is.
+        What a checkpoint holds rounded, by name, stays as it is, but for FP8 with `fp8` int8.
         """
-        formats = [*checkpoint]
+        formats = [*formats_held(checkpoint, fp8)]
         if kind == "none":
-            return Quantization((*formats, ("*", PLAIN)), packed)
+            return Quantization((*formats, ("*", PLAIN)), packed, fp8)
         formats.append(("*.router", PLAIN))
         if kind == "int4":
             int4 = Format("int4", group)
             formats += [("head", int4 if head == "int4" else INT8), ("*", int4)]
         else:
             formats.append(("*", INT8))
-        return Quantization(tuple(formats), packed)
+        return Quantization(tuple(formats), packed, fp8)
 
     def of_draft(self, checkpoint: tuple[tuple[str, Format], ...]) -> "Quantization":
         """The formats of a drafting model: its checkpoint's, the rest rounded as the model's is."""
         head, main = self.format_of("head").at_load, self.main.at_load
         rest = (("*.router", PLAIN), ("head", head), ("*", main))
-        return Quantization((*checkpoint, *rest), self.packed)
+        held = formats_held(checkpoint, self.fp8)
+        return Quantization((*held, *rest), self.packed, self.fp8)
 
     def __str__(self) -> str:
         return str(self.main)
@@ -99,6 +103,15 @@ class Quantization:
         if format == PLAIN:
             return outputs * inputs * DTYPE_BYTES[dtype]
         return format.num_bytes(outputs, inputs, self.packed)
+
+
+def formats_held(
+    checkpoint: tuple[tuple[str, Format], ...], fp8: str
+) -> tuple[tuple[str, Format], ...]:
+    """The formats in which a checkpoint's rounded matrices are kept: its own, FP8 as asked."""
+    if fp8 == "exact":
+        return checkpoint
+    return tuple((name, INT8 if one.kind == "fp8" else one) for name, one in checkpoint)
 
 
 def bytes_per_weight(quantization: Quantization, model: ModelSpec, dtype: str) -> float:

@@ -183,6 +183,7 @@ def resolve(
         cache=CacheConfig(
             num_blocks=num_blocks,
             windows=tuple(group.window for group in model.kv_groups),
+            sinks=tuple(group.sinks for group in model.kv_groups),
             block_size=block_size,
             open_blocks=bool(kv_format(kv_dtype).block_size),
             dtype=kv_dtype,
@@ -350,6 +351,11 @@ def choose_quantization(
             f"--quantization-head {options.quantization_head} is for --quantization int4.",
             "Add --quantization int4, or leave it out.",
         )
+    if options.fp8 != "exact" and all(format.kind != "fp8" for _, format in model.formats):
+        raise UsageError(
+            f"--fp8 {options.fp8}: no weights of the model are in FP8.",
+            "Leave it out; --quantization int8 rounds weights of 16 bits.",
+        )
     if device != "cpu" and (given != "none" or model.formats):
         what = f"--quantization {given}" if given != "none" else f"A folder in {own}"
         raise UsageError(
@@ -359,10 +365,11 @@ def choose_quantization(
     why = "given" if given != "none" else "the checkpoint's weights as they are"
     if model.formats:
         rest = f"; what it holds in 16 bits in {given}, given" if given != "none" else ""
-        why = f"{own}, the checkpoint's weights as they are{rest}"
+        fp8 = "" if options.fp8 == "exact" else f", FP8 rounded once more to {options.fp8}, given"
+        why = f"{own}, the checkpoint's weights as they are{fp8}{rest}"
     packed = kernels == "native" or (given != "int4" and not model.formats)
     group, head = options.quantization_group, options.quantization_head
-    return Quantization.of(given, group, packed, model.formats, head), why
+    return Quantization.of(given, group, packed, model.formats, head, options.fp8), why
 
 
 def choose_cache(
@@ -411,6 +418,12 @@ def choose_kv_dtype(
             f"--kv-cache-dtype int4: heads of {model.head_dim} numbers are no whole groups of "
             f"{asked.v.group}.",
             "Use --kv-cache-dtype int8.",
+        )
+    if asked.block_size and any(layer.sinks for layer in model.layers):
+        raise UsageError(
+            f"--kv-cache-dtype {options.kv_cache_dtype}: layers with sinks (--kv-layers "
+            f"{options.kv_layers}) do not read it.",
+            "Use --kv-cache-dtype int8, or windows without sinks.",
         )
     return options.kv_cache_dtype, "given"
 

@@ -60,7 +60,7 @@ class Engine:
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()
         self.kv = KVCache(settings.cache, settings.max_num_batched_tokens)
-        self.cost = StepCost(prior, settings.cache.windows)
+        self.cost = StepCost(prior, settings.cache.reaches)
         self.scheduler = Scheduler(
             self.kv,
             BatchGate(

@@ -278,7 +278,7 @@ class Preemption:
             assert known[sequence_id] is sequence and flight.transfers
             assert sequence.host_tables, "a copy without host blocks"
             for transfer in flight.transfers.values():
-                live = sequence.block_tables[transfer.group][sequence.first_live[transfer.group] :]
+                live = self.kv.live(sequence, transfer.group)
                 assert transfer.blocks == live, "a block was given back on the way"
                 assert transfer.host_blocks == sequence.host_tables[transfer.group]
         for sequence in everybody:

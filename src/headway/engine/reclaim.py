@@ -205,9 +205,8 @@ class Reclaim:
             if holds is None:
                 holds = held[user] = Held(0, [0] * len(self.kv.pools))
             holds.rows += 1
-            firsts = sequence.first_live
-            for group, table in enumerate(sequence.block_tables):
-                holds.blocks[group] += len(table) - firsts[group]
+            for group, count in enumerate(self._blocks(sequence)):
+                holds.blocks[group] += count
         return held
 
     def level(self, holds: "Held") -> float:
@@ -232,10 +231,8 @@ class Reclaim:
             }
         return self._user_slots
 
-    @staticmethod
-    def _blocks(sequence: Sequence) -> list[int]:
-        tables, firsts = sequence.block_tables, sequence.first_live
-        return [len(table) - first for table, first in zip(tables, firsts, strict=True)]
+    def _blocks(self, sequence: Sequence) -> list[int]:
+        return [self.kv.num_live(sequence, group) for group in range(len(self.kv.pools))]
 
     def _without(self, holds: "Held", sequence: Sequence) -> "Held":
         blocks = [n - b for n, b in zip(holds.blocks, self._blocks(sequence), strict=True)]
@@ -248,7 +245,7 @@ class Reclaim:
     def _frees(self, victim: Sequence) -> list[int]:
         """Blocks by group that its leaving frees, those included that are promised to it."""
         alone = self.kv.num_alone(
-            [t[f:] for t, f in zip(victim.block_tables, victim.first_live, strict=True)]
+            [self.kv.live(victim, group) for group in range(len(self.kv.pools))]
         )
         needed = self.kv.still_needed(victim)
         return [a + b for a, b in zip(alone, needed, strict=True)]

@@ -144,6 +144,17 @@ def round_weight(weight_OH: Tensor, group: int) -> RoundedWeight:
     return RoundedWeight(levels, scales, group)
 
 
+def round_fp8(weight: RoundedWeight) -> RoundedWeight:
+    """A matrix in FP8 rounded once more, to int8 by output; 16 MiB of fp32 copies at a time."""
+    rows = max(1, ROUNDED_AT_ONCE // weight.levels_OH.shape[1])
+    pieces = zip(weight.levels_OH.split(rows), weight.scales_OG.split(rows), strict=True)
+    plain = (RoundedWeight(levels, scales, weight.group).plain() for levels, scales in pieces)
+    levels, scales = (
+        torch.cat(found) for found in zip(*(round_outputs(part, 0) for part in plain), strict=True)
+    )
+    return RoundedWeight(levels, scales, 0)
+
+
 def round_outputs(weight_OH: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """(levels, scales) of some outputs."""
     inputs = weight_OH.shape[1]

@@ -98,7 +98,7 @@ def fingerprint(spec: ModelSpec) -> str:
     sizes = [
         *(spec.architecture, spec.vocab_size, spec.hidden_size, spec.intermediate_size),
         *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.tied, spec.num_sparse),
-        [(len(group.layers), group.window) for group in spec.kv_groups],
+        [(len(group.layers), group.window + group.sinks) for group in spec.kv_groups],
     ]
     if spec.experts is not None:
         experts = spec.experts

@@ -36,6 +36,7 @@ def test_worked_example():
             block_size=16,
             num_blocks=(19_835,),
             windows=(0,),
+            sinks=(0,),
             prefix_cache="lfu",
             attention_cost=settings.cache.attention_cost,
         ),
@@ -144,7 +145,7 @@ def test_every_setting_has_its_reason():
     settings, why = decide()
     own = {"load_format", "block_size", "seed"}
     own |= {"batch_window_s", "late", "long_prefill_s", "lane_share", "aging_tokens"}
-    options = own | {"windows", "block_bytes", "open_blocks"}  # the model's, the KV format's
+    options = own | {"windows", "sinks", "block_bytes", "open_blocks"}  # the model's, the format's
     nested = [settings, settings.scheduler, settings.cache]
     names = {field.name for one in nested for field in dataclasses.fields(one)} - options
     assert names - {"scheduler", "cache", "speculation", "num_blocks"} <= why.keys()

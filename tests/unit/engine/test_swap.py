@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from cached_world import CachedWorld, Machine, prompts
+from cached_world import CachedWorld, Machine, prompts, sinks_of
 from engine_world import CHEAP, DEAR, World, swap_settings, terms
 from fakes import with_cache
 from headway.core.terms import Terms
@@ -257,6 +257,7 @@ class SwapMachine(Machine):
         block_size=st.sampled_from([1, 2, 4, 5]),
         num_blocks=st.integers(9, 24),
         windows=st.sampled_from([(0,), (0, 6), (6,), (9, 0, 1)]),
+        sinks=st.sampled_from([0, 0, 3, 7]),
         budget=st.integers(4, 24),
         max_num_seqs=st.integers(1, 4),
         num_host=st.integers(1, 40),
@@ -264,7 +265,7 @@ class SwapMachine(Machine):
         slowest=st.integers(0, 5),
         seed=st.integers(0, 1000),
     )
-    def begin(self, policy, cache, block_size, num_blocks, windows, budget, max_num_seqs,
+    def begin(self, policy, cache, block_size, num_blocks, windows, sinks, budget, max_num_seqs,
               num_host, block_bytes, slowest, seed):  # fmt: skip
         logging.disable(logging.CRITICAL)
         shape = swap_settings(
@@ -277,7 +278,9 @@ class SwapMachine(Machine):
             host=(num_host,) * len(windows),
             block_bytes=block_bytes,
         )
-        self.world = CachedWorld(with_cache(shape, windows=windows, prefix_cache=cache))
+        self.world = CachedWorld(
+            with_cache(shape, windows=windows, sinks=sinks_of(windows, sinks), prefix_cache=cache)
+        )
         draw = random.Random(seed)
         self.world.executor.delay = lambda: draw.randint(0, slowest)
 

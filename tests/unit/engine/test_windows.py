@@ -42,6 +42,24 @@ def test_worked_example_of_a_window():
     kv.check_integrity([one])
 
 
+def test_sinks_stay_beside_a_window():
+    """Blocks of 4, a window of 6, 3 sinks, 14 tokens computed: of two blocks out of sight one."""
+    config = CacheConfig(
+        num_blocks=(9, 9), block_size=4, windows=(0, 6), sinks=(0, 3), prefix_cache=""
+    )
+    kv, one = KVCache(config, 16), sequence(20)
+    kv.extend(one, 14)
+    one.computed = 14
+    first = one.block_tables[1][0]
+    kv.extend(one, 15)
+    window = one.block_tables[1]
+    assert window[:2] == [first, NULL_BLOCK] and NULL_BLOCK not in window[2:]
+    assert [pool.num_used for pool in kv.pools] == [4, 3]
+    kv.check_integrity([one])
+    kv.release(one)
+    assert kv.num_used == 0
+
+
 def test_still_needed_counts_the_window_and_one_chunk():
     """The docstring's example: blocks of 4, a window of 6, chunks of 8 → 5, a full group all."""
     kv = kv_cache((99, 99), max_chunk=8)

@@ -135,7 +135,7 @@ def calibrated(
             prior_of(spec, description, settings.dtype, calibration.settings.get("kv_dtype", "")),
         )
         notes.append("The calibration is of another format; parts are scaled by the roofline.")
-    fit = Fit(calibration.steps, settings.cache.windows, prior, ratio)
+    fit = Fit(calibration.steps, settings.cache.reaches, prior, ratio)
     if fit.moved > STEADY:
         notes.append(
             "This machine was not steady enough to calibrate: for the same work the second half "

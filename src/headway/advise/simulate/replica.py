@@ -167,7 +167,7 @@ class Replica:
             self.clock,
             truth,
             self.script,
-            windows=settings.cache.windows,
+            windows=settings.cache.reaches,
             description=served.description,
             block_bytes=settings.cache.block_bytes or block_bytes(spec, settings),
             copied_byte_s=prior.copied_byte_s,

@@ -17,16 +17,15 @@ MOST_POSITIONS = 2**31 - 1
 
 
 def ropes_from_config(
-    config: dict[str, Any], theta: float, local_theta: float | None, default: dict[str, Any]
+    config: dict[str, Any], theta: float, local_theta: float | None
 ) -> dict[str, RopeSpec]:
-    """The rope of full and of window layers; the thetas and `default` are the family's own.
+    """The rope of full and of window layers; the thetas are the family's own defaults.
 
     `local_theta` is None for families whose window layers turn as the full ones do.
     """
     given = mapping(config, "rope_parameters")
     nested = bool(given) and set(given) <= {FULL, WINDOW}
-    flat = given or mapping(config, "rope_scaling") or default
-    full = mapping(given, FULL) if nested else flat
+    full = mapping(given, FULL) if nested else given or mapping(config, "rope_scaling")
     window = mapping(given, WINDOW) if nested else {}
     if local_theta is None:
         full, window = full or window, window or full

@@ -45,10 +45,12 @@ class RopeSpec:
 class LayerSpec:
     """One layer: the tokens it sees back (0 is all), which of the ropes turns it, its MLP.
 
-    A layer without a rope (None) tells positions apart by the causal mask alone (NoPE).
+    A layer with a window may see the first `sinks` tokens besides. A layer without a rope (None)
+    tells positions apart by the causal mask alone (NoPE).
     """
 
     window: int = 0
+    sinks: int = 0
     rope: int | None = 0
     sparse: bool = False
 
@@ -57,25 +59,27 @@ class LayerSpec:
 class ExpertsSpec:
     """A sparse MLP: `count` experts, of which a token visits `active`.
 
-    `normalize` says that the weights of the visited ones are scaled to add up to 1; `biased`, that
-    the router and each matrix of an expert have a bias.
+    `normalize` says that the weights of the visited ones are scaled to add up to 1.
     """
 
     count: int
     active: int
     intermediate_size: int
     normalize: bool
-    biased: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroupSpec:
-    """Layers that share one block table. `window` counts tokens and is 0 for kind `full`."""
+    """Layers that share one block table. `window` counts tokens and is 0 for kind `full`.
+
+    Behind a window the first `sinks` tokens of a sequence are seen, too.
+    """
 
     layers: tuple[int, ...]
     num_kv_heads: int
     head_dim: int
     window: int = 0
+    sinks: int = 0
     riders: tuple["KVGroupSpec", ...] = ()
     """Groups of a drafter: K and V of the same tokens, in blocks of the same numbers."""
     state_bytes: int = 0
@@ -95,8 +99,8 @@ class KVGroupSpec:
         return own + sum(rider.bytes_per_token(kv_dtype) for rider in self.riders)
 
     def seen(self, context: int) -> int:
-        """Tokens of a context that the next token reads here: all, or the window."""
-        return min(context, self.window) if self.window else context
+        """Tokens of a context that the next token reads here: all, or the window and the sinks."""
+        return min(context, self.window + self.sinks) if self.window else context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +110,7 @@ class ModelSpec:
     `quantization` is the method by which the checkpoint is quantized, one of METHODS, GGUF or "";
     `formats` are those of layers that it holds rounded, by name, as in `Quantization`.
     The scales are 1 and the soft caps 0 where a family has none; `norm_offset` is what a norm
-    adds to its weight, `norms` how many of hidden size a layer has. `sink_logits`: each query head
-    has a learned logit that takes its share of the softmax and gives nothing. A `swiglu_limit`
-    clamps gates and ups, and `swiglu_alpha` is the gain of the gate's sigmoid.
+    adds to its weight, `norms` how many of hidden size a layer has.
     """
 
     architecture: str
@@ -140,9 +142,6 @@ class ModelSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
-    sink_logits: bool = False
-    swiglu_limit: float = 0.0
-    swiglu_alpha: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -179,18 +178,14 @@ class ModelSpec:
 
     @property
     def norm_parameters(self) -> int:
-        """Elements of one layer's norms: on the stream, and on queries and keys; sink logits."""
+        """Elements of one layer's norms: on the stream, and on queries and keys."""
         per_head = {"none": 0, "head": 2 * self.head_dim, "row": self.q_size + self.kv_size}
-        sink_logits = self.num_heads * self.sink_logits
-        return self.norms * self.hidden_size + per_head[self.qk_norm] + sink_logits
+        return self.norms * self.hidden_size + per_head[self.qk_norm]
 
     @property
     def expert_parameters(self) -> int:
         """Elements of one expert of one layer; 0 for a dense model."""
-        if self.experts is None:
-            return 0
-        hidden, inner = self.hidden_size, self.experts.intermediate_size
-        return 3 * hidden * inner + (2 * inner + hidden) * self.experts.biased
+        return 3 * self.hidden_size * self.experts.intermediate_size if self.experts else 0
 
     def mlp_parameters(self, sparse: bool, num_experts: int | None = None) -> int:
         """Elements of one layer's MLP; with experts the router's and `num_experts` of them."""
@@ -198,8 +193,7 @@ class ModelSpec:
             biases = (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
             return 3 * self.hidden_size * self.intermediate_size + biases
         held = self.experts.count if num_experts is None else num_experts
-        router = (self.hidden_size + self.experts.biased) * self.experts.count
-        return router + held * self.expert_parameters
+        return self.hidden_size * self.experts.count + held * self.expert_parameters
 
     @property
     def num_parameters(self) -> int:
@@ -249,19 +243,20 @@ class ModelSpec:
 
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """The KV groups, in the order of their first layers: one for each window there is.
+        """The KV groups, in the order of their first layers: one for each window and its sinks.
 
         Gemma 3 1B: layers 0 … 4, 6 … 10, … in a group of window 512, and 5, 11, … in a full one.
         """
-        windows = dict.fromkeys(layer.window for layer in self.layers)
+        seen = [(layer.window, layer.sinks) for layer in self.layers]
         return tuple(
             KVGroupSpec(
-                layers=tuple(i for i, layer in enumerate(self.layers) if layer.window == window),
+                layers=tuple(i for i, sight in enumerate(seen) if sight == (window, sinks)),
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 window=window,
+                sinks=sinks,
             )
-            for window in windows
+            for window, sinks in dict.fromkeys(seen)
         )
 
     def kv_bytes_per_token(self, kv_dtype: str | None = None) -> int:

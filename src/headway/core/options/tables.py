@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from headway.core.formats import FORMATS, GGUF, MARLIN, METHODS
+from headway.core.formats import FORMATS, FP8, GGUF, MARLIN, METHODS
 from headway.core.kv_format import ROUNDED
 from headway.core.options.field import Bytes, Seconds, option
 
@@ -117,6 +117,11 @@ class EngineOptions:
         "Attention: native (a CPU's, compiled at install), sdpa (torch's) or reference (slow).",
         choices=("auto", "native", "sdpa", "reference"),
     )
+    kv_layers: str = option(
+        "",
+        "YAML file of layers that keep a window of the newest tokens and the first ones alone: "
+        "less KV, and a lossy answer.",
+    )
     kv_cache_dtype: str = option(
         "auto",
         "Type of keys and values in memory: the model's, or int8 or int4 (native attention); int4 "
@@ -143,6 +148,12 @@ class EngineOptions:
         "int8",
         "Format of the head beside int4 layers: int4 halves its bytes, and costs quality.",
         choices=("int8", "int4"),
+    )
+    fp8: str = option(
+        "exact",
+        "What a folder's FP8 weights become: exact, which multiplies them in bf16, or int8, which "
+        "rounds them once more, by output: faster beside several requests, and lossy.",
+        choices=FP8,
     )
     weight_cache: Bytes = option(
         Bytes(10_000_000_000),

@@ -13,6 +13,7 @@ A window group gives back what it can no longer see, before it takes more. With 
 
     full     [a b c d]
     window   [0 0 e f]     first_live 2
+    … 4 sinks [g 0 e f]    the same, and the blocks of the first tokens stay
 
 With a policy, full blocks that were computed stay findable after they are released, until another
 needs them (`engine.kv.prefix`): `find_room` looks up the longest beginning of a newcomer that all
@@ -25,7 +26,7 @@ from headway.core.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK, BlockCopy
 from headway.engine.chain import Chain, root_key
 from headway.engine.kv.pool import BlockPool
-from headway.engine.kv.prefix import Cached, Hit, blocks_held, common, first_seen
+from headway.engine.kv.prefix import Cached, Hit, blocks_held, common, first_seen, live_of, with_gap
 from headway.engine.sequence import Sequence
 
 OPEN_WINDOW = 1
@@ -42,6 +43,7 @@ class KVCache:
     def __init__(self, config: CacheConfig, max_chunk: int) -> None:
         self.block_size = config.block_size
         self.windows = config.windows + (OPEN_WINDOW,) * config.open_blocks
+        self.sink_blocks = config.sink_blocks + (0,) * config.open_blocks
         self.max_chunk = max_chunk
         self.attention_cost = config.attention_cost
         self.pools = [
@@ -86,8 +88,9 @@ class KVCache:
             most = everything
             if window:
                 chunk = min(missing, self.max_chunk)
-                most = min(everything, self.blocks_for(window - 1 + chunk) + 1)
-            live = tables[group][first_live[group] :]
+                most = self.blocks_for(window - 1 + chunk) + 1 + self.sink_blocks[group]
+                most = min(everything, most)
+            live = live_of(tables[group], first_live[group], self.sink_blocks[group])
             count = max(most - len(live), 0)
             if hit is not None:
                 references = self.pools[group].references
@@ -134,7 +137,8 @@ class KVCache:
             if window:
                 table, pool = sequence.block_tables[group], self.pools[group]
                 first_live = first_seen(sequence.computed, window) // self.block_size
-                for index in range(sequence.first_live[group], first_live):
+                begin = max(sequence.first_live[group], self.sink_blocks[group])
+                for index in range(begin, first_live):
                     pool.release(table[index])
                     table[index] = NULL_BLOCK
                 sequence.first_live[group] = first_live
@@ -161,7 +165,7 @@ class KVCache:
         count = self.blocks_for(num_tokens)
         for group, pool in enumerate(self.pools):
             source, first_live = parent.block_tables[group], parent.first_live[group]
-            for block in source[first_live:count]:
+            for block in live_of(source[:count], first_live, self.sink_blocks[group]):
                 pool.share(block)
             child.block_tables[group].extend(source[:count])
             child.first_live[group] = first_live
@@ -210,12 +214,12 @@ class KVCache:
         """Give back all blocks of `sequence`; nothing of it is computed any more.
 
         What is released first is needed for others first: of a whole context its end, of a window,
-        without whose end nothing is found, its beginning.
+        without whose end nothing is found, its beginning; its sinks come last.
         """
         for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
-            table = sequence.block_tables[group]
-            live = table[sequence.first_live[group] :]
-            for block in live if window else reversed(live):
+            table, live = sequence.block_tables[group], self.live(sequence, group)
+            kept = min(self.sink_blocks[group], len(live))
+            for block in live[kept:] + live[:kept] if window else reversed(live):
                 pool.release(block)
             table.clear()
             sequence.first_live[group] = 0
@@ -232,13 +236,22 @@ class KVCache:
         self._drop_unseen(sequence)
         end = self.blocks_for(sequence.computed)
         live = []
-        for pool, table, first in zip(
-            self.pools, sequence.block_tables, sequence.first_live, strict=True
-        ):
+        for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
             while len(table) > end:
                 pool.release(table.pop())
-            live.append(table[first:])
+            live.append(self.live(sequence, group))
         return live
+
+    def live(self, sequence: Sequence, group: int) -> list[int]:
+        """The blocks that `sequence` refers to in a group."""
+        table, first_live = sequence.block_tables[group], sequence.first_live[group]
+        return live_of(table, first_live, self.sink_blocks[group])
+
+    def num_live(self, sequence: Sequence, group: int) -> int:
+        """How many blocks `sequence` refers to in a group."""
+        first_live = sequence.first_live[group]
+        gap = max(first_live - self.sink_blocks[group], 0)
+        return len(sequence.block_tables[group]) - gap
 
     def leave(self, sequence: Sequence) -> None:
         """Give back the blocks of `sequence`; its tokens stay computed, their KV is elsewhere."""
@@ -249,11 +262,10 @@ class KVCache:
     def come_back(self, sequence: Sequence, counts: list[int]) -> list[list[int]]:
         """New blocks, so many by group, for one that had left; the caller has checked the room."""
         taken = []
-        for pool, table, first, count in zip(
-            self.pools, sequence.block_tables, sequence.first_live, counts, strict=True
-        ):
+        for group, (pool, count) in enumerate(zip(self.pools, counts, strict=True)):
             blocks = [pool.take() for _ in range(count)]
-            table.extend([NULL_BLOCK] * first + blocks)
+            table = with_gap(blocks, sequence.first_live[group], self.sink_blocks[group])
+            sequence.block_tables[group].extend(table)
             taken.append(blocks)
         return taken
 
@@ -296,7 +308,9 @@ class KVCache:
         if not self._indexes or not sequence.takes_hits or sequence.host_tables:
             return none
         chain, limit = self._chain(sequence), len(sequence.tokens) - 1
-        count = blocks_held(chain, limit // size, self._indexes, size, self.windows)
+        count = blocks_held(
+            chain, limit // size, self._indexes, size, self.windows, self.sink_blocks
+        )
         keys = [chain.key(index) for index in range(count)]
         begun = self._begun(sequence, chain, count) if partly else None
         num_tokens = count * size
@@ -307,8 +321,8 @@ class KVCache:
             return none
         first_live = [first_seen(num_tokens, window) // size for window in self.windows]
         tables = [
-            [NULL_BLOCK] * first + [index.block_of[key] for key in keys[first:]]
-            for index, first in zip(self._indexes, first_live, strict=True)
+            with_gap([index.block_of[key] for key in live_of(keys, first, kept)], first, kept)
+            for index, first, kept in zip(self._indexes, first_live, self.sink_blocks, strict=True)
         ]
         return Hit(
             num_tokens=num_tokens,
@@ -355,7 +369,8 @@ class KVCache:
         """Let a newcomer begin behind `hit`, which was found since anything else was taken."""
         assert not any(sequence.block_tables)
         for group, pool in enumerate(self.pools):
-            for block in hit.tables[group][hit.first_live[group] :]:
+            table, first_live = hit.tables[group], hit.first_live[group]
+            for block in live_of(table, first_live, self.sink_blocks[group]):
                 pool.reuse(block)
             sequence.block_tables[group].extend(hit.tables[group])
         sequence.first_live[:] = hit.first_live
@@ -380,10 +395,8 @@ class KVCache:
 
     def invalidate(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of `sequence` again, those that it found itself included."""
-        for pool, table, first in zip(
-            self.pools, sequence.block_tables, sequence.first_live, strict=True
-        ):
-            for block in table[first:]:
+        for group, pool in enumerate(self.pools):
+            for block in self.live(sequence, group):
                 pool.forget(block)
 
     def forget_free(self) -> None:
@@ -405,8 +418,9 @@ class KVCache:
             live = []
             for sequence in sequences:
                 table, first_live = sequence.block_tables[group], sequence.first_live[group]
-                live.append(table[first_live:])
-                assert not any(table[:first_live]), "a block that was given back is still listed"
+                live.append(self.live(sequence, group))
+                gap = table[self.sink_blocks[group] : first_live]
+                assert not any(gap), "a block that was given back is still listed"
                 if table or not sequence.host_tables:
                     held = self.blocks_for(sequence.computed)
                     assert len(table) >= held, "computed without a block"
@@ -414,16 +428,7 @@ class KVCache:
                 assert first_live <= seen, "a block was given back that is still seen"
             pool.check_integrity(live)
         for sequence in sequences if self._indexes else ():
-            self._check_listed(sequence)
-
-    def _check_listed(self, sequence: Sequence) -> None:
-        """Assert that the blocks of `sequence` are listed under its own tokens, or not at all."""
-        size, chain = self.block_size, self._chain(sequence)
-        assert sequence.num_remembered <= sequence.computed // size
-        for index, table in zip(self._indexes, sequence.block_tables, strict=True):
-            for at, block in enumerate(table):
-                cached = index.cached[block]
-                if block != NULL_BLOCK and cached is not None and at < sequence.computed // size:
-                    assert cached.key == chain.key(at), "a block is listed under others' tokens"
-                elif block != NULL_BLOCK and cached is not None:
-                    assert sequence.shares_blocks, "a listed block will be written to"
+            full, chain = sequence.computed // self.block_size, self._chain(sequence)
+            assert sequence.num_remembered <= full
+            for index, table in zip(self._indexes, sequence.block_tables, strict=True):
+                index.check_table(table, chain, full, shared=sequence.shares_blocks)

@@ -10,9 +10,14 @@ behind.
 
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from headway.core.plan import NULL_BLOCK
 from headway.engine.chain import Chain
 from headway.engine.kv.eviction import EvictionQueue
+
+Entry = TypeVar("Entry", int, bytes)
+"""Of a block table a block, of what may become one a key."""
 
 
 class Cached:
@@ -97,13 +102,23 @@ class PrefixIndex:
             cached = self.cached[self.block_of[key]]
             assert cached is not None and (cached.parent, cached.tokens[0]) == (parent, token)
 
+    def check_table(self, table: list[int], chain: Chain, full: int, *, shared: bool) -> None:
+        """Assert that a sequence's blocks are listed under its own tokens, or not at all."""
+        for at, block in enumerate(table):
+            cached = self.cached[block]
+            if block != NULL_BLOCK and cached is not None and at < full:
+                assert cached.key == chain.key(at), "a block is listed under others' tokens"
+            elif block != NULL_BLOCK and cached is not None:
+                assert shared, "a listed block will be written to"
+
 
 @dataclass(slots=True, kw_only=True)
 class Hit:
     """The first `num_tokens` of a sequence in memory: block tables by group.
 
-    Entries before `first_live` are the null block. With `is_partial` the last block holds other
-    tokens behind, and has to be copied before it is written to.
+    Entries before `first_live`, but for a window group's sinks, are the null block. With
+    `is_partial` the last block holds other tokens behind, and has to be copied before it is written
+    to.
     """
 
     num_tokens: int
@@ -114,19 +129,20 @@ class Hit:
 
 def blocks_held(
     chain: Chain, most: int, indexes: TypingSequence[PrefixIndex], block_size: int,
-    windows: TypingSequence[int],
+    windows: TypingSequence[int], sink_blocks: TypingSequence[int],
 ) -> int:  # fmt: skip
     """How many blocks from the beginning, of `most`, are what all groups hold.
 
     A window group needs only what the next token sees. Blocks of 4, a window of 6: after 3 blocks
-    token 12 sees 7 … 12, so blocks 1 and 2 are enough there.
+    token 12 sees 7 … 12, so blocks 1 and 2 are enough there, and those of its sinks.
     """
     count = most
-    for index, window in zip(indexes, windows, strict=True):
-        if not window:
-            held = 0
-            while held < count and chain.key(held) in index.block_of:
-                held += 1
+    for index, window, kept in zip(indexes, windows, sink_blocks, strict=True):
+        wanted = min(count, kept) if window else count
+        held = 0
+        while held < wanted and chain.key(held) in index.block_of:
+            held += 1
+        if held < wanted:
             count = held
     settled = False
     while not settled:
@@ -143,6 +159,21 @@ def blocks_held(
 def first_seen(position: int, window: int) -> int:
     """The first token that the token at `position` sees."""
     return max(0, position - window + 1) if window else 0
+
+
+def live_of(table: list[Entry], first_live: int, kept: int) -> list[Entry]:
+    """The blocks of `table` that were not given back: the `kept` first, and from `first_live` on.
+
+    >>> live_of([7, 0, 0, 4, 5], 3, 1)
+    [7, 4, 5]
+    """
+    return table[:] if first_live <= kept else table[:kept] + table[first_live:]
+
+
+def with_gap(blocks: list[int], first_live: int, kept: int) -> list[int]:
+    """The table that `blocks` are the live ones of: `live_of`, turned around."""
+    head = min(kept, first_live)
+    return blocks[:head] + [NULL_BLOCK] * (first_live - head) + blocks[head:]
 
 
 def common(some: TypingSequence[int], more: TypingSequence[int]) -> int:

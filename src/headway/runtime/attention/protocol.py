@@ -3,10 +3,10 @@
 `attend` is, for each sequence s of the batch and each of its tokens at position p:
 
     K, V = the keys and values of positions f … p, from the blocks of s,
-           f = 0 without a window, else max(0, p - window + 1)
+           f = 0 without a window, else max(0, p - window + 1), and of 0 … min(f, sinks) - 1
     z    = q · Kᵀ · scale                       with query head h reading KV head h // (N / G)
     z    = softcap · tanh(z / softcap)          where there is a soft cap
-    out  = softmax(z) · V                       with a sink logit: softmax([z, sink of h]) · [V, 0]
+    out  = softmax(z) · V
 
 MHA (G = N), GQA and MQA (G = 1) are the shapes of q and k; the window and the cap are the rule's.
 """
@@ -14,6 +14,7 @@ MHA (G = N), GQA and MQA (G = 1) are the shapes of q and k; the window and the c
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from headway.runtime.attention.cache import KVLayer
@@ -24,18 +25,40 @@ from headway.runtime.batch import Batch
 class AttentionRule:
     """A layer's own numbers: `window` counts tokens, 0 is all; `softcap` 0 is none.
 
-    `sink_logits` are one for each query head, in the type of the queries. They are learned weights,
-    no tokens: nothing of them lies in the cache.
+    Behind a window the first `sinks` tokens of the sequence are seen, too.
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
-    sink_logits: Tensor | None = None
+    sinks: int = 0
 
     def first_seen(self, position: int) -> int:
         """The first position the token at `position` sees: window 4, position 9 → 6."""
         return max(0, position - self.window + 1) if self.window else 0
+
+    def blocks_read(self, begin: int, end: int, block_size: int) -> list[int]:
+        """Places in the block table of all that the tokens begin … end - 1 see.
+
+        Blocks of 4, a window of 6, 2 sinks: token 12 sees 0, 1, 7 … 12, in the blocks 0, 1, 2, 3.
+        """
+        first = self.first_seen(begin) // block_size
+        kept = min(first, -(-self.sinks // block_size)) if self.window else 0
+        return [*range(kept), *range(first, -(-end // block_size))]
+
+    def sees(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        """Whether the token at each position of the first sees that of the second; broadcasts."""
+        seen = key_at <= query_at
+        if self.window:
+            seen = seen & ((key_at > query_at - self.window) | (key_at < self.sinks))
+        return seen
+
+
+def positions_of(blocks: list[int], block_size: int, device: torch.device) -> Tensor:
+    """The positions of the slots of these places in a block table, in their order."""
+    blocks_B = torch.tensor(blocks, dtype=torch.int64, device=device)
+    within = torch.arange(block_size, device=device)
+    return (blocks_B[:, None] * block_size + within).flatten()
 
 
 class AttentionBackend(Protocol):

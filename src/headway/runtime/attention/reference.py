@@ -5,7 +5,7 @@ from torch import Tensor
 
 from headway.runtime.attention.cache import KVLayer, write
 from headway.runtime.attention.int4 import Int4KVLayer, filled_blocks
-from headway.runtime.attention.protocol import AttentionRule
+from headway.runtime.attention.protocol import AttentionRule, positions_of
 from headway.runtime.batch import Batch
 
 
@@ -36,11 +36,13 @@ class ReferenceAttention:
         for row, (length, context) in enumerate(
             zip(batch.query_lens, batch.context_lens, strict=True)
         ):
-            first_block = rule.first_seen(context - length) // block_size
-            k, v = layer.gather(tables[row, first_block:])
-            live = slice(0, context - first_block * block_size)
+            blocks = rule.blocks_read(context - length, context, block_size)
+            k, v = layer.gather(tables[row, blocks])
+            key_at = positions_of(blocks, block_size, q_TND.device)
+            live = key_at < context
             q = q_TND[begin : begin + length]
-            out[begin : begin + length] = attend_one(q, k[live], v[live], rule)
+            found = attend_at(q, k[live], v[live], rule, key_at[live], context)
+            out[begin : begin + length] = found
             begin += length
         return out
 
@@ -73,27 +75,23 @@ def attend_rounded(q_TND: Tensor, layer: Int4KVLayer, batch: Batch, rule: Attent
 
 def attend_one(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule) -> Tensor:
     """Causal attention of the last Q of C consecutive positions, (Q, N, D)."""
+    context = len(k_CGD)
+    key_at = torch.arange(context, device=q_QND.device)
+    return attend_at(q_QND, k_CGD, v_CGD, rule, key_at, context)
+
+
+def attend_at(
+    q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
+) -> Tensor:
+    """Attention of the Q positions up to `context` to keys at these positions, (Q, N, D)."""
     length, num_heads, head_dim = q_QND.shape
-    context, kv_heads, _ = k_CGD.shape
+    kv_heads = k_CGD.shape[1]
     q = q_QND.float().view(length, kv_heads, num_heads // kv_heads, head_dim)
     scores = torch.einsum("qgnd,cgd->gnqc", q, k_CGD.float()) * rule.scale
     if rule.softcap:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     query_at = torch.arange(context - length, context, device=q.device)[:, None]
-    key_at = torch.arange(context, device=q.device)[None, :]
-    unseen = key_at > query_at
-    if rule.window:
-        unseen |= key_at <= query_at - rule.window
-    scores = scores.masked_fill(unseen, float("-inf"))
-    logits = rule.sink_logits
-    weights = softmax(scores, None if logits is None else logits.float().view(kv_heads, -1, 1, 1))
+    seen = rule.sees(query_at, key_at_C[None, :])
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     out = torch.einsum("gnqc,cgd->qgnd", weights, v_CGD.float())
     return out.reshape(length, num_heads, head_dim).to(q_QND.dtype)
-
-
-def softmax(scores: Tensor, sink_logits: Tensor | None) -> Tensor:
-    """Weights of the keys, the last dim; `sink_logits` has a 1 there and fits the others."""
-    if sink_logits is None:
-        return scores.softmax(-1)
-    logits = sink_logits.expand(*scores.shape[:-1], 1)
-    return torch.cat((scores, logits), -1).softmax(-1)[..., :-1]

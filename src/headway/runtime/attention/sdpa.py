@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headway.runtime.attention.cache import KVLayer, write
-from headway.runtime.attention.protocol import AttentionRule
-from headway.runtime.attention.reference import softmax
+from headway.runtime.attention.protocol import AttentionRule, positions_of
 from headway.runtime.batch import Batch
 
 SAME_BUCKET = 2.0
@@ -72,26 +71,39 @@ def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Decode
     tables_SB = batch.block_tables_GSB[layer.group]
     device = tables_SB.device
     contexts = batch.context_lens[: batch.num_decodes]
-    first_blocks = [rule.first_seen(context - 1) // block_size for context in contexts]
-    lens = [c - f * block_size for c, f in zip(contexts, first_blocks, strict=True)]
+    read = [rule.blocks_read(context - 1, context, block_size) for context in contexts]
+    lens = [len(blocks) * block_size for blocks in read]
     views = []
     for rows, longest in buckets(lens):
         everybody = len(rows) == len(batch.query_lens)
         at = slice(None) if everybody else torch.tensor(rows, device=device)
         num_blocks = -(-longest // block_size)
-        first_R1 = torch.tensor([[first_blocks[row]] for row in rows], device=device)
         context_R1 = torch.tensor([[contexts[row]] for row in rows], device=device)
         if rule.window:
-            wanted = first_R1 + torch.arange(num_blocks, device=device)
+            wanted, key_at = places(read, rows, num_blocks, block_size, device)
             blocks = tables_SB[at].gather(1, wanted.clamp(max=tables_SB.shape[1] - 1))
         else:
             blocks = tables_SB[at, :num_blocks]
-        key_at = first_R1 * block_size + torch.arange(num_blocks * block_size, device=device)
-        seen = key_at < context_R1
-        if rule.window:
-            seen &= key_at >= context_R1 - rule.window
+            key_at = torch.arange(num_blocks * block_size, device=device)
+        seen = rule.sees(context_R1 - 1, key_at)
         views.append(DecodeView(at, blocks, seen[:, None, None, :]))
     return views
+
+
+def places(
+    read: list[list[int]], rows: list[int], num_blocks: int, block_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """(places in the block table, positions of their slots), a row each, of equal length.
+
+    Who reads fewer blocks has places behind its own last token, which it does not see.
+    """
+    wanted = [
+        read[row] + list(range(read[row][-1] + 1, read[row][-1] + 1 + num_blocks - len(read[row])))
+        for row in rows
+    ]
+    wanted_RB = torch.tensor(wanted, device=device)
+    within = torch.arange(block_size, device=device)
+    return wanted_RB, (wanted_RB[:, :, None] * block_size + within).flatten(1)
 
 
 def decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule) -> Tensor:
@@ -101,9 +113,8 @@ def decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule
     k, v = layer.gather(view.blocks_RB)
     q = working(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
     mask = view.mask_R11C.expand(-1, 1, q.shape[2], -1)
-    sink_logits = logits_by_group(rule, kv_heads)
     attended = masked_attention(
-        q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule, sink_logits
+        q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule
     )
     return attended.reshape(q_RND.shape).to(q_RND.dtype)
 
@@ -115,60 +126,36 @@ def chunk(
     length, num_heads, head_dim = q_QND.shape
     block_size, kv_heads = layer.k.shape[1:3]
     group = num_heads // kv_heads
-    first_block = rule.first_seen(context - length) // block_size
-    begin = first_block * block_size
-    k, v = layer.gather(table_B[first_block : -(-context // block_size)])
+    blocks = rule.blocks_read(context - length, context, block_size)
+    first = blocks[0] if len(blocks) == blocks[-1] - blocks[0] + 1 else None
+    run = blocks if first is None else slice(first, blocks[-1] + 1)
+    k, v = layer.gather(table_B[run])
+    num_keys = len(blocks) * block_size - (-context % block_size)  # but for empty slots at the end
     q = working(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     k, v = (
-        working(x[: context - begin]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1)
-        for x in (k, v)
+        working(x[:num_keys]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1) for x in (k, v)
     )
     mask = None
-    sink_logits = logits_by_group(rule, kv_heads)
-    if sink_logits is not None:
-        sink_logits = sink_logits[..., None]
-    if length != context or rule.softcap or sink_logits is not None or 0 < rule.window < context:
+    if length != context or rule.softcap or 0 < rule.window < context:
         query_at = torch.arange(context - length, context, device=q.device)[:, None]
-        key_at = torch.arange(begin, context, device=q.device)[None, :]
-        mask = key_at <= query_at
-        if rule.window:
-            mask &= key_at > query_at - rule.window
-    attended = masked_attention(q, k, v, mask, rule, sink_logits)
+        key_at = positions_of(blocks, block_size, q.device)[:num_keys]
+        mask = rule.sees(query_at, key_at)
+    attended = masked_attention(q, k, v, mask, rule)
     return attended.permute(2, 0, 1, 3).reshape(q_QND.shape).to(q_QND.dtype)
 
 
-def logits_by_group(rule: AttentionRule, kv_heads: int) -> Tensor | None:
-    """The sink logits of the heads that share each KV head, (G, N / G, 1)."""
-    if rule.sink_logits is None:
-        return None
-    return working(rule.sink_logits).view(kv_heads, -1, 1)
-
-
 def masked_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    rule: AttentionRule,
-    sink_logits: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule
 ) -> Tensor:
-    """softmax(cap(q · kᵀ · scale)) · v; no mask means causal.
-
-    torch's own knows neither soft cap nor sink logits.
-    """
-    if rule.softcap or sink_logits is not None:
-        assert mask is not None
-        return softmax(masked_scores(q, k, mask, rule), sink_logits) @ v
-    causal = mask is None
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=rule.scale)
-
-
-def masked_scores(q: Tensor, k: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
-    """cap(q · kᵀ · scale), and no score where nothing is seen."""
-    scores = q @ k.transpose(-1, -2) * rule.scale
-    if rule.softcap:
-        scores = rule.softcap * torch.tanh(scores / rule.softcap)
-    return scores.masked_fill(~mask, float("-inf"))
+    """softmax(cap(q · kᵀ · scale)) · v; no mask means causal. torch's own knows no soft cap."""
+    if not rule.softcap:
+        causal = mask is None
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=rule.scale
+        )
+    assert mask is not None
+    scores = rule.softcap * torch.tanh(q @ k.transpose(-1, -2) * (rule.scale / rule.softcap))
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
 
 
 def working(x: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.core.formats import INT8, Format
 from headway.runtime.native.lower import recordable
-from headway.runtime.rounding import RoundedWeight
+from headway.runtime.rounding import RoundedWeight, round_fp8, round_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ def num_bytes(prepared: Any) -> int:
 def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Sequence[int]) -> Any:
     """Matrices that lie one below the other, some of them rounded already, as `kernel` reads them.
 
-    Those that share a kernel are joined; plain ones are rounded as at load. `outputs` are theirs.
+    Those that share a kernel are joined; plain ones, and FP8 for a kernel of int8, are rounded as
+    at load. `outputs` are theirs.
     """
     if isinstance(kernel, PartsLinear):
         left = iter(parts)
@@ -48,12 +50,17 @@ def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Se
         pairs = zip(kernel.kernels, runs, kernel.outputs, strict=True)
         matrices = [pack_parts(one, run, [size]) for one, run, size in pairs]
         return Parts(matrices, kernel.kernels)
-    rounded = [part for part in parts if isinstance(part, RoundedWeight)]
     plain = [part for part in parts if isinstance(part, Tensor)]
-    assert not rounded or not plain, "a part that is plain has a format of its own"
-    return (
-        kernel.pack(RoundedWeight.joined(rounded)) if rounded else kernel.prepare(torch.cat(plain))
-    )
+    if len(plain) == len(parts):
+        return kernel.prepare(torch.cat(plain))
+    return kernel.pack(RoundedWeight.joined([rounded_to(kernel.format, part) for part in parts]))
+
+
+def rounded_to(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
+    """A part in the format of the layer that it goes to."""
+    if isinstance(part, Tensor):
+        return round_weight(part, format.group)
+    return round_fp8(part) if part.kind == "fp8" and format == INT8 else part
 
 
 class PartsLinear:

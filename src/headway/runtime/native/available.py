@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-OPERATION_BYTES = 208
+OPERATION_BYTES = 216
 """Size of `Operation` in native/program.h; a module of another version has another."""
 
 

@@ -206,8 +206,8 @@ class Recorder:
             raise NotLoweredError("attention over int4 KV")
         y, memory = self._new(q.width, q.heads), {"kv_group": layer.group, "kv": layer.numbers}
         self._write("write_kv", x=k, second=v, **memory)
-        numbers = {"window": rule.window, "factor": rule.scale, "shift": rule.softcap}
-        numbers["bias"] = address(rule.sink_logits)
+        sight = {"window": rule.window, "sinks": rule.sinks}
+        numbers = {**sight, "factor": rule.scale, "shift": rule.softcap}
         self._write("attention", x=q, y=y, count=q.heads, **numbers, **memory)
         return y
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.core.formats import PLAIN, Format
 from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import TensorEntry, find_files, shown
@@ -42,6 +42,7 @@ OF_ACTIVATIONS = (
 OF_LAYOUTS = frozenset(
     name for layout in (*LAYOUTS.values(), fp8.FP8_DIRECT) for name in layout.needed
 ) - {"weight"}
+EMBEDDING = "model.embed_tokens"
 FLOATS = ("F16", "BF16", "F32", "F64")
 LINEAR = ("qkv", "out", "gate_up", "down", "router", "head")
 """Our modules that multiply, by their last name."""
@@ -122,6 +123,7 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
     if schemes is None:
         return None
     files = TensorFiles(find_files(folder))
+    refuse_embedding(files, schemes)
     places = linear_places(spec)
     for name in schemes.named:
         if name not in places:
@@ -141,6 +143,19 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
         if scheme is not None:
             parts[name] = make_part(name, scheme, by_module[name], files)
     return QuantizedFolder(with_shift(parts, schemes), places, files)
+
+
+def refuse_embedding(files: TensorFiles, schemes: Schemes) -> None:
+    """UnsupportedModelError where the embedding is quantized: it is looked up in 16 or 32 bits."""
+    for name, entry in files.entries.items():
+        base, _, suffix = name.rpartition(".")
+        quantized = suffix in OF_LAYOUTS or (suffix == "weight" and entry.dtype not in FLOATS)
+        if base == EMBEDDING and quantized:
+            raise UnsupportedModelError(
+                f"The embedding is quantized with {schemes.method} ({shown(name)} is {entry.dtype})"
+                ", which is not read.",
+                "Quantize the folder again with linear layers as the only targets.",
+            )
 
 
 def linear_places(spec: ModelSpec) -> dict[str, Place]:
