@@ -273,3 +273,25 @@ def test_narrowed_layers_answer_alike_in_company(tmp_path: Path):
         for (number, index), answer in finish(crowded, requests).items():
             assert answer.token_ids == alone[number % 10, index].token_ids, (turn, number)
     assert crowded.scheduler.num_preemptions > 0
+
+
+def test_a_native_program_sees_the_sinks(tmp_path: Path):
+    """Narrowed layers in fp32: it says what torch says by the definition, sinks and all."""
+    draw = random.Random(5)
+    prompt = [draw.randint(5, 2000) for _ in range(70)]
+    said = {}
+    for sinks, kernels, attention in [
+        (6, "native", "native"),
+        (6, "torch", "reference"),
+        (0, "native", "native"),
+    ]:
+        narrow = tmp_path / f"{sinks}.yaml"
+        narrow.write_text(f"layers: {{0-5: {{window: 16, sinks: {sinks}}}}}")
+        options = {"dtype": "float32", "kernels": kernels, "attention_backend": attention}
+        engine = engine_for(
+            model_folder(None), kv_layers=str(narrow), skip_tokenizer_init=True, **options
+        )
+        answer = finish(engine, [greedy(0, prompt, 24, logprobs=0)])[0, 0]
+        said[sinks, kernels] = [at.logprob for at in answer.logprobs]
+    assert said[6, "native"] == pytest.approx(said[6, "torch"], abs=1e-3)
+    assert said[0, "native"] != pytest.approx(said[6, "torch"], abs=1e-3)
