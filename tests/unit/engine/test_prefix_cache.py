@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cached_world import CachedWorld, Machine
 from engine_world import make_settings
+from fakes import with_cache
 from headway.core.clock import VirtualClock
 from headway.core.principal import Principal
 from headway.engine.chain import Chain, root_key
@@ -213,6 +214,21 @@ def test_a_hole_in_the_window_group_shortens_the_hit():
     talk.engine.kv.pools[1].forget(block)
     talk.engine.kv.pools[1].release(block)
     assert talk.answer_of([*prompt, 1], max_tokens=1)[1] == 16
+
+
+def test_a_hole_in_the_sinks_ends_the_hit():
+    """Behind a window of 6, 5 sinks are the blocks 0 and 1: without block 1 one block is of use."""
+    shape = make_settings(num_blocks=(20, 20), windows=(0, 6), budget=64, prefix_cache="cost")
+    talk = CachedWorld(with_cache(shape, sinks=(0, 5)))
+    prompt = list(range(24))
+    talk.answer_of(prompt, max_tokens=1)
+    assert talk.answer_of([*prompt, 1], max_tokens=1)[1] == 24
+    pool = talk.engine.kv.pools[1]
+    block = pool.index.block_of[Chain(prompt, root_key("", ""), SIZE).key(1)]
+    pool.reuse(block)
+    pool.forget(block)
+    pool.release(block)
+    assert talk.answer_of([*prompt, 2], max_tokens=1)[1] == 4
 
 
 # ── eviction ────────────────────────────────────────────────────────────────────────────────────
