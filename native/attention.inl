@@ -16,6 +16,7 @@
 // each strip in turn: one stream of memory. Rows of a head run in tiles of up to 6, and a tile reads
 // K and V once: lanes are tokens for the scores and channels for the sum.
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <vector>
 
@@ -89,7 +90,12 @@ void write_rows(const Attention& job, const Unit& unit, const Shape& shape, cons
         const int64_t head = (unit.head + row / of_head) * shape.group + row % shape.group;
         const int64_t token = unit.token + row % of_head / shape.group;
         const int64_t at = (token * job.heads + head) * dim;
-        const float inverse = 1 / sums[shape.channels + 1];
+        float total = sums[shape.channels + 1];
+        if (job.sink_logits) {
+            const float logit = number_at(job.sink_logits, head, job.type) * log2_e;
+            total += std::exp2(logit - sums[shape.channels]);
+        }
+        const float inverse = 1 / total;
         int64_t d = 0;
         for (; d + lanes <= dim; d += lanes)
             put_floats(job.out, at + d, load<Floats>(sums + d) * inverse, job.type);

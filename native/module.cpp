@@ -197,12 +197,14 @@ public:
 
     void attention(Address q, Address out, int64_t q_step, Address tables, Address query_lens,
                    Address context_lens, int64_t sequences, int64_t width, int64_t heads,
-                   int64_t window, int64_t sinks, float scale, float softcap, int type, Address k,
-                   Address v, Address k_scale, Address v_scale, int64_t kv_heads, int64_t head_dim,
-                   int64_t block_size, int kv_type, int paired) {
+                   int64_t window, int64_t sinks, float scale, float softcap,
+                   Address sink_logits, int type, Address k, Address v, Address k_scale,
+                   Address v_scale, int64_t kv_heads, int64_t head_dim, int64_t block_size,
+                   int kv_type, int paired) {
         table_.attention(pool_, {at(q), at(out), q_step, at<int64_t>(tables),
                                  at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
-                                 width, heads, window, sinks, scale, softcap, Type(type),
+                                 width, heads, window, sinks, scale, softcap, at(sink_logits),
+                                 Type(type),
                                  {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
                                   head_dim, block_size, Type(kv_type), paired != 0}});
     }
@@ -220,12 +222,14 @@ public:
     void attention_rounded(Address q, Address out, int64_t q_step, Address tables,
                            Address open_tables, Address query_lens, Address context_lens,
                            int64_t sequences, int64_t width, int64_t heads, int64_t window,
-                           float scale, float softcap, int type, Address open_k, Address open_v,
-                           int open_type, Address k, Address v, Address k_scale, Address v_scale,
-                           int64_t kv_heads, int64_t head_dim, int64_t block_size) {
+                           float scale, float softcap, Address sink_logits, int type,
+                           Address open_k, Address open_v, int open_type, Address k, Address v,
+                           Address k_scale, Address v_scale, int64_t kv_heads, int64_t head_dim,
+                           int64_t block_size) {
         table_.attention(pool_, {at(q), at(out), q_step, at<int64_t>(tables),
                                  at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
-                                 width, heads, window, 0, scale, softcap, Type(type),
+                                 width, heads, window, 0, scale, softcap, at(sink_logits),
+                                 Type(type),
                                  {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
                                   head_dim, block_size, Type::i4, false},
                                  {at(open_k), at(open_v), nullptr, nullptr, kv_heads, head_dim,

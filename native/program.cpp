@@ -41,7 +41,7 @@ void attend(const Table& table, Pool& pool, const Operation& it, const Step& ste
     const KVGroup& group = step.groups[it.kv_group];
     table.attention(pool, {q, out, it.x.step, group.tables, step.query_lens, step.context_lens,
                            step.sequences, group.width, it.count, it.window, it.sinks, it.factor,
-                           it.shift, it.type, it.kv});
+                           it.shift, it.bias, it.type, it.kv});
 }
 
 void run_one(const Table& table, Pool& pool, const Operation& it, const Step& step) {

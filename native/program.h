@@ -42,7 +42,7 @@ struct Place {
 //     gated                                inner
 //     add                                  channels                             of x
 //     write_kv                                                kv_group
-//     attent…                                        heads    kv_group, window  scale    softcap
+//     attent…           sink_logits                  heads    kv_group, window  scale    softcap
 //                                                             sinks
 struct Operation {
     Code code;

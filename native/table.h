@@ -206,7 +206,8 @@ struct WriteKV {
 // out[T][N][D] = attention of q[T][N][D], rows `q_step` numbers apart: the tokens of S sequences one
 // after the other, of each the last query_lens[s] of its context_lens[s], in the blocks that row s
 // of tables[S][width] names. `window` and `softcap` are 0 for none; behind a window the first `sinks`
-// tokens are seen, too. With int4 memory a token reads the block that it lies in from `open`, as
+// tokens are seen, too. `sink_logits`, if any, are one for each head, which takes its share of the
+// softmax and gives nothing. With int4 memory a token reads the block that it lies in from `open`, as
 // open_tables[S][width] says.
 struct Attention {
     const void* q;
@@ -215,6 +216,7 @@ struct Attention {
     const int64_t *tables, *query_lens, *context_lens;
     int64_t sequences, width, heads, window, sinks;
     float scale, softcap;
+    const void* sink_logits;  // or null, in `type`
     Type type;
     KVMemory kv;
     KVMemory open = {};

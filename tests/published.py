@@ -116,6 +116,17 @@ MODELS = {
         ),
         *(2_533_531_648, 81_920),
     ),
+    "gpt-oss-20b": (
+        like(
+            *("GptOssForCausalLM", 201088, 2880, 2880, 24, 64, 8),
+            head_dim=64,
+            num_local_experts=32,
+            num_experts_per_tok=4,
+            sliding_window=128,
+            max_position_embeddings=131072,
+        ),
+        *(20_914_757_184, 49_152),
+    ),
     "SmolLM3-3B": (
         like("SmolLM3ForCausalLM", 128256, 2048, 11008, 36, 16, 4, None, rope_theta=5e6),
         *(3_075_098_624, 73_728),

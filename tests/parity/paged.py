@@ -1,7 +1,7 @@
 """Batches and KV memory for tests of attention backends, drawn at random."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ def with_tables(
         sampled_rows=[],
         sampled_sequences=[],
     )
+
+
+def with_sink_logits(rule: AttentionRule, heads: int, dtype: torch.dtype) -> AttentionRule:
+    """The rule with a random sink logit for each query head; one of them takes nearly all."""
+    logits = torch.randn(heads, generator=torch.Generator().manual_seed(heads)) * 3
+    logits[-1] = 40.0
+    return replace(rule, sink_logits=logits.to(dtype))
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from headway.core.request import SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.layers import Step
+from parity.logits import our_logits, their_logits
 from parity.tiny import prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,3 +96,14 @@ def test_a_step_says_how_many_experts_it_read(changes: dict, num_sparse: int, tm
 
 def test_a_dense_model_reads_none(tmp_path: Path):
     assert decode(engine_for(save(tiny_model("qwen3"), tmp_path)).executor, 3) == 0
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_biases_and_clamps_stay_where_experts_are_rounded(kernels: str, tmp_path: Path):
+    """gpt-oss in int8, rounded when it is loaded, beside transformers' own numbers."""
+    reference = tiny_model("gptoss")
+    engine = engine_for(save(reference, tmp_path), quantization="int8", kernels=kernels)
+    (prompt,) = prompts([40])
+    found = our_logits(engine.executor, prompt).log_softmax(-1)
+    expected = their_logits(reference, prompt).log_softmax(-1)
+    assert 0 < (expected.exp() * (expected - found)).sum(-1).mean() < 5e-3

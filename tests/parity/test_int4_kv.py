@@ -18,7 +18,7 @@ from headway.runtime.attention.reference import ReferenceAttention, attend_one
 from headway.runtime.batch import Batch
 from headway.runtime.native.library import NativeLibrary
 from parity.native_sets import each_instruction_set, loaded
-from parity.paged import make_batch, with_tables
+from parity.paged import make_batch, with_sink_logits, with_tables
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,6 +118,21 @@ def test_native_is_the_definition(library: NativeLibrary, rule: AttentionRule, s
     for one, other in zip(native.parts, defined.parts, strict=True):
         assert torch.equal(one[full], other[full])
     assert_close(found.float(), expected.float(), rtol=2**-7, atol=2**-7)
+
+
+@each_instruction_set
+def test_sink_logits_take_their_share(library: NativeLibrary):
+    """As the definition, where some logit is seen and one takes all; the same bits in chunks."""
+    qkv = draw(333, 6, 2, 32)
+    for plain in RULES:
+        rule = with_sink_logits(plain, 6, torch.bfloat16)
+        expected, _, _ = attend_in_chunks(ReferenceAttention(), qkv, 50, rule)
+        found, _, _ = attend_in_chunks(NativeAttention(library), qkv, 50, rule)
+        without, _, _ = attend_in_chunks(ReferenceAttention(), qkv, 50, plain)
+        assert_close(found.float(), expected.float(), rtol=2**-7, atol=2**-7)
+        assert (expected - without).abs().amax((0, 2)).min() > 0.1, "a head has no sink"
+        again, _, _ = attend_in_chunks(NativeAttention(library), qkv, 7, rule, 1)
+        assert torch.equal(again, found)
 
 
 @each_instruction_set

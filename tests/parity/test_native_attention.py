@@ -18,7 +18,7 @@ from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.attention.reference import attend_one
 from headway.runtime.native.library import NativeLibrary
 from parity.native_sets import each_instruction_set, loaded
-from parity.paged import make_batch, make_case, with_tables
+from parity.paged import make_batch, make_case, with_sink_logits, with_tables
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,6 +30,7 @@ RULES = [
     AttentionRule(scale=0.3, softcap=2.0),
     AttentionRule(scale=0.3, window=300, softcap=5.0),
     AttentionRule(scale=0.3, window=40, sinks=70),
+    with_sink_logits(AttentionRule(scale=0.3, window=300), 10, torch.bfloat16),
 ]
 
 
@@ -54,6 +55,7 @@ rows = st.one_of(
     window=st.sampled_from([0, 0, 1, 5, 64, 200, 600]),
     sinks=st.sampled_from([0, 0, 1, 4, 17, 64, 130]),
     softcap=st.sampled_from([0.0, 0.0, 2.0, 30.0]),
+    sink_logits=st.booleans(),
     dtype=st.sampled_from(list(ROUNDING)),
     own_memory=st.booleans(),
     seed=st.integers(0, 99),
@@ -68,19 +70,21 @@ def test_it_equals_the_reference(
     window,
     sinks,
     softcap,
+    sink_logits,
     dtype,
     own_memory,
     seed,
 ):
     """Mixed batches of any shape; what no row may see is NaN, and stays unseen."""
     backend = NativeAttention(library)
+    rule = AttentionRule(scale=head_dim**-0.5, window=window, softcap=softcap, sinks=sinks)
     case = make_case(
         [length for length, _ in sequences],
         [context for _, context in sequences],
         (kv_heads * group, kv_heads),
         head_dim,
         block_size,
-        AttentionRule(scale=head_dim**-0.5, window=window, softcap=softcap, sinks=sinks),
+        with_sink_logits(rule, kv_heads * group, dtype) if sink_logits else rule,
         dtype,
         seed,
         backend.kv_layer if own_memory else NativeKVLayer,
@@ -121,7 +125,7 @@ def attend_in_chunks(
 
 
 @each_instruction_set
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("head_dim", [24, 32])
 def test_a_row_is_the_same_to_the_bit_in_any_company(library, rule, kv_dtype, head_dim):

@@ -1,6 +1,7 @@
 """A model's program computes, bit for bit, what its operations compute called one by one."""
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from drive import engine_for
 from headway.core.formats import GROUPS, INT8, PLAIN, Format
+from headway.core.model_spec import FAMILIES as ROWS
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import SamplingParams
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
@@ -35,7 +37,7 @@ WEIGHTS = [
     {"dtype": "float16", "quantization": "int8"},
     {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 ]
-LOWERED = [family for family in FAMILIES if family != "qwen3moe"]
+LOWERED = [family for family in FAMILIES if family not in ("qwen3moe", "gptoss")]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,30 @@ def test_a_program_is_its_model(family: str, options: dict[str, str], tmp_path: 
             assert torch.equal(logits_TV, executor.model.logits(wanted))
             assert logits_TV.isfinite().all() and torch.equal(hidden_TH, wanted)
         executor.state.apply(StepPlan(100, [], [], [0, 1, 2, 3]))
+
+
+@torch.inference_mode()
+def test_a_program_reads_sink_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A dense family that has some, which nobody publishes: gpt-oss's router is not lowered."""
+    row = replace(ROWS["LlamaForCausalLM"], sink_logits=True)
+    monkeypatch.setitem(ROWS, "LlamaForCausalLM", row)
+    executor = executor_for(save(tiny_model("llama"), tmp_path), load_format="dummy")
+    program = executor.target.program
+    assert program is not None, executor.describe().kernels["step"]
+    found = []
+    for logit in (-100.0, 3.0):
+        for layer in executor.model.layers:
+            layer.attention.sink_logits.weight.fill_(logit)
+        (plan, *_) = random_steps(executor, random.Random(1))
+        executor.state.apply(plan)
+        batch = executor.state.batch(plan)
+        executor.target.program = None
+        wanted = executor.forward(batch).clone()
+        executor.target.program = program
+        found.append(executor.forward(batch).clone())
+        assert torch.equal(found[-1], wanted)
+        executor.state.apply(StepPlan(100, [], [], [0, 1, 2, 3]))
+    assert not torch.equal(*found)
 
 
 def test_what_is_not_lowered_is_told(tmp_path: Path):

@@ -120,6 +120,7 @@ MODELS = {
         "mlp_bias": True,
         "tie_word_embeddings": True,
     },
+    "gptoss-gqa": {},
     "smollm3-tied-old": {},
     "smollm3-window-where-no-rope": {
         "use_sliding_window": True,
@@ -158,7 +159,7 @@ SETTINGS = {
 }
 IN_ALL_SETTINGS = (
     *("llama-gqa-tied", "mistral-window", "qwen2-gqa7-tied", "qwen3-window-in-some"),
-    *("qwen3moe-some-sparse-old", "gemma2-interleaved", "gemma3-interleaved"),
+    *("qwen3moe-some-sparse-old", "gemma2-interleaved", "gemma3-interleaved", "gptoss-gqa"),
 )
 CASES = [
     pytest.param(name, settings, id=f"{name}-{case}")
@@ -244,7 +245,7 @@ def check_prompt_logprobs(reference: torch.nn.Module, prompt: list[int], answer:
 
 @pytest.mark.parametrize(
     "model",
-    ["gemma2-interleaved", "gemma3-interleaved", "qwen3-window-in-some"],
+    ["gemma2-interleaved", "gemma3-interleaved", "qwen3-window-in-some", "gptoss-gqa"],
     indirect=True,
 )
 def test_preempted_after_the_window_overflowed(model):

@@ -12,6 +12,7 @@ import torch
 from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    GptOssForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -89,6 +90,25 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "attention_multiplier": 0.2,
             "residual_multiplier": 0.7,
             "logits_scaling": 2.5,
+        },
+    ),
+    "gptoss": (
+        GptOssForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "intermediate_size": 48,  # transformers multiplies rows of whole 16 bytes
+            "head_dim": 16,
+            "sliding_window": 17,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 0.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 80,
+                "truncate": False,
+            },
         },
     ),
     "smollm3": (SmolLM3ForCausalLM, {"num_hidden_layers": 5, "tie_word_embeddings": True}),

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.runtime.attention import AttentionRule, KVLayer
 from headway.runtime.attention.sdpa import masked_attention
@@ -117,6 +117,7 @@ class RowModel:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spec = folder, read_model_spec(folder)
+        refuse_sink_logits(self.spec)
         self.tensors = Tensors(folder)
         self.architecture: Architecture = MODELS[self.spec.architecture]
         self._build = Build(
@@ -191,6 +192,16 @@ class RowModel:
             logits_TV: Tensor = head(norm(x_TH)) * self.spec.logits_scale
         cap = self.spec.logits_softcap
         return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
+
+
+def refuse_sink_logits(spec: ModelSpec) -> None:
+    """gpt-oss's attention and its stacked experts are not computed on whole rows."""
+    if spec.sink_logits:
+        raise UnsupportedModelError(
+            f"{spec.architecture} has sink logits and stacked experts: it is served, and neither "
+            "quantized nor trained here.",
+            "Give a model of another family.",
+        )
 
 
 def portions(x_TH: Tensor, lens: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:

@@ -22,7 +22,7 @@ from headway.core.formats import PLAIN, Format
 from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import find_files, shown
-from headway.runtime.models import Decoder
+from headway.runtime.models import MODELS, Decoder
 from headway.runtime.quantized.folder import open_quantized
 from headway.runtime.quantized.gguf import gguf_formats, open_gguf
 from headway.runtime.rounding import RoundedWeight
@@ -55,7 +55,8 @@ def open_model(model: Path, spec: ModelSpec) -> Source:
     if is_gguf(model):
         return open_gguf(model, spec)
     found = open_quantized(model, spec)
-    return open_tensors(find_files(model)) if found is None else found.tensors()
+    plain = MODELS[spec.architecture].plain
+    return plain(open_tensors(find_files(model))) if found is None else found.tensors()
 
 
 def checkpoint_formats(model: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
@@ -237,7 +238,7 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
                 if parameter is None:
                     continue
                 experts = spec.experts.count if spec.experts and "{e}" in pattern else 0
-                if bool(experts) != (parameter.dim() == 3):
+                if bool(experts) != (parameter.dim() == (3 if suffix == ".weight" else 2)):
                     continue  # a dense layer of a sparse model, or the other way round
                 for e in range(experts or 1):
                     place = parameter.data[e] if experts else parameter.data

@@ -9,6 +9,7 @@ T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,16 @@ class ExpertLinear(nn.Module):
     """One linear layer for each of E experts, weights (E, outputs, inputs)."""
 
     def __init__(
-        self, build: Build, count: int, inputs: int, outputs: int, parts: Sequence[int] = ()
+        self,
+        build: Build,
+        count: int,
+        inputs: int,
+        outputs: int,
+        parts: Sequence[int] = (),
+        bias: bool = False,
     ) -> None:
         super().__init__()
+        self.bias = build.weight(count, outputs) if bias else None
         self.parts = tuple(parts) or (outputs,)
         self.weight: nn.Parameter | None = build.weight(count, outputs, inputs)
         self.kernel = build.kernels.linear
@@ -80,10 +88,11 @@ class ExpertLinear(nn.Module):
         return sum(num_bytes(weight) for weight in self.prepared)
 
     def forward(self, x_TH: Tensor, expert: int) -> Tensor:
+        bias_O = None if self.bias is None else self.bias[expert]
         if x_TH.shape[0] <= self.kernel.few_rows:
             assert self.weight is not None
-            return reference.linear(x_TH, self.weight[expert], None)
-        return self.kernel(x_TH, self.prepared[expert], None)
+            return reference.linear(x_TH, self.weight[expert], bias_O)
+        return self.kernel(x_TH, self.prepared[expert], bias_O)
 
 
 class SparseMLP(nn.Module):
@@ -95,12 +104,15 @@ class SparseMLP(nn.Module):
         assert experts is not None
         self.active, self.normalize = experts.active, experts.normalize
         self.count = experts.count
-        self.router = Linear(build, spec.hidden_size, experts.count)
+        self.router = Linear(build, spec.hidden_size, experts.count, bias=experts.biased)
         inner = experts.intermediate_size
         hidden, count = spec.hidden_size, experts.count
-        self.gate_up = ExpertLinear(build, count, hidden, 2 * inner, (inner, inner))
-        self.down = ExpertLinear(build, count, inner, hidden)
+        self.gate_up = ExpertLinear(build, count, hidden, 2 * inner, (inner, inner), experts.biased)
+        self.down = ExpertLinear(build, count, inner, hidden, bias=experts.biased)
         self.gated = build.kernels.gated[spec.activation]
+        if spec.swiglu_limit:
+            limit, alpha = spec.swiglu_limit, spec.swiglu_alpha
+            self.gated = partial(reference.clamped_silu_mul, limit=limit, alpha=alpha)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         weights_TK, experts_TK = self.route(x_TH)

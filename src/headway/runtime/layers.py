@@ -131,11 +131,19 @@ class RMSNorm(nn.Module):
         return self.kernel(x_TH, self.weight, self.eps, self.offset)
 
 
+class SinkLogits(nn.Module):
+    """A learned logit for each query head."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.weight = build.weight(build.spec.num_heads)
+
+
 class Attention(nn.Module):
     """Self-attention over paged KV. Its variants are numbers of the spec and of its layer:
 
-    MHA (G = N), GQA or MQA (G = 1); a window; a soft cap; norms on queries and keys, by head or
-    on the whole row; one rope or another, or none.
+    MHA (G = N), GQA or MQA (G = 1); a window; a soft cap; a sink logit by head; norms on queries
+    and keys, by head or on the whole row; one rope or another, or none.
     """
 
     def __init__(self, build: Build, index: int) -> None:
@@ -154,11 +162,13 @@ class Attention(nn.Module):
         self.rope_index = layer.rope
         self.rope = build.kernels.rope
         self.backend = build.attention
+        self.sink_logits = SinkLogits(build) if spec.sink_logits else None
         self.rule = AttentionRule(
             scale=spec.attention_scale,
             window=layer.window,
             softcap=spec.attention_softcap,
             sinks=layer.sinks,
+            sink_logits=None if self.sink_logits is None else self.sink_logits.weight,
         )
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:

@@ -7,7 +7,7 @@ through a window.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headway.core.errors import UnsupportedModelError
@@ -36,6 +36,11 @@ def every(period: int) -> Kinds:
         return [WINDOW if (i + 1) % step else FULL for i in range(num_layers)]
 
     return kinds
+
+
+def alternating(config: dict[str, Any], num_layers: int) -> list[str]:
+    """gpt-oss: a window in the first layer and every other one after it."""
+    return [FULL if i % 2 else WINDOW for i in range(num_layers)]
 
 
 def when_used(config: dict[str, Any], num_layers: int) -> list[str]:
@@ -111,6 +116,14 @@ def granite_scales(config: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def gpt_oss_gates(config: dict[str, Any]) -> dict[str, float]:
+    """Gates and ups that are clamped, and the gain of the gate's sigmoid."""
+    return {
+        "swiglu_alpha": number(config, "swiglu_alpha", default=1.702),
+        "swiglu_limit": number(config, "swiglu_limit", default=7.0),
+    }
+
+
 def no_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
     return None, [False] * num_layers
 
@@ -137,12 +150,44 @@ def qwen_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec |
     return (experts if any(sparse) else None), sparse
 
 
+def gpt_oss_experts(
+    config: dict[str, Any], num_layers: int
+) -> tuple[ExpertsSpec | None, list[bool]]:
+    """Experts in every layer, as wide as `intermediate_size`; a softmax over the visited ones."""
+    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    experts = ExpertsSpec(
+        count=positive(config, spelled, default=128),
+        active=positive(config, "num_experts_per_tok", default=4),
+        intermediate_size=positive(config, "intermediate_size", default=2880),
+        normalize=True,
+        biased=True,
+    )
+    if experts.active > experts.count:
+        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
+    return experts, [True] * num_layers
+
+
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One row a supported architecture: where it differs from Llama."""
 
     qkv_bias: bool | None = None
     """True or False when it is fixed; None reads `attention_bias`, for all four projections."""
+    attention_bias: bool = False
+    """What `attention_bias` is when it is missing."""
+    rope: dict[str, Any] = field(default_factory=dict)
+    """The rope's own keys, when none is given."""
+    sink_logits: bool = False
     tied: bool = False
     theta: float = 10000.0
     local_theta: float | None = None
@@ -199,6 +244,18 @@ FAMILIES = {
     "GraniteForCausalLM": Family(scales=granite_scales),
     "SmolLM3ForCausalLM": Family(
         tied=True, theta=2e6, kinds=nope_when_used, rotates=three_of_four_rotate
+    ),
+    "GptOssForCausalLM": Family(
+        attention_bias=True,
+        theta=150000.0,
+        rope=GPT_OSS_ROPE,
+        window=128,
+        kinds=alternating,
+        norm_eps=1e-5,
+        head_dim=64,
+        sink_logits=True,
+        scales=gpt_oss_gates,
+        experts=gpt_oss_experts,
     ),
 }
 """Architecture, as config.json names it → its row; the other half is `runtime.models.MODELS`."""

@@ -82,10 +82,10 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
             f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads.",
             "Check num_attention_heads and num_key_value_heads.",
         )
-    ropes = ropes_from_config(config, family.theta, family.local_theta)
+    ropes = ropes_from_config(config, family.theta, family.local_theta, family.rope)
     for rope in ropes.values():
         check_rotation(rope, head_dim)
-    attention_bias = flag(config, "attention_bias")
+    attention_bias = flag(config, "attention_bias", default=family.attention_bias)
     experts, sparse = family.experts(
         config, positive(config, "num_hidden_layers", most=MOST_LAYERS)
     )
@@ -114,6 +114,7 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         qk_norm=family.qk_norm,
         norms=family.norms,
         norm_offset=family.norm_offset,
+        sink_logits=family.sink_logits,
         bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
         eos_token_ids=eos_ids(config, generation),
         **scales,

@@ -17,15 +17,16 @@ MOST_POSITIONS = 2**31 - 1
 
 
 def ropes_from_config(
-    config: dict[str, Any], theta: float, local_theta: float | None
+    config: dict[str, Any], theta: float, local_theta: float | None, default: dict[str, Any]
 ) -> dict[str, RopeSpec]:
-    """The rope of full and of window layers; the thetas are the family's own defaults.
+    """The rope of full and of window layers; the thetas and `default` are the family's own.
 
     `local_theta` is None for families whose window layers turn as the full ones do.
     """
     given = mapping(config, "rope_parameters")
     nested = bool(given) and set(given) <= {FULL, WINDOW}
-    full = mapping(given, FULL) if nested else given or mapping(config, "rope_scaling")
+    flat = given or mapping(config, "rope_scaling") or default
+    full = mapping(given, FULL) if nested else flat
     window = mapping(given, WINDOW) if nested else {}
     if local_theta is None:
         full, window = full or window, window or full

@@ -59,13 +59,15 @@ class LayerSpec:
 class ExpertsSpec:
     """A sparse MLP: `count` experts, of which a token visits `active`.
 
-    `normalize` says that the weights of the visited ones are scaled to add up to 1.
+    `normalize` says that the weights of the visited ones are scaled to add up to 1; `biased`, that
+    the router and each matrix of an expert have a bias.
     """
 
     count: int
     active: int
     intermediate_size: int
     normalize: bool
+    biased: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,9 @@ class ModelSpec:
     `quantization` is the method by which the checkpoint is quantized, one of METHODS, GGUF or "";
     `formats` are those of layers that it holds rounded, by name, as in `Quantization`.
     The scales are 1 and the soft caps 0 where a family has none; `norm_offset` is what a norm
-    adds to its weight, `norms` how many of hidden size a layer has.
+    adds to its weight, `norms` how many of hidden size a layer has. `sink_logits`: each query head
+    has a learned logit that takes its share of the softmax and gives nothing. A `swiglu_limit`
+    clamps gates and ups, and `swiglu_alpha` is the gain of the gate's sigmoid.
     """
 
     architecture: str
@@ -142,6 +146,9 @@ class ModelSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    sink_logits: bool = False
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -178,14 +185,18 @@ class ModelSpec:
 
     @property
     def norm_parameters(self) -> int:
-        """Elements of one layer's norms: on the stream, and on queries and keys."""
+        """Elements of one layer's norms: on the stream, and on queries and keys; sink logits."""
         per_head = {"none": 0, "head": 2 * self.head_dim, "row": self.q_size + self.kv_size}
-        return self.norms * self.hidden_size + per_head[self.qk_norm]
+        sink_logits = self.num_heads * self.sink_logits
+        return self.norms * self.hidden_size + per_head[self.qk_norm] + sink_logits
 
     @property
     def expert_parameters(self) -> int:
         """Elements of one expert of one layer; 0 for a dense model."""
-        return 3 * self.hidden_size * self.experts.intermediate_size if self.experts else 0
+        if self.experts is None:
+            return 0
+        hidden, inner = self.hidden_size, self.experts.intermediate_size
+        return 3 * hidden * inner + (2 * inner + hidden) * self.experts.biased
 
     def mlp_parameters(self, sparse: bool, num_experts: int | None = None) -> int:
         """Elements of one layer's MLP; with experts the router's and `num_experts` of them."""
@@ -193,7 +204,8 @@ class ModelSpec:
             biases = (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
             return 3 * self.hidden_size * self.intermediate_size + biases
         held = self.experts.count if num_experts is None else num_experts
-        return self.hidden_size * self.experts.count + held * self.expert_parameters
+        router = (self.hidden_size + self.experts.biased) * self.experts.count
+        return router + held * self.expert_parameters
 
     @property
     def num_parameters(self) -> int:

@@ -157,6 +157,7 @@ class NativeAttention:
             *(address(q), address(out_TND), q.stride(0)),
             *(address(tables_SB), *(address(lens) for lens in lens_of(batch, layer.group))),
             *(*tables_SB.shape, q.shape[1], rule.window, rule.sinks, rule.scale, rule.softcap),
+            address(rule.sink_logits),
             *(TYPES[q.dtype], *layer.numbers),
         )
         return out_TND
@@ -195,6 +196,7 @@ class NativeAttention:
             *(address(q), address(out_TND), q.stride(0), *map(address, tables)),
             *(address(lens) for lens in lens_of(batch, layer.group)),
             *(*tables[0].shape, q.shape[1], rule.window, rule.scale, rule.softcap),
+            address(rule.sink_logits),
             *(TYPES[q.dtype], *open_memory, *memory, *shape),
         )
         return out_TND

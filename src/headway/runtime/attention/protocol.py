@@ -6,7 +6,7 @@
            f = 0 without a window, else max(0, p - window + 1), and of 0 … min(f, sinks) - 1
     z    = q · Kᵀ · scale                       with query head h reading KV head h // (N / G)
     z    = softcap · tanh(z / softcap)          where there is a soft cap
-    out  = softmax(z) · V
+    out  = softmax(z) · V                       with a sink logit: softmax([z, sink of h]) · [V, 0]
 
 MHA (G = N), GQA and MQA (G = 1) are the shapes of q and k; the window and the cap are the rule's.
 """
@@ -25,13 +25,16 @@ from headway.runtime.batch import Batch
 class AttentionRule:
     """A layer's own numbers: `window` counts tokens, 0 is all; `softcap` 0 is none.
 
-    Behind a window the first `sinks` tokens of the sequence are seen, too.
+    Behind a window the first `sinks` tokens of the sequence are seen, too. `sink_logits` are
+    one for each query head, in the type of the queries. They are learned weights, no tokens:
+    nothing of them lies in the cache.
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: int = 0
+    sink_logits: Tensor | None = None
 
     def first_seen(self, position: int) -> int:
         """The first position the token at `position` sees: window 4, position 9 → 6."""

@@ -92,6 +92,15 @@ def attend_at(
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     query_at = torch.arange(context - length, context, device=q.device)[:, None]
     seen = rule.sees(query_at, key_at_C[None, :])
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    scores, logits = scores.masked_fill(~seen, float("-inf")), rule.sink_logits
+    weights = softmax(scores, None if logits is None else logits.float().view(kv_heads, -1, 1, 1))
     out = torch.einsum("gnqc,cgd->qgnd", weights, v_CGD.float())
     return out.reshape(length, num_heads, head_dim).to(q_QND.dtype)
+
+
+def softmax(scores: Tensor, sink_logits: Tensor | None) -> Tensor:
+    """Weights of the keys, the last dim; `sink_logits` has a 1 there and fits the others."""
+    if sink_logits is None:
+        return scores.softmax(-1)
+    logits = sink_logits.expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, logits), -1).softmax(-1)[..., :-1]

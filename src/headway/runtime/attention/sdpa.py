@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from headway.runtime.attention.cache import KVLayer, write
 from headway.runtime.attention.protocol import AttentionRule, positions_of
+from headway.runtime.attention.reference import softmax
 from headway.runtime.batch import Batch
 
 SAME_BUCKET = 2.0
@@ -113,8 +114,9 @@ def decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule
     k, v = layer.gather(view.blocks_RB)
     q = working(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
     mask = view.mask_R11C.expand(-1, 1, q.shape[2], -1)
+    sink_logits = logits_by_group(rule, kv_heads)
     attended = masked_attention(
-        q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule
+        q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule, sink_logits
     )
     return attended.reshape(q_RND.shape).to(q_RND.dtype)
 
@@ -136,26 +138,49 @@ def chunk(
         working(x[:num_keys]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1) for x in (k, v)
     )
     mask = None
-    if length != context or rule.softcap or 0 < rule.window < context:
+    sink_logits = logits_by_group(rule, kv_heads)
+    if sink_logits is not None:
+        sink_logits = sink_logits[..., None]
+    if length != context or rule.softcap or sink_logits is not None or 0 < rule.window < context:
         query_at = torch.arange(context - length, context, device=q.device)[:, None]
         key_at = positions_of(blocks, block_size, q.device)[:num_keys]
         mask = rule.sees(query_at, key_at)
-    attended = masked_attention(q, k, v, mask, rule)
+    attended = masked_attention(q, k, v, mask, rule, sink_logits)
     return attended.permute(2, 0, 1, 3).reshape(q_QND.shape).to(q_QND.dtype)
 
 
+def logits_by_group(rule: AttentionRule, kv_heads: int) -> Tensor | None:
+    """The sink logits of the heads that share each KV head, (G, N / G, 1)."""
+    if rule.sink_logits is None:
+        return None
+    return working(rule.sink_logits).view(kv_heads, -1, 1)
+
+
 def masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    rule: AttentionRule,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
-    """softmax(cap(q · kᵀ · scale)) · v; no mask means causal. torch's own knows no soft cap."""
-    if not rule.softcap:
-        causal = mask is None
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=rule.scale
-        )
-    assert mask is not None
-    scores = rule.softcap * torch.tanh(q @ k.transpose(-1, -2) * (rule.scale / rule.softcap))
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+    """softmax(cap(q · kᵀ · scale)) · v; no mask means causal.
+
+    torch's own knows neither soft cap nor sink logits.
+    """
+    if rule.softcap or sink_logits is not None:
+        assert mask is not None
+        return softmax(masked_scores(q, k, mask, rule), sink_logits) @ v
+    causal = mask is None
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=rule.scale)
+
+
+def masked_scores(q: Tensor, k: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
+    """cap(q · kᵀ · scale), and no score where nothing is seen."""
+    scores = q @ k.transpose(-1, -2) * rule.scale
+    if rule.softcap:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    return scores.masked_fill(~mask, float("-inf"))
 
 
 def working(x: Tensor) -> Tensor:

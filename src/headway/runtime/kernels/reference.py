@@ -111,6 +111,13 @@ def silu_mul(gate_up_TI2: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
+def clamped_silu_mul(gate_up_TI2: Tensor, limit: float, alpha: float) -> Tensor:
+    """gpt-oss's middle: gate · sigmoid(alpha · gate) · (up + 1), gates and ups clamped, (T, I)."""
+    gate, up = gate_up_TI2.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
 def gelu_tanh_mul(gate_up_TI2: Tensor) -> Tensor:
     """GeGLU's middle, gelu by its tanh approximation: gelu(first half) · second half, (T, I)."""
     gate, up = gate_up_TI2.chunk(2, dim=-1)

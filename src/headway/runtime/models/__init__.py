@@ -5,6 +5,7 @@ The row's other half, its numbers, is in `core.model_spec.FAMILIES`.
 
 from headway.runtime.models.decoder import Architecture, Decoder
 from headway.runtime.models.gemma import GEMMA2, GEMMA3
+from headway.runtime.models.gpt_oss import GPT_OSS
 from headway.runtime.models.granite import GRANITE
 from headway.runtime.models.llama import LLAMA
 from headway.runtime.models.olmo2 import OLMO2
@@ -23,6 +24,7 @@ MODELS: dict[str, Architecture] = {
     "Olmo2ForCausalLM": OLMO2,
     "GraniteForCausalLM": GRANITE,
     "SmolLM3ForCausalLM": LLAMA,
+    "GptOssForCausalLM": GPT_OSS,
 }
 
 __all__ = ["MODELS", "Decoder"]

@@ -3,8 +3,9 @@
 An architecture is a layer and the names of its weights; the numbers come from the spec.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,25 @@ Weights = dict[str, tuple[str, str | None]]
 """Checkpoint module → (our module, its part of the rows there); `.weight` and `.bias` follow."""
 
 
+Tensors = Iterator[tuple[str, Callable[[], Any]]]
+"""(name, function that reads it) of each tensor of a checkpoint."""
+
+
+def same(tensors: Tensors) -> Tensors:
+    """The tensors as they are."""
+    return tensors
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How to make layer i, and the table of weights."""
+    """How to make layer i, and the table of weights.
+
+    `plain` gives the tensors of a checkpoint the names of that table, where it has others.
+    """
 
     layer: Callable[[Build, int], nn.Module]
     weights: Weights
+    plain: Callable[[Tensors], Tensors] = same
 
 
 class Decoder(nn.Module):

@@ -208,6 +208,7 @@ class Recorder:
         self._write("write_kv", x=k, second=v, **memory)
         sight = {"window": rule.window, "sinks": rule.sinks}
         numbers = {**sight, "factor": rule.scale, "shift": rule.softcap}
+        numbers["bias"] = address(rule.sink_logits)
         self._write("attention", x=q, y=y, count=q.heads, **numbers, **memory)
         return y
 
