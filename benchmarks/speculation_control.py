@@ -83,8 +83,8 @@ class AlwaysAsking(Asking):
 class NeverRests(Rests):
     """Looks for guesses in each step."""
 
-    def next(self) -> Look:
-        return Look.ASKS
+    def next(self, num_decodes: int) -> Look:
+        return Look.ASKS if num_decodes else Look.RESTS
 
 
 class Always(Speculation):

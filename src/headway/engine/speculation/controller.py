@@ -131,7 +131,7 @@ def least_value(plain: PlainStep, cost: StepCost, most: int) -> float:
 
 
 def row_price(plain: PlainStep, cost: StepCost) -> float:
-    """What a row is worth of a token, where each decode has one guess more: below it none pays.
+    """The part of a token that pays for a row, where each decode has one guess more.
 
     >>> one, many = Work(1, 1, 100, 100), Work(64, 64, 6400, 6400)
     >>> plain = [PlainStep([100] * work.num_tokens, work, work, 64) for work in (one, many)]

@@ -42,8 +42,11 @@ class Rests:
         self._num_unpaid = 0
         """Steps since that was worth it."""
 
-    def next(self) -> Look:
-        """What the next step does."""
+    def next(self, num_decodes: int) -> Look:
+        """What the next step does; one without decodes has nothing to look for."""
+        self._look = Look.RESTS
+        if not num_decodes:
+            return self._look
         self._num_unpaid += 1
         place = (self._num_unpaid - PATIENCE - 1) % CYCLE
         self._look = Look.ASKS

@@ -121,7 +121,7 @@ class Speculation:
     ) -> dict[int, Drafts]:
         """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
         self.drafting_s = 0.0
-        look = self.rests.next() if decodes else Look.RESTS
+        look = self.rests.next(len(decodes))
         if look is Look.RESTS:
             return {}
         starts = [len(sequence.tokens) for sequence in decodes]

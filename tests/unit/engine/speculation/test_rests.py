@@ -9,7 +9,7 @@ def looks(rests: Rests, saved_s: float, num_steps: int) -> list[Look]:
     """What each of so many steps does, where guesses save so many seconds of a step."""
     found = []
     for _ in range(num_steps):
-        found.append(rests.next())
+        found.append(rests.next(4))
         if found[-1] is not Look.RESTS:
             rests.chose(saved_s)
         rests.took(CHOOSE_S if found[-1] is not Look.RESTS else 0.0)
@@ -32,7 +32,7 @@ def test_where_choosing_takes_no_time_all_steps_look():
     """As on the clock of a simulation, which stands still meanwhile."""
     rests = Rests()
     for _ in range(3 * CYCLE):
-        assert rests.next() is Look.ASKS
+        assert rests.next(4) is Look.ASKS
         rests.chose(0.0)
         rests.took(0.0)
 
@@ -43,3 +43,13 @@ def test_where_they_begin_to_save_much_all_steps_have_them_again():
     looks(rests, 0.0, 1 + PATIENCE + CYCLE)
     found = looks(rests, 0.02, RESTED + 20)
     assert found[RESTED:] == [Look.ASKS] * 20
+
+
+def test_steps_of_prompts_alone_say_nothing_of_what_choosing_takes():
+    """Nothing was chosen in them, and that took no time."""
+    rests = Rests()
+    assert Look.RESTS not in looks(rests, CHOOSE_S, 14)
+    for _ in range(100):
+        assert rests.next(0) is Look.RESTS
+        rests.took(0.0)
+    assert Look.RESTS in looks(rests, CHOOSE_S, 6), "choosing seemed free"
