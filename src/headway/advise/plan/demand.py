@@ -179,7 +179,8 @@ def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> Demand
     if load.concurrency is None:
         times, from_s = arrivals(rate, burst, options.most_requests, rng)
     else:
-        times, from_s = [0.0] * max(PER_CLIENT * load.concurrency, LEAST_REQUESTS), 0.0
+        wanted = max(PER_CLIENT * load.concurrency, LEAST_REQUESTS)
+        times, from_s = [0.0] * min(wanted, options.most_requests), 0.0
     limit = options.most_requests
     assumed = ["percentiles of prompts and answers are independent of each other"]
     p_lengths = lengths_by(prompts, drawn(rng, len(times)), context - 1)
@@ -296,9 +297,15 @@ def finished(
         talks = sorted([*talks, *again], key=lambda talk: talk.at_s)
         assumed = [*assumed, f"{len(again)} of the requests are sent once more"]
         peak, mean = peak * (1 + options.retries), mean * (1 + options.retries)
-    concurrency = bench.options.concurrency
+    concurrency, at_once = bench.options.concurrency, None
     if concurrency is not None:
         peak = mean = 0.0
+        at_once = ceil(options.growth * concurrency)
+        if len(talks) < 2 * at_once:
+            raise UsageError(
+                f"{len(talks):,} requests are too few to simulate {at_once:,} at once.",
+                "Raise --most-requests, give a longer workload, or lower --concurrency.",
+            )
     turns = [turn for talk in talks for turn in talk.turns]
     prompts = [sum(piece.tokens for piece in turn.system + turn.prompt) for turn in turns]
     outputs = [turn.output_tokens for turn in turns]
@@ -311,6 +318,6 @@ def finished(
         prompt_p99=int(np.percentile(prompts, 99)),
         answer_p50=int(np.percentile(outputs, 50)),
         answer_p99=int(np.percentile(outputs, 99)),
-        at_once=None if concurrency is None else ceil(options.growth * concurrency),
+        at_once=at_once,
         assumed=assumed,
     )
