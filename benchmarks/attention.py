@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from common import heading
+from headway.core.kv_format import kv_format
 from headway.core.machine import probe_machine
 from headway.core.memory_plan import gib
-from headway.core.model_spec import ModelSpec, spec_from_config
+from headway.core.model_spec import KVGroupSpec, ModelSpec, spec_from_config
 from headway.core.options import EngineOptions
 from headway.core.resolve import resolve
 from headway.runtime.attention import (
@@ -30,6 +31,7 @@ from headway.runtime.attention import (
     KVLayer,
     choose_attention,
 )
+from headway.runtime.attention.int4 import allocate_int4, memory_of
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Attention, Build
@@ -117,14 +119,14 @@ class Bench:
         return step_of(batch, 1, context)
 
 
-def step_of(batch: int, length: int, context: int) -> Batch:
+def step_of(batch: int, length: int, context: int, size: int = BLOCK_SIZE) -> Batch:
     """`length` new tokens for each of `batch` sequences of `context`, in scattered blocks."""
-    per_sequence = context // BLOCK_SIZE
+    per_sequence = context // size
     generator = torch.Generator().manual_seed(0)
     tables = 1 + torch.randperm(batch * per_sequence, generator=generator)
     tables = tables.view(batch, per_sequence)
     at = torch.arange(context - length, context)
-    slots = (tables[:, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE).flatten()
+    slots = (tables[:, at // size] * size + at % size).flatten()
     return Batch(
         token_ids_T=slots,
         positions_T=slots,
@@ -148,17 +150,46 @@ def filled(
     return layer
 
 
+def int4_memory(
+    backend: AttentionBackend, step: Batch, shape: tuple[int, int, int, int]
+) -> list[KVLayer]:
+    """Four layers of int4 `shape`, filled; `step` is told of its open blocks."""
+    blocks, size, kv_heads, head_dim = shape
+    tables, at = step.block_tables_GSB[0], step.context_lens[0]
+    news = torch.arange(at - step.query_lens[0], at)
+    open_tables, first = torch.zeros_like(tables), int(news[0]) // size
+    count = open_tables[:, first:].numel()
+    open_tables[:, first:] = 1 + torch.arange(count).view(len(tables), -1)
+    step.block_tables_GSB.append(open_tables)
+    step.slots_GT.append((open_tables[:, news // size] * size + news % size).flatten())
+    group = KVGroupSpec(layers=(0, 1, 2, 3), num_kv_heads=kv_heads, head_dim=head_dim)
+    places = (blocks, 1 + count), size, torch.bfloat16, backend.kv_layer
+    layers = allocate_int4((group,), *places)
+    for part in (part for one in memory_of(layers) for part in one.parts):
+        part.fill_(1)
+    return layers
+
+
 def print_qwen(backend: AttentionBackend, repeats: int) -> None:
-    """Qwen2.5-0.5B's attention in bf16: N = 14, G = 2, D = 64; best of many, one thread."""
+    """Qwen2.5-0.5B's attention in bf16: N = 14, G = 2, D = 64; best of many, one thread.
+
+    The ceiling is what is read over the bandwidth. Both steps fill a block of each sequence, which
+    int4 KV rounds.
+    """
     heads, kv_heads, head_dim = 14, 2, 64
-    rule = AttentionRule(scale=head_dim**-0.5)
-    print(f"\n{heading(['bf16, N 14, G 2, D 64', 'KV', 'ms', 'GB/s of KV', 'GFLOP/s'])}")
+    rule, bandwidth = AttentionRule(scale=head_dim**-0.5), bandwidth_bytes_per_s()
+    titles = ["bf16, N 14, G 2, D 64", "KV", "ms", "ceiling", "GB/s of KV", "GFLOP/s"]
+    print(f"\n{heading(titles)}")
     steps = {"decode, 8 × 4096": (8, 1, 4096), "prefill 1024": (1, 1024, 1024)}
     for name, (batch, length, context) in steps.items():
-        shape = (1 + batch * context // BLOCK_SIZE, BLOCK_SIZE, kv_heads, head_dim)
-        for kv_dtype in (torch.bfloat16, torch.int8)[: 2 if backend.name == "native" else 1]:
-            layers = [filled(backend, shape, kv_dtype) for _ in range(4)]
-            step = step_of(batch, length, context)
+        for kind in ("bfloat16", "int8", "int4")[: 3 if backend.name == "native" else 1]:
+            size = kv_format(kind).block_size or BLOCK_SIZE
+            shape = (1 + batch * context // size, size, kv_heads, head_dim)
+            step = step_of(batch, length, context, size)
+            if kind == "int4":
+                layers = int4_memory(backend, step, shape)
+            else:
+                layers = [filled(backend, shape, getattr(torch, kind)) for _ in range(4)]
             q, k, v = (
                 torch.randn(batch * length, n, head_dim).bfloat16()
                 for n in (heads, kv_heads, kv_heads)
@@ -169,12 +200,12 @@ def print_qwen(backend: AttentionBackend, repeats: int) -> None:
                 backend.attend(q, k, v, layers[repeat % 4], step, rule)
                 times.append(time.process_time() - started)
             best = min(times[1:])
-            num_bytes = sum(part.nbytes for part in layers[0].parts)
+            num_bytes = sum(part.nbytes for one in memory_of(layers[:1]) for part in one.parts)
             pairs = batch * sum(range(context - length + 1, context + 1))
             rate = 4 * head_dim * heads * pairs / best / 1e9
-            kind = str(kv_dtype).removeprefix("torch.")
-            gb_s = num_bytes / best / 1e9
-            print(f"| {name} | {kind} | {best * 1e3:.2f} | {gb_s:.1f} | {rate:.0f} |")
+            ceiling, gb_s = num_bytes / bandwidth * 1e3, num_bytes / best / 1e9
+            cells = f"{best * 1e3:.2f} | {ceiling:.2f} | {gb_s:.1f} | {rate:.0f}"
+            print(f"| {name} | {kind} | {cells} |")
 
 
 def bandwidth_bytes_per_s() -> float:

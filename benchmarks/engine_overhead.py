@@ -111,6 +111,8 @@ async def read_stream(port: int, path: str, body: bytes) -> int:
         data = await reader.read(65536)
         if not data:
             raise SystemExit("a stream ended early")
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"no stream: {data.decode(errors='replace')}")
         window = tail + data
         count += window.count(b"data: ") - tail.count(b"data: ")
         tail = window[-32:]

@@ -25,11 +25,13 @@ from torch.nn import functional
 from common import heading, line
 from headway.core.formats import INT8, Format
 from headway.core.machine import last_level_cache_bytes, processor_name
+from headway.runtime.native.checks import in_supers
 from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.load import load
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.runtime.quantized import gguf_blocks
 from headway.runtime.rounding import RoundedWeight
 
 SHAPES = {
@@ -89,9 +91,7 @@ def of_others(group: int) -> dict[str, Format]:
     return {
         "int4 fp32": Format("int4", group, fp32_scales=True),
         "int4 zeros": Format("int4", group, offsets="zeros"),
-        "Q4_K": Format("int4", 32, fp32_scales=True, offsets="any"),
-        "Q5_K": Format("int8", 32, fp32_scales=True, offsets="any"),
-        "Q6_K": Format("int8", 16, fp32_scales=True),
+        **{name: gguf_blocks.PACKINGS[name].format for name in ("Q4_K", "Q5_K", "Q6_K")},
         "Q8_0": Format("int8", 32),
         "FP8": Format("fp8"),
         "FP8 blocks": Format("fp8", 128),
@@ -110,6 +110,8 @@ def rounded_case(library: NativeLibrary, format: Format, outputs: int, inputs: i
     else:
         kernel = NativeQuantizedLinear(library, format)
     weight = RoundedWeight(levels, scales, format.group, offsets, kind=format.kind)
+    if format.super_block:
+        weight = in_supers(weight, torch.Generator())
     packed = kernel.pack(weight)
     copies = [
         dataclasses.replace(packed, panels=packed.panels.clone())

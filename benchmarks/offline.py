@@ -70,21 +70,34 @@ class Rates:
 
     def decode(self, num_seqs: int) -> float:
         """Tokens/s while all sequences decode, prompts not counted."""
-        steps = DECODE_STEPS[num_seqs]
-        engine = self.llm.engine
+        self.begin(num_seqs)
+        rate = self.steps(DECODE_STEPS[num_seqs])
+        self.end()
+        return rate
+
+    def begin(self, num_seqs: int) -> None:
+        """Compute the prompts of so many sequences, which then decode until `end`."""
         self._add(num_seqs, 10**6)
-        scheduler = engine.scheduler
+        scheduler = self.llm.engine.scheduler
         while scheduler.waiting or any(s.num_known - s.computed > 1 for s in scheduler.running):
-            engine.step()
+            self.llm.engine.step()
+
+    def steps(self, count: int) -> float:
+        """Tokens/s of so many steps of the sequences that decode."""
+        engine = self.llm.engine
+        num_seqs = len(engine.scheduler.running)
         self.records = []
         started = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(count):
             self.records.append(engine.step()[1])
-        spent = time.perf_counter() - started
-        for sequence in list(scheduler.running):
-            engine.abort(sequence.request.request_id)
-        engine.step()
-        return num_seqs * steps / spent
+        return num_seqs * count / (time.perf_counter() - started)
+
+    def end(self) -> None:
+        """Abort the sequences that decode."""
+        for sequence in list(self.llm.engine.scheduler.running):
+            self.llm.engine.abort(sequence.request.request_id)
+        if self.llm.engine.has_work:
+            self.llm.engine.step()
 
     def utilization(self, work: Work) -> tuple[float, float]:
         """(MBU, MFU) of the last measurement."""

@@ -3,14 +3,15 @@
 Folders of `headway quantize` are rows as well: `--also NAME=PATH`, as often as wanted.
 
 The embedded model (or that of FOLDER) is served in its own type, in int8 and in int4 by groups,
-with keys and values in its own type or in int8, and judged against itself in fp32 on the same
-windows of text and the same held-out questions. A difference is to the row of its own type, with
-its 95% interval and p: within the interval of zero is noise.
+with keys and values in its own type or in int8, and as an FP8 folder, and judged against itself in
+fp32 on the same windows of text and the same held-out questions. A difference is to the row of its
+own type, with its 95% interval and p: within the interval of zero is noise.
 """
 
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +22,7 @@ from headway.cli.common import model_folder  # noqa: E402
 from headway.core.formats import GROUPS  # noqa: E402
 from headway.evals.text import TEXTS, read_text  # noqa: E402
 from headway.whole_model import FolderModel  # noqa: E402
+from read_folders import write_fp8  # noqa: E402
 from sensitivity import (  # noqa: E402
     MEMORY,
     Difference,
@@ -37,6 +39,10 @@ INT8_KV = {"kv_cache_dtype": "int8"}
 ROWS: dict[str, dict[str, object]] = {
     "bf16, KV int8": INT8_KV,
     "bf16, KV int4": {"kv_cache_dtype": "int4"},
+    "bf16, KV int4, layers 0 and 1 as computed": {
+        "kv_cache_dtype": "int4",
+        "kv_cache_dtype_skip_layers": "0,1",
+    },
     "int8": {"quantization": "int8"},
     "int8, KV int8": {"quantization": "int8", **INT8_KV},
     **{
@@ -45,6 +51,11 @@ ROWS: dict[str, dict[str, object]] = {
     },
     "int4, groups of 64, KV int8": {"quantization": "int4", **INT8_KV},
 }
+FP8_ROWS: dict[str, dict[str, object]] = {
+    "FP8 by output": {},
+    "FP8 by output, --fp8 int8": {"fp8": "int8"},
+}
+"""Of the model as an FP8 folder."""
 
 
 def shown(each: Difference, digits: int) -> str:
@@ -100,6 +111,12 @@ def main() -> None:
             continue
         quality = judge(name, folder, reference, task, dtype="bfloat16", **options)
         print(row(quality, plain), flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        fp8 = write_fp8(folder, Path(place) / "fp8", 0)
+        for name, options in FP8_ROWS.items():
+            if chosen.only is None or (chosen.only and chosen.only in name):
+                quality = judge(name, fp8, reference, task, dtype="bfloat16", **options)
+                print(row(quality, plain), flush=True)
     for given in chosen.also:
         name, _, path = given.rpartition("=")
         quality = judge(name or Path(path).name, Path(path), reference, task, dtype="bfloat16")

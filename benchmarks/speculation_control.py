@@ -40,9 +40,10 @@ from headway.core.slo import parse_slo
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
 from headway.engine.speculation.asking import Asking
+from headway.engine.speculation.candidates import Candidate
 from headway.engine.speculation.controller import PlainStep
 from headway.engine.speculation.rests import Look, Rests
-from headway.engine.speculation.speculation import Candidate, Speculation
+from headway.engine.speculation.speculation import Speculation
 from headway.measure.chart import Panel, chart
 from judged import Data, interval, say
 from lanes import MAX_TOKENS, Lane, Mark, Track, prompts_of
@@ -76,7 +77,12 @@ def all_of(values: Sequence[Sequence[float]], budget: int) -> list[int]:
 class AlwaysAsking(Asking):
     """Asks for as many guesses as it may."""
 
-    def counts(self, values: Sequence[list[float]], plain: PlainStep) -> list[int]:
+    def counts(
+        self,
+        values: Sequence[list[float]],
+        plain: PlainStep,
+        shares: Sequence[float] | None = None,
+    ) -> list[int]:
         return all_of(values, plain.budget)
 
 
@@ -154,7 +160,7 @@ def regret(llm: LLM, streams: int, kind: str, given: argparse.Namespace) -> Data
 def screen(track: Track) -> None:
     """End the fixed choices that are not among the best so far."""
     fixed = [lane for lane in track.lanes if lane.name not in ("off", "auto")]
-    fixed.sort(key=lambda lane: sum(mark.seconds for mark in lane.marks) / lane.tokens)
+    fixed.sort(key=lambda lane: sum(mark.seconds for mark in lane.marks) / max(lane.tokens, 1))
     for lane in fixed[REMAINING:]:
         track.drop(lane)
         lane.is_over = True

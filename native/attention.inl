@@ -20,6 +20,7 @@
 #include <iterator>
 #include <vector>
 
+#include "attention_best.inl"
 #include "attention_matrix_split.inl"
 
 namespace headway {
@@ -44,7 +45,7 @@ Room take_room(const Attention& job, const Shape& shape) {
     const int64_t rows = std::max(unit_rows, shape.group), dim = job.kv.head_dim;
     const int64_t q_step = std::max(dim, query_step(dim));
     const int64_t sizes[] = {rows * q_step, rows * lanes, rows * shape.record, rows * shape.record,
-                             tile_rows * strip_tokens, 2 * dim * strip_tokens, matrix_size(dim)};
+                             level_rows * strip_tokens, 2 * dim * strip_tokens, matrix_size(dim)};
     Room room;
     room.q_step = q_step;
     float** places[] = {&room.q, &room.weights, &room.part, &room.sums, &room.scores, &room.staged,
@@ -90,10 +91,10 @@ void write_rows(const Attention& job, const Unit& unit, const Shape& shape, cons
         const int64_t head = (unit.head + row / of_head) * shape.group + row % shape.group;
         const int64_t token = unit.token + row % of_head / shape.group;
         const int64_t at = (token * job.heads + head) * dim;
-        float total = sums[shape.channels + 1];
+        float total = shape.total(sums);
         if (job.sink_logits) {
             const float logit = number_at(job.sink_logits, head, job.type) * log2_e;
-            total += std::exp2(logit - sums[shape.channels]);
+            total += std::exp2(logit - shape.highest(sums));
         }
         const float inverse = 1 / total;
         int64_t d = 0;
@@ -213,7 +214,7 @@ std::vector<Task> find_tasks(std::vector<Unit>& units, const Shape& shape, int64
     return tasks;
 }
 
-void attention(Pool& pool, const Attention& job) {
+void attend_all(Pool& pool, const Attention& job) {
     static thread_local std::vector<float> memory;
     const Shape shape(job);
     const int64_t busy = pool.threads() > 1 ? 4 * pool.threads() : 0;
@@ -237,6 +238,12 @@ void attention(Pool& pool, const Attention& job) {
             finish(job, units[i], shape, take_room(job, shape).sums,
                    [&](int64_t split) { return part_of(units[i], split); });
     });
+}
+
+void attention(Pool& pool, const Attention& job) {
+    if (!job.reads || !job.kv.bounds) return attend_all(pool, job);
+    const Chosen chosen(pool, job);
+    attend_all(pool, chosen.job);
 }
 
 }  // namespace

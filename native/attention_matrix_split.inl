@@ -35,7 +35,7 @@ void find_tiles(const Attention& job, const Unit& unit, const StripPart& piece, 
     const int64_t dim = kv.head_dim, size = kv.block_size;
     tiles.k_step = 4 * size;
     tiles.v_step = 4 * dim;
-    each_block(job, unit.sequence, piece.begin / lanes * lanes, piece.end,
+    each_block(job, unit, piece.begin / lanes * lanes, piece.end,
                [&](int64_t block, int64_t token, int64_t offset, int64_t count) {
         const int64_t at = (block * kv.kv_heads + unit.head) * dim * size * 2;
         const char* k = static_cast<const char*>(kv.k) + at + 4 * offset;
@@ -102,7 +102,7 @@ void fetch_strip(const Attention& job, const Unit& unit, const Shape& shape, int
     const int64_t width = size_of(kv.type), bytes = kv.head_dim * kv.block_size * width;
     const int64_t step = kv.paired ? 2 : 1;  // channels of K side by side
     ahead.clear();
-    each_block(job, unit.sequence, begin, end,
+    each_block(job, unit, begin, end,
                [&](int64_t block, int64_t, int64_t offset, int64_t count) {
         const int64_t at = (block * kv.kv_heads + unit.head) * bytes;
         const char* k = static_cast<const char*>(kv.k) + at;

@@ -2,8 +2,8 @@
 #pragma once
 #include <algorithm>
 
+#include "attention_levels.inl"
 #include "attention_matrix.inl"
-#include "kv.inl"
 
 namespace headway {
 namespace {
@@ -63,10 +63,11 @@ inline int64_t end_seen(const Attention& job, const Unit& unit, int64_t position
 
 // visit(block, token, offset in the block, count) for each block of the tokens begin … end - 1.
 template <class Visit>
-inline void each_block(const Attention& job, int64_t sequence, int64_t begin, int64_t end,
+inline void each_block(const Attention& job, const Unit& unit, int64_t begin, int64_t end,
                        const Visit& visit) {
-    const int64_t size = job.kv.block_size;
-    const int64_t* block = job.tables + sequence * job.width + begin / size;
+    const int64_t size = job.kv.block_size, head = job.table_heads > 1 ? unit.head : 0;
+    const int64_t table = unit.sequence * job.table_heads + head;
+    const int64_t* block = job.tables + table * job.width + begin / size;
     for (int64_t token = begin, offset = begin % size; token < end; offset = 0, ++block) {
         const int64_t count = std::min(size - offset, end - token);
         visit(*block, token, offset, count);
@@ -89,7 +90,7 @@ void find_strip(const Attention& job, const Unit& unit, int64_t start, int64_t b
     for (int v = 0; v < strip_vectors && !direct; ++v)
         strip.k[v] = reinterpret_cast<const char*>(staged + v * lanes);
     const int64_t from = direct ? begin / lanes * lanes : begin;
-    each_block(job, unit.sequence, from, end, [&](int64_t block, int64_t token,
+    each_block(job, unit, from, end, [&](int64_t block, int64_t token,
                                                                    int64_t offset, int64_t count) {
         const int64_t at = block * kv.kv_heads + unit.head, place = token - start;
         const char* k = static_cast<const char*>(kv.k) + at * dim * size * width;
@@ -120,7 +121,7 @@ inline void soften_row(const Attention& job, const Unit& unit, const Shape& shap
                                inside(first_seen(job, unit, position) - start),
                                inside(end_seen(job, unit, position) - start), shape.highest(sums),
                                room.weights + row * lanes);
-    if (worth != 1) multiply_row(sums, worth, shape.channels);
+    if (worth != 1) multiply_row(sums, worth, shape.sums);
 }
 
 // What turns a product into a power of two's exponent.
@@ -203,36 +204,48 @@ void end_part(const Unit& unit, const Shape& shape, const Room& room, float* par
         shape.total(part + row * shape.record) = total_of(room.weights + row * lanes);
 }
 
-// The strip at `start` of int4 memory, which is one block, as fp32 in `staged`: K, then V.
-void stage_rounded(const Attention& job, const Unit& unit, int64_t start, float* staged,
-                   Strip& strip) {
-    const int64_t dim = job.kv.head_dim, size = dim * strip_tokens;
-    const int64_t block = job.tables[unit.sequence * job.width + start / strip_tokens];
-    const int64_t at = block * job.kv.kv_heads + unit.head;
-    const auto expand = [&](const uint8_t* from, const uint16_t* scale, int count, float* to) {
-        const Floats step = all(of_f16(scale[0])), offset = all(of_f16(scale[1]));
-        for (int i = 0; i < count / 2; i += lanes) {
-            store(to + i, offset + step * of_nibbles(from + i, false));
-            store(to + count / 2 + i, offset + step * of_nibbles(from + i, true));
+// What the offsets of V add joins the rows' sums.
+void add_offsets(const Unit& unit, const Shape& shape, float* part) {
+    for (int64_t row = 0; row < unit.heads * unit.tokens * shape.group; ++row, part += shape.record)
+        for (int64_t c = 0; c < shape.channels; c += lanes) {
+            const float* offsets = part + shape.channels + c / rounded_channels * lanes;
+            store(part + c, load<Floats>(part + c) + sum_of(load<Floats>(offsets)));
         }
-    };
-    const auto* k = static_cast<const uint8_t*>(job.kv.k) + at * size / 2;
-    const auto* k_scale = reinterpret_cast<const uint16_t*>(job.kv.k_scale) + at * dim * 2;
-    for (int64_t d = 0; d < dim; ++d)
-        expand(k + d * strip_tokens / 2, k_scale + 2 * d, strip_tokens, staged + d * strip_tokens);
-    const auto* v = static_cast<const uint8_t*>(job.kv.v) + at * size / 2;
-    const auto* v_scale = reinterpret_cast<const uint16_t*>(job.kv.v_scale) +
-                          at * size / rounded_channels * 2;
-    for (int64_t i = 0; i < size; i += rounded_channels)
-        expand(v + i / 2, v_scale + i / rounded_channels * 2, rounded_channels, staged + size + i);
-    strip.k_type = strip.v_type = Type::f32;
-    strip.k_step = strip_tokens * 4;
-    strip.begin = 0;
-    strip.end = strip_tokens;
-    for (int i = 0; i < strip_vectors; ++i)
-        strip.k[i] = reinterpret_cast<const char*>(staged + i * lanes);
-    for (int i = 0; i < strip_tokens; ++i)
-        strip.v[i] = reinterpret_cast<const char*>(staged + size + i * dim);
+}
+
+// Rows of one head over a block of int4 memory, the strip at `start`, fetching the next one.
+template <bool pairs>
+void attend_levels(const Attention& job, const Unit& unit, const Shape& shape, const Levels& block,
+                   const Levels& next, int64_t start, Room& room, float* part) {
+    const int64_t dim = job.kv.head_dim, rows = unit.tokens * shape.group;
+    const int64_t tiles = (rows + level_rows - 1) / level_rows;
+    float *folded = room.staged, *added = folded + level_rows * std::max<int64_t>(dim, strip_tokens);
+    const Strip no_scales{};
+    next.fetch_scales(dim);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t row = rows * tile / tiles;
+        const int height = static_cast<int>(rows * (tile + 1) / tiles - row);
+        const Seen seen = seen_by(job, unit, shape, start, row, row + height);
+        if (seen.lo >= seen.hi) continue;
+        float* sums = part + row * shape.record;
+        fold_queries<pairs>(block, room.q + row * dim, dim, height, folded, added);
+        with_rows<level_rows>(height, [&](auto count) {
+            score_block<pairs, count()>(block, next, folded, added, dim, room.scores);
+        });
+        for (int r = 0; r < height; ++r)
+            soften_row(job, unit, shape, no_scales, start, row + r, room.scores + r * strip_tokens, 1, 0,
+                       strip_vectors, room, sums + r * shape.record);
+        for (int64_t group = 0; group < dim / rounded_channels; ++group) {
+            const int64_t words = group * rounded_channels * rounded_tokens / 8;
+            fold_weights<pairs>(block.v_scale + group * 2 * rounded_tokens, room.scores, height, folded,
+                                sums + shape.channels + group * lanes, shape.record);
+            with_rows<level_rows>(height, [&](auto count) {
+                for (int c = 0; c < rounded_channels; c += 2 * lanes)
+                    sum_levels<pairs, count()>(block.v + words + c, next.v + words + c, folded,
+                                               sums + group * rounded_channels + c, shape.record);
+            });
+        }
+    }
 }
 
 // The same over int4 memory. Of a strip, which is a block, the rows whose tokens lie in it read the
@@ -246,6 +259,10 @@ void attend_rounded_split(const Attention& job, const Unit& unit, const Shape& s
     Attention exact = job;
     exact.kv = job.open;
     exact.tables = job.open_tables;
+    const auto levels = [&](int64_t start, int64_t head) {
+        const int64_t block = job.tables[unit.sequence * job.width + start / strip_tokens];
+        return Levels(job.kv, block, unit.head + head);
+    };
     begin_part(unit, shape, room, part);
     Strip strip;
     for (int64_t start = tokens.first_strip(); start < tokens.end; start += strip_tokens) {
@@ -267,12 +284,16 @@ void attend_rounded_split(const Attention& job, const Unit& unit, const Shape& s
             one.token += inside;
             one.position += inside;
             one.tokens = unit.tokens - inside;
-            stage_rounded(job, one, start, room.staged, strip);
             own = own.beyond(inside * shape.group);
-            attend_strip(job, one, shape, strip, strip, start, own,
-                         sums + inside * shape.group * shape.record);
+            const bool last = head + 1 == unit.heads;
+            const int64_t then = last && end < tokens.end ? end : start;
+            const auto attend = has_level_pairs && job.type == Type::bf16
+                                    ? attend_levels<has_level_pairs> : attend_levels<false>;
+            attend(job, one, shape, levels(start, head), levels(then, last ? 0 : head + 1), start, own,
+                   sums + inside * shape.group * shape.record);
         }
     }
+    add_offsets(unit, shape, part);
     end_part(unit, shape, room, part);
 }
 

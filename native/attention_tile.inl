@@ -3,10 +3,12 @@
 //     scores   rows · K     lanes are tokens:    K[d][0 … 7] · q[r][d], one chain over d each
 //     softmax  a row        lanes are tokens:    2^(score - highest), the sums so far shrink
 //     sum      weights · V  lanes are channels:  V[t][0 … 7] · weight[r][t], one chain over t each
+#pragma once
 #include <algorithm>
 #include <limits>
 #include <type_traits>
 
+#include "kv.inl"
 #include "pool.h"
 #include "powers.h"
 #include "simd.h"
@@ -33,17 +35,21 @@ struct Strip {
     int begin, end;  // tokens that are there
 };
 
+// Where a row's sums lie: the weighted V; of int4 memory for each group of channels a vector, what
+// V's offsets add in parts; then the highest score and the sum of weights.
 struct Shape {
-    int64_t group, channels, record;
+    int64_t group, channels, sums, record;
 
     explicit Shape(const Attention& job)
         : group(job.heads / job.kv.kv_heads),
           channels((job.kv.head_dim + lanes - 1) / lanes * lanes),
-          record(channels + lanes) {}
+          sums(channels + (job.open_tables ? channels / rounded_channels * lanes : 0)),
+          record(sums + lanes) {}
 
-    // Behind the weighted V of a row.
-    float& highest(float* sums) const { return sums[channels]; }
-    float& total(float* sums) const { return sums[channels + 1]; }
+    float& highest(float* row) const { return row[sums]; }
+    float& total(float* row) const { return row[sums + 1]; }
+    float highest(const float* row) const { return row[sums]; }
+    float total(const float* row) const { return row[sums + 1]; }
 };
 
 // ── GEMMs ───────────────────────────────────────────────────────────────────────────────────
@@ -58,7 +64,7 @@ inline __attribute__((always_inline)) void add_products(Floats (&sums)[rows][vec
         Floats held[vectors];
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) held[v] = vector(v);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
             const Floats value = all(number(r));
 #pragma GCC unroll 8
@@ -66,12 +72,12 @@ inline __attribute__((always_inline)) void add_products(Floats (&sums)[rows][vec
         }
     } else {
         Floats held[rows];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) held[r] = all(number(r));
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
             const Floats value = vector(v);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) sums[r][v] += value * held[r];
         }
     }
@@ -159,16 +165,6 @@ inline void with_type(Type type, const Work& work) {
 }
 
 // ── softmax ─────────────────────────────────────────────────────────────────────────────────
-
-inline float highest_of(Floats values) {
-    Ints other;
-    for (int lane = 0; lane < lanes; ++lane) other[lane] = lane;
-    for (int width = lanes / 2; width > 0; width /= 2) {
-        const Floats moved = __builtin_shuffle(values, other ^ width);
-        values = moved > values ? moved : values;
-    }
-    return values[0];
-}
 
 // Adds halves: (0 + 4) + (2 + 6) …, always in this order.
 inline float total_of(const float* values) {

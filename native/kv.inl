@@ -9,9 +9,11 @@
 // as matrix tiles read it, two channels of K and two tokens of V lie side by side:
 //
 //     K  . . k0 k1 . . . .   . . k2 k3 . . . .            V  . v0 . v1 . v2 . v3   . . . . . . . .
+#pragma once
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "pool.h"
 #include "simd.h"
@@ -73,54 +75,121 @@ inline void write_pairs(const WriteKV& job, int64_t token, int64_t head, int64_t
     copy_row(v, to_v, dim, 2);
 }
 
+constexpr int rounded_tokens = 64, rounded_channels = 32;
+
 // `count` numbers as levels 0 … 15: number ≈ offset + scale · level. What is not finite
 // makes both no numbers, so that it shows in whatever reads them.
-inline void round_group(const float* from, int count, uint16_t* scale, uint8_t* levels) {
-    float low = from[0], high = from[0];
-    bool finite = true;
-    for (int i = 0; i < count; ++i) {
-        const float value = from[i];
-        finite = finite && std::fabs(value) <= std::numeric_limits<float>::max();
-        low = std::min(low, value);
-        high = std::max(high, value);
+inline void round_group(const void* base, int64_t at, Type type, int count, uint16_t& scale,
+                        uint16_t& offset, uint32_t* levels) {
+    constexpr float none = std::numeric_limits<float>::quiet_NaN();
+    Floats numbers[rounded_tokens / lanes];
+    Floats low = floats_at(base, at, type), high = low;
+    Ints bad{};
+    for (int i = 0; i < count / lanes; ++i) {
+        const Floats x = floats_at(base, at + i * lanes, type);
+        numbers[i] = x;
+        bad |= ~(bits_of<Floats>(bits_of<Words>(x) & 0x7FFFFFFFu) <= std::numeric_limits<float>::max());
+        low = x < low ? x : low;
+        high = x > high ? x : high;
     }
-    constexpr float bad = std::numeric_limits<float>::quiet_NaN();
-    scale[0] = to_f16(finite ? (high - low) / 15.0f : bad);
-    scale[1] = to_f16(finite ? low : bad);
-    const float size = of_f16(scale[0]), offset = of_f16(scale[1]);
-    constexpr float halves = 12582912.0f;  // 1.5 · 2^23: a sum with it has no fraction
-    const auto level = [&](int i) {
-        if (!(size > 0)) return 0;
-        const float value = (from[i] - offset) / size;
-        return static_cast<int>(std::clamp(value, 0.0f, 15.0f) + halves - halves);
-    };
-    for (int i = 0; i < count / 2; ++i)
-        levels[i] = static_cast<uint8_t>(level(i) | level(i + count / 2) << 4);
+    const bool finite = sum_of(__builtin_convertvector(bad, Floats)) == 0;
+    const float least = -highest_of(-low), most = highest_of(high);
+    scale = to_f16(finite ? (most - least) / 15.0f : none);
+    offset = to_f16(finite ? least : none);
+    const float size = of_f16(scale), begin = of_f16(offset);
+    for (int i = 0; i < count / lanes; ++i) {
+        Floats level = (numbers[i] - begin) / all(size > 0 ? size : 1.0f);
+        level = level > 0.0f ? level : Floats{};
+        level = level < 15.0f ? level : all(15.0f);
+        constexpr float halves = 12582912.0f;  // 1.5 · 2^23: a sum with it has no fraction
+        if (!(size > 0)) level = Floats{};
+        store(levels + i * lanes, __builtin_convertvector(level + halves - halves, Ints));
+    }
 }
 
-constexpr int rounded_tokens = 64, rounded_channels = 32;
+// The words of a line, or two: level(i)[j] is level i of word j.
+template <class Level>
+inline void pack_levels(uint32_t* words, int count, const Level& level) {
+    for (int j = 0; j < count; j += lanes) {
+        Words word{};
+        for (int i = 0; i < 8; ++i) word |= load<Words>(level(i) + j) << (4 * i);
+        store(words + j, word);
+    }
+}
+
+// One head's part of a block, whose keys and values begin at number `from` of `open`.
+inline void round_head(const KVMemory& open, int64_t from, int64_t dim, uint32_t* k, uint32_t* v,
+                       uint16_t* k_scale, uint16_t* v_scale) {
+    uint32_t levels[8][rounded_tokens];
+    for (int64_t d = 0; d < dim; ++d) {
+        round_group(open.k, from + d * rounded_tokens, open.type, rounded_tokens, k_scale[d],
+                    k_scale[dim + d], levels[d % 2]);
+        if (d % 2)
+            pack_levels(k + d / 2 * 16, 16, [&](int i) { return levels[i / 4] + i % 4 * 16; });
+    }
+    for (int64_t group = 0; group < dim / rounded_channels; ++group, v_scale += 2 * rounded_tokens)
+        for (int t = 0; t < rounded_tokens; ++t) {
+            round_group(open.v, from + t * dim + group * rounded_channels, open.type,
+                        rounded_channels, v_scale[t], v_scale[rounded_tokens + t], levels[t % 8]);
+            if (t % 8 < 7) continue;
+            pack_levels(v, rounded_channels, [&](int i) { return levels[i % 4 * 2 + i / 4]; });
+            v += rounded_channels;
+        }
+}
+
+// Indices into the tables of the blocks that a step fills: of 60 + 80 tokens 0 and 1, with 64 a block.
+inline std::vector<int64_t> filled_blocks(const RoundKV& job) {
+    std::vector<int64_t> found;
+    for (int64_t s = 0; s < job.sequences; ++s) {
+        const int64_t end = job.context_lens[s], begin = end - job.query_lens[s];
+        for (int64_t i = begin / rounded_tokens; i < end / rounded_tokens; ++i)
+            found.push_back(s * job.width + i);
+    }
+    return found;
+}
 
 void round_kv(Pool& pool, const RoundKV& job) {
     const int64_t dim = job.to.head_dim, heads = job.to.kv_heads, size = dim * rounded_tokens;
-    pool.run(job.count * heads, [&](int64_t task, int) {
-        const int64_t pair = task / heads, head = task % heads;
-        const int64_t from = (job.pairs[2 * pair] * heads + head) * size;
-        const int64_t to = job.pairs[2 * pair + 1] * heads + head;
-        auto* k = static_cast<uint8_t*>(job.to.k) + to * size / 2;
-        auto* v = static_cast<uint8_t*>(job.to.v) + to * size / 2;
-        auto* k_scale = reinterpret_cast<uint16_t*>(job.to.k_scale) + to * dim * 2;
-        auto* v_scale = reinterpret_cast<uint16_t*>(job.to.v_scale) + to * size / rounded_channels * 2;
-        float numbers[rounded_tokens];
-        for (int64_t d = 0; d < dim; ++d) {
-            for (int t = 0; t < rounded_tokens; ++t)
-                numbers[t] = number_at(job.from.k, from + d * rounded_tokens + t, job.from.type);
-            round_group(numbers, rounded_tokens, k_scale + 2 * d, k + d * rounded_tokens / 2);
+    const std::vector<int64_t> filled = filled_blocks(job);
+    if (filled.empty()) return;
+    pool.run(static_cast<int64_t>(filled.size()) * heads, [&](int64_t task, int) {
+        const int64_t at = filled[task / heads], head = task % heads;
+        const int64_t from = (job.open_tables[at] * heads + head) * size;
+        const int64_t to = job.tables[at] * heads + head;
+        round_head(job.from, from, dim, static_cast<uint32_t*>(job.to.k) + to * size / 8,
+                   static_cast<uint32_t*>(job.to.v) + to * size / 8,
+                   reinterpret_cast<uint16_t*>(job.to.k_scale) + to * 2 * dim,
+                   reinterpret_cast<uint16_t*>(job.to.v_scale) + to * 2 * size / rounded_channels);
+    });
+}
+
+// One head's bounds of a block that is full.
+inline void bound_head(const KVMemory& kv, int64_t block, int64_t head) {
+    constexpr float most = std::numeric_limits<float>::infinity();
+    const int64_t at = block * kv.kv_heads + head, dim = kv.head_dim, size = kv.block_size;
+    for (int64_t d = 0; d < dim; ++d) {
+        float low = most, high = -most;
+        for (int64_t t = 0; t < size; ++t) {
+            const int64_t place = kv.paired ? (d / 2 * size + t) * 2 + d % 2 : d * size + t;
+            float number = number_at(kv.k, at * dim * size + place, kv.type);
+            if (kv.type == Type::i8) number *= kv.k_scale[at * size + t];
+            low = number < low ? number : low;
+            high = number > high ? number : high;
         }
-        for (int64_t at = 0; at < size; at += rounded_channels) {
-            for (int c = 0; c < rounded_channels; ++c)
-                numbers[c] = number_at(job.from.v, from + at + c, job.from.type);
-            round_group(numbers, rounded_channels, v_scale + at / rounded_channels * 2, v + at / 2);
-        }
+        put_number(kv.bounds, at * 2 * dim + d, low, Type::bf16);
+        put_number(kv.bounds, (at * 2 + 1) * dim + d, high, Type::bf16);
+    }
+}
+
+void bound_filled(Pool& pool, const WriteKV& job) {
+    const KVMemory& to = job.to;
+    std::vector<int64_t> filled;
+    for (int64_t token = 0; token < job.tokens; ++token)
+        if (job.slots[token] % to.block_size == to.block_size - 1)
+            filled.push_back(job.slots[token] / to.block_size);
+    if (filled.empty()) return;
+    pool.run(static_cast<int64_t>(filled.size()), [&](int64_t i, int) {
+        for (int64_t head = 0; head < to.kv_heads; ++head) bound_head(to, filled[i], head);
     });
 }
 
@@ -147,6 +216,7 @@ void write_kv(Pool& pool, const WriteKV& job) {
             }
         }
     });
+    if (to.bounds) bound_filled(pool, job);
 }
 
 }  // namespace

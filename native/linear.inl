@@ -34,7 +34,9 @@ constexpr int most_sums = 6, most_rows = 6, most_panels = 4;
 #endif
 
 template <Type type>
-constexpr int64_t step_bytes() { return panel_width * (type == Type::f32 ? 4 : 2); }
+constexpr int64_t step_bytes() {
+    return panel_width * (type == Type::f32 ? 4 : type == Type::f8 ? 1 : 2);
+}
 
 inline int64_t padded(int64_t inputs) { return (inputs + input_step - 1) / input_step * input_step; }
 
@@ -42,7 +44,11 @@ inline int64_t padded(int64_t inputs) { return (inputs + input_step - 1) / input
 template <Type type>
 inline int64_t place_of(int64_t input, int lane) {
     if constexpr (type != Type::bf16 && type != Type::f8) return input * panel_width + lane;
-    if constexpr (has_pairs) return input / 2 * 2 * panel_width + 2 * lane + input % 2;
+    if constexpr (has_pairs) {
+        // of f8 quarters of both vectors alternate: a line is widened as it is unpacked (fp8.inl)
+        const int64_t word = type == Type::bf16 ? lane : lane / 4 % 4 * 8 + lane / lanes * 4 + lane % 4;
+        return input / 2 * 2 * panel_width + 2 * word + input % 2;
+    }
     return input * panel_width + (lane < lanes ? 2 * lane : 2 * (lane - lanes) + 1);
 }
 
@@ -156,9 +162,14 @@ inline HEADWAY_INLINE void add_pairs(const uint16_t* x, const char* const (&at)[
 
 #endif
 
+// The same on weights of type e4m3 (fp8.inl).
+template <int rows, int panels>
+void fp8_tile(const Linear& job, const float* x, int64_t row, int64_t panel, RowTile which);
+
 // `rows` rows of x times `panels` panels; x is in fp32, or with `has_pairs` in the weight's bf16.
 template <Type type, int rows, int panels>
 void tile(const Linear& job, const float* x, int64_t row, int64_t panel, RowTile which) {
+    if constexpr (type == Type::f8) return fp8_tile<rows, panels>(job, x, row, panel, which);
     const int64_t inputs = job.inputs;
     Floats sums[rows][panels][2] = {};
     const char* at[panels];
@@ -299,14 +310,11 @@ bool multiply_in_tiles(Pool& pool, const Linear& job, const uint16_t* x) {
 
 #endif
 
-void multiply_fp8(Pool& pool, const Linear& job);  // fp8.inl
+bool multiply_fp8(Pool& pool, const Linear& job);  // fp8.inl
 
 // Says whether outputs that are to be gated are.
 bool multiply(Pool& pool, const Linear& job) {
-    if (job.weight_type == Type::f8) {
-        multiply_fp8(pool, job);
-        return false;
-    }
+    if (job.weight_type == Type::f8) return multiply_fp8(pool, job);
 #if defined(__AVX512BF16__)
     if (job.weight_type == Type::bf16) {
         const uint16_t* halves = rows_in_bf16(pool, job);

@@ -51,7 +51,8 @@ std::vector<const Table*> runnable() {
                             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 #if defined(HEADWAY_HAS_AMX)
-    const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
+    const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16") &&
+                          __builtin_cpu_supports("avx512vbmi");
     if (has_bf16 && tiles_are_granted()) found.push_back(&amx_table);
     // One vdpbf16ps takes an Intel core as long as four fused multiply-adds, an AMD core one.
     const bool pays = __builtin_cpu_is("amd");
@@ -124,12 +125,12 @@ public:
     }
 
     void run(Address operations, int64_t count, int64_t tokens, int64_t sequences,
-             Address token_ids, Address positions, Address query_lens, Address context_lens,
-             Address groups, Address buffers) {
+             Address token_ids, Address positions, Address query_lens, Address groups,
+             Address buffers, Address reads) {
         headway::run(table_, pool_, at<Operation>(operations), count,
                      {tokens, sequences, at<int64_t>(token_ids), at<int64_t>(positions),
-                      at<int64_t>(query_lens), at<int64_t>(context_lens), at<KVGroup>(groups),
-                      at<char*>(buffers)});
+                      at<int64_t>(query_lens), at<KVGroup>(groups), at<char*>(buffers),
+                      at<int64_t>(reads)});
     }
 
     bool are_finite(Address x, int64_t count, int type) {
@@ -187,57 +188,72 @@ public:
 
     void write_kv(Address k, Address v, int64_t k_step, int64_t v_step, Address slots,
                   int64_t tokens, int type, Address to_k, Address to_v, Address k_scale,
-                  Address v_scale, int64_t kv_heads, int64_t head_dim, int64_t block_size,
-                  int kv_type, int paired) {
+                  Address v_scale, Address bounds, int64_t kv_heads, int64_t head_dim,
+                  int64_t block_size, int kv_type, int paired) {
+        const KVMemory to = memory(to_k, to_v, k_scale, v_scale, bounds, kv_heads, head_dim,
+                                   block_size, kv_type, paired);
         table_.write_kv(pool_, {at(k), at(v), k_step, v_step, at<int64_t>(slots), tokens,
-                                Type(type), {at(to_k), at(to_v), at<float>(k_scale),
-                                             at<float>(v_scale), kv_heads, head_dim, block_size,
-                                             Type(kv_type), paired != 0}});
+                                Type(type), to});
     }
 
     void attention(Address q, Address out, int64_t q_step, Address tables, Address query_lens,
                    Address context_lens, int64_t sequences, int64_t width, int64_t heads,
-                   int64_t window, int64_t sinks, float scale, float softcap,
-                   Address sink_logits, int type, Address k, Address v, Address k_scale,
-                   Address v_scale, int64_t kv_heads, int64_t head_dim, int64_t block_size,
-                   int kv_type, int paired) {
+                   int64_t window, int64_t sinks, float scale, float softcap, Address sink_logits,
+                   Address reads, int type, Address k, Address v, Address k_scale,
+                   Address v_scale, Address bounds, int64_t kv_heads, int64_t head_dim,
+                   int64_t block_size, int kv_type, int paired) {
+        const KVMemory kv = memory(k, v, k_scale, v_scale, bounds, kv_heads, head_dim, block_size,
+                                   kv_type, paired);
         table_.attention(pool_, {at(q), at(out), q_step, at<int64_t>(tables),
                                  at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
                                  width, heads, window, sinks, scale, softcap, at(sink_logits),
-                                 Type(type),
-                                 {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
-                                  head_dim, block_size, Type(kv_type), paired != 0}});
+                                 Type(type), kv, {}, nullptr, at<int64_t>(reads)});
     }
 
-    void round_kv(Address pairs, int64_t count, Address from_k, Address from_v, int from_type,
-                  Address k, Address v, Address k_scale, Address v_scale, int64_t kv_heads,
-                  int64_t head_dim, int64_t block_size) {
-        table_.round_kv(pool_, {{at(from_k), at(from_v), nullptr, nullptr, kv_heads, head_dim,
-                                 block_size, Type(from_type), false},
-                                {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
-                                 head_dim, block_size, Type::i4, false},
-                                at<int64_t>(pairs), count});
+    void round_kv(Address tables, Address open_tables, Address query_lens, Address context_lens,
+                  int64_t sequences, int64_t width, Address open_k, Address open_v,
+                  Address open_k_scale, Address open_v_scale, Address open_bounds,
+                  int64_t open_heads, int64_t open_dim, int64_t open_size, int open_type,
+                  int open_paired, Address k, Address v, Address k_scale, Address v_scale,
+                  Address bounds, int64_t kv_heads, int64_t head_dim, int64_t block_size,
+                  int kv_type, int paired) {
+        const KVMemory open = memory(open_k, open_v, open_k_scale, open_v_scale, open_bounds,
+                                     open_heads, open_dim, open_size, open_type, open_paired);
+        const KVMemory kv = memory(k, v, k_scale, v_scale, bounds, kv_heads, head_dim, block_size,
+                                   kv_type, paired);
+        table_.round_kv(pool_, {open, kv, at<int64_t>(tables), at<int64_t>(open_tables),
+                                at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
+                                width});
     }
 
     void attention_rounded(Address q, Address out, int64_t q_step, Address tables,
                            Address open_tables, Address query_lens, Address context_lens,
                            int64_t sequences, int64_t width, int64_t heads, int64_t window,
                            float scale, float softcap, Address sink_logits, int type,
-                           Address open_k, Address open_v, int open_type, Address k, Address v,
-                           Address k_scale, Address v_scale, int64_t kv_heads, int64_t head_dim,
-                           int64_t block_size) {
+                           Address open_k, Address open_v, Address open_k_scale,
+                           Address open_v_scale, Address open_bounds, int64_t open_heads,
+                           int64_t open_dim, int64_t open_size, int open_type, int open_paired,
+                           Address k, Address v, Address k_scale, Address v_scale, Address bounds,
+                           int64_t kv_heads, int64_t head_dim, int64_t block_size, int kv_type,
+                           int paired) {
+        const KVMemory open = memory(open_k, open_v, open_k_scale, open_v_scale, open_bounds,
+                                     open_heads, open_dim, open_size, open_type, open_paired);
+        const KVMemory kv = memory(k, v, k_scale, v_scale, bounds, kv_heads, head_dim, block_size,
+                                   kv_type, paired);
         table_.attention(pool_, {at(q), at(out), q_step, at<int64_t>(tables),
                                  at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
                                  width, heads, window, 0, scale, softcap, at(sink_logits),
-                                 Type(type),
-                                 {at(k), at(v), at<float>(k_scale), at<float>(v_scale), kv_heads,
-                                  head_dim, block_size, Type::i4, false},
-                                 {at(open_k), at(open_v), nullptr, nullptr, kv_heads, head_dim,
-                                  block_size, Type(open_type), false},
-                                 at<int64_t>(open_tables)});
+                                 Type(type), kv, open, at<int64_t>(open_tables)});
     }
 
 private:
+    static KVMemory memory(Address k, Address v, Address k_scale, Address v_scale, Address bounds,
+                           int64_t kv_heads, int64_t head_dim, int64_t block_size, int type,
+                           int paired) {
+        return {at(k), at(v), at<float>(k_scale), at<float>(v_scale), at<uint16_t>(bounds),
+                kv_heads, head_dim, block_size, Type(type), paired != 0};
+    }
+
     const Table& table_;
     Pool pool_;
 };
@@ -329,7 +345,8 @@ PyMODINIT_FUNC PyInit__native() {
     PyObject* type = PyType_FromSpec(&spec);
     if (module != nullptr && type != nullptr &&
         PyModule_AddObjectRef(module, "Kernels", type) == 0 &&
-        PyModule_AddIntConstant(module, "operation_bytes", sizeof(headway::Operation)) == 0)
+        PyModule_AddIntConstant(module, "operation_bytes", sizeof(headway::Operation)) == 0 &&
+        PyModule_AddIntConstant(module, "group_bytes", sizeof(headway::KVGroup)) == 0)
         return module;
     Py_XDECREF(type);
     Py_XDECREF(module);

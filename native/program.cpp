@@ -38,10 +38,17 @@ void multiply_rounded(const Table& table, Pool& pool, const Operation& it, const
 
 void attend(const Table& table, Pool& pool, const Operation& it, const Step& step, const void* q,
             void* out) {
-    const KVGroup& group = step.groups[it.kv_group];
-    table.attention(pool, {q, out, it.x.step, group.tables, step.query_lens, step.context_lens,
+    const KVGroup &group = step.groups[it.kv_group], &open = step.groups[it.open_group];
+    table.attention(pool, {q, out, it.x.step, group.tables, step.query_lens, group.context_lens,
                            step.sequences, group.width, it.count, it.window, it.sinks, it.factor,
-                           it.shift, it.bias, it.type, it.kv});
+                           it.shift, it.bias, it.type, it.kv, it.open,
+                           it.open.k ? open.tables : nullptr, step.reads});
+}
+
+void round_filled(const Table& table, Pool& pool, const Operation& it, const Step& step) {
+    const KVGroup& group = step.groups[it.kv_group];
+    table.round_kv(pool, {it.open, it.kv, group.tables, step.groups[it.open_group].tables,
+                          step.query_lens, group.context_lens, step.sequences, group.width});
 }
 
 void run_one(const Table& table, Pool& pool, const Operation& it, const Step& step) {
@@ -79,6 +86,8 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
                                      step.groups[it.kv_group].slots, tokens, it.type, it.kv});
     case Code::attention:
         return attend(table, pool, it, step, x, y);
+    case Code::round_kv:
+        return round_filled(table, pool, it, step);
     }
     throw std::invalid_argument("no such operation");
 }

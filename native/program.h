@@ -23,7 +23,7 @@ namespace headway {
 
 class Pool;
 
-enum class Code : int32_t { embed, norm, linear, quantized, rope, gated, add, write_kv, attention };
+enum class Code : int32_t { embed, norm, linear, quantized, rope, gated, add, write_kv, attention, round_kv };
 
 // Row t: the numbers `first` … of the row of `step` numbers at t · step of the buffer.
 struct Place {
@@ -44,6 +44,10 @@ struct Place {
 //     write_kv                                                kv_group
 //     attent…           sink_logits                  heads    kv_group, window  scale    softcap
 //                                                             sinks
+//     round_kv                                                kv_group
+//
+// Where `kv` is int4 memory, attention and round_kv read the open blocks, too: `open`, of the group
+// `open_group`, which write_kv wrote.
 struct Operation {
     Code code;
     Type type;
@@ -53,23 +57,26 @@ struct Operation {
     Type weight_type;
     const void *weight, *bias, *scales;
     const int32_t* order;
-    int64_t width, count, layout, pairs, kv_group, window, sinks;
+    int64_t width, count, layout, pairs, kv_group, open_group, window, sinks;
     float factor, shift;
-    KVMemory kv;
+    KVMemory kv, open;
 };
-static_assert(sizeof(Operation) == 216, "as OPERATION of runtime/native/program.py");
+static_assert(sizeof(Operation) == 304, "as OPERATION of runtime/native/program.py");
 
-// What the sequences of one KV group bring to a step: slots[T], tables[S][width].
+// What the sequences of one KV group bring to a step: slots[T], tables[S][width]; context_lens[S] with
+// the step's own tokens.
 struct KVGroup {
     const int64_t *slots, *tables;
     int64_t width;
+    const int64_t* context_lens;
 };
 
 struct Step {
     int64_t tokens, sequences;
-    const int64_t *token_ids, *positions, *query_lens, *context_lens;
+    const int64_t *token_ids, *positions, *query_lens;
     const KVGroup* groups;
     char* const* buffers;
+    const int64_t* reads = nullptr;  // as of Attention
 };
 
 // Throws where a token id is none.

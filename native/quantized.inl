@@ -5,7 +5,8 @@
 // inputs is one run of bytes: the panel's scales, fp16 or fp32, fp32 offsets if there are any, and
 // then steps, of int8 as above, of int4 of 8 inputs: byte i of an output holds q + 8 of input i in its
 // low half and of input i + 4 in its high half. Zeros, a byte each, stand behind the panel's groups:
-// so steps begin at cache lines.
+// so steps begin at cache lines. In super-blocks a group begins with a byte for each scale and each
+// minimum, and their factors, in fp16 for 256 inputs, stand behind the panel's groups.
 //
 //     int4, AVX2, groups of 64:   [16 scales of 2 bytes][8 steps][2][8 outputs][4 bytes]  = 544 bytes
 //
@@ -225,37 +226,47 @@ struct Grouped {
         }
     }
 
-    // The scales of a group, for each half of a panel.
-    template <int panels>
-    HEADWAY_INLINE static inline void open(const Layout& layout, const char* at, int64_t bytes,
-                                           Floats* scales) {
-        if (layout.wide)
-            each<2 * panels>([&](auto half) HEADWAY_INLINE {
-                scales[half] = floats_at(at + half / 2 * bytes, half % 2 * lanes, Type::f32);
-            });
-        else
-            each<2 * panels>([&](auto half) HEADWAY_INLINE {
-                scales[half] = floats_at(at + half / 2 * bytes, half % 2 * lanes, Type::f16);
-            });
+    // Calls work(half, place, lane) for each half of `panels` panels.
+    template <int panels, class Work>
+    HEADWAY_INLINE static inline void each_half(int64_t bytes, const Work& work) {
+        each<2 * panels>([&](auto half) HEADWAY_INLINE {
+            work(half, half / 2 * bytes, half % 2 * lanes);
+        });
     }
 
-    // Adds what a group's offsets give: each times the sum of a row's inputs. Zeros of the group are at
-    // `zeros`, offsets behind its scales.
-    template <int rows, int panels>
-    HEADWAY_INLINE static inline void add_offsets(const Layout& layout, const char* at,
-                                                  const char* zeros, int64_t bytes,
-                                                  const Floats* scales, const float* of_rows,
-                                                  int64_t groups, Floats* sums) {
-        constexpr int halves = 2 * panels;
-        each<halves>([&](auto half) HEADWAY_INLINE {
-            const int64_t place = half / 2 * bytes, lane = half % 2 * lanes;
-            const Floats offset =
-                layout.zeros ? scales[half] * floats_at(zeros + place, lane, Type::i8)
-                             : floats_at(at + place + panel_width * (layout.wide ? 4 : 2), lane,
-                                         Type::f32);
-            each<rows>([&](auto r) HEADWAY_INLINE {
-                sums[r * halves + half] += offset * all(of_rows[r * groups]);
+    // The scales of a group at `at`, with what it has behind at `behind`, for each half of a panel,
+    // and its offsets. The layout is asked once, not for each half.
+    template <bool adds, int panels>
+    HEADWAY_INLINE static inline void open(const Layout& layout, const char* at, const char* behind,
+                                           int64_t bytes, Floats* scales, Floats* offsets) {
+        const auto read = [&](const Layout& known) HEADWAY_INLINE {
+            each_half<panels>(bytes, [&](auto half, int64_t place, int64_t lane) HEADWAY_INLINE {
+                const char *head = at + place, *shared = behind + place;
+                scales[half] = group_scales(known, head, shared, lane);
+                if constexpr (adds)
+                    offsets[half] = group_offsets(known, head, shared, lane, scales[half]);
             });
+        };
+        constexpr int64_t levels = 32 | (in_bytes ? Layout::in_bytes : 0);
+        if (layout.supers) read(Layout(levels | Layout::in_supers));
+        else if (layout.zeros && !layout.wide) read(Layout(levels | Layout::with_zeros));
+        else if (layout.zeros) read(Layout(levels | Layout::with_zeros | Layout::in_fp32));
+        else if (layout.wide) read(Layout(levels | Layout::in_fp32));
+        else read(Layout(levels));
+    }
+
+    // Adds a group's integers, each times its scale, and then its offset times the sum of the row's
+    // inputs.
+    template <bool adds, int rows, int panels>
+    HEADWAY_INLINE static inline void join(const Layout& layout, const char* at, const char* behind,
+                                           int64_t bytes, const Ints* totals, const float* of_rows,
+                                           int64_t groups, Floats* sums) {
+        constexpr int halves = 2 * panels;
+        Floats scales[halves], offsets[halves];
+        open<adds, panels>(layout, at, behind, bytes, scales, offsets);
+        each<rows * halves>([&](auto i) HEADWAY_INLINE {
+            sums[i] += __builtin_convertvector(totals[i], Floats) * scales[i % halves];
+            if constexpr (adds) sums[i] += offsets[i % halves] * all(of_rows[i / halves * groups]);
         });
     }
 
@@ -271,15 +282,20 @@ struct Grouped {
         const int32_t* starts = job.starts + row * blocks;
         const float* of_rows = layout.adds() ? job.sums + row * groups : nullptr;
         const char* at = static_cast<const char*>(job.packed) + panel * bytes;
-        const char* zeros = at + groups * step;
+        const Behind behind(layout);
+        const char* behind_at = at + groups * step;
         PlacesAhead next(at, bytes);
         Floats sums[rows * halves] = {};
-        bool zeros_turn = true;  // those of two groups are a line
-        for (int64_t input = 0; input < width; zeros += panel_width) {
+        int64_t fetched = 0;  // of what stands behind
+        for (int64_t input = 0, n = 0; input < width; ++n) {
             fetch_head<panels>(at, bytes, head, next);
-            if (layout.zeros && zeros_turn) fetch_head<panels>(zeros, bytes, line_bytes, next);
-            zeros_turn = !zeros_turn;
-            const char* scales_at = at;
+            const int64_t shared = behind.of(n);
+            if (behind.bytes && shared >= fetched) {
+                const int64_t count = std::max(behind.bytes, line_bytes);
+                fetch_head<panels>(behind_at + shared, bytes, count, next);
+                fetched = shared + count;
+            }
+            const char* head_at = at;
             at += head;
             Ints totals[rows * halves] = {};
             const int64_t end = input + group;
@@ -290,14 +306,12 @@ struct Grouped {
                 input += length;
                 ++starts;
             } while (!in_bytes && longest_block < longest_group && input < end);
-            Floats scales[halves];
-            open<panels>(layout, scales_at, bytes, scales);
-            each<rows * halves>([&](auto i) HEADWAY_INLINE {
-                sums[i] += __builtin_convertvector(totals[i], Floats) * scales[i % halves];
-            });
             if (of_rows)
-                add_offsets<rows, panels>(layout, scales_at, zeros, bytes, scales, of_rows++, groups,
-                                          sums);
+                join<true, rows, panels>(layout, head_at, behind_at + shared, bytes, totals,
+                                         of_rows++, groups, sums);
+            else
+                join<false, rows, panels>(layout, head_at, behind_at + shared, bytes, totals, nullptr,
+                                          groups, sums);
         }
         finish(job, row, rows, panel, panels, sums);
     }
@@ -308,7 +322,9 @@ void quantized_strip(const Quantized& job, int64_t row, int64_t first, int64_t l
     constexpr int together = together_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
     if (!reads_alone(rows, panel_bytes(job.inputs, job.layout))) {
-        for (; panel + together <= last; panel += together)
+        // one row of super-blocks by three: the scales of six do not stay in registers
+        const bool fewer = rows == 1 && Layout(job.layout).supers;
+        for (; !fewer && panel + together <= last; panel += together)
             Format::template tile<rows, together>(job, row, panel);
         for (; panel + half <= last; panel += half)
             Format::template tile<rows, half>(job, row, panel);

@@ -130,10 +130,41 @@ void quantize_rows(Pool& pool, const Rows& job) {
 
 // Bytes of a group of one panel, without zeros; and where in it steps begin.
 inline int64_t head_bytes(const Layout& layout) {
+    if (layout.supers) return panel_width * (layout.offsets ? 2 : 1);
     return panel_width * ((layout.wide ? 4 : 2) + (layout.offsets ? 4 : 0));
 }
 inline int64_t group_bytes(const Layout& layout) {
     return head_bytes(layout) + panel_width * (layout.bytes ? layout.group : layout.group / 2);
+}
+
+// What stands behind a panel's groups: how many groups share it, and its bytes.
+struct Behind {
+    int64_t groups, bytes;
+
+    explicit Behind(const Layout& layout)
+        : groups(layout.supers ? Layout::super_block / layout.group : 1),
+          bytes(layout.supers ? head_bytes(layout) * 2 : layout.zeros ? panel_width : 0) {}
+
+    // That of group `n`, counted from the first.
+    int64_t of(int64_t n) const { return n / groups * bytes; }
+};
+
+// The scales of `lanes` outputs from `lane` on, of a group at `at` with what it has behind.
+HEADWAY_INLINE inline Floats group_scales(const Layout& layout, const char* at, const char* behind,
+                                          int64_t lane) {
+    if (layout.supers)
+        return floats_at(at, lane, Type::i8) * floats_at(behind, lane, Type::f16);
+    return floats_at(at, lane, layout.wide ? Type::f32 : Type::f16);
+}
+
+// Their offsets.
+HEADWAY_INLINE inline Floats group_offsets(const Layout& layout, const char* at, const char* behind,
+                                           int64_t lane, Floats scales) {
+    if (layout.zeros) return scales * floats_at(behind, lane, Type::i8);
+    if (!layout.supers)
+        return floats_at(at + panel_width * (layout.wide ? 4 : 2), lane, Type::f32);
+    return scales * all(layout.middle()) - floats_at(at + panel_width, lane, Type::i8) *
+                                               floats_at(behind + 2 * panel_width, lane, Type::f16);
 }
 
 // Bytes of one panel.
@@ -142,8 +173,9 @@ inline int64_t panel_bytes(int64_t inputs, int64_t code) {
     const int64_t width = padded_inputs(inputs, code);
     if (!layout.group) return width * panel_width;
     const int64_t groups = width / layout.group;
-    const int64_t zeros = layout.zeros ? (groups * panel_width + 63) / 64 * 64 : 0;
-    return groups * group_bytes(layout) + zeros;
+    const Behind behind(layout);
+    const int64_t shared = (groups + behind.groups - 1) / behind.groups;
+    return groups * group_bytes(layout) + (shared * behind.bytes + 63) / 64 * 64;
 }
 
 // Levels of inputs from `begin` on of one output, as many as a number of type T has bytes; what
@@ -199,12 +231,26 @@ void pack_panel(const PackWeight& job, char* to, int64_t panel) {
     }
     const int64_t groups = width / layout.group;
     const char* end = to + panel_bytes(job.inputs, job.layout);
+    const auto* bytes = static_cast<const char*>(job.scales);  // of super-blocks
     for (int64_t n = 0; n < groups; ++n) {
-        to = pack_numbers(job, job.scales, layout.wide ? 4 : 2, to, first, n, groups);
-        if (layout.offsets) to = pack_numbers(job, job.offsets, 4, to, first, n, groups);
+        if (layout.supers) {
+            to = pack_numbers(job, bytes, 1, to, first, n, groups);
+            if (layout.offsets)
+                to = pack_numbers(job, bytes + job.outputs * groups, 1, to, first, n, groups);
+        } else {
+            to = pack_numbers(job, job.scales, layout.wide ? 4 : 2, to, first, n, groups);
+            if (layout.offsets) to = pack_numbers(job, job.offsets, 4, to, first, n, groups);
+        }
         const int64_t begin = n * layout.group;
         to = layout.bytes ? pack_bytes(job, to, first, begin, layout.group)
                           : pack_halves(job, to, first, begin, layout.group);
+    }
+    const int64_t per = Behind(layout).groups, supers = (groups + per - 1) / per;
+    const auto* factors = static_cast<const char*>(job.offsets);
+    for (int64_t n = 0; layout.supers && n < supers; ++n) {
+        to = pack_numbers(job, factors, 2, to, first, n, supers);
+        if (layout.offsets)
+            to = pack_numbers(job, factors + 2 * job.outputs * supers, 2, to, first, n, supers);
     }
     for (int64_t n = 0; layout.zeros && n < groups; ++n)
         to = pack_numbers(job, job.offsets, 1, to, first, n, groups);

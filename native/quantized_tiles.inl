@@ -26,7 +26,7 @@ struct GroupTiles {
     int64_t row_bytes, step_bytes, panel_step;
     Layout layout;
     const float* of_rows;  // the sum of each group of each row, where there are offsets
-    static constexpr int64_t strip_inputs = 512;
+    static constexpr int64_t strip_inputs = 512, least_group = 16;
     static constexpr int64_t scale_bytes = 4 * panel_width, sum_step = 4 * panel_width;
 
     int64_t offset_bytes() const { return layout.adds() ? scale_bytes : 0; }
@@ -41,19 +41,19 @@ struct GroupTiles {
 
     const char* open(int64_t panel, int64_t step, int64_t steps, char* scratch) const {
         const char* at = packed(panel, step);
-        const char* zeros = packed(panel, row_bytes / step_bytes) + step * panel_width;
+        const Behind behind(layout);
+        const char* behind_all = packed(panel, row_bytes / step_bytes);
         char *scales = scratch, *offsets = scratch + steps * scale_bytes;
         char* levels = offsets + steps * offset_bytes();
-        for (int64_t n = 0; n < steps; ++n, zeros += panel_width) {
+        for (int64_t n = 0; n < steps; ++n) {
+            const char* behind_at = behind_all + behind.of(step + n);
             for (int half = 0; half < 2; ++half) {
                 const int64_t lane = half * lanes;
-                const Floats scale = floats_at(at, lane, layout.wide ? Type::f32 : Type::f16);
+                const Floats scale = group_scales(layout, at, behind_at, lane);
                 store(scales + half * sizeof(Floats), scale);
                 if (layout.adds())
                     store(offsets + half * sizeof(Floats),
-                          layout.zeros ? scale * floats_at(zeros, lane, Type::i8)
-                                       : floats_at(at + panel_width * (layout.wide ? 4 : 2), lane,
-                                                   Type::f32));
+                          group_offsets(layout, at, behind_at, lane, scale));
             }
             scales += scale_bytes;
             offsets += offset_bytes();
@@ -120,6 +120,17 @@ struct GroupTiles {
         else add_rows<parts, 4>(height, a, steps, b, sums, fresh, of_group);
     }
 
+    // The sums of `steps` groups of each row, group by group; rows beyond `height` are the last again.
+    void gather_sums(int height, int64_t steps, const float* of_group,
+                     float (*inputs)[tile_height]) const {
+        const int32_t groups = static_cast<int32_t>(row_bytes / step_bytes);
+        const __m512i row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512i last = _mm512_min_epi32(row, _mm512_set1_epi32(height - 1));
+        const __m512i places = _mm512_mullo_epi32(last, _mm512_set1_epi32(groups));
+        for (int64_t n = 0; n < steps; ++n)
+            store(inputs[n], _mm512_i32gather_ps(places, of_group + n, 4));
+    }
+
     // Group `n` of one half in tile `sum`, and from there to whole[place].
 #define HEADWAY_MULTIPLY_GROUP(n, sum, a_tile, b_tile)                                \
     do {                                                                              \
@@ -140,8 +151,10 @@ struct GroupTiles {
     void add_rows(int height, const char* a, int64_t steps, const char* b, char* sums, bool fresh,
                   const float* of_group) const {
         constexpr int64_t line = 128;
-        const int64_t depth = step_bytes, groups = row_bytes / step_bytes;
+        const int64_t depth = step_bytes;
         alignas(64) char whole[4][tile_height * 64];
+        alignas(64) float inputs[strip_inputs / least_group][tile_height];
+        if (of_group) gather_sums(height, steps, of_group, inputs);
         for (int half = 0; half < 2; ++half, sums += sizeof(Floats)) {
             Floats found[rows];
             each<rows>([&](auto r) HEADWAY_INLINE {
@@ -158,10 +171,7 @@ struct GroupTiles {
                 });
                 if (!of_group) return;
                 const Floats offset = load<Floats>(offsets + n * scale_bytes);
-                each<rows>([&](auto r) HEADWAY_INLINE {
-                    const int64_t there = std::min<int64_t>(r, height - 1);
-                    found[r] += offset * all(of_group[there * groups + n]);
-                });
+                each<rows>([&](auto r) HEADWAY_INLINE { found[r] += offset * all(inputs[n][r]); });
             };
             int64_t n = 0;
             for (; n + 2 <= steps; n += 2) {

@@ -59,6 +59,25 @@ inline Floats all(float value) { return value - Floats{}; }
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
 inline void fetch_later(const void* at) { __builtin_prefetch(at, 0, 2); }
 
+// Adds halves: (0 + 8) + (4 + 12) …, always in this order.
+inline float sum_of(Floats values) {
+    Ints other;
+    for (int lane = 0; lane < lanes; ++lane) other[lane] = lane;
+    for (int width = lanes / 2; width > 0; width /= 2)
+        values += __builtin_shuffle(values, other ^ width);
+    return values[0];
+}
+
+inline float highest_of(Floats values) {
+    Ints other;
+    for (int lane = 0; lane < lanes; ++lane) other[lane] = lane;
+    for (int width = lanes / 2; width > 0; width /= 2) {
+        const Floats moved = __builtin_shuffle(values, other ^ width);
+        values = moved > values ? moved : values;
+    }
+    return values[0];
+}
+
 // ── single numbers in 16 bits ───────────────────────────────────────────────────────────────
 
 inline float of_bf16(uint16_t value) { return bits_of<float>(uint32_t{value} << 16); }
@@ -137,21 +156,6 @@ inline Floats of_int8(const int8_t* at) {
     for (int lane = 0; lane < lanes; ++lane) found[lane] = at[lane];
     return found;
 #endif
-}
-
-// Levels of 4 bits: those in the low halves of `lanes` bytes, or in the high ones.
-inline Floats of_nibbles(const uint8_t* at, bool high) {
-#if defined(__AVX512F__)
-    const Words both = bits_of<Words>(
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
-#elif defined(__AVX2__)
-    const Words both = bits_of<Words>(
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
-#else
-    Words both;
-    for (int lane = 0; lane < lanes; ++lane) both[lane] = at[lane];
-#endif
-    return __builtin_convertvector(bits_of<Ints>(high ? both >> 4 : both & 15), Floats);
 }
 
 inline Floats floats_at(const void* base, int64_t index, Type type) {

@@ -98,18 +98,24 @@ struct Draw {
 // each output, and what else differs from int4 with fp16 scales.
 struct Layout {
     static constexpr int64_t in_bytes = 1 << 16, in_fp32 = 1 << 17, with_zeros = 1 << 18,
-                             with_offsets = 1 << 19;
+                             with_offsets = 1 << 19, in_supers = 1 << 20;
+    static constexpr int64_t super_block = 256;
     int64_t group;
     bool bytes, wide;     // levels are int8; scales are fp32
     bool zeros, offsets;  // weight = level · scale + zero · scale, zeros are int8; or + an fp32 offset
+    // GGUF's K formats: scales are int8 times a factor in fp16 for 256 inputs; offsets are middle()
+    // times the scale less an int8 minimum times another factor.
+    bool supers;
 
     explicit Layout(int64_t code)
         : group(code & 0xFFFF),
           bytes(!group || code & in_bytes),
           wide(code & in_fp32),
           zeros(code & with_zeros),
-          offsets(code & with_offsets) {}
+          offsets(code & with_offsets),
+          supers(code & in_supers) {}
 
+    float middle() const { return bytes ? 16 : 8; }
     bool adds() const { return zeros || offsets; }
 };
 
@@ -138,6 +144,7 @@ struct PackWeight {
     const int8_t* levels;
     const void* scales;   // fp32, or the bits of fp16; null for int8 without groups
     const void* offsets;  // zeros in int8, or fp32; or null
+                          // in super-blocks: int8 scales, then minima; factors of both in fp16
     void* packed;
     int64_t outputs, inputs, layout;
 };
@@ -173,24 +180,28 @@ struct Quantized {
 // A layer's KV memory: K is (blocks, G, D, block_size), V (blocks, G, block_size, D), and with int8
 // numbers each has a scale for every token and head, (blocks, G, block_size). In pairs K is
 // (blocks, G, D / 2, block_size, 2) and V (blocks, G, block_size / 2, D, 2), as matrix tiles read
-// numbers of 16 bits: D a multiple of 32 and block_size of 16.
+// numbers of 16 bits: D a multiple of 32 and block_size of 16. With bounds, (blocks, G, 2, D) in bf16,
+// writing a block's last token notes the least and the greatest number of its keys in each channel.
 struct KVMemory {
     void *k, *v;
     float *k_scale, *v_scale;
+    uint16_t* bounds;
     int64_t kv_heads, head_dim, block_size;
     Type type;
     bool paired;
 };
 
-// Blocks of 64 tokens become int4: `pairs` holds, for each, the block of `from` that it is read from
-// and the block of `to`. There K is (blocks, G, D, 32) bytes, token t in the low half of byte t and
-// t + 32 in the high half; V (blocks, G, 64, D / 2), channel c of each 32 beside c + 16. number =
-// offset + scale · level; k_scale (blocks, G, D) and v_scale (blocks, G, 64, D / 32) are pairs
-// (scale, offset) in fp16.
+// The blocks of 64 tokens that a step fills become int4: those of `from` that open_tables[S][width]
+// names, in the blocks of `to` that tables[S][width] names. There K is
+// (blocks, G, D / 2, 16) words of 8 levels: level i of word j is that of channel i / 4 of two and token
+// i % 4 · 16 + j. V is (blocks, G, D / 32, 8, 32): level i of word j is that of token i % 4 · 2 + i / 4
+// of eight and channel j of 32. Level i of 16 words is a vector, and so are levels i and i + 4, in pairs.
+// number = offset + scale · level, both in fp16: k_scale is (blocks, G, 2, D), scales before offsets,
+// v_scale (blocks, G, D / 32, 2, 64).
 struct RoundKV {
     KVMemory from, to;
-    const int64_t* pairs;
-    int64_t count;
+    const int64_t *tables, *open_tables, *query_lens, *context_lens;
+    int64_t sequences, width;
 };
 
 // Puts k[T][G][D] and v[T][G][D], whose rows are `k_step` and `v_step` numbers apart, into slots[T].
@@ -208,7 +219,9 @@ struct WriteKV {
 // of tables[S][width] names. `window` and `softcap` are 0 for none; behind a window the first `sinks`
 // tokens are seen, too. `sink_logits`, if any, are one for each head, which takes its share of the
 // softmax and gives nothing. With int4 memory a token reads the block that it lies in from `open`, as
-// open_tables[S][width] says.
+// open_tables[S][width] says. Where memory has bounds, token t reads its best reads[t] blocks, 0 for all,
+// at least 2 otherwise and fewer than there are; once a token reads fewer, so do those behind it. Tables may
+// be of each KV head: tables[S][table_heads][width].
 struct Attention {
     const void* q;
     void* out;
@@ -221,6 +234,8 @@ struct Attention {
     KVMemory kv;
     KVMemory open = {};
     const int64_t* open_tables = nullptr;
+    const int64_t* reads = nullptr;  // [T], or null: all
+    int64_t table_heads = 1;
 };
 
 struct Table {

@@ -167,11 +167,13 @@ struct PanelAhead {
     }
 };
 
-// Adds `steps` steps of up to 32 rows of `a`, `a_step` bytes apart, times a panel to sums[32][32].
-template <bool bf16, bool two>
-inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t steps, char* sums,
-                      bool fresh, PanelAhead ahead) {
-    constexpr int64_t sum_step = 4 * tile_pair, half = tile_height * sum_step, line = 128;
+// Numbers of sums[32][32], and where the tiles of the second 16 rows are.
+constexpr int64_t sum_step = 4 * tile_pair, sum_bytes = sum_step * tile_pair;
+constexpr int64_t second_sums = tile_height * sum_step;
+
+// The tiles C hold zeros, or `sums`; with `two` those of 32 rows, else of 16.
+template <bool two>
+inline HEADWAY_INLINE void open_sums(const char* sums, bool fresh) {
     if (fresh) {
         HEADWAY_ZERO_TILE(0);
         HEADWAY_ZERO_TILE(1);
@@ -180,25 +182,43 @@ inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t step
     } else {
         HEADWAY_LOAD_TILE(0, sums, sum_step);
         HEADWAY_LOAD_TILE(1, sums + 64, sum_step);
-        if constexpr (two) HEADWAY_LOAD_TILE(2, sums + half, sum_step);
-        if constexpr (two) HEADWAY_LOAD_TILE(3, sums + half + 64, sum_step);
+        if constexpr (two) HEADWAY_LOAD_TILE(2, sums + second_sums, sum_step);
+        if constexpr (two) HEADWAY_LOAD_TILE(3, sums + second_sums + 64, sum_step);
     }
-    const char* second = a + tile_height * a_step;
-    for (int64_t step = 0; step < steps; ++step, b += step_of_panel) {
-        HEADWAY_LOAD_TILE(4, a + step * tile_bytes, a_step);
-        if constexpr (two) HEADWAY_LOAD_TILE(5, second + step * tile_bytes, a_step);
-        HEADWAY_LOAD_TILE(6, b, line);
-        HEADWAY_LOAD_TILE(7, b + 64, line);
-        ahead.fetch(step);
-        HEADWAY_ADD_TILES(0, 4, 6);
-        HEADWAY_ADD_TILES(1, 4, 7);
-        if constexpr (two) HEADWAY_ADD_TILES(2, 5, 6);
-        if constexpr (two) HEADWAY_ADD_TILES(3, 5, 7);
-    }
+}
+
+template <bool two>
+inline HEADWAY_INLINE void close_sums(char* sums) {
     HEADWAY_STORE_TILE(0, sums, sum_step);
     HEADWAY_STORE_TILE(1, sums + 64, sum_step);
-    if constexpr (two) HEADWAY_STORE_TILE(2, sums + half, sum_step);
-    if constexpr (two) HEADWAY_STORE_TILE(3, sums + half + 64, sum_step);
+    if constexpr (two) HEADWAY_STORE_TILE(2, sums + second_sums, sum_step);
+    if constexpr (two) HEADWAY_STORE_TILE(3, sums + second_sums + 64, sum_step);
+}
+
+// One step of rows, `a_step` bytes apart, times the step of a panel at `b`.
+template <bool bf16, bool two>
+inline HEADWAY_INLINE void add_step(const char* a, int64_t a_step, const char* b) {
+    constexpr int64_t line = 128;
+    HEADWAY_LOAD_TILE(4, a, a_step);
+    if constexpr (two) HEADWAY_LOAD_TILE(5, a + tile_height * a_step, a_step);
+    HEADWAY_LOAD_TILE(6, b, line);
+    HEADWAY_LOAD_TILE(7, b + 64, line);
+    HEADWAY_ADD_TILES(0, 4, 6);
+    HEADWAY_ADD_TILES(1, 4, 7);
+    if constexpr (two) HEADWAY_ADD_TILES(2, 5, 6);
+    if constexpr (two) HEADWAY_ADD_TILES(3, 5, 7);
+}
+
+// Adds `steps` steps of up to 32 rows of `a`, `a_step` bytes apart, times a panel to sums[32][32].
+template <bool bf16, bool two>
+inline void add_tiles(const char* a, int64_t a_step, const char* b, int64_t steps, char* sums,
+                      bool fresh, PanelAhead ahead) {
+    open_sums<two>(sums, fresh);
+    for (int64_t step = 0; step < steps; ++step, b += step_of_panel) {
+        ahead.fetch(step);
+        add_step<bf16, two>(a + step * tile_bytes, a_step, b);
+    }
+    close_sums<two>(sums);
 }
 
 // One tile of a GEMM: up to 32 rows (it is number `tile` of `tiles`) times `steps` steps of a panel.
@@ -251,7 +271,7 @@ struct TileBlocks {
     TileBlocks(int64_t num_rows, int64_t row_bytes, int64_t step_bytes, int64_t most_steps)
         : rows(std::min(num_rows, rows_at_once)),
           tiles(parts_of(rows, tile_pair)),
-          steps(row_bytes / step_bytes),
+          steps(parts_of(row_bytes, step_bytes)),
           block(parts_of(steps, parts_of(rows * row_bytes, near_rows_bytes))),
           strip(parts_of(block, parts_of(block, most_steps))) {}
 
@@ -332,7 +352,6 @@ struct TileOutputs {
 template <class Format, class Outputs>
 void multiply_tiles(Pool& pool, const Format& format, int64_t num_rows, const Outputs& outputs) {
     if (num_rows == 0) return;
-    constexpr int64_t sum_bytes = 4 * tile_pair * tile_pair;
     const int64_t num_panels = outputs.panels;
     const TileBlocks cut(num_rows, format.row_bytes, format.step_bytes,
                          format.most_steps(num_rows));

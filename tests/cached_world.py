@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine_world import Gained, World, make_settings
-from fakes import with_cache
+from fakes import FakeExecutor, with_cache
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv.eviction import POLICIES
@@ -15,8 +15,8 @@ from headway.engine.kv.eviction import POLICIES
 class CachedWorld(World):
     """A world of several salts and adapters, whose runtime knows whose content a slot holds."""
 
-    def __init__(self, engine_settings) -> None:
-        super().__init__(engine_settings)
+    def __init__(self, engine_settings, kind=FakeExecutor) -> None:
+        super().__init__(engine_settings, kind=kind)
         self.executor.root = self._root
         self.num_cached: dict[int, int] = {}
         self.copies = []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headway.assemble import make_executor, make_grammars, plan_settings
 from headway.core.options import EngineOptions
+from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.engine.engine import Engine
 
@@ -24,14 +25,25 @@ class Answer:
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
+    num_cached_tokens: int = 0
 
 
 Answers = dict[tuple[int, int], Answer]
 """By request id and index."""
 
 
-def engine_for(folder: Path, *, num_blocks: int | None = None, **options: object) -> Engine:
-    """An engine on the CPU over the model of `folder`; `num_blocks` counts those to give out."""
+def engine_for(
+    folder: Path,
+    *,
+    num_blocks: int | None = None,
+    overlap: int = 0,
+    make: Callable[..., Executor] = make_executor,
+    **options: object,
+) -> Engine:
+    """An engine on the CPU over the model of `folder`; `num_blocks` counts those to give out.
+
+    It is `overlap` steps ahead, where `make` gives an executor that holds them.
+    """
     table = EngineOptions(**{"device": "cpu", "kv_memory": KV_BYTES, "threads": 1, **options})
     spec, settings, _, machine = plan_settings(folder, table)
     if num_blocks is not None:
@@ -42,7 +54,9 @@ def engine_for(folder: Path, *, num_blocks: int | None = None, **options: object
             ),
             max_model_len=min(settings.max_model_len, num_blocks * settings.cache.block_size),
         )
-    executor = make_executor(folder, table, spec, settings, machine, None)
+    scheduler = dataclasses.replace(settings.scheduler, overlap=overlap)
+    settings = dataclasses.replace(settings, scheduler=scheduler)
+    executor = make(folder, table, spec, settings, machine, None)
     return Engine(
         executor,
         settings,
@@ -82,6 +96,7 @@ def take(answer: Answer, update: SequenceUpdate) -> None:
     answer.token_ids += update.token_ids
     answer.logprobs += update.logprobs or []
     answer.finish_reason = update.finish_reason
+    answer.num_cached_tokens += update.num_cached_tokens
     if update.prompt_logprobs is not None:
         assert answer.prompt_logprobs is None, "prompt logprobs are told once"
         answer.prompt_logprobs = update.prompt_logprobs

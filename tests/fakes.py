@@ -11,7 +11,7 @@ steps later as `delay` says, and copies only then: both its ends must be as they
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from headway.core.cache_config import CacheConfig
+from fake_model import Mirrored, Moving, answer, make_settings, next_token
 from headway.core.plan import (
     Description,
     GrammarMasks,
@@ -21,118 +21,18 @@ from headway.core.plan import (
     ScheduledSequence,
     StepPlan,
     StepResult,
+    TierNews,
     Transfer,
 )
-from headway.core.request import SamplingParams, TokenLogprobs
+from headway.core.request import TokenLogprobs
 from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 
-MULTIPLIER = 6364136223846793005
-SCHEDULING = SchedulerConfig.__dataclass_fields__.keys()
-CACHE = CacheConfig.__dataclass_fields__.keys()
-
-
-def make_settings(
-    *,
-    block_size=4,
-    num_blocks=(65,),
-    windows=(),
-    max_model_len=None,
-    max_num_seqs=4,
-    budget=16,
-    seed=0,
-    policy="fcfs",
-    **more,
-) -> Settings:
-    """Settings of an engine over a fake; `more` are fields of these or of what nests in them."""
-    capacity = (min(num_blocks) - 1) * block_size
-    scheduling = {name: more.pop(name) for name in SCHEDULING & more.keys()}
-    cache = {name: more.pop(name) for name in CACHE & more.keys()}
-    return Settings(
-        device="fake",
-        dtype="float32",
-        load_format="dummy",
-        attention_backend="none",
-        max_model_len=min(max_model_len or capacity, capacity),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        cache=CacheConfig(
-            block_size=block_size,
-            num_blocks=num_blocks,
-            windows=(*windows, 0, 0)[: len(num_blocks)],
-            **cache,
-        ),
-        threads=1,
-        seed=seed,
-        scheduler=SchedulerConfig(policy=policy, **scheduling),
-        **more,
-    )
+__all__ = ["FakeExecutor", "answer", "make_settings", "next_token", "with_cache"]
 
 
 def with_cache(settings: Settings, **changes) -> Settings:
     """The same but for what is said of the KV cache."""
     return replace(settings, cache=replace(settings.cache, **changes))
-
-
-def next_token(tokens: list[int], seed: int, index: int, banned: list[int], vocab_size: int) -> int:
-    """The fake model: a hash of all it sees, moved on past the tokens that may not come yet."""
-    state = hash((tuple(tokens), seed, index)) * MULTIPLIER % 2**64 >> 24
-    allowed = [t for t in range(vocab_size) if t not in banned] if banned else range(vocab_size)
-    return allowed[state % len(allowed)]
-
-
-def answer(
-    prompt: list[int],
-    sampling: SamplingParams,
-    *,
-    seed: int,
-    index: int,
-    stop_ids: set[int],
-    max_len: int,
-    vocab_size: int,
-    sight: int = 0,
-) -> tuple[list[int], str]:
-    """The tokens and the finish reason of one sequence, computed with no engine at all.
-
-    `sight` is how many tokens back the model sees, 0 for all.
-    """
-    tokens = list(prompt)
-    while True:
-        generated = len(tokens) - len(prompt)
-        banned = sorted(stop_ids) if generated < sampling.min_tokens else []
-        tokens.append(next_token(tokens[-sight:], seed, index, banned, vocab_size))
-        if tokens[-1] in stop_ids:
-            return tokens[len(prompt) :], "stop"
-        if len(tokens) in (max_len, len(prompt) + (sampling.max_tokens or 0)):
-            return tokens[len(prompt) :], "length"
-
-
-@dataclass
-class Mirrored:
-    """What the fake remembers of one sequence: its known tokens and its block tables."""
-
-    new: NewSequence
-    tokens: list[int]
-    tables: list[list[int]]
-    root: object = None
-    cells: list[tuple[int, int]] = field(default_factory=list)
-
-    def cell(self, position: int) -> tuple[int, int]:
-        """(token, hash of all that a position's KV depends on)."""
-        while len(self.cells) <= position:
-            before = self.cells[-1] if self.cells else self.root
-            token = self.tokens[len(self.cells)]
-            self.cells.append((token, hash((before, token))))
-        return self.cells[position]
-
-
-@dataclass
-class Moving:
-    """A transfer under way, the steps it still takes, and what both ends held when it began."""
-
-    transfer: Transfer
-    num_steps: int
-    ends: list
 
 
 @dataclass
@@ -156,6 +56,16 @@ class FakeExecutor:
     is_broken: bool = False
     root: Callable[[NewSequence], object] = lambda new: new.adapter
     host_blocks: tuple[int, ...] = ()
+    host_keys: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """(group, host block) → the key of what was kept there."""
+    exports: dict[tuple[str, int, bytes], list] = field(default_factory=dict)
+    """(parcel, group, key) → the cells of a block, of all engines that share this."""
+    disk: dict[tuple[int, bytes], list] = field(default_factory=dict)
+    """(group, key) → the cells of a block; `bring` says whether a read brings any."""
+    bring: Callable[[], bool] = lambda: True
+    news: TierNews | None = None
+    owners: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    failed_reads: list[int] = field(default_factory=list)
     propose: Callable[[int], list[int]] = lambda count: []
     delay: Callable[[], int] = lambda: 0
     num_submits: int = 0
@@ -190,7 +100,7 @@ class FakeExecutor:
             assert new.sequence_id not in self.sequences, "introduced twice"
             tables = [[] for _ in self.num_blocks]
             self.sequences[new.sequence_id] = Mirrored(
-                new, list(new.token_ids), tables, self.root(new)
+                new, list(new.token_ids), tables, self.root(new), dropped=list(new.dropped)
             )
         assert len(self.sequences) <= self.max_num_seqs, "more sequences than rows"
         paths = [row for row in plan.scheduled if row.path]
@@ -198,6 +108,10 @@ class FakeExecutor:
         assert len(advanced) == len(plan.scheduled) - len(paths), "a sequence advances twice"
         assert plan.scheduled[len(advanced) :] == paths, "a path before a sequence's own row"
         assert {new.sequence_id for new in plan.new} <= advanced.keys(), "new but not advanced"
+        for transfer in plan.transfers:
+            if transfer.is_spill:
+                self._keep(transfer)
+        self._forget(plan.forget)
         before = dict(self.memory)
         targets = [set[int]() for _ in self.num_blocks]
         for copy in plan.copies:
@@ -219,7 +133,8 @@ class FakeExecutor:
                 if cell is not None:
                     self.memory[copy.group, copy.target, slot] = cell
         for transfer in plan.transfers:
-            self._begin(transfer)
+            if not transfer.is_spill:
+                self._begin(transfer)
         for row in advanced.values():
             self.sequences[row.sequence_id].tokens += row.forced
             for table, blocks in zip(
@@ -234,14 +149,75 @@ class FakeExecutor:
 
     def _begin(self, transfer: Transfer) -> None:
         """Note what both ends hold; one that is under way or done may be told again."""
-        assert transfer.direction in ("out", "in") and transfer.peer == "host"
-        assert len(transfer.blocks) == len(transfer.host_blocks) > 0
+        assert transfer.direction in ("out", "in")
+        assert transfer.peer in ("host", "disk") or transfer.peer.startswith("engine:")
         assert all(0 < block < self.num_blocks[transfer.group] for block in transfer.blocks)
-        assert all(0 <= b < self.host_blocks[transfer.group] for b in transfer.host_blocks)
+        if transfer.peer == "host":
+            self._check_host(transfer)
+            places = [(transfer.group, block) for block in transfer.host_blocks]
+            if transfer.direction == "out":
+                for place in places:
+                    self.host_keys.pop(place, None)
+            elif transfer.keys and [self.host_keys.get(place) for place in places] != transfer.keys:
+                self.failed_reads.append(transfer.transfer_id)
+                return
+        else:
+            assert len(transfer.blocks) == len(transfer.keys) > 0 and transfer.limit_s > 0
         known = transfer.transfer_id in self.moving or transfer.transfer_id in self.moved
         if not known:
             moving = Moving(transfer, self.delay(), self._ends(transfer))
             self.moving[transfer.transfer_id] = moving
+
+    def _check_host(self, transfer: Transfer) -> None:
+        assert len(transfer.blocks) == len(transfer.host_blocks) > 0
+        assert all(0 <= b < self.host_blocks[transfer.group] for b in transfer.host_blocks)
+
+    def _keep(self, transfer: Transfer) -> None:
+        """Blocks go below as they are; a key means the same whenever it is written."""
+        slots = range(self.block_size)
+        if transfer.peer == "host":
+            self._check_host(transfer)
+            for at, block in enumerate(transfer.blocks):
+                cells = [self.memory.get((transfer.group, block, slot)) for slot in slots]
+                assert all(cell is not None for cell in cells), "a block is kept that is not full"
+                host_block = transfer.host_blocks[at]
+                self.host_keys[transfer.group, host_block] = transfer.keys[at]
+                for slot, cell in enumerate(cells):
+                    self.host[transfer.group, host_block, slot] = cell
+            return
+        owners = zip(transfer.keys, transfer.owners, strict=True)
+        self.owners |= {(transfer.group, key): owner for key, owner in owners}
+        for key, block in zip(transfer.keys, transfer.blocks, strict=True):
+            cells = [self.memory.get((transfer.group, block, slot)) for slot in slots]
+            assert all(cell is not None for cell in cells), "a block is kept that is not full"
+            if transfer.peer != "disk":
+                parcel = transfer.peer.rpartition("#")[2]
+                self.exports[parcel, transfer.group, key] = cells
+                continue
+            assert self.disk.get((transfer.group, key), cells) == cells, "one key, two contents"
+            self.disk[transfer.group, key] = cells
+
+    def _forget(self, names: list[bytes]) -> None:
+        news = self.news or TierNews()
+        for name in names:
+            lost = [block for block in self.disk if self.owners[block].startswith(name)]
+            for block in lost:
+                del self.disk[block]
+            news.lost += lost
+        self.news = news
+
+    def _read_disk(self, transfer: Transfer) -> None:
+        found = [self.disk.get((transfer.group, key)) for key in transfer.keys]
+        if transfer.peer != "disk":
+            parcel = transfer.peer.rpartition("#")[2]
+            found = [self.exports.get((parcel, transfer.group, key)) for key in transfer.keys]
+        if not self.bring() or None in found:
+            self.failed_reads.append(transfer.transfer_id)
+            return
+        self.moved.append(transfer.transfer_id)
+        for block, cells in zip(transfer.blocks, found, strict=True):
+            for slot, cell in enumerate(cells):
+                self.memory[transfer.group, block, slot] = cell
 
     def _ends(self, transfer: Transfer) -> list:
         """The cells of the device's blocks and of the host's."""
@@ -262,6 +238,10 @@ class FakeExecutor:
                 continue
             transfer = moving.transfer
             assert self._ends(transfer) == moving.ends, "a pinned block was written to"
+            if transfer.peer != "host":
+                del self.moving[transfer_id]
+                self._read_disk(transfer)
+                continue
             ends = [(self.memory, transfer.blocks), (self.host, transfer.host_blocks)]
             (source, froms), (target, tos) = ends if transfer.direction == "out" else ends[::-1]
             for from_block, to_block in zip(froms, tos, strict=True):
@@ -274,9 +254,14 @@ class FakeExecutor:
             self.moved.append(transfer_id)
 
     def _slot(self, sequence: Mirrored, group: int, position: int) -> tuple[int, int, int]:
-        block = sequence.tables[group][position // self.block_size]
+        place = position // self.block_size - self._dropped(sequence, group)
+        block = sequence.tables[group][place]
         assert 0 < block < self.num_blocks[group], "not a block of this group"
         return group, block, position % self.block_size
+
+    def _dropped(self, sequence: Mirrored, group: int) -> int:
+        """How many blocks shorter a table is than its tokens."""
+        return 0
 
     def _along(self, row: ScheduledSequence) -> Mirrored:
         """The sequence as the row sees it: of a further path with drafts and blocks of its own."""
@@ -305,7 +290,8 @@ class FakeExecutor:
         is_due = end == len(sequence.tokens) and not row.path
         assert row.sample == is_due, "sampled where it should not, or not"
         for group in range(len(self.num_blocks)):
-            needed, held = -(-end // self.block_size), len(sequence.tables[group])
+            held = len(sequence.tables[group]) + self._dropped(sequence, group)
+            needed = -(-end // self.block_size)
             assert held >= needed, "too few blocks"
             assert held == needed or self.had_drafts, "too many blocks"
             for position in range(row.start, end):
@@ -427,6 +413,8 @@ class FakeExecutor:
         self._break("collect")
         result, self.result = self.result, None
         result.transfers_done, self.moved = self.moved, []
+        result.transfers_failed, self.failed_reads = self.failed_reads, []
+        result.tier, self.news = self.news, None
         return result
 
     def _break(self, stage: str) -> None:

@@ -35,6 +35,20 @@ from headway.gateway.state import State
 
 PROMPT_TOKENS = 10
 Fault = Callable[[int], str]
+TOO_LONG: dict[str, dict[str, Any]] = {
+    "too_long": {"message": "too long", "code": "context_length_exceeded"},
+    "too_long_vllm": {
+        "message": "This model's maximum context length is 2048 tokens. However, you requested",
+        "type": "BadRequestError",
+        "code": 400,
+    },
+    "too_long_llama": {
+        "message": "request (3002 tokens) exceeds the available context size (512 tokens)",
+        "type": "exceed_context_size_error",
+        "code": 400,
+    },
+}
+"""How servers say that a prompt is too long, by fault."""
 
 
 def healthy(number: int) -> str:
@@ -55,6 +69,8 @@ class Stub:
         token_s: float = 0.0,
         context: int = 4096,
         usage: bool = True,
+        gap: float = 5.0,
+        fingerprint: str = "",
     ) -> None:
         self.name = name
         self.headway = headway
@@ -63,6 +79,9 @@ class Stub:
         self.token_s = token_s
         self.context = context
         self.usage = usage
+        self.gap = gap
+        """Nats between each token and the next likeliest, where log-probabilities are asked for."""
+        self.fingerprint = fingerprint
         self.boot = "1"
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -119,11 +138,12 @@ class Stub:
         if fault.startswith("status"):
             error = {"message": "secret 10.0.0.1", "code": "some_code", "param": "x"}
             return web.json_response({"error": error}, status=int(fault[6:]))
-        if fault == "too_long":
-            error = {"message": "too long", "code": "context_length_exceeded"}
-            return web.json_response({"error": error}, status=400)
+        if fault in TOO_LONG:
+            return web.json_response({"error": TOO_LONG[fault]}, status=400)
         if fault == "stall":
             await asyncio.sleep(600)
+        if fault == "late":
+            await asyncio.sleep(0.6)
         if fault == "lie":
             return web.json_response({"error": {"message": "no"}})
         if fault == "close":
@@ -144,9 +164,16 @@ class Stub:
         self.num_tokens += count
         text = "".join(f"t{i} " for i in range(count))
         message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop"}
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": [self._logprob(f"t{i} ") for i in range(count)]}
         answer = {"id": "chatcmpl-w", "model": self.model, "choices": [choice]}
+        answer |= {"system_fingerprint": self.fingerprint} if self.fingerprint else {}
         return {**answer, "usage": self._usage(count)} if self.usage else answer
+
+    def _logprob(self, token: str) -> dict[str, Any]:
+        top = [{"token": token, "logprob": -0.1}, {"token": "x", "logprob": -0.1 - self.gap}]
+        return {"token": token, "logprob": -0.1, "top_logprobs": top}
 
     async def _stream(
         self, request: web.Request, body: dict[str, Any], fault: str
@@ -172,6 +199,8 @@ class Stub:
 
         def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
             choice = {"index": 0, "delta": delta, "finish_reason": reason}
+            if body.get("logprobs") and delta.get("content"):
+                choice["logprobs"] = {"content": [self._logprob(delta["content"])]}
             content = {"id": name, "created": 7, "model": self.model, "choices": [choice]}
             return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
@@ -215,7 +244,9 @@ def config_of(stubs: list[Stub], *models: dict[str, Any], **more: Any) -> Config
     given = [converted("test", model, ModelRow) for model in models]
     config = checked("test", rows, given, more.get("budgets", {}), more.get("headers", ()))
     rollouts = [converted("test", row, RolloutRow) for row in more.get("rollouts", ())]
-    return with_rollouts("test", config, rollouts)
+    config = with_rollouts("test", config, rollouts)
+    evidence, tasks = more.get("evidence", {}), more.get("tasks", ())
+    return msgspec.structs.replace(config, evidence=evidence, tasks=tuple(tasks))
 
 
 class Gateway:

@@ -11,6 +11,7 @@ from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.frontend.text import Tokenizer
+from late_world import LateExecutor
 
 TOKENS, VOCAB = 320, 325
 """The logits are a little wider than the vocabulary, as many models' are."""
@@ -27,11 +28,12 @@ class Gained:
 
 
 def engine_of(made: Grammars | None, *, num_blocks: int = 400, **more: object) -> Engine:
-    """An engine over the checking fake."""
+    """An engine over the checking fake; where it plans ahead, over one that holds steps."""
     shape = {"max_model_len": 400, "max_num_seqs": 6, "budget": 32, "num_blocks": (num_blocks,)}
     settings = make_settings(**{**shape, **more})
     fake = FakeExecutor(4, (num_blocks,), VOCAB)
-    return Engine(fake, settings, vocab_size=VOCAB, eos_token_ids=(EOS,), grammars=made)
+    executor = LateExecutor(fake) if settings.scheduler.overlap else fake
+    return Engine(executor, settings, vocab_size=VOCAB, eos_token_ids=(EOS,), grammars=made)
 
 
 def ask(grammar: Grammar | None, number: int = 1, max_tokens: int = 200, **more: object) -> Request:

@@ -32,6 +32,20 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LATENT = {
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163840,
+}
+DEEPSEEK_YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 MODELS = {
     "Llama-3.1-8B": (
         llama(128256, 4096, 14336, 32, 32, 8, rope_theta=5e5, rope_scaling=LLAMA3_ROPE),
@@ -79,6 +93,11 @@ MODELS = {
         ),
         *(30_532_122_624, 98_304),
     ),
+    "Qwen3-Next-80B-A3B": (  # without the layers that guess
+        like("Qwen3NextForCausalLM", 151936, 2048, 5120, 48, 16, 2)
+        | {"head_dim": 256, "max_position_embeddings": 262144},
+        *(79_674_391_296, 24_576),
+    ),
     "Gemma-2-2B": (
         like(
             *("Gemma2ForCausalLM", 256000, 2304, 9216, 26, 8, 4, None),
@@ -97,6 +116,22 @@ MODELS = {
             max_position_embeddings=32768,
         ),
         *(999_885_952, 26_624),
+    ),
+    "Gemma-3n-E2B (text)": (
+        like("Gemma3nForCausalLM", 262400, 2048, 8192, 30, 8, 2, None)
+        | {
+            "head_dim": 256,
+            "sliding_window": 512,
+            "max_position_embeddings": 32768,
+            "num_kv_shared_layers": 10,
+            "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+        },
+        *(4_435_182_688, 40_960),
+    ),
+    "Gemma-3n-E4B (text)": (
+        like("Gemma3nForCausalLM", 262400, 2048, 16384, 35, 8, 2, None)
+        | {"head_dim": 256, "sliding_window": 512, "max_position_embeddings": 32768},
+        *(6_835_235_568, 40_960),
     ),
     "Phi-3-mini-4k": (
         like("Phi3ForCausalLM", 32064, 3072, 8192, 32, 32, 32, sliding_window=2047),
@@ -126,6 +161,61 @@ MODELS = {
             max_position_embeddings=131072,
         ),
         *(20_914_757_184, 49_152),
+    ),
+    "DeepSeek-V2-Lite": (
+        like("DeepseekV2ForCausalLM", 102400, 2048, 10944, 27, 16, 16)
+        | {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+            "topk_method": "greedy",
+            "scoring_func": "softmax",
+            "norm_topk_prob": False,
+            "rope_scaling": DEEPSEEK_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+        *(15_706_484_224, 31_104),
+    ),
+    "DeepSeek-V2": (
+        like("DeepseekV2ForCausalLM", 102400, 5120, 12288, 60, 128, 128)
+        | {
+            **LATENT,
+            "q_lora_rank": 1536,
+            "n_routed_experts": 160,
+            "num_experts_per_tok": 6,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1536,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 8,
+            "topk_group": 3,
+            "routed_scaling_factor": 16.0,
+            "rope_scaling": DEEPSEEK_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+        *(235_741_434_880, 69_120),
+    ),
+    "DeepSeek-V3": (
+        like("DeepseekV3ForCausalLM", 129280, 7168, 18432, 61, 128, 128)
+        | {
+            **LATENT,
+            "q_lora_rank": 1536,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 3,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "n_group": 8,
+            "topk_group": 4,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_scaling": DEEPSEEK_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        *(671_026_419_200, 70_272),
     ),
     "SmolLM3-3B": (
         like("SmolLM3ForCausalLM", 128256, 2048, 11008, 36, 16, 4, None, rope_theta=5e6),

@@ -1,5 +1,7 @@
 """Machines and models to resolve options on."""
 
+import dataclasses
+
 from headway.core.machine import Accelerator, Machine
 from headway.core.model_spec import spec_from_config
 from headway.core.options import EngineOptions
@@ -54,3 +56,12 @@ def decide(on=None, spec=None, **options) -> tuple[Settings, dict[str, str]]:
     told = {reason.name: f"{reason.value}: {reason.why}" for reason in reasons}
     assert len(told) == len(reasons), "a setting has two reasons"
     return settings, told
+
+
+def gpu(has_kernels: bool = True, spec=None, **options) -> Settings:
+    """The settings on a machine with a GPU."""
+    on = machine(gpu_free=80 * GIB)
+    accelerator = dataclasses.replace(on.accelerator, has_kernels=has_kernels, kernels_why="why")
+    return resolve(
+        EngineOptions(**options), dataclasses.replace(on, accelerator=accelerator), spec or model()
+    )[0]

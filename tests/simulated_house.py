@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from fakes import make_settings
@@ -9,13 +10,17 @@ from headway.advise.simulate.front import NO_FRONT, Front
 from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.replica import Replica, Served
 from headway.advise.simulate.truth import Reach
+from headway.assemble import plan_settings
 from headway.bench.prompts import IdWriter, Made
 from headway.bench.workload import Conversation, Turn
 from headway.cli.common import model_folder
 from headway.core.model_spec import read_model_spec
+from headway.core.options import EngineOptions
 from headway.core.plan import Description
-from headway.core.service import ServiceClass, service_classes
+from headway.core.resolve import Settings
+from headway.core.service import Alone, ServiceClass, service_classes
 from headway.engine.cost import Work
+from headway.telemetry.calibration import Calibration, HostCost, StepColumns, fingerprint
 
 MOST = 2**40
 SPEC = read_model_spec(model_folder(None))
@@ -78,3 +83,46 @@ def talks(times, *, prompt=8, answer=1, turns=1, think_s=0.0, name="default"):
 
 def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count)).tolist()
+
+
+def steady_steps(count: int = 400) -> StepColumns:
+    """20 ms and 0.05 ms a token, without noise: decodes of 1 to 32 rows, some with a chunk."""
+    rng, found, now_s = np.random.default_rng(0), StepColumns(), 0.0
+    for _ in range(count):
+        rows, chunk = int(rng.integers(1, 33)), int(rng.choice([0, 0, 64, 256]))
+        read = rows * int(rng.integers(50, 400))
+        found.seconds.append(0.02 + 5e-5 * (rows + chunk))
+        found.started_s.append(now_s)
+        found.tokens.append(rows + chunk)
+        found.sampled.append(rows)
+        found.attended.append(read)
+        found.read.append(read)
+        now_s += found.seconds[-1]
+    return found
+
+
+def measured(settings: Settings, **more) -> Calibration:
+    """What a server with these settings tells of such steps."""
+    return Calibration(
+        headway="1",
+        model="tiny",
+        fingerprint=fingerprint(SPEC),
+        description=Description(device="cpu"),
+        settings=settings.told(),
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        block_size=settings.cache.block_size,
+        group_blocks=[count - 1 for count in settings.cache.num_blocks],
+        vocab_size=SPEC.vocab_size,
+        alone=Alone(),
+        steps=steady_steps(),
+        host=HostCost(),
+        **more,
+    )
+
+
+def measured_here(options: EngineOptions) -> Calibration:
+    """The same of a server that these options start on this machine, with 20,000 KV tokens."""
+    _, settings, _, _ = plan_settings(model_folder(None), options)
+    return msgspec.structs.replace(measured(settings), group_blocks=[1250])

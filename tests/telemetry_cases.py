@@ -41,6 +41,8 @@ class Ready:
     kv_dtype: str = "float32"
     settings: dict[str, str] = field(default_factory=lambda: {"prefix_cache": "lfu"})
     alone: Alone = Alone()
+    kv_read: float = 1.0
+    kv_keep: float = 1.0
 
 
 def llama(**more: Any) -> ModelSpec:
@@ -110,3 +112,20 @@ def step(number: int = 0, **more: Any) -> StepRecord:
         **more,
     }
     return StepRecord(step=number, **given)
+
+
+def decoded(seconds: float, *, prefill: int = 0, rows: int = 0) -> StepRecord:
+    """A step of so many prompt tokens and so many rows that decode."""
+    return StepRecord(
+        step=0,
+        started_s=0.0,
+        num_running=rows,
+        num_waiting=0,
+        num_tokens=prefill + rows,
+        num_sampled=rows,
+        kv_blocks_used=0,
+        kv_usage=0.0,
+        num_preemptions=0,
+        execute_s=seconds,
+        num_decode_tokens=rows,
+    )

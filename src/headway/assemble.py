@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headway.core.clock import Clock
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.kv_layers import narrowed
+from headway.core.kv_layers import narrowing
 from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
 from headway.core.model_files import TOKENIZER_FILE, has_document, read_document
@@ -23,20 +23,24 @@ from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
 from headway.core.reasons import Reason
 from headway.core.resolve import Settings, resolve
+from headway.core.served_spec import as_served
 from headway.core.speculation_config import Beside
 from headway.engine.calibration import calibrate, calibrate_guesses
 from headway.engine.cost import prior_of
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
+from headway.engine.handover import Handover
 
 if TYPE_CHECKING:
     from headway.runtime.weight_cache import Lookup
 
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
-CALIBRATION_S, GUESSES_S = 0.8, 0.6
+CALIBRATION_S, GUESSES_S = 0.8, 1.5
 MAX_MASK_THREADS = 8
+PEERS = "peers"
+"""The argument of an engine process that hands sequences over and takes them over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,8 @@ def plan_settings(
     folder: Path, options: EngineOptions
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
     """Everything that is decided before weights are read: what `--dry-run` prints."""
-    spec = narrowed(read_spec(folder, options), options.kv_layers)
+    whole = read_spec(folder, options)
+    spec = as_served(whole, options)
     draft = read_draft(folder, options, spec)
     beside = read_beside(folder, options, spec)
     from headway.runtime.native.available import best_instruction_set
@@ -62,7 +67,13 @@ def plan_settings(
     machine = probe_machine(accelerator, best_instruction_set())
     drafting = None if draft is None else draft[1]
     settings, reasons = resolve(options, machine, spec, drafting, beside)
-    return spec, settings, reasons, machine
+    if settings.device != "cpu":
+        from headway.runtime.cuda.memory import step_bytes
+
+        counted = step_bytes(spec, settings)
+        settings, reasons = resolve(options, machine, spec, drafting, beside, counted)
+    cache = replace(settings.cache, narrowed=narrowing(whole, spec))
+    return spec, replace(settings, cache=cache), reasons, machine
 
 
 def read_spec(model: Path, options: EngineOptions) -> ModelSpec:
@@ -222,6 +233,35 @@ def assemble(
     return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
 
 
+def check_joins(engine: Engine) -> None:
+    """Raise UsageError for an engine whose blocks nobody could fetch, or find."""
+    if not engine.settings.cache.prefix_cache:
+        raise UsageError(
+            "Without a prefix cache no engine finds what another has computed.",
+            "Leave out --no-prefix-cache, or --prefill-replicas and --decode-replicas.",
+        )
+    if not hasattr(engine.executor, "join_peers"):
+        raise UsageError(
+            "KV blocks are not handed over between ranks, nor by --executor null.",
+            "Use --replicas in place of --prefill-replicas and --decode-replicas.",
+        )
+
+
+def join_peers(
+    engine: Engine, folder: Path, address: str, *, secret: bytes = b"", root: Path | None = None
+) -> Handover:
+    """Let `engine`, of the model in `folder`, hand sequences over and take them over.
+
+    `address` is "unix:PATH" or "HOST:PORT"; across machines all are given one `secret`. Digests of
+    the weights are kept beside `root`, by default that of the disk tier. Raises OSError, and
+    UsageError for an engine whose blocks nobody could fetch or find.
+    """
+    check_joins(engine)
+    assert hasattr(engine.executor, "join_peers")
+    joined = engine.executor.join_peers(folder, address, secret, root)
+    return Handover(engine, *joined)
+
+
 def make_grammars(
     folder: Path,
     options: EngineOptions,
@@ -256,12 +296,18 @@ def make_executor(
         return NullExecutor(NULL_STEP_S)
     # torch reads this once, at its first large allocation: weights in huge pages, 12% at batch 1
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if settings.parallel.num_ranks > 1:
+        from headway.runtime.parallel.leader import LeaderExecutor
+
+        return LeaderExecutor(folder, spec, settings, machine, progress)
     lookup = look_up_weights(folder, settings)
+    from headway.runtime.cuda.executor import CudaExecutor
     from headway.runtime.executor import TorchExecutor
     from headway.runtime.memory import keep_freed
 
     draft = read_draft(folder, options, spec)
-    executor = TorchExecutor(folder, spec, settings, machine, progress, lookup, draft)
+    kind = TorchExecutor if settings.device == "cpu" else CudaExecutor
+    executor = kind(folder, spec, settings, machine, progress, lookup, draft)
     keep_freed()  # not before: what loading frees goes back to the system
     return executor
 
@@ -274,7 +320,9 @@ def look_up_weights(folder: Path, settings: Settings) -> "Lookup | None":
 
     cache = default_folder()
     instruction_set, _ = best_instruction_set()
-    if not settings.weight_cache_bytes or cache is None or not instruction_set:
+    if settings.parallel.is_cut or not settings.weight_cache_bytes:
+        return None
+    if cache is None or not instruction_set:
         return None
     key = Key(
         folder=folder,
@@ -286,15 +334,23 @@ def look_up_weights(folder: Path, settings: Settings) -> "Lookup | None":
 
 
 def main(arguments: list[str]) -> int:
-    """Run an engine process: arguments are the socket folder, the model folder, then options."""
+    """Run an engine process: arguments are the socket folder, the model folder, then options.
+
+    With PEERS before these it is joined to the other engines of its server.
+    """
     from headway.engine.process import serve_engine
 
     def build(progress: Progress) -> Engine:
-        return assemble(Path(arguments[1]), tables[EngineOptions], progress=progress).engine
+        return assemble(folder, tables[EngineOptions], progress=progress).engine
 
-    tables, _, _ = read_options([EngineOptions, LogOptions], arguments[2:], {})
+    def join(engine: Engine, address: str) -> Handover:
+        return join_peers(engine, folder, address)
+
+    sockets, folder, rest = Path(arguments[0]), Path(arguments[1]), arguments[2:]
+    has_peers = rest[:1] == [PEERS]
+    tables, _, _ = read_options([EngineOptions, LogOptions], rest[has_peers:], {})
     set_up_logs(tables[LogOptions].log_level, tables[LogOptions].log_format)
-    return serve_engine(Path(arguments[0]), build)
+    return serve_engine(sockets, build, join if has_peers else None)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,15 @@ def awq_tensors(grid: Grid) -> Tensors:
     }
 
 
+def packed_tensors(grid: Grid) -> Tensors:
+    """compressed-tensors' pack-quantized, symmetric: words along the inputs."""
+    return {
+        "weight_packed": pack_rows(grid.codes_OH.T, grid.bits).T.contiguous(),
+        "weight_scale": grid.scales_OG.half().contiguous(),
+        "weight_shape": torch.tensor(grid.codes_OH.shape),
+    }
+
+
 def fp8_tensors(weight_OH: Tensor, block: tuple[int, int] | None) -> tuple[Tensors, Tensor]:
     """(weight and its scale, the weights that they are); without blocks one scale for all."""
     outputs, inputs = weight_OH.shape

@@ -38,6 +38,9 @@ def plain_weights(executor: TorchExecutor) -> dict[str, Tensor]:
     """Module of the checkpoint → its weights in fp32; of kernels in torch."""
     linears, found = linears_of(executor), {}
     for name, place in linear_places(executor.spec).items():
+        if place.module not in linears:  # a router in fp32, or what latent attention absorbs
+            found[name] = executor.model.get_submodule(place.module).weight
+            continue
         module = linears[place.module]
         matrices = module.matrices
         if isinstance(module, ExpertLinear):

@@ -7,6 +7,7 @@ import torch
 
 from headway.core.model_spec import FAMILIES, spec_from_config
 from parity import tiny
+from parity.tiny import num_elements
 from published import MODELS
 
 SIZES = {
@@ -20,6 +21,13 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+NEEDED = {
+    "deepseekv2": {"num_key_value_heads": 8, "num_experts_per_tok": 6},
+    "deepseekv3": {"num_key_value_heads": 8},
+    "gemma3n": {"num_kv_shared_layers": 3},
+    "granitehybrid": {"layer_types": ["linear_attention"] * 6 + ["full_attention"] * 2},
+}
+"""Family → sizes that have no default, or must be other ones."""
 KEYS = {
     "sizes-alone": {},
     "theta": {"rope_theta": 5e5},
@@ -49,9 +57,12 @@ NOT_THEIRS = {
     ("gemma2", "period-of-4"): "transformers has a period of 2 whatever the config says",
     ("mistral", "window-by-layer-but-off"): "transformers gives every layer the window",
     ("phi3", "window-by-layer-but-off"): "transformers gives every layer the window",
+    ("gemma3n", "window-of-null"): "transformers wants a number here",
     ("phi3", "linear"): "transformers knows longrope alone here",
+    ("granitehybrid", "window-by-layer-but-off"): "neither knows a window here",
+    ("qwen3next", "window-by-layer-but-off"): "neither knows a window here",
 }
-ONLY_FULL = ("llama", "olmo2", "granite")
+ONLY_FULL = ("llama", "olmo2", "granite", "deepseekv2", "deepseekv3")
 ALIKE = (*ONLY_FULL, "mistral", "phi3", "qwen3moe")
 CASES = [
     (family, case)
@@ -73,7 +84,8 @@ def test_every_family_is_compared():
 def test_missing_keys_mean_what_they_mean_to_transformers(family: str, case: str):
     """The config as given, and as transformers fills it in: one spec."""
     model_class, _ = tiny.FAMILIES[family]
-    given = {**SIZES, **KEYS[case], "architectures": [model_class.__name__]}
+    sizes = SIZES | NEEDED.get(family, {})
+    given = {**sizes, **KEYS[case], "architectures": [model_class.__name__]}
     config = model_class.config_class(**json.loads(json.dumps(given)))
     filled = json.loads(config.to_json_string(use_diff=False))
     assert spec_from_config(given, {}) == spec_from_config(filled, {})
@@ -88,4 +100,4 @@ def test_real_models_have_as_many_parameters_in_transformers(name: str):
     model_class = classes[config["architectures"][0]]
     with torch.device("meta"):
         model = model_class(model_class.config_class(**json.loads(json.dumps(config))))
-    assert sum(p.numel() for p in model.parameters()) == num_parameters
+    assert num_elements(model) == num_parameters

@@ -41,15 +41,16 @@ def drafting_engine(*, with_paths: bool = False, **options: object) -> tuple[Eng
         {"max_model_len": 256, "with_paths": True, "max_num_batched_tokens": 256},
         {"num_blocks": 40, "with_paths": True, "block_size": 4, "max_num_seqs": 6},
         {"max_model_len": 256, "quantization": "int4", "kv_cache_dtype": "int8"},
+        {"max_model_len": 256, "with_paths": True, "kv_cache_dtype": "int4"},
         {"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4},
         {"max_model_len": 256, "kernels": "torch", "dtype": "float32"},
     ],
-    ids=["native", "paths", "paths, little room", "int4", "little room", "torch"],
+    ids=["native", "paths", "paths, little room", "int4", "int4 KV", "little room", "torch"],
 )
 def test_it_guesses_what_it_would_say(options: dict[str, object]):
     """After shared, found, copied and preempted blocks, and after wrong guesses of its own."""
     engine, proposals = drafting_engine(**options)
-    requests = some_requests(random.Random(3), 14)
+    requests = some_requests(random.Random(3), 14, kernels=options.get("kernels"))
     answers = finish(engine, requests)
     alone = {k: v for k, v in options.items() if k not in ("num_blocks", "with_paths")}
     plain = finish(engine_for(model_folder(None), **alone), requests)
@@ -58,6 +59,8 @@ def test_it_guesses_what_it_would_say(options: dict[str, object]):
     }
     assert proposals.num_kept > 20 and len(proposals.told) > 50
     chosen = random.Random(1).sample(proposals.told, 40)
+    if alone.get("kv_cache_dtype") == "int4":  # the drafter's own are as computed
+        alone |= {"kv_cache_dtype": "auto", "block_size": 64}
     drafter = engine_for(model_folder("headway-draft"), **alone)
     again = [
         Request(i, known, SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True))

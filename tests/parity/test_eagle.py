@@ -103,6 +103,7 @@ def worst_rank(layer: Eagle, told: list[tuple[list[int], list[int]]]) -> float:
         ({"num_blocks": 40, "with_paths": True, "block_size": 4, "max_num_seqs": 6}, 0.5),
         ({"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4}, 0.5),
         ({"max_model_len": 256, "quantization": "int4", "kv_cache_dtype": "int8"}, None),
+        ({"max_model_len": 256, "with_paths": True, "kv_cache_dtype": "int4"}, None),
         ({"num_blocks": 14, "max_num_seqs": 4, "kv_host_memory": 2**24}, None),
         ({"max_model_len": 256, "draft_vocab_size": 1024}, None),
     ],
@@ -113,6 +114,7 @@ def worst_rank(layer: Eagle, told: list[tuple[list[int], list[int]]]) -> float:
         "paths, little room",
         "little room",
         "int4",
+        "int4 KV",
         "host memory",
         "some tokens",
     ],
@@ -127,7 +129,7 @@ def test_it_guesses_what_its_numbers_say(
     """
     drafting = ("num_blocks", "with_paths", "draft_vocab_size")
     plain = {key: value for key, value in options.items() if key not in drafting}
-    requests = some_requests(random.Random(3), 14)
+    requests = some_requests(random.Random(3), 14, kernels=options.get("kernels"))
     wanted = finish(engine_for(model_folder(None), **plain), requests)
     answers = {key: answer.token_ids for key, answer in wanted.items()}
     asked = Foreknowing(answers) if knows else Proposals(with_paths="with_paths" in options)

@@ -9,31 +9,14 @@ from torch.testing import assert_close
 from drive import engine_for
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan, run
 from headway.core.request import SamplingParams
-from headway.runtime.batch import Batch
 from headway.runtime.executor import TorchExecutor
-from headway.runtime.layers import Step
 from parity.logits import our_logits, their_logits
+from parity.steps import step
 from parity.tiny import prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXPERTS, ACTIVE = 8, 2
-
-
-def step() -> Step:
-    """A step of no sequence: the MLP only counts on it."""
-    batch = Batch(
-        token_ids_T=torch.empty(0),
-        positions_T=torch.empty(0),
-        slots_GT=[],
-        block_tables_GSB=[],
-        query_lens=[],
-        context_lens=[],
-        num_decodes=0,
-        sampled_rows=[],
-        sampled_sequences=[],
-    )
-    return Step(batch=batch, kv=[], angles=[])
 
 
 @pytest.mark.parametrize("normalize", [True, False])

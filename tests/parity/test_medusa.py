@@ -112,7 +112,7 @@ def test_heads_guess_what_their_numbers_say(
     tensors = random_heads(num_heads, num_layers, own=own)
     write(folder, tensors, facts(num_heads, num_layers, "own" if own else "shared"))
     engine, proposals = asking_engine(folder, **options)
-    requests = some_requests(random.Random(5), 12)
+    requests = some_requests(random.Random(5), 12, kernels=options.get("kernels"))
     answers = finish(engine, requests)
     alone = {name: value for name, value in options.items() if name != "num_blocks"}
     plain = finish(engine_for(model_folder(None), **alone), requests)

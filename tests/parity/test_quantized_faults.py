@@ -32,6 +32,7 @@ from parity.quantized_folders import (
     fp8_tensors,
     gptq_tensors,
     make_grid,
+    packed_tensors,
     write_quantized,
 )
 from parity.quantized_models import (
@@ -115,6 +116,13 @@ def replaced(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], None]:
     return lambda tensors: tensors.__setitem__(name, tensor)
 
 
+def by_another_writer(tensors: dict[str, Tensor], parts: Tensors) -> None:
+    """One layer as another run has quantized it: a shard of another folder among ours."""
+    for name in [name for name in tensors if name.startswith(f"{DOWN}.")]:
+        del tensors[name]
+    tensors.update({f"{DOWN}.{suffix}": tensor for suffix, tensor in parts.items()})
+
+
 # ── what is wrong ───────────────────────────────────────────────────────────────────────────
 
 Change = Callable[[dict[str, Tensor]], object]
@@ -138,6 +146,12 @@ FAULTS: dict[str, list[tuple[Change, tuple[str, ...]]]] = {
         (replaced(f"{QUERY}.bias", torch.ones(8)), (f"{QUERY}.bias", "shape")),
         (replaced(f"{DOWN}.bias", torch.ones(64)), (f"{DOWN}.bias", "left over")),
         (replaced("model.layers.2.mlp.up_proj.qweight", torch.ones(1)), ("layers.2", "left over")),
+        (lambda t: by_another_writer(t, awq_tensors(OTHER)), (f"{DOWN}.scales", "[24, 8]")),
+        (lambda t: by_another_writer(t, packed_tensors(OTHER)), (f"{DOWN}.qweight", "missing")),
+        (
+            lambda t: by_another_writer(t, gptq_tensors(make_grid(OTHER.weight, group=48))),
+            (f"{DOWN}.scales", "[2, 64]", "[3, 64]"),
+        ),
     ],
     "awq": [
         (lambda t: t.pop(f"{QUERY}.qzeros"), (f"{QUERY}.qzeros", "missing")),
@@ -167,7 +181,7 @@ FAULTS: dict[str, list[tuple[Change, tuple[str, ...]]]] = {
         (replaced(f"{DOWN}.weight", torch.ones(64, 96).bfloat16()), (f"{DOWN}.weight", "BF16")),
     ],
 }
-WIDER = make_grid(torch.randn(64, 96))
+WIDER, OTHER = make_grid(torch.randn(64, 96)), make_grid(torch.randn(64, 96), symmetric=True)
 WRONG = [(format, i) for format, faults in FAULTS.items() for i in range(len(faults))]
 
 

@@ -1,5 +1,7 @@
 """Weights that a checkpoint holds rounded: their definition, and layers whose parts differ."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,8 +20,16 @@ from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.lower import lower
 from headway.runtime.native.quantized import NativeQuantizedLinear
-from headway.runtime.rounding import RoundedWeight, fused, round_rows, round_weight
-from parity.native_sets import each_instruction_set, loaded, operands
+from headway.runtime.quantized.gguf_blocks import PACKINGS
+from headway.runtime.rounding import (
+    SUPER_BLOCK,
+    RoundedWeight,
+    fused,
+    round_rows,
+    round_weight,
+)
+from parity.native_sets import NAMES, each_instruction_set, loaded, operands
+from parity.rounded_weights import some_weight
 
 OF_OTHERS = [
     Format(kind, group, wide, offsets, permuted)
@@ -29,25 +39,11 @@ OF_OTHERS = [
         *((True, "zeros", False), (True, "any", False)),
     ]
 ] + [Format("int8", 64), Format("int8", 128, offsets="zeros"), Format("int8", permuted=True)]
+OF_OTHERS += [
+    Format(kind, group, True, offsets, super_block=SUPER_BLOCK)
+    for kind, group, offsets in [("int4", 32, "any"), ("int8", 32, "any"), ("int8", 16, "none")]
+]
 Q4, Q8 = Format("int4", 32, fp32_scales=True, offsets="any"), Format("int8", 32)
-
-
-def some_weight(format: Format, outputs: int, inputs: int, seed: int = 0) -> RoundedWeight:
-    """Any numbers that the format holds."""
-    draw = torch.Generator().manual_seed(seed)
-    least, most = (-8, 8) if format.kind == "int4" else (-128, 128)
-    levels = torch.randint(least, most, (outputs, inputs), generator=draw, dtype=torch.int8)
-    groups = -(-inputs // format.group) if format.group else 1
-    scales = torch.randn(outputs, groups, generator=draw) / inputs**0.5
-    if format.group and not format.fp32_scales:
-        scales = scales.half().float()
-    offsets = None
-    if format.offsets == "zeros":
-        offsets = scales * torch.randint(-7, 9, scales.shape, generator=draw)
-    elif format.offsets == "any":
-        offsets = torch.randn(outputs, groups, generator=draw) / inputs**0.5
-    order = torch.randperm(inputs, generator=draw) if format.permuted else None
-    return RoundedWeight(levels, scales, format.group, offsets, order, format.kind)
 
 
 def test_fused_products_are_rounded_once():
@@ -83,6 +79,24 @@ def test_fp8_is_multiplied_in_bf16():
     wanted = x.double() @ weight.plain().double().T
     found = reference.quantized_linear(x.float(), weight, None)
     torch.testing.assert_close(found, wanted.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_of_super_blocks_takes_the_bytes_of_its_file():
+    """Q4_K: 144 bytes of 256 numbers in the file, 148 here, with a whole byte for each scale."""
+    libraries = [loaded(each, 1) for each in NAMES]
+    for name, taken in [("Q4_K", 148), ("Q5_K", 276), ("Q6_K", 274), ("IQ4_XS", 266)]:
+        format = PACKINGS[name].format
+        weight = some_weight(format, 64, 512)
+        assert weight.format == format and weight.fits(replace(format, super_block=0))
+        assert not replace(weight, supers=None).fits(format)
+        assert format.num_bytes(64, 512) == 64 * 2 * taken
+        for library in libraries:
+            assert NativeQuantizedLinear(library, format).pack(weight).nbytes == 64 * 2 * taken
+        halves = [some_weight(format, 32, 512, seed) for seed in (1, 2)]
+        joined = RoundedWeight.joined(halves)
+        assert joined.fits(format) and joined.supers is not None
+        scales, _ = joined.supers.scales_and_offsets(format.kind, format.group)
+        assert torch.equal(scales, joined.scales_OG)
 
 
 def test_numbers_of_a_weight_say_its_format():
@@ -350,14 +364,21 @@ def test_each_number_of_fp8_is_multiplied_exactly(library, group):
 
 
 @each_instruction_set
-def test_a_row_in_fp8_does_not_depend_on_the_rows_beside_it(library):
-    for inputs, outputs, group in [(96, 200, 0), (1300, 70, 128)]:
+@pytest.mark.parametrize("group", [0, 128])
+def test_a_row_in_fp8_does_not_depend_on_the_rows_beside_it(library, group):
+    """In few tiles and in many; with more rows and inputs than tiles multiply at once."""
+    for inputs, outputs, num_rows in [(96, 200, 67), (1300, 70, 67), (4400, 40, 600)]:
+        weight = some_fp8(outputs, inputs, group)
         kernel = NativeFp8Linear(library, Format("fp8", group))
-        packed = kernel.pack(some_fp8(outputs, inputs, group))
-        x, _, _ = operands(67, inputs, 1, torch.float32, False)
+        packed = kernel.pack(weight)
+        x, _, _ = operands(num_rows, inputs, 1, torch.float32, False)
         whole = kernel(x, packed, None)
         for rows in range(1, 15):
             assert torch.equal(kernel(x[:rows], packed, None), whole[:rows])
+        assert torch.equal(kernel(x[33:], packed, None), whole[33:])
+        sizes = x.bfloat16().float().abs() @ weight.plain().abs().T + 1
+        wanted = reference.fp8_linear(x, weight, None)
+        assert bool(((whole - wanted).abs() <= 4e-6 * sizes).all())
 
 
 @each_instruction_set

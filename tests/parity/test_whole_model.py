@@ -109,6 +109,17 @@ def test_answers_are_greedy_and_in_order(embedded: FolderModel):
     embedded.llm.engine.check_integrity()
 
 
+def test_answers_as_tokens_score_as_what_is_likeliest(embedded: FolderModel):
+    """Greedy: each token of an answer is the likeliest behind what stands before it."""
+    long = [{"role": "user", "content": "word " * 5000}]
+    found, nothing = embedded.answer_ids([CHATS[0], long], max_tokens=32)
+    assert nothing is None and found is not None and found[2] == "2 + 3 = 5."
+    prompt, answer, _ = found
+    (score,) = embedded.score_ids([prompt + answer], top=1)
+    assert score.token_ids == prompt + answer
+    assert [list(top) for top in score.top[len(prompt) :]] == [[token] for token in answer]
+
+
 def test_what_does_not_fit_is_refused(embedded: FolderModel):
     """By the engine, with the number of tokens; afterwards everything goes on."""
     with pytest.raises(RequestError, match="the context is"):

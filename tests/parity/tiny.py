@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    Gemma3nForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
+    GraniteMoeHybridForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
     Olmo2ForCausalLM,
@@ -22,6 +26,7 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    Qwen3NextForCausalLM,
     SmolLM3ForCausalLM,
 )
 
@@ -38,6 +43,24 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": None,
     "initializer_range": 0.15,
+}
+LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "q_lora_rank": 28,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+    "rms_norm_eps": 1e-3,
 }
 FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, {}),
@@ -81,6 +104,30 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma3n": (
+        Gemma3nForCausalLM,
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 24,
+            "sliding_window": 17,
+            "layer_types": [
+                *("sliding_attention", "full_attention", "sliding_attention"),
+                *("sliding_attention", "full_attention"),
+            ],
+            "num_kv_shared_layers": 2,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.8, 0.0],
+            "final_logit_softcapping": 6.0,
+            "vocab_size_per_layer_input": 190,
+            "hidden_size_per_layer_input": 12,
+            "laurel_rank": 10,
+            "altup_num_inputs": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
     "phi3": (Phi3ForCausalLM, {}),
     "olmo2": (Olmo2ForCausalLM, {}),
     "granite": (
@@ -111,6 +158,48 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             },
         },
     ),
+    "deepseekv2": (DeepseekV2ForCausalLM, {**LATENT, "topk_method": "group_limited_greedy"}),
+    "deepseekv3": (DeepseekV3ForCausalLM, {**LATENT, "topk_method": "noaux_tc"}),
+    "granitehybrid": (
+        GraniteMoeHybridForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.5,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+            "intermediate_size": 24,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 12,
+            "mamba_d_conv": 3,
+            "mamba_chunk_size": 16,
+            "mamba_proj_bias": True,
+            "time_step_limit": (0.05, 3.0),
+        },
+    ),
+    "qwen3next": (
+        Qwen3NextForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 10,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "mlp_only_layers": [1],
+            "initializer_range": 0.12,  # else transformers' own two ways differ by 1e-4
+        },
+    ),
     "smollm3": (SmolLM3ForCausalLM, {"num_hidden_layers": 5, "tie_word_embeddings": True}),
 }
 """Family → transformers' class, and what its config has beyond `SIZES`."""
@@ -130,10 +219,23 @@ def tiny_model(
     )
     torch.manual_seed(1234)
     model = model_class(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:  # biases start as zeros and norms as ones
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 or name.endswith("bias"):  # they start as zeros, norms as ones
             parameter.data += 0.2 * torch.randn_like(parameter)
+    for buffer in corrections(model):
+        buffer += 0.2 * torch.randn_like(buffer)
     return model.to(dtype)
+
+
+def corrections(model: PreTrainedModel) -> list[torch.Tensor]:
+    """What DeepSeek V3 adds to the scores of experts; transformers has them as buffers."""
+    named = model.named_buffers()
+    return [buffer for name, buffer in named if name.endswith("e_score_correction_bias")]
+
+
+def num_elements(model: PreTrainedModel) -> int:
+    """The numbers of a model's checkpoint; a tied head is counted once."""
+    return sum(each.numel() for each in (*model.parameters(), *corrections(model)))
 
 
 def save(model: PreTrainedModel, folder: Path, **options: object) -> Path:
@@ -146,7 +248,8 @@ def edit_config(folder: Path, **changes: object) -> None:
     """Change keys of config.json; None removes one."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: v for key, v in config.items() if v is not None}))
+    removed = {key for key, value in changes.items() if value is None}
+    path.write_text(json.dumps({key: v for key, v in config.items() if key not in removed}))
 
 
 def spell_as_transformers_4(folder: Path) -> None:

@@ -4,7 +4,7 @@ import http.client
 from typing import Any
 
 import msgspec
-from live_server import LiveServer
+from live_server import Asked
 
 from headway.batches.files.routes import FILE_ROUTES
 from headway.batches.routes import BATCH_ROUTES
@@ -24,7 +24,7 @@ ROUTES = [
 
 
 def ask(
-    live: LiveServer,
+    live: Asked,
     method: str,
     path: str,
     headers: dict[str, str] | None = None,

@@ -68,6 +68,7 @@ STARTS: dict[str, list[dict[str, Any]]] = {
     "/v1/batches": [{"endpoint": CHAT, "completion_window": "24h", "input_file_id": "FILE"}],
     "/v1/batches/{id}/cancel": [{}],
     "/v1/outcomes": [{"task_id": "task-1", "success": True, "score": 0.5}],
+    "/cache/forget": [{"cache_salt": "one"}],
     "/v1/files": [],
     "/tokenize": [{"prompt": "hi"}, {"messages": [USER], "return_token_strs": True}],
     "/detokenize": [{"tokens": [5, 6, 7]}],

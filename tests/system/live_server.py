@@ -116,7 +116,71 @@ class Hold:
         self._flag.unlink(missing_ok=True)
 
 
-class LiveServer:
+class Asked:
+    """What answers at `url`, a server or a gateway: how a test asks it and its process."""
+
+    process: "subprocess.Popen[bytes]"
+    temp: Path
+    url: str
+    headers: dict[str, str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return (self.temp / "out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.temp / "err").read_text()
+
+    @property
+    def model(self) -> str:
+        """The first served name."""
+        name: str = msgspec.json.decode(self.get("/v1/models")[1])["data"][0]["id"]
+        return name
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body."""
+        try:
+            asked = urllib.request.Request(self.url + path, headers=self.headers)
+            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and parsed body of a JSON POST."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        request = urllib.request.Request(
+            self.url + path, data=data, headers={"content-type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                return answer.status, msgspec.json.decode(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, msgspec.json.decode(error.read())
+
+    def probe(self) -> list[int]:
+        """The tokens of one greedy request: the same as long as nothing disturbs another."""
+        body = {
+            "model": self.model,
+            "prompt": [10, 20, 30, 40],
+            "max_tokens": 12,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        status, answer = self.post("/v1/completions", body)
+        assert status == 200, answer
+        tokens: list[int] = answer["choices"][0]["token_ids"]
+        return tokens
+
+
+class LiveServer(Asked):
     """One server process. `url` is known once `wait_ready` came back."""
 
     def __init__(
@@ -152,18 +216,6 @@ class LiveServer:
                 | (env or {}),
             )
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def stdout(self) -> str:
-        return (self.temp / "out").read_text()
-
-    @property
-    def stderr(self) -> str:
-        return (self.temp / "err").read_text()
-
     def wait_ready(self) -> "LiveServer":
         """Wait for the greeting; fails with the server's words when it ends instead."""
 
@@ -180,29 +232,6 @@ class LiveServer:
         """The one engine process."""
         (pid,) = engines(self.pid)
         return pid
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body."""
-        try:
-            asked = urllib.request.Request(self.url + path, headers=self.headers)
-            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-
-    def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        """Status and parsed body of a JSON POST."""
-        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        request = urllib.request.Request(
-            self.url + path, data=data, headers={"content-type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-                return answer.status, msgspec.json.decode(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, msgspec.json.decode(error.read())
 
     def is_ready(self) -> bool:
         return self.get("/ready")[0] == 200
@@ -222,26 +251,6 @@ class LiveServer:
         """Whether nothing runs, waits or holds a block."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         return all(self.metric(name) == 0 for name in names)
-
-    def probe(self) -> list[int]:
-        """The tokens of one greedy request: the same as long as nothing disturbs another."""
-        body = {
-            "model": self.model,
-            "prompt": [10, 20, 30, 40],
-            "max_tokens": 12,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        status, answer = self.post("/v1/completions", body)
-        assert status == 200, answer
-        tokens: list[int] = answer["choices"][0]["token_ids"]
-        return tokens
-
-    @property
-    def model(self) -> str:
-        """The first served name."""
-        name: str = msgspec.json.decode(self.get("/v1/models")[1])["data"][0]["id"]
-        return name
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)

@@ -248,7 +248,13 @@ def test_the_machine_and_a_models_plan(tiny_model: Path) -> None:
     assert {"linear", "attention"} <= {each["name"] for each in found["kernels"]}
     assert {"kv_blocks", "max_model_len"} <= {each["name"] for each in found["plan"]}
     assert found["kv_groups"] == [
-        {"kind": "full", "window": 0, "num_layers": 2, "bytes_per_token": 512}
+        {
+            "kind": "full",
+            "window": 0,
+            "num_layers": 2,
+            "bytes_per_token": 512,
+            "slot_bytes": 0,
+        }
     ]
     shown = headway("doctor", tiny_model, "--probe-seconds=0")
     assert "not measured" in shown.stdout and "kv_blocks" in shown.stdout

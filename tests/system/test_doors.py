@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from door_cases import ROUTES, ask, error_of
-from live_server import LiveServer, headway
+from live_gateway import LiveGateway
+from live_server import Asked, LiveServer, headway
 
 from headway.server import page
 
@@ -105,8 +106,23 @@ def test_with_a_key_every_route_answers(careful: LiveServer, headers: dict[str, 
         assert nothing == (path == "/nowhere"), (path, content)
 
 
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[LiveGateway]:
+    """A gateway with the same keys and origin, before nobody."""
+    flags = (f"--api-key={KEY},{OTHER_KEY}", f"--allowed-origins={ORIGIN}")
+    live = LiveGateway("http://127.0.0.1:9", flags=flags)
+    try:
+        yield live
+    finally:
+        live.close()
+
+
 @pytest.mark.parametrize("path", TRICKS)
-def test_a_trick_with_the_path_opens_nothing(careful: LiveServer, path: str) -> None:
+@pytest.mark.parametrize("which", ["careful", "gateway"])
+def test_a_trick_with_the_path_opens_nothing(
+    request: pytest.FixtureRequest, which: str, path: str
+) -> None:
+    careful: Asked = request.getfixturevalue(which)
     for method in ("GET", "POST", "HEAD", "OPTIONS"):
         status, _, _ = ask(careful, method, path, {}, b"{}")
         assert status in (401, 403, 404), (method, path, status)

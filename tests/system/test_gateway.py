@@ -2,13 +2,7 @@
 
 import contextlib
 import os
-import re
-import shutil
 import signal
-import sqlite3
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,51 +12,11 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from live_server import LiveServer, clean_environment, wait_until
+from live_gateway import LiveGateway
+from live_server import LiveServer, wait_until
 
-GREETING = re.compile(r"gateway is ready: (http://[^/\s]+)/v1")
 MESSAGES: Any = [{"role": "user", "content": "Tell me of rivers."}]
 LONG: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 60}
-
-
-class LiveGateway:
-    """One gateway process before these URLs."""
-
-    def __init__(self, *urls: str, env: dict[str, str] | None = None, file: str = "") -> None:
-        self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
-        (self.temp / "gateway.yaml").write_text(file)
-        with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "headway.cli.main", "gateway", "--port=0"),
-                    *(f"--upstream={url}/v1" for url in urls),
-                    *([str(self.temp / "gateway.yaml")] if file else []),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=clean_environment()
-                | {"HEADWAY_DATA_DIR": str(self.temp / "data")}
-                | (env or {}),
-            )
-        self.url: str = wait_until(self._greeted)[1]
-
-    def _greeted(self) -> re.Match[str] | None:
-        found = GREETING.search((self.temp / "out").read_text())
-        ended = found is None and self.process.poll() is not None
-        assert not ended, (self.temp / "err").read_text()
-        return found
-
-    def rows(self, query: str) -> list[Any]:
-        ledger = sqlite3.connect(self.temp / "data" / "gateway" / "ledger.db")
-        with contextlib.closing(ledger) as connection:
-            return connection.execute(query).fetchall()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            assert self.process.wait(60) == 0, (self.temp / "err").read_text()
-        shutil.rmtree(self.temp, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,15 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from live_server import LiveServer
+from live_gateway import LiveGateway
+from live_server import Asked, LiveServer
 
 from conftest import StartServer
 from headway.edge import connection
@@ -25,7 +26,23 @@ MB = 10**6
 PATIENT_S = 60.0
 
 
-def address(live: LiveServer) -> tuple[str, int]:
+@pytest.fixture(scope="module")
+def gateway(server: LiveServer) -> Iterator[LiveGateway]:
+    live = LiveGateway(server.url)
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+@pytest.fixture(params=["serve", "gateway"])
+def edge(request: pytest.FixtureRequest) -> Asked:
+    """What a client meets: a server, or a gateway before it."""
+    found: Asked = request.getfixturevalue("server" if request.param == "serve" else "gateway")
+    return found
+
+
+def address(live: Asked) -> tuple[str, int]:
     host, _, port = live.url.removeprefix("http://").partition(":")
     return host, int(port)
 
@@ -38,7 +55,7 @@ def rss_bytes(pid: int) -> int:
     )
 
 
-async def send_raw(live: LiveServer, pieces: list[bytes], pause_s: float = 0) -> bytes:
+async def send_raw(live: Asked, pieces: list[bytes], pause_s: float = 0) -> bytes:
     """Send pieces for as long as the server takes them; returns all it answers."""
     reader, writer = await asyncio.open_connection(*address(live))
     answer = asyncio.create_task(reader.read())
@@ -81,20 +98,20 @@ ATTACKS: dict[str, tuple[list[bytes], set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_http_itself_is_bounded(server: LiveServer, name: str) -> None:
+async def test_http_itself_is_bounded(edge: Asked, name: str) -> None:
     """Each is refused in its own words, in little memory, while others are served."""
     pieces, statuses = ATTACKS[name]
-    before = rss_bytes(server.pid)
-    attack = asyncio.create_task(send_raw(server, pieces))
+    before = rss_bytes(edge.pid)
+    attack = asyncio.create_task(send_raw(edge, pieces))
     while not attack.done():
-        assert (await asyncio.to_thread(server.get, "/health"))[0] == 200
+        assert (await asyncio.to_thread(edge.get, "/health"))[0] == 200
         await asyncio.sleep(0.02)
     answer = await attack
     if answer:  # a client that sends on after the refusal may find the connection reset
         status, error = parsed(answer)
         assert status in statuses and error["code"], error
-    assert rss_bytes(server.pid) - before < 50 * MB
-    assert server.probe()
+    assert rss_bytes(edge.pid) - before < 50 * MB
+    assert edge.probe()
 
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -103,8 +120,8 @@ BEHIND = [FIRST + CHUNKED + b"1\r\n \r\n" * 34_000 + b"0\r\n\r\n"]
 """200 kB of tiny chunks right behind a request: parsed at once they take a second."""
 
 
-async def test_what_follows_a_request_is_answered_too(server: LiveServer) -> None:
-    assert (await send_raw(server, BEHIND)).count(b"HTTP/1.1 400") == 2
+async def test_what_follows_a_request_is_answered_too(edge: Asked) -> None:
+    assert (await send_raw(edge, BEHIND)).count(b"HTTP/1.1 400") == 2
 
 
 AMBIGUOUS = {
@@ -120,32 +137,30 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-async def test_what_two_servers_could_read_differently_is_refused(
-    server: LiveServer, name: str
-) -> None:
+async def test_what_two_servers_could_read_differently_is_refused(edge: Asked, name: str) -> None:
     """And the connection is closed: what follows is not read as another request."""
     after = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    answer = await send_raw(server, [POST + AMBIGUOUS[name] + after])
+    answer = await send_raw(edge, [POST + AMBIGUOUS[name] + after])
     status, error = parsed(answer)
     assert (status, error["code"]) == (400, "invalid_http")
     assert answer.count(b"HTTP/1.1") == 1
 
 
-async def test_chunks_are_for_http_1_1(server: LiveServer) -> None:
+async def test_chunks_are_for_http_1_1(edge: Asked) -> None:
     old = POST.replace(b"HTTP/1.1", b"HTTP/1.0")
-    answer = await send_raw(server, [old + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n"])
+    answer = await send_raw(edge, [old + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n"])
     assert parsed(answer)[1]["message"].endswith("HTTP/1.0 has no transfer-encoding.")
 
 
 @pytest.mark.hardening
 @pytest.mark.parametrize("name", [*ATTACKS, "chunks behind a request"])
-async def test_health_answers_within_100_ms_under_attack(server: LiveServer, name: str) -> None:
+async def test_health_answers_within_100_ms_under_attack(edge: Asked, name: str) -> None:
     pieces, _ = ATTACKS.get(name, (BEHIND, {400}))
     slowest = 0.0
-    attack = asyncio.create_task(send_raw(server, pieces))
+    attack = asyncio.create_task(send_raw(edge, pieces))
     while not attack.done():
         began = time.monotonic()
-        assert (await asyncio.to_thread(server.get, "/health"))[0] == 200
+        assert (await asyncio.to_thread(edge.get, "/health"))[0] == 200
         slowest = max(slowest, time.monotonic() - began)
     await attack
     assert slowest < 0.1, slowest

@@ -17,7 +17,15 @@ FILES = sorted((SOURCE / "headway").rglob("*.py"))
 SHARED_BY_UNIT = [
     TESTS / f"{name}.py"
     for name in (
-        *("fakes", "engine_world", "cached_world", "admission_house", "grammar_engine"),
+        *(
+            "fake_model",
+            "fakes",
+            "engine_world",
+            "cached_world",
+            "admission_house",
+            "grammar_engine",
+            "late_world",
+        ),
         *("batch_runs", "batch_calls", "resolve_cases", "small_tokenizers", "telemetry_cases"),
     )
 ]

@@ -1,6 +1,6 @@
 """The queues before the engines of one model: one for each, and which of them a request joins."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headway.admit.forecast import Forecast, QueueEntry
@@ -13,13 +13,15 @@ from headway.telemetry.records import StepRecord
 class Line:
     """The queue before one engine, what that has computed, and how many requests it holds.
 
-    `takes` is false while it is dead: newcomers go to the others.
+    `takes` is false while it is dead: newcomers go to the others. `begins` is false where it goes
+    on with what others have begun: newcomers go there only where nobody else is.
     """
 
     forecast: Forecast
     seen: Seen | None
     num_requests: int = 0
     takes: bool = True
+    begins: bool = True
 
     def measured(
         self, entry: QueueEntry, lengths: list[int], salt: str, prompts: list[list[int]] | None
@@ -36,6 +38,8 @@ class Lines:
 
     def __init__(self, lines: list[Line]) -> None:
         self.of = lines
+        self.on_step: Callable[[StepRecord], None] = lambda record: None
+        """Told of each step, for who changes roles."""
 
     @property
     def entries(self) -> Iterator[QueueEntry]:
@@ -47,7 +51,8 @@ class Lines:
     def taking(self) -> list[int]:
         """The engines that take requests; all where none does, for the first that is back."""
         every = range(len(self.of))
-        return [n for n in every if self.of[n].takes] or list(every)
+        taking = [n for n in every if self.of[n].takes] or list(every)
+        return [n for n in taking if self.of[n].begins] or taking
 
     def line_of(self, entry: QueueEntry) -> Line:
         """The queue that it stands in."""
@@ -99,6 +104,7 @@ class Lines:
     def on_record(self, record: StepRecord) -> None:
         """An engine has made a step."""
         self.of[record.engine].forecast.on_record(record)
+        self.on_step(record)
 
     def on_began(self, engine: int, kv_tokens: int) -> None:
         """An engine is ready: it has computed nothing yet, and has room for so many tokens."""
@@ -118,6 +124,21 @@ class Lines:
             if entry is not None:
                 self._hand_over(entry, engine)
                 return
+
+    def on_handed(self, engine_id: int, engine: int) -> None:
+        """`engine` goes on with the request of this number, whose first token is here.
+
+        Where others of its prompts wait for theirs, it stands where they wait.
+        """
+        for line in self.of:
+            entry = line.forecast.entry_of(engine_id)
+            if entry is not None and entry not in line.forecast.entries:
+                self._hand_over(entry, engine)
+
+    def on_roles(self, begins: list[bool]) -> None:
+        """These engines begin requests, the others go on with them."""
+        for line, own in zip(self.of, begins, strict=True):
+            line.begins = own
 
     def check_integrity(self) -> None:
         """Every entry stands in its own queue; counts of the queues."""

@@ -11,6 +11,7 @@ from headway.advise import rules, symptoms, waste
 from headway.advise.gains import SHORTER
 from headway.advise.reading import Reading
 from headway.advise.roofline import decode_step
+from headway.advise.what_if.compare import Gain
 from headway.advise.words import percent, tokens
 from headway.telemetry.snapshot import Evidence
 
@@ -33,6 +34,10 @@ class Finding(msgspec.Struct, kw_only=True):
     share: float
     of: str
     available: bool
+    what_if: str = ""
+    """The fix as a change that can be simulated."""
+    simulated: Gain | None = None
+    """What it gives by simulation, where that was asked and can be."""
 
 
 class Bottleneck(msgspec.Struct, kw_only=True):
@@ -101,6 +106,10 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     not_known: list[str]
     drafts: list[str] = []
     """What speculation brings here, measured; empty where it is off."""
+    what_ifs: list[Gain] = []
+    """What was asked with `--what-if`."""
+    simulated_from: list[str] = []
+    """What simulated gains are made of; empty where nothing was simulated."""
 
 
 def diagnose(r: Reading) -> Diagnosis:
@@ -160,6 +169,7 @@ def finding(rule: rules.Rule, r: Reading) -> Finding:
         share=advice.share,
         of="spend" if advice.of_spend else "time",
         available=rule.available,
+        what_if=advice.what_if,
     )
 
 

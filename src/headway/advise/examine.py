@@ -46,6 +46,7 @@ class Group(msgspec.Struct, kw_only=True):
     window: int
     num_layers: int
     bytes_per_token: int
+    slot_bytes: int = 0
 
 
 class Examination(msgspec.Struct, kw_only=True):
@@ -135,6 +136,7 @@ def group_of(group: KVGroupSpec, kv_dtype: str) -> Group:
         window=group.window,
         num_layers=len(group.layers),
         bytes_per_token=group.bytes_per_token(kv_dtype),
+        slot_bytes=group.slot_bytes,
     )
 
 
@@ -157,7 +159,9 @@ def show_machine(found: Examination, console: Console, alone: bool = False) -> N
         if title == "plan":
             for i, group in enumerate(found.kv_groups):
                 size = f"{gib(group.bytes_per_token)} a token"
-                kind = f"window of {group.window}" if group.window else group.kind
+                if group.slot_bytes:
+                    size = f"{gib(group.slot_bytes)} a sequence"
+                kind = f"window of {group.window}" if group.kind == "window" else group.kind
                 table.add_row(f"kv_group {i}", size, f"[dim]{group.num_layers} layers, {kind}[/]")
         console.print(table, highlight=False)
         console.print()

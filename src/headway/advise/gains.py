@@ -30,12 +30,16 @@ USUAL = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A fix in numbers; `share` of a mean request's time, or of the spend where `of_spend`."""
+    """A fix in numbers; `share` of a mean request's time, or of the spend where `of_spend`.
+
+    `what_if` is the same as a change that can be simulated (`advise.what_if`); "" where none is.
+    """
 
     do: str
     expect: str
     share: float
     of_spend: bool = False
+    what_if: str = ""
 
 
 def queue_share(r: Reading) -> float:
@@ -61,7 +65,8 @@ def more_kv(r: Reading) -> Advice:
         more = rows * factor
         change = f"{duration(step.seconds)} to {duration(step.with_(rows=more))}"
         expect += f"; a decode step grows from {change}"
-    return Advice(do=do, expect=expect, share=queue_share(r))
+    what_if = f"kv_memory={factor:.2f}x"
+    return Advice(do=do, expect=expect, share=queue_share(r), what_if=what_if)
 
 
 def more_rows(r: Reading) -> Advice:
@@ -76,20 +81,26 @@ def more_rows(r: Reading) -> Advice:
             f"; a decode step grows from {duration(step.seconds)} to "
             f"{duration(step.with_(rows=wanted))}, tokens/s by {step.speedup(wanted):.1f}"
         )
-    return Advice(do=f"{MAX_NUM_SEQS} {wanted}", expect=expect, share=queue_share(r))
+    return Advice(
+        do=f"{MAX_NUM_SEQS} {wanted}",
+        expect=expect,
+        share=queue_share(r),
+        what_if=f"max_num_seqs={wanted}",
+    )
 
 
 def less_load(r: Reading) -> Advice:
     """As much as leaves, or another server."""
-    do = "send less at once, or share the load with a second server"
+    do, what_if = "send less at once, or share the load with a second server", ""
     expect = f"the queue of {duration(r.queue_s)} goes"
     arriving, leaving = r.load.arrivals_per_s, r.load.finished_per_s
     if leaving:
         do = f"send at most {leaving:.1f} requests/s, or share them with a second server"
         if arriving and arriving > leaving:
+            what_if = f"rate={leaving / arriving:.2f}x"
             expect += f"; {arriving / leaving:.1f} servers hold what arrives"
     share = queue_share(r) or r.share_of_request(r.latency.ttft.mean)
-    return Advice(do=do, expect=expect, share=share)
+    return Advice(do=do, expect=expect, share=share, what_if=what_if)
 
 
 def smaller_chunks(r: Reading) -> Advice:
@@ -99,17 +110,18 @@ def smaller_chunks(r: Reading) -> Advice:
     itl = r.latency.itl
     gap_s = r.steps.prefill_step_s or itl.p99 or 0.0
     plain_s = r.steps.decode_step_s or itl.p50 or 0.0
-    do = "send long prompts to a server of their own, or cut them"
+    do, what_if = "send long prompts to a server of their own, or cut them", ""
     expect = "the others no longer wait for them"
     if chunk > least:
         shorter_s = plain_s + (gap_s - plain_s) * least / chunk
         do = f"--max-num-batched-tokens {least}; or {do}"
+        what_if = f"max_num_batched_tokens={least}"
         expect = f"the longest gaps fall from {duration(gap_s)} to {duration(shorter_s)}"
     longest, short = r.lengths.longest_prompt or 1.0, r.lengths.short_prompt or 1.0
     waits = max(r.steps.prefill_share, queue_share(r))
     if not waits and itl.p99:
         waits = 1 - (itl.p50 or 0.0) / itl.p99
-    return Advice(do=do, expect=expect, share=waits * (1 - short / longest))
+    return Advice(do=do, expect=expect, share=waits * (1 - short / longest), what_if=what_if)
 
 
 def shorter_prompts(r: Reading) -> Advice:
@@ -122,11 +134,13 @@ def shorter_prompts(r: Reading) -> Advice:
             do="prompts half as long",
             expect=f"half of the prefill, which takes {share} of the time in steps",
             share=r.steps.prefill_share / 2,
+            what_if="prompts=0.5x",
         )
     return Advice(
         do=f"prompts of {tokens(length / 2)} tokens instead of {tokens(length)}",
         expect=f"prefill from {duration(r.prefill_s)} to {duration(half)}",
         share=r.share_of_request(half),
+        what_if="prompts=0.5x",
     )
 
 
@@ -140,6 +154,7 @@ def cached_prefix(r: Reading) -> Advice:
         do=f"let prompts begin with the same {tokens(shared)} tokens, what differs behind them",
         expect=f"prefill from {duration(computing_s)} to {duration(kept_s)} where they are cached",
         share=r.share_of_request(saved_s),
+        what_if=f"prefix={round(shared)}" if shared >= 1 else "",
     )
 
 
@@ -215,13 +230,15 @@ def faster_decode(r: Reading, step: DecodeStep, after_s: float, do: str) -> Advi
             f"{step.rows:.1f} rows, as the KV stays"
         ),
         share=r.decode_share * share,
+        what_if=do.removeprefix("--").replace("-", "_").replace(" ", "="),
     )
 
 
 def half_weights(r: Reading) -> Advice:
     step = needed(r)
     share = r.weights.choices[BFLOAT16] / step.weight_bytes
-    return faster_decode(r, step, step.with_(weights=share), BFLOAT16)
+    advice = faster_decode(r, step, step.with_(weights=share), BFLOAT16)
+    return replace(advice, what_if="")
 
 
 def rounded_weights(r: Reading) -> Advice:

@@ -144,8 +144,8 @@ RULES = (
         reads=("load", "latency", "lengths", "steps", "limits", "kv"),
         symptom="Sequences wait or are sent back while KV blocks are full.",
         cause="The KV pool is too small for the contexts that come.",
-        fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), `--kv-cache-dtype int8`, shorter "
-        "prompts, lower `max_tokens`",
+        fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), `--kv-cache-dtype int8`, "
+        "`--kv-layers` with a file of `headway narrow`, shorter prompts, lower `max_tokens`",
         assumes="blocks for those that wait; a step reads their KV too",
         holds=symptoms.kv_full,
         see=symptoms.see_kv,
@@ -219,8 +219,8 @@ RULES = (
         reads=("steps",),
         symptom="Steps take many times what the ceilings allow, or there are gaps between them.",
         cause="Model or batch are so small that launching and book-keeping dominate.",
-        fix="More requests at a time, `n`, `--threads 1` for small models (CUDA graphs and "
-        "overlapped scheduling: not in this version)",
+        fix="More requests at a time, `n`, `--threads 1` for small models; on a GPU `--graphs` and "
+        "`--overlap 1`, its defaults",
         assumes="the host's part of a step does not grow with its rows",
         holds=symptoms.host_bound,
         see=symptoms.see_host,
@@ -283,7 +283,8 @@ RULES = (
         reads=("load", "latency", "lengths", "steps", "machine", "weights", "kv"),
         symptom="Decode is the reading of KV.",
         cause="Many long contexts in each step.",
-        fix="`--kv-cache-dtype int8`, shorter contexts",
+        fix="`--kv-cache-dtype int8`, `--kv-layers` with a file of `headway narrow`, shorter "
+        "contexts",
         assumes="the bytes of that KV at the measured bandwidth, weights as they are",
         holds=symptoms.narrowable_kv,
         see=symptoms.see_decode,

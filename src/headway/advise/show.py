@@ -6,6 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.advise.diagnosis import HEALTHY, Diagnosis, Finding, Saving
+from headway.advise.what_if.asked import shown_gain
+from headway.advise.what_if.compare import Gain
 from headway.advise.words import dollars, duration, percent
 from headway.core.memory_plan import gib
 
@@ -27,6 +29,11 @@ def parts(d: Diagnosis) -> list[RenderableType]:
         if len(d.findings) > MOST_FINDINGS:
             more = ", ".join(each.name for each in d.findings[MOST_FINDINGS:])
             found.append(Text.from_markup(f"[dim]and {more}: see --json[/]"))
+    if d.what_ifs:
+        found += [Text(), what_ifs(d.what_ifs)]
+    found += [
+        Text.from_markup(f"[dim]simulated from {escape(text)}[/]") for text in d.simulated_from
+    ]
     if d.waste:
         found += [Text(), Text.from_markup("[bold]Would be a waste[/]")]
         found += [Text.from_markup(f"  {escape(text)}") for text in d.waste]
@@ -98,7 +105,7 @@ def findings(found: list[Finding]) -> RenderableType:
         table.add_row(
             f"[bold]{each.name}[/] {escape(each.symptom)}",
             escape(each.cause),
-            f"{remedy(each)} [dim](assumes {escape(each.assumes)})[/]",
+            f"{remedy(each)} [dim](assumes {escape(each.assumes)})[/]{simulated(each)}",
             f"{percent(each.share)} [dim]of {each.of}[/]",
         )
     return table
@@ -110,6 +117,38 @@ def remedy(each: Finding) -> str:
         return escape(f"{each.do}: {each.expect}")
     missing = each.fix.partition(";")[0]
     return f"{escape(each.do)}. [dim]{escape(missing)}; it would give:[/] {escape(each.expect)}"
+
+
+def simulated(each: Finding) -> str:
+    """What the fix gives by simulation, on a line of its own."""
+    return "" if each.simulated is None else f"\n{escape(shown_gain(each.simulated))}"
+
+
+def what_ifs(found: list[Gain]) -> RenderableType:
+    """What was asked: as simulated now and then, and what a formula says."""
+    names = ("a request", "TTFT p50", "TTFT p99", "TPOT p50", "in SLO", "refused", "saves")
+    table = plain("What if", *names, "formula", "")
+    for each in found:
+        now, then = each.now, each.then
+        low, high = each.share_interval.low, each.share_interval.high
+        table.add_row(
+            f"  {escape(each.change)}",
+            *(
+                f"{duration(before)} → {duration(after)}"
+                for before, after in (
+                    (now.request_s, then.request_s),
+                    (now.ttft_p50_s, then.ttft_p50_s),
+                    (now.ttft_p99_s, then.ttft_p99_s),
+                    (now.tpot_p50_s, then.tpot_p50_s),
+                )
+            ),
+            f"{percent(now.in_slo)} → {percent(then.in_slo)}",
+            f"{percent(now.refused)} → {percent(then.refused)}",
+            f"{each.share:+.0%} ({low:+.0%} to {high:+.0%})",
+            "–" if each.formula is None else f"{each.formula:+.0%}",
+            f"[dim]{each.label}{'' if each.agree else '; they differ'}[/]",
+        )
+    return table
 
 
 def savings(found: list[Saving]) -> RenderableType:

@@ -92,7 +92,17 @@ async def write_calibration(url: str, options: BenchOptions, run: Run) -> None:
             "Raise --duration or --rate.",
         )
     found.host.door_s = door_seconds(run)
+    found.host.client_cpu_s = client_seconds(url, run)
     write(options.calibrate, msgspec.json.encode(found))
+
+
+def client_seconds(url: str, run: Run) -> float:
+    """CPU seconds that we took for a token, where we share the server's machine; 0 elsewhere."""
+    host = urllib.parse.urlsplit(url if "://" in url else f"http://{url}").hostname or ""
+    num_tokens = sum(x.num_output for x in run.exchanges)
+    if not (host == "localhost" or host == "::1" or host.startswith("127.")) or not num_tokens:
+        return 0.0
+    return round(run.client.cpu_s / num_tokens, 8)
 
 
 def door_seconds(run: Run) -> float | None:

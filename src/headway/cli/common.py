@@ -68,8 +68,10 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
     for group, kv in enumerate(spec.kv_groups):
         size = kv.bytes_per_token(settings.cache.dtype)
         kind = f"window of {kv.window} tokens" if kv.window else "full"
-        kind += f" and the first {kv.sinks}" if kv.sinks else ""
-        print(f"kv_group {group:<13} {f'{len(kv.layers)} layers':<14} {kind}, {gib(size)} a token")
+        kind += f" and the first {kv.sinks}" if kv.sinks else " in part" if kv.chooses else ""
+        states = f"states, {gib(kv.slot_bytes)} a sequence"
+        takes = states if kv.slot_bytes else f"{kind}, {gib(size)} a token"
+        print(f"kv_group {group:<13} {f'{len(kv.layers)} layers':<14} {takes}")
     for field in fields(options):
         if field.name in sources:
             value = getattr(options, field.name)

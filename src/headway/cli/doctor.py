@@ -1,6 +1,7 @@
 """`headway doctor`: this machine, a live server or a bench report."""
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,9 @@ from headway.core.machine import num_cores
 from headway.core.options import DoctorOptions, EngineOptions
 
 if TYPE_CHECKING:
+    from headway.advise.diagnosis import Diagnosis
     from headway.advise.reading import Reading
+    from headway.advise.what_if.changes import Change
     from headway.cli.main import Call
 
 
@@ -27,6 +30,7 @@ def doctor(call: "Call") -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.machine and what is not None and not model_folder(what).is_dir():
         raise UsageError(f"--machine is this machine, not {what}.", "headway doctor --machine")
+    changes = checked(what, options)
     reading = read(what, options)
     if reading is None:
         return examine(what, call.options[EngineOptions], options, console)
@@ -35,6 +39,7 @@ def doctor(call: "Call") -> int:
     from headway.advise.show import show
 
     found = diagnose(reading)
+    what_ifs(what or "", options, reading, found, changes)
     if options.json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -58,6 +63,46 @@ def read(what: str | None, options: DoctorOptions) -> "Reading | None":
             "headway doctor [FOLDER | URL | report.json]",
         )
     return look(what, options)
+
+
+def checked(what: str | None, options: DoctorOptions) -> "list[Change]":
+    """The changes that were asked for, before a server is watched for nothing."""
+    if not options.what_if:
+        return []
+    from headway.advise.what_if.changes import EXAMPLE, parse_change
+
+    if what is None or model_folder(what).is_dir() or Path(what).is_file():
+        raise UsageError("--what-if asks a live server for its steps and traffic.", EXAMPLE)
+    return [parse_change(text) for text in options.what_if]
+
+
+def what_ifs(
+    url: str,
+    options: DoctorOptions,
+    reading: "Reading",
+    found: "Diagnosis",
+    changes: "list[Change]",
+) -> None:
+    """Simulate what was asked, and the fixes where the server tells enough."""
+    from headway.advise.what_if.asked import add_what_ifs, fetch
+
+    if reading.source != "stats" or not (changes or (options.simulate and found.findings)):
+        if changes:
+            raise UsageError(f"{url} tells no steps.", "What-ifs need a Headway server.")
+        return
+    started_s = time.perf_counter()
+
+    def say(text: str) -> None:
+        if time.perf_counter() - started_s > 2:
+            print(f"simulating {text}", file=sys.stderr)
+
+    try:
+        calibration = fetch(url, options.api_key, options.model, options.seconds)
+        add_what_ifs(found, reading, calibration, changes, say)
+    except UsageError as error:
+        if changes:
+            raise
+        found.not_known.append(f"what fixes give by simulation: {error.cause}")
 
 
 def look(url: str, options: DoctorOptions) -> "Reading":

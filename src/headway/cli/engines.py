@@ -10,16 +10,87 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.cli.common import stamp_of
+from headway.core.errors import UsageError
 from headway.core.memory_plan import DEFAULT_KV_SHARE
 from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 
 if TYPE_CHECKING:
+    from headway.admit.lines import Lines
+    from headway.admit.roles import RoleKeeper
+    from headway.frontend.client import EngineClient
+    from headway.frontend.pools import Pools
     from headway.frontend.process import ProcessClient
     from headway.frontend.text import Tokenizer
     from headway.telemetry.live import Telemetry
     from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
+
+
+def count_engines(options: ServerOptions) -> int:
+    """How many engines the options ask for; UsageError where they do not fit each other.
+
+    `--prefill-replicas 1 --decode-replicas 2` are three.
+    """
+    prefill, decode = options.prefill_replicas, options.decode_replicas
+    if options.switch_roles and (not prefill or not decode or prefill + decode < 3):
+        raise UsageError(
+            "Roles change among three engines or more, and no pool is left empty.",
+            "Give --prefill-replicas and --decode-replicas, 3 together, or leave out "
+            "--switch-roles.",
+        )
+    if not prefill and not decode:
+        return options.replicas
+    if not prefill or not decode:
+        missing = "--decode-replicas" if prefill else "--prefill-replicas"
+        raise UsageError("Prompts and answers apart need an engine for each.", f"Add {missing} 1.")
+    if options.replicas not in (1, prefill + decode):
+        raise UsageError(
+            f"--replicas {options.replicas} is not {prefill} for prompts and {decode} for answers.",
+            "Leave --replicas out.",
+        )
+    return prefill + decode
+
+
+def join_clients(
+    clients: "list[ProcessClient]", options: ServerOptions, telemetry: "Telemetry", lines: "Lines"
+) -> "EngineClient":
+    """The face of all engines of a model; admission and telemetry hear of what moves."""
+    from headway.frontend.pools import PREFILL, Pools
+    from headway.frontend.replicas import Replicas
+    from headway.telemetry.counting import count_handover
+
+    if len(clients) == 1:
+        return clients[0]
+    if not options.prefill_replicas:
+        return Replicas(clients, on_moved=lines.on_moved)
+    pools = Pools(
+        clients,
+        options.prefill_replicas,
+        on_moved=lines.on_moved,
+        on_handed=lines.on_handed,
+        on_outcome=partial(count_handover, telemetry.registry),
+    )
+    telemetry.engines.roles = pools.roles
+    pools.on_roles = lines.on_roles
+    lines.on_roles([role == PREFILL for role in pools.roles])
+    if options.switch_roles:
+        lines.on_step = role_keeper(pools, telemetry).on_record
+    return pools
+
+
+def role_keeper(pools: "Pools", telemetry: "Telemetry") -> "RoleKeeper":
+    """Who lets engines change their role with the traffic."""
+    from headway.admit.roles import RoleKeeper
+    from headway.frontend.pools import PREFILL
+
+    return RoleKeeper(
+        count=len(pools.clients),
+        num_prefill=pools.roles.count(PREFILL),
+        demand=telemetry.engines.demand,
+        clock=telemetry.clock,
+        change=pools.become,
+    )
 
 
 def make_clients(
@@ -32,13 +103,16 @@ def make_clients(
     progress: Callable[[int, int], None],
 ) -> "list[ProcessClient]":
     """A client for each engine, with the command that starts it; they share what is poisonous."""
+    from headway.assemble import PEERS
     from headway.frontend.process import ProcessClient
 
-    shared = share_of_machine(folder, engine_options, options.replicas)
+    count = count_engines(options)
+    peers = [PEERS] if options.prefill_replicas else []
+    shared = share_of_machine(folder, engine_options, count)
     poison: dict[bytes, None] = {}
 
     def command(sockets: Path) -> list[str]:
-        arguments = [*to_arguments(shared), *to_arguments(logs)]
+        arguments = [*peers, *to_arguments(shared), *to_arguments(logs)]
         return [sys.executable, "-m", "headway.assemble", str(sockets), str(folder), *arguments]
 
     return [
@@ -55,7 +129,7 @@ def make_clients(
             on_progress=progress if engine == 0 else lambda done, total: None,
             poison=poison,
         )
-        for engine in range(options.replicas)
+        for engine in range(count)
     ]
 
 
@@ -76,7 +150,7 @@ def share_of_machine(folder: Path, options: EngineOptions, replicas: int) -> Eng
     from headway.assemble import plan_settings
 
     if replicas > (os.cpu_count() or 1):
-        log.warning("--replicas %d is more than this machine has cores.", replicas)
+        log.warning("%d engines are more than this machine has cores.", replicas)
     threads, memory = options.threads, options.kv_memory
     if threads is None:
         threads = max(1, plan_settings(folder, options)[1].threads // replicas)

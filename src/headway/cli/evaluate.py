@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.cli import kv_gate
 from headway.cli.common import engine_arguments, model_folder
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, EvalOptions
@@ -39,7 +41,11 @@ def evaluate(call: "Call") -> int:
         print(outline(wanted))
         return 0
     check_outputs(options)
-    return publish(sources.report(subject), options)
+    report = sources.report(subject)
+    status = publish(report, options)
+    if options.gate and is_folder(subject):
+        kv_gate.record(model_folder(subject), sources.engine, report, wanted.distances)
+    return status
 
 
 def wants(options: EvalOptions) -> "Wanted":
@@ -58,6 +64,7 @@ def wants(options: EvalOptions) -> "Wanted":
         questions=options.questions,
         seed=options.test_seed,
         corpora=read_corpora(options.data, options.windows) if scores else None,
+        distances=sorted(set(options.distances)),
     )
 
 
@@ -65,10 +72,12 @@ def outline(wanted: "Wanted") -> str:
     """What a run would ask."""
     lines = []
     if wanted.skills:
-        count = len(wanted.skills) * len(wanted.levels) * wanted.questions
+        apart = ", ".join(map(str, wanted.distances))
         lines.append(
             f"skills: {', '.join(wanted.skills)}; levels {', '.join(map(str, wanted.levels))}; "
-            f"{wanted.questions} questions each, at most {count:,}; seed {wanted.seed}"
+            + (f"lookups at {apart} characters; " if apart else "")
+            + f"{wanted.questions} questions each, at most {wanted.num_questions:,}; "
+            f"seed {wanted.seed}"
         )
     if wanted.corpora is not None:
         names = ", ".join(wanted.corpora.texts)
@@ -81,7 +90,7 @@ class Sources:
 
     def __init__(self, call: "Call", wanted: "Wanted") -> None:
         self._options: EvalOptions = call.options[EvalOptions]
-        self._engine: EngineOptions = call.options[EngineOptions]
+        self.engine: EngineOptions = call.options[EngineOptions]
         self._wanted = wanted
 
     def check(self, what: str | None, model_name: str) -> None:
@@ -131,30 +140,42 @@ class Sources:
         stored = is_report(options.against) or (subject is not None and is_report(subject))
         if corpora is None or stored:
             second = self._alone(subject, options.model)
-            first = self._alone(options.against, options.against_model)
+            first = self._alone(options.against, options.against_model, self._reference)
             notes = ["no divergence: it needs both models, not a report"] if corpora else []
             return first, second, notes
         with (
             self._opened(subject, options.model) as (model, place),
-            self._opened(options.against, options.against_model) as (other, other_place),
+            self._opened(options.against, options.against_model, self._reference) as (
+                other,
+                other_place,
+            ),
         ):
             second = evaluate(model, place, self._wanted)
             first = evaluate(other, other_place, self._wanted)
             second.divergence, notes = diverge(other, model, corpora)
         return first, second, notes
 
-    def _alone(self, what: str | None, model_name: str) -> "Report":
+    @property
+    def _reference(self) -> EngineOptions:
+        """What holds for a folder A: all but what B's layers leave unread, and the file of them."""
+        return replace(self.engine, kv_layers="", kv_read="", kv_keep="")
+
+    def _alone(
+        self, what: str | None, model_name: str, engine: EngineOptions | None = None
+    ) -> "Report":
         """The report of a JSON file, or of a model that is asked now."""
         from headway.evals.report import read_report
         from headway.evals.suites import evaluate
 
         if what is not None and is_report(what):
             return read_report(what)
-        with self._opened(what, model_name) as (model, place):
+        with self._opened(what, model_name, engine) as (model, place):
             return evaluate(model, place, self._wanted)
 
     @contextmanager
-    def _opened(self, what: str | None, model_name: str) -> Iterator[tuple["Model", str]]:
+    def _opened(
+        self, what: str | None, model_name: str, engine: EngineOptions | None = None
+    ) -> Iterator[tuple["Model", str]]:
         """The model of a URL or a folder, and where it is."""
         from headway.evals.url import is_url, open_url
 
@@ -173,12 +194,20 @@ class Sources:
 
         folder = model_folder(what)
         name = folder.resolve().name
-        yield FolderModel(folder, name=name, **engine_arguments(self._engine)), str(folder)
+        arguments = engine_arguments(engine or self.engine)
+        yield FolderModel(folder, name=name, **arguments), str(folder)
 
 
 def is_report(what: str) -> bool:
     """Whether the word is a JSON file and no model."""
     return what.endswith(".json") or Path(what).is_file()
+
+
+def is_folder(what: str | None) -> bool:
+    """Whether the word names a model of this machine: no report and no URL."""
+    from headway.evals.url import is_url
+
+    return what is None or not (is_report(what) or is_url(what))
 
 
 def check_outputs(options: EvalOptions) -> None:

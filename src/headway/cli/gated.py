@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli import kv_gate
 from headway.cli.evaluate import GATE_FAILED, Sources, check_outputs, publish, wants
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, EvalOptions, GateOptions
@@ -18,10 +19,11 @@ __all__ = ["GATE_FAILED", "Figures", "check_gate", "evaluated", "held_out"]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a card says of the quality, in Markdown; whether the gate failed."""
+    """What a card says of the quality, in Markdown; whether the gate failed, and the report."""
 
     markdown: str = ""
     failed: bool = False
+    report: "Report | None" = None
 
 
 def eval_call(call: "Call") -> "Call":
@@ -34,11 +36,13 @@ def eval_call(call: "Call") -> "Call":
         tolerance=gate.tolerance,
         kl_tolerance=gate.kl_tolerance,
         questions=gate.questions,
+        distances=gate.distances,
         data=gate.eval_data,
         windows=gate.windows,
         json=gate.json,
     )
-    return replace(call, options={EvalOptions: options, EngineOptions: EngineOptions()})
+    engine = call.options.get(EngineOptions, EngineOptions())
+    return replace(call, options={EvalOptions: options, EngineOptions: engine})
 
 
 def check_gate(call: "Call") -> None:
@@ -71,7 +75,9 @@ def evaluated(call: "Call", folder: Path, name: str) -> Figures:
     report = Sources(called, wants(options)).report(str(folder))
     report.model = name
     status = publish(report, options)
-    return Figures(markdown_of(report), status == GATE_FAILED)
+    if options.gate:
+        kv_gate.record(folder, called.options[EngineOptions], report, options.distances)
+    return Figures(markdown_of(report), status == GATE_FAILED, report)
 
 
 def markdown_of(report: "Report") -> str:

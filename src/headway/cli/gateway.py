@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs
 from headway.core.options import GatewayOptions, LogOptions
@@ -65,10 +67,20 @@ def read(call: "Call") -> "Config":
     if call.positionals and options.upstream:
         raise UsageError("There is a file, and there is --upstream.", "Put it into the file.")
     if call.positionals:
-        return read_config(Path(call.positionals[0]))
+        return with_probes(read_config(Path(call.positionals[0])))
     if not options.upstream:
         raise UsageError("gateway needs a file or an --upstream.", how)
     return of_urls(options.upstream)
+
+
+def with_probes(config: "Config") -> "Config":
+    """The configuration with what its upstreams are compared by."""
+    if config.drift is None:
+        return config
+    from headway.cli.drift import read_probes
+
+    probes = read_probes(config.drift.probes, config.drift.number)
+    return msgspec.structs.replace(config, probes=tuple(probes))
 
 
 def print_config(config: "Config") -> None:

@@ -19,7 +19,7 @@ def plan(call: "Call") -> int:
     import msgspec
     from rich.console import Console
 
-    from headway.advise.plan import answer
+    from headway.advise.plan import answer, page
     from headway.advise.plan.machines import COLUMNS, TABLE
     from headway.measure.saved import write
 
@@ -30,11 +30,14 @@ def plan(call: "Call") -> int:
             print("  ".join("" if cell is None else str(cell) for cell in row))
         return 0
     load: BenchOptions = call.options[BenchOptions]
-    if load.json:
-        write(load.json, b"")
+    for path in (load.json, load.html):
+        if path:
+            write(path, b"")
     folder = model_folder(call.positionals[0] if call.positionals else None)
     found = answer.plan(folder, options, load, call.options[EngineOptions], headway.__version__)
     if load.json:
         write(load.json, msgspec.json.encode(found))
+    if load.html:
+        write(load.html, page.html(found).encode())
     answer.show(found, Console(width=None if sys.stdout.isatty() else 200))
     return 0 if any(row.servers is not None for row in found.rows) else 1

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
+from headway.cli import kv_gate
 from headway.cli.common import model_folder, model_name, print_settings
-from headway.cli.engines import make_clients, share_of_machine
-from headway.core.contention import CoreWatch
+from headway.cli.engines import count_engines, join_clients, make_clients, share_of_machine
+from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import UsageError
 from headway.core.logs import set_up_logs, written_aside
 from headway.core.model_files import read_document
 from headway.core.model_spec import read_model_spec
 from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
+from headway.core.served_spec import as_served
 from headway.core.service import LIKE_INTERACTIVE, ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS
 
@@ -45,14 +47,15 @@ def serve(call: "Call") -> int:
     engine_options: EngineOptions = call.options[EngineOptions]
     options: ServerOptions = call.options[ServerOptions]
     if "--dry-run" in call.switches:
-        print_settings(
-            folder, share_of_machine(folder, engine_options, options.replicas), call.sources
-        )
+        shared = share_of_machine(folder, engine_options, count_engines(options))
+        print_settings(folder, shared, call.sources)
         print_objectives(make_classes(options))
         return 0
     logs: LogOptions = call.options[LogOptions]
     set_up_logs(logs.log_level, logs.log_format)
     read_model_spec(folder)  # a folder that cannot be served is told before anything starts
+    if not options.kv_ungated:
+        kv_gate.check(folder, engine_options)
 
     from headway.edge import root_path, serving
     from headway.edge.keys import Keyring
@@ -160,7 +163,15 @@ def add_fallback(
         tokenizer="",
         chat_template="",
     )
-    options = replace(state.options, served_model_name=[name], otlp_endpoint="", replicas=1)
+    options = replace(
+        state.options,
+        served_model_name=[name],
+        otlp_endpoint="",
+        replicas=1,
+        prefill_replicas=0,
+        decode_replicas=0,
+        switch_roles=False,
+    )
     state.models[name] = make_model(
         folder, second_options, options, logs, classes, lambda done, total: None
     )
@@ -168,9 +179,10 @@ def add_fallback(
 
 
 def watch_cores(state: "State") -> None:
-    """Let each model's telemetry see who uses the cores."""
+    """Let each model's telemetry see who uses the cores, and what we compute for one alone."""
     for row in state.rows:
         row.telemetry.core_watch = CoreWatch(row.telemetry.clock.now_s)
+        row.telemetry.cpu_watch = CpuWatch() if len(state.rows) == 1 else None
 
 
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":
@@ -204,7 +216,6 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.frontend.replicas import Replicas
     from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
@@ -219,12 +230,13 @@ def make_model(
         tokenizer.isolate()
     telemetry = Telemetry(
         names,
-        read_model_spec(folder),
+        as_served(read_model_spec(folder), engine_options),
         prefix=options.metrics_prefix,
         classes=classes,
         slo_target=options.slo_target,
         price_per_hour=options.price_per_hour,
         cached_price=options.cached_price,
+        storage_price=options.storage_price,
         version=headway.__version__,
     )
 
@@ -232,13 +244,13 @@ def make_model(
         provider = otlp_provider(options.otlp_endpoint, "headway")
         telemetry.on_finish = span_writer(provider, telemetry.clock, names[0])
 
-    telemetry.engines.num = options.replicas
+    telemetry.engines.num = count_engines(options)
     clients = make_clients(folder, engine_options, options, logs, tokenizer, telemetry, progress)
     format, reasoning = answer_marks(tokenizer, options.tool_call_parser)
     model = ServedModel(
         names=names,
         client=clients[0],
-        num_engines=options.replicas,
+        num_engines=len(clients),
         tokenizer=tokenizer,
         telemetry=telemetry,
         defaults=sampling_defaults(read_document(folder, "generation_config.json") or {}),
@@ -247,8 +259,7 @@ def make_model(
         reasoning=reasoning,
         rules=make_rules(options, engine_options),
     )
-    if options.replicas > 1:
-        model.client = Replicas(clients, on_moved=model.admission.lines.on_moved)
+    model.client = join_clients(clients, options, telemetry, model.admission.lines)
     return model
 
 

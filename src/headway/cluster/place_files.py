@@ -140,8 +140,6 @@ def kv_bytes(spec: ModelSpec, kv_dtype: str, context: int, sequences: int) -> in
     """Bytes of the KV blocks that so many sequences fill, as the engine would reserve them."""
     size = kv_format(kv_dtype).block_size or DEFAULT_BLOCK_SIZE
     return sum(
-        useful_blocks(group, size, context, sequences, context)
-        * group.bytes_per_token(kv_dtype)
-        * size
+        useful_blocks(group, size, context, sequences, context) * group.block_bytes(kv_dtype, size)
         for group in with_open_blocks(spec.kv_groups, spec, spec.dtype, kv_dtype)
     )

@@ -50,12 +50,13 @@ class RowAttention:
     def attend(
         self,
         q_TND: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
+        k_TGD: Tensor | None,
+        v_TGD: Tensor | None,
         layer: KVLayer,
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
+        assert k_TGD is not None and v_TGD is not None, "see refuse_unread"
         lens = batch.query_lens
         parts = zip(q_TND.split(lens), k_TGD.split(lens), v_TGD.split(lens), strict=True)
         return torch.cat([attend_row(q, k, v, rule) for q, k, v in parts])
@@ -117,7 +118,7 @@ class RowModel:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spec = folder, read_model_spec(folder)
-        refuse_sink_logits(self.spec)
+        refuse_unread(self.spec)
         self.tensors = Tensors(folder)
         self.architecture: Architecture = MODELS[self.spec.architecture]
         self._build = Build(
@@ -177,7 +178,7 @@ class RowModel:
         """`layer` on all rows, (T, H); so many rows at once as TOKENS_AT_ONCE holds."""
         out = []
         longest = max(lens, default=0)
-        ropes = [RopeTable(rope, self.spec.head_dim, longest, "cpu") for rope in self.spec.ropes]
+        ropes = [RopeTable(rope, self.spec.rope_dim, longest, "cpu") for rope in self.spec.ropes]
         kv: Any = [None] * self.spec.num_layers
         with torch.no_grad():
             for chosen, part_TH in portions(x_TH, lens):
@@ -194,8 +195,26 @@ class RowModel:
         return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
 
 
-def refuse_sink_logits(spec: ModelSpec) -> None:
-    """gpt-oss's attention and its stacked experts are not computed on whole rows."""
+def refuse_unread(spec: ModelSpec) -> None:
+    """Attention that is not computed on whole rows."""
+    if spec.altup is not None:
+        raise UnsupportedModelError(
+            f"{spec.architecture} has several streams: it is served, and neither quantized, pruned "
+            "nor trained here.",
+            "Give a model of another family, or serve it with --quantization.",
+        )
+    if spec.states is not None:
+        raise UnsupportedModelError(
+            f"{spec.architecture} keeps states of sequences: it is served, and neither quantized, "
+            "pruned nor trained here.",
+            "Give a model of another family, or serve it with --quantization.",
+        )
+    if spec.latent is not None:
+        raise UnsupportedModelError(
+            f"{spec.architecture} has latent attention: it is served, and neither quantized nor "
+            "trained here.",
+            "Give a model of another family, or serve it with --quantization.",
+        )
     if spec.sink_logits:
         raise UnsupportedModelError(
             f"{spec.architecture} has sink logits and stacked experts: it is served, and neither "

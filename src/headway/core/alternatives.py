@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from math import inf
 
+from headway.core.attention_choice import choose_kv_dtype
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
 from headway.core.kv_format import ROUNDED
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
 from headway.core.options import EngineOptions, ServerOptions
 from headway.core.quantization import bytes_per_weight
-from headway.core.resolve import choose_kv_dtype, choose_quantization
+from headway.core.resolve import choose_quantization
 
 TABLES = (EngineOptions, ServerOptions)
 

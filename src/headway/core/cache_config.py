@@ -23,9 +23,24 @@ class CacheConfig:
     """By group the tokens that a layer sees, 0 for all of them."""
     sinks: tuple[int, ...] = ()
     """By group how many first tokens a layer with a window sees besides; () for none."""
+    narrowed: tuple[tuple[int, int], ...] = ()
+    """What `--kv-layers` narrowed, as of `core.kv_layers.narrowing`."""
+    bounded: tuple[bool, ...] = ()
+    """By layer whether a token may read the best blocks alone; () where none may."""
+    read: float = 1.0
+    """The share of its blocks that a generated token reads there, unless its request says more."""
+    chooses: tuple[bool, ...] = ()
+    """By layer whether it keeps a part of a computed prompt alone; () where none does."""
+    choosing: tuple[int, ...] = ()
+    """The groups of these layers."""
+    keep: float = 1.0
+    """The share of a prompt that is kept there, unless its request says more."""
     open_blocks: bool = False
     """Whether the last of `num_blocks` are of one more group, which holds the blocks that a format
     has not rounded yet: what is seen there is the block of the next token."""
+    state_every: int = 0
+    """Where it is not 0, the last of `num_blocks` are of layers that keep states: a block holds the
+    state behind its last token, and each so many blocks of tokens one is kept for others."""
     block_size: int = DEFAULT_BLOCK_SIZE
     dtype: str = ""
     """Of keys and values."""
@@ -36,11 +51,17 @@ class CacheConfig:
     host_blocks: tuple[int, ...] = ()
     """KV blocks in host memory by group, () for none; a block of each group takes `block_bytes`."""
     block_bytes: tuple[int, ...] = ()
+    disk_folder: str = ""
+    """Where KV blocks are kept on a disk; "" keeps none there."""
+    disk_bytes: int = 0
+    disk_write_bytes_s: float = 0.0
+    """Most bytes a second that are written there; 0 writes through, without a limit."""
 
     @property
     def token_blocks(self) -> tuple[int, ...]:
-        """`num_blocks` of the groups that hold whole contexts: without the open blocks."""
-        return self.num_blocks[:-1] if self.open_blocks else self.num_blocks
+        """`num_blocks` of the groups that hold tokens of contexts: no open blocks, no states."""
+        beside = self.open_blocks or self.state_every
+        return self.num_blocks[:-1] if beside else self.num_blocks
 
     @property
     def sink_blocks(self) -> tuple[int, ...]:

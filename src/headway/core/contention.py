@@ -7,6 +7,7 @@ them. Two cores for 1 s are 2 s: the system counts 1.9 s of work, we used 1.1 s,
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 PROC = Path("/proc")
+MOST_PAUSE_S = 2.0
+"""Between two calls, so that what was computed belongs to about one second."""
 MAX_SECONDS = 5.0
 """Readings further apart say nothing of the moment that is asked about."""
 
@@ -101,6 +104,27 @@ class CoreWatch:
             )
         except (OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
             return None
+
+
+class CpuWatch:
+    """Tells what this process alone has computed between two calls, all of its threads."""
+
+    def __init__(
+        self,
+        cpu_s: Callable[[], float] = time.process_time,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cpu_s, self._now_s = cpu_s, now_s
+        self._last: tuple[float, float] | None = None
+
+    def seconds(self) -> float:
+        """CPU seconds since the last call; 0 at the first and after a pause, of which nobody knows
+        what came in it."""
+        before, now = self._last, (self._now_s(), self._cpu_s())
+        self._last = now
+        if before is None or now[0] - before[0] > MOST_PAUSE_S:
+            return 0.0
+        return now[1] - before[1]
 
 
 def share(part: int, whole: int) -> float:

@@ -13,11 +13,12 @@ frequent ones, and what came lately comes again:
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from headway.core.errors import UsageError
 from headway.core.formats import PLAIN, Format
 from headway.core.machine import Machine
-from headway.core.memory_plan import plan_plain, plan_rounded
+from headway.core.memory_plan import gib, plan_plain, plan_rounded
 from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import Quantization
@@ -32,6 +33,56 @@ LEARNED, LEARNED_SHARE = 2_048, 8
 """Of the list so many, or this part of it, are tokens that came lately; the others the first."""
 TOGETHER = 64
 """Rows of an output matrix that are packed together: panels are whole in any instruction set."""
+
+
+class DrafterPlan(NamedTuple):
+    """What a drafter adds: the model's KV groups with its own riding on `group`, -1 where none
+    does; the bytes of its weights; what a pass reads as a `share` of the model's parameters; among
+    how many tokens it guesses, 0: all."""
+
+    groups: tuple[KVGroupSpec, ...]
+    group: int = -1
+    num_bytes: int = 0
+    share: float = 0.0
+    vocab_size: int = 0
+
+
+def plan_drafter(
+    options: EngineOptions,
+    machine: Machine,
+    model: ModelSpec,
+    draft: ModelSpec | None,
+    beside: Beside | None,
+    device: str,
+    dtype: str,
+    kernels: str,
+    quantization: Quantization,
+    reasons: Reasons,
+) -> DrafterPlan:
+    """What a drafting model adds, or the drafter `beside` the weights; nothing where neither is."""
+    if draft is None and beside is None:
+        if options.draft_vocab_size:
+            raise UsageError(
+                f"--draft-vocab-size {options.draft_vocab_size} is given, but no model or head "
+                "drafts.",
+                "Leave it out, or name draft, medusa or eagle in --speculate.",
+            )
+        return DrafterPlan(model.kv_groups)
+    listed = plan_draft_vocabulary(options, model, draft, beside, reasons)
+    num_bytes = listed_bytes(draft or model, listed, dtype, kernels, quantization)
+    groups, group = model.kv_groups, -1
+    if draft is not None:
+        groups, group = plan_draft(model, draft.kv_groups)
+        name, share = "draft", draft_share(model, draft, listed)
+        choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
+    else:
+        assert beside is not None, "one of both is there"
+        if isinstance(beside, EagleSpec):
+            groups, group = plan_eagle(model, beside, dtype)
+        name, share = beside.source, share_beside(model, beside, listed)
+        choice = plan_weights_beside(beside, dtype, kernels, quantization)
+    num_bytes += reasons.choose(f"{name}_weights", choice, shown=gib)
+    return DrafterPlan(groups, group, num_bytes, share, listed)
 
 
 def choose_draft_vocabulary(
@@ -77,6 +128,12 @@ def plan_eagle(
     model: ModelSpec, eagle: EagleSpec, dtype: str
 ) -> tuple[tuple[KVGroupSpec, ...], int]:
     """`plan_draft` of a layer that drafts: beside its keys and values lies a state a token."""
+    if model.latent is not None:
+        raise UsageError(
+            f"eagle in --speculate: {model.architecture} has latent attention, which no layer that "
+            "drafts reads yet.",
+            "Leave eagle out of --speculate.",
+        )
     own = KVGroupSpec(layers=(0,), num_kv_heads=eagle.num_kv_heads, head_dim=model.head_dim)
     return plan_draft(model, (own,), model.hidden_size * DTYPE_BYTES[dtype])
 
@@ -89,6 +146,16 @@ def plan_draft(
     Keys and values of the drafter lie in blocks of the same numbers, so what the model finds again,
     shares or copies the drafter finds, shares and copies too. Windows would take them away.
     """
+    if any(rider.value_dim for rider in riders):
+        raise UsageError(
+            "--draft-model: a drafting model with latent attention is not read yet.",
+            "Give one of another family.",
+        )
+    if any(rider.states for rider in riders):
+        raise UsageError(
+            "--draft-model: a drafting model with states of sequences is not read yet.",
+            "Give one of another family.",
+        )
     groups = model.kv_groups
     group = next((i for i, group in enumerate(groups) if not group.window), None)
     if group is None:

@@ -5,13 +5,13 @@ from typing import Literal
 
 FORMATS = ("none", "int8", "int4")
 """What `--quantization` rounds plain weights to."""
-METHODS = ("compressed-tensors", "gptq", "awq", "fp8")
+METHODS = ("compressed-tensors", "gptq", "awq", "fp8", "mxfp4")
 """How a folder may be quantized already; `--quantization` may say it, and then it must be so."""
 GGUF = "gguf"
 """The method of a GGUF file, which no folder has."""
 MARLIN = {"gptq_marlin": "gptq", "awq_marlin": "awq"}
 """vLLM's names of kernels that people give as a method → the method."""
-FP8 = ("exact", "int8")
+FP8 = ("exact", "int8", "scaled")
 """What `--fp8` makes of a checkpoint's matrices in FP8."""
 GROUPS = (32, 64, 128)
 PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
@@ -28,8 +28,10 @@ class Format:
     weight = level · scale + offset, where there are offsets. `group` 0: all inputs of an output
     share a scale, which is fp32 then. Scales of groups are fp16, or with `fp32_scales` fp32.
     `offsets` are "none", "zeros", which are a scale times a whole number of -8 … 8 and take a byte,
-    or "any" in fp32. With `permuted` the levels stand in another order of the inputs. fp8 has
-    numbers of type e4m3 for levels, and fp32 scales. A checkpoint may hold any; of our own making
+    or "any" in fp32. With `permuted` the levels stand in another order of the inputs. In GGUF's K
+    formats a scale is a byte times a number in fp16 for `super_block` inputs, and so is the minimum
+    that an offset is made of (`rounding.SuperBlocks`). fp8 has numbers of type e4m3 for levels, and
+    fp32 scales. A checkpoint may hold any; of our own making
     are int8 with group 0 and int4 by one of GROUPS.
     """
 
@@ -38,6 +40,7 @@ class Format:
     fp32_scales: bool = False
     offsets: Offsets = "none"
     permuted: bool = False
+    super_block: int = 0
 
     def __str__(self) -> str:
         words = [f"{self.kind} in groups of {self.group}" if self.group else str(self.kind)]
@@ -45,6 +48,7 @@ class Format:
         words += [f"{self.offsets} offsets"] if self.offsets == "any" else []
         words += ["zeros"] if self.offsets == "zeros" else []
         words += ["permuted"] if self.permuted else []
+        words += [f"super-blocks of {self.super_block}"] if self.super_block else []
         return ", ".join(words)
 
     @property
@@ -73,6 +77,10 @@ class Format:
             offset = 0 if self.offsets == "none" else 4
             return outputs * (inputs + groups * (4 + offset)) + order
         levels = self.group // 2 if self.kind == "int4" else self.group
+        if self.super_block:
+            numbers = 1 if self.offsets == "none" else 2
+            supers = -(-inputs // self.super_block)
+            return outputs * numbers * (groups + 2 * supers) + outputs * groups * levels + order
         scale = 4 if self.fp32_scales else 2
         offset = {"none": 0, "zeros": 1, "any": 4}[self.offsets]
         return outputs * groups * (levels + scale + offset) + order

@@ -19,11 +19,16 @@ MULTIPLY_FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """A GPU as the runtime reports it; bytes."""
+    """A GPU as the runtime reports it; bytes.
+
+    `has_kernels` says whether our own kernels run there, and `kernels_why` why, or with what.
+    """
 
     name: str
     total_bytes: int
     free_bytes: int
+    has_kernels: bool = False
+    kernels_why: str = "our own kernels were not looked for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

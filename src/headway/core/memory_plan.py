@@ -6,8 +6,13 @@ weights 0.92 GiB, 40% of the rest is 3.63 GiB for KV, a block of 16 tokens of 12
 19,834 blocks.
 """
 
+from dataclasses import replace
+from math import ceil
+
 from headway.core.errors import CapacityError, UsageError
 from headway.core.kv_format import kv_format
+from headway.core.kv_keep import keep_share
+from headway.core.kv_states import checkpoint_blocks, plan_states
 from headway.core.machine import Machine
 from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
 from headway.core.options import Bytes, EngineOptions
@@ -20,10 +25,14 @@ DEFAULT_KV_SHARE = 0.4
 """Share of the free RAM for KV: chosen, for other programs need RAM too and may grow."""
 PACKED_SHARE = 0.5
 """Packed fp32 weights may take this share of the free RAM; KV and activations need the rest."""
+ANSWER = 1 / 8
+"""Of a context so much is taken to be answer, which is kept whole behind a part of a prompt."""
 OPEN_CONTEXT = 1024
 """Where KV is short, an open block is kept for each so many tokens that the rounded ones hold."""
 CUDA_ACTIVATION_BYTES = 2 * 2**30
-"""Kept free on a GPU for activations and logits: an estimate, not measured."""
+"""Kept free on a GPU for activations and logits where they cannot be counted: an estimate."""
+CUDA_LIBRARY_BYTES = 256 * 2**20
+"""Kept free beside what is counted, for workspaces of libraries and for gaps: an estimate."""
 
 
 def plan_weights(
@@ -113,6 +122,17 @@ def plan_blocks(
         )
     assert options.block_size is not None, "it is chosen by now"
     size, wanted_len = options.block_size, options.max_model_len or model.max_len
+    states: tuple[int, ...] = ()
+    if groups[-1].states is not None:
+        every = checkpoint_blocks(model, kv_dtype, size) * size
+        tokens = model.kv_bytes_per_token(kv_dtype)
+        states = (
+            plan_states(
+                options, groups[-1], tokens, every, budget, max_num_seqs, wanted_len, reasons
+            ),
+        )
+        budget -= (states[0] + 1) * groups[-1].slot_bytes
+        groups = groups[:-1]
     block_bytes = [group.bytes_per_token(kv_dtype) * size for group in groups]
     useful = [useful_blocks(group, size, wanted_len, max_num_seqs, max_chunk) for group in groups]
     if kv_format(kv_dtype).block_size:
@@ -120,10 +140,11 @@ def plan_blocks(
         useful[-1] = min(
             useful[-1], budget // each + most_blocks(groups[-1], size, wanted_len, max_chunk)
         )
-    counts = share_blocks(budget, useful, block_bytes)
+    longest = -(-wanted_len // size)
+    counts = share_among(options, groups, budget, useful, block_bytes, longest)
     alone = [most_blocks(group, size, wanted_len, max_chunk) for group in groups]
     capacity = min(
-        wanted_len if group.window and count >= most else count * size
+        wanted_len if group.window and count >= most else count // (1 + group.chooses) * size
         for group, count, most in zip(groups, counts, alone, strict=True)
     )
     if capacity < min(wanted_len, size):
@@ -143,7 +164,8 @@ def plan_blocks(
         limit = f"enough for {max_num_seqs} full contexts"
     explain_blocks(groups, counts, size, kv_dtype, limit, reasons)
     length = choose_length(options, model, min(wanted_len, capacity))
-    return tuple(count + 1 for count in counts), reasons.choose("max_model_len", length)
+    blocks = tuple(count + 1 for count in (*counts, *states))
+    return blocks, reasons.choose("max_model_len", length)
 
 
 def with_open_blocks(
@@ -151,19 +173,28 @@ def with_open_blocks(
 ) -> tuple[KVGroupSpec, ...]:
     """The KV groups, and one more where the format rounds a block when it is full.
 
-    It holds the open block of each sequence, and the blocks of a chunk, for all layers as computed.
+    It holds the open block of each sequence, and the blocks of a chunk, as computed.
+    So is what a drafter keeps, in blocks of the model's numbers.
     """
     if not kv_format(kv_dtype).block_size:
         return groups
-    layers = tuple(range(model.num_layers))
+    groups = tuple(
+        replace(group, riders=tuple(replace(rider, kv_dtype=dtype) for rider in group.riders))
+        for group in groups
+    )
     return (
         *groups,
         KVGroupSpec(
-            layers=layers,
+            layers=tuple(
+                i
+                for i, layer in enumerate(model.layers)
+                if layer.kv_from is None and not layer.kv_dtype and not layer.state
+            ),
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             window=1,
             kv_dtype=dtype,
+            is_open=True,
         ),
     )
 
@@ -180,9 +211,12 @@ def explain_blocks(
     for index, (group, count) in enumerate(zip(groups, counts, strict=True)):
         sees = f"a window of {group.window} tokens" if group.window else "full attention"
         sees += f" and the first {group.sinks}" if group.sinks else ""
+        sees += " that keep a part of a prompt" if group.chooses else ""
         where = f" in {len(group.layers)} layers of {sees}" if len(groups) > 1 else ""
-        if group.kv_dtype:
+        if group.is_open:
             where = f" in {group.kv_dtype}: the newest of each sequence, not rounded yet"
+        elif group.kv_dtype:
+            where += f", in {group.kv_dtype}"
         token_kib = group.bytes_per_token(kv_dtype) / 1024
         name = f"kv_blocks_{index}" if len(groups) > 1 else "kv_blocks"
         why = (
@@ -207,6 +241,8 @@ def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int
     Blocks of 16: a context of 8,192 takes 512; with a window of 512 and chunks of 512 it takes 65.
     """
     whole = -(-length // block_size)
+    if group.states is not None:
+        return 1
     if not group.window:
         return whole
     kept = -(-group.sinks // block_size)
@@ -217,6 +253,8 @@ def useful_blocks(
     group: KVGroupSpec, block_size: int, length: int, max_num_seqs: int, max_chunk: int
 ) -> int:
     """Blocks that `max_num_seqs` sequences of `length` can fill; one step's chunks are shared."""
+    if group.states is not None:
+        return max_num_seqs
     each = 1 if group.window == 1 else most_blocks(group, block_size, length, 1)
     chunks = -(-max_chunk // block_size) if group.window else 0
     return min(max_num_seqs * each + chunks, max_num_seqs * -(-length // block_size))
@@ -235,6 +273,32 @@ def share_blocks(budget: int, useful: list[int], block_bytes: list[int]) -> list
         left -= counts[group] * block_bytes[group]
         sizes -= block_bytes[group]
     return counts
+
+
+def share_among(
+    options: EngineOptions,
+    groups: tuple[KVGroupSpec, ...],
+    budget: int,
+    useful: list[int],
+    block_bytes: list[int],
+    length: int,
+) -> list[int]:
+    """`share_blocks`, of layers that choose as many as they keep, and those that one request takes
+    while its prompt is whole: twice the prompt's.
+
+    10,000 bytes, blocks of 10 bytes in a group that keeps a quarter of a prompt, 11/32 of all,
+    and in one that keeps all, 100 blocks a context: 200 for one, and of the rest 195 and 570.
+    """
+    if not any(group.chooses for group in groups):
+        return share_blocks(budget, useful, block_bytes)
+    held = ANSWER + (1 - ANSWER) * keep_share(options.kv_keep)
+    shares = [held if group.chooses else 1.0 for group in groups]
+    one = min(2 * length, budget // sum(block_bytes) // 2)
+    whole = [one * group.chooses for group in groups]
+    scaled = [ceil(s * size) for s, size in zip(shares, block_bytes, strict=True)]
+    left = budget - sum(n * size for n, size in zip(whole, block_bytes, strict=True))
+    counts = share_blocks(left - sum(block_bytes) + sum(scaled), useful, scaled)
+    return [int(s * n) + more for s, n, more in zip(shares, counts, whole, strict=True)]
 
 
 def plan_host_blocks(
@@ -264,7 +328,7 @@ def plan_host_blocks(
             "Lower --kv-host-memory.",
         )
     assert options.block_size is not None, "it is chosen by now"
-    sizes = [group.bytes_per_token(kv_dtype) * options.block_size for group in groups]
+    sizes = bytes_of_blocks(groups, kv_dtype, options.block_size)
     here = [count - 1 for count in num_blocks]
     whole = sum(count * size for count, size in zip(here, sizes, strict=True))
     blocks = tuple(count * budget // whole for count in here)
@@ -275,18 +339,35 @@ def plan_host_blocks(
         )
     why = f"{gib(budget)} for preempted requests, where a copy is cheaper than to compute again"
     reasons.choose("host_blocks", (blocks, why), shown=lambda b: ", ".join(map(str, b)))
-    return blocks, tuple(sizes)
+    return blocks, sizes
+
+
+def bytes_of_blocks(
+    groups: tuple[KVGroupSpec, ...], kv_dtype: str, block_size: int
+) -> tuple[int, ...]:
+    """Bytes of a block by KV group."""
+    return tuple(group.block_bytes(kv_dtype, block_size) for group in groups)
+
+
+def plan_activations(device: str, counted: int | None) -> tuple[int, str]:
+    """(bytes of a step beside weights and KV, why); on a CPU they are in what is left free."""
+    if device == "cpu":
+        return 0, "in what is left free of the RAM"
+    if counted is None:
+        return CUDA_ACTIVATION_BYTES, "an estimate: this model's layers cannot be counted"
+    why = f"{gib(counted)} counted of the largest steps, {gib(CUDA_LIBRARY_BYTES)} for libraries"
+    return counted + CUDA_LIBRARY_BYTES, why
 
 
 def kv_budget(
-    options: EngineOptions, machine: Machine, weights: int, device: str
+    options: EngineOptions, machine: Machine, weights: int, device: str, activations: int = 0
 ) -> tuple[int, str]:
     """(bytes for KV, why); raises CapacityError when the weights alone do not fit."""
     if device == "cuda":
         assert machine.accelerator is not None
         utilization = options.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
         usable = int(machine.accelerator.total_bytes * utilization)
-        free = min(usable, machine.accelerator.free_bytes) - weights - CUDA_ACTIVATION_BYTES
+        free = min(usable, machine.accelerator.free_bytes) - weights - activations
         place = f"{utilization:.0%} of the GPU less weights and activations"
     elif options.gpu_memory_utilization is not None:
         usable = int(machine.total_bytes * options.gpu_memory_utilization)

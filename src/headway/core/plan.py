@@ -11,7 +11,7 @@ Worked example, blocks of 4 slots, one KV group. Sequence 7 has the prompt [5, 6
 All structs are msgspec messages, so a plan for a remote rank is the same plan.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -31,7 +31,9 @@ class NewSequence(msgspec.Struct, array_like=True, gc=False):
 
     After a preemption the known tokens hold generated ones too: `num_prompt_tokens` tells where
     they begin, so that penalties and seeds go on as if nothing had happened. `index` tells the
-    `n` sequences of one request apart. `stop_ids` are held back until `min_tokens` are out.
+    `n` sequences of one request apart. `stop_ids` are held back until `min_tokens` are out. From
+    position `reads_from` on a token reads the share `kv_read` of its blocks, where a layer chooses.
+    `dropped` says by KV group how many blocks its table is shorter than its tokens, as of `Shrink`.
     """
 
     sequence_id: int
@@ -42,6 +44,9 @@ class NewSequence(msgspec.Struct, array_like=True, gc=False):
     seed: int
     stop_ids: list[int] = []
     adapter: str = ""
+    kv_read: float = 1.0
+    reads_from: int = 0
+    dropped: list[int] = []
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
@@ -117,6 +122,23 @@ class BlockCopy(msgspec.Struct, array_like=True, gc=False):
     path: int = 0
 
 
+class Shrink(msgspec.Struct, array_like=True, gc=False):
+    """Of the first `num_tokens` of a sequence each head of `group` keeps as many as `blocks` need.
+
+    They are chosen by the runtime, from the keys in `sources`, and lie in `blocks` from now on, in
+    their order; whatever comes behind follows. The table is len(sources) - len(blocks) entries
+    shorter, for good. Worked example, blocks of 4, a prompt of 18 tokens that shrinks by 2 blocks:
+
+        sources [3 8 1 5 2]   blocks [9 4 7]   10 tokens are kept, token 18 lies in block 7, slot 2
+    """
+
+    sequence_id: int
+    group: int
+    num_tokens: int
+    sources: list[int]
+    blocks: list[int]
+
+
 class Transfer(msgspec.Struct, array_like=True, gc=False):
     """Move blocks of one group to or from elsewhere; they stay pinned until it is done.
 
@@ -124,6 +146,11 @@ class Transfer(msgspec.Struct, array_like=True, gc=False):
     `host_blocks[i]` is the block there that `blocks[i]` is copied to or from; both stay as they
     are until then. It begins after the step's `copies`. After a failed step, transfers are sent
     again; handling must be idempotent.
+
+    Where there are `keys`, `keys[i]` is what `blocks[i]` is known by there. One that goes `out` has
+    an owner for each block, is read before anything of the step is written, ends with the step, is
+    not told again, and its end is not told either. One that comes `in` has failed, and has written
+    nothing, where those keys are not there, or when it did not come in `limit_s`.
     """
 
     transfer_id: int
@@ -132,6 +159,35 @@ class Transfer(msgspec.Struct, array_like=True, gc=False):
     direction: str
     peer: str
     host_blocks: list[int] = []
+    keys: list[bytes] = []
+    owners: list[bytes] = []
+    limit_s: float = 0.0
+
+    @property
+    def is_spill(self) -> bool:
+        """Whether it keeps blocks elsewhere that stay where they are."""
+        return self.direction == "out" and bool(self.keys)
+
+
+class Moved(msgspec.Struct, array_like=True, gc=False):
+    """What a transfer moved from or to `peer` of what was asked, and how long that took."""
+
+    peer: str
+    direction: str
+    asked_bytes: int
+    moved_bytes: int
+    seconds: float
+
+
+class TierNews(msgspec.Struct, array_like=True):
+    """What a lower tier has come to hold or holds no more: (KV group, key) of blocks.
+
+    `num_bad` blocks were found damaged.
+    """
+
+    kept: list[tuple[int, bytes]] = []
+    lost: list[tuple[int, bytes]] = []
+    num_bad: int = 0
 
 
 class StepPlan(msgspec.Struct, array_like=True):
@@ -146,6 +202,10 @@ class StepPlan(msgspec.Struct, array_like=True):
     finished: list[int]
     copies: list[BlockCopy] = []
     transfers: list[Transfer] = []
+    shrinks: list[Shrink] = []
+    """They read what was there before `copies`, and write behind them."""
+    forget: list[bytes] = []
+    """Owners, or what their names begin with, whose blocks lower tiers erase."""
 
     @property
     def num_tokens(self) -> int:
@@ -202,6 +262,8 @@ class StepResult(msgspec.Struct, array_like=True):
 
     `transfers_done` are the ids of those that ended, of this step or of earlier ones; they took
     `transfer_s` in all, beside the model or not. A plan that schedules nobody waits for some.
+    `transfers_failed` brought nothing. `moved` tells both by peer, and `tier` what the disk holds
+    that was not told before, None where nothing is new.
 
     `failed` maps a sequence the runtime could not advance to the reason, for the log.
     `draft_failure` says why the drafter could not guess where it was asked to.
@@ -217,6 +279,9 @@ class StepResult(msgspec.Struct, array_like=True):
     experts_read: int = 0
     transfer_s: float = 0.0
     draft_failure: str = ""
+    transfers_failed: list[int] = []
+    moved: list[Moved] = []
+    tier: TierNews | None = None
 
 
 class Ceilings(msgspec.Struct, kw_only=True):
@@ -275,6 +340,15 @@ class Executor(Protocol):
 
     def probe(self, budget_s: float) -> None:
         """Measure the machine's ceilings for at most `budget_s`, or once with 0; keep the best."""
+        ...
+
+
+@runtime_checkable
+class OverlappingExecutor(Executor, Protocol):
+    """One that takes the next steps before it has told the oldest, which `collect` is about."""
+
+    def abandon(self) -> None:
+        """Forget the steps that were not collected, once none of them runs any more."""
         ...
 
 

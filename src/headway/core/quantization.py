@@ -10,9 +10,14 @@ from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
+from math import lcm
 
 from headway.core.formats import INT8, PARTS, PLAIN, Format
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
+
+ALWAYS_PLAIN = tuple((name, PLAIN) for name in ("*.router", "*.kv_up", "*beside.*"))
+"""What a sum of few numbers decides, what is multiplied with queries and not with rows, and the
+small matrices beside attention and MLP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class Quantization:
 
     A pattern may name a part of a layer, `layers.0.attention.qkv.v`: see `formats_of`. Without
     native kernels torch keeps levels as bytes, int4's too, and scales in fp32: not packed. `fp8` is
-    what `--fp8` makes of checkpoints: "exact" or "int8".
+    what `--fp8` makes of checkpoints: "exact", "int8" or "scaled".
     """
 
     formats: tuple[tuple[str, Format], ...] = (("*", PLAIN),)
@@ -44,7 +49,7 @@ class Quantization:
         formats = [*formats_held(checkpoint, fp8)]
         if kind == "none":
             return Quantization((*formats, ("*", PLAIN)), packed, fp8)
-        formats.append(("*.router", PLAIN))
+        formats += ALWAYS_PLAIN
         if kind == "int4":
             int4 = Format("int4", group)
             formats += [("head", int4 if head == "int4" else INT8), ("*", int4)]
@@ -55,7 +60,7 @@ class Quantization:
     def of_draft(self, checkpoint: tuple[tuple[str, Format], ...]) -> "Quantization":
         """The formats of a drafting model: its checkpoint's, the rest rounded as the model's is."""
         head, main = self.format_of("head").at_load, self.main.at_load
-        rest = (("*.router", PLAIN), ("head", head), ("*", main))
+        rest = (*ALWAYS_PLAIN, ("head", head), ("*", main))
         held = formats_held(checkpoint, self.fp8)
         return Quantization((*held, *rest), self.packed, self.fp8)
 
@@ -66,6 +71,11 @@ class Quantization:
     def rounded(self) -> tuple[Format, ...]:
         """The formats of rounded weights, each once."""
         return tuple(dict.fromkeys(format for _, format in self.formats if format != PLAIN))
+
+    @property
+    def unit(self) -> int:
+        """Inputs that no cut between inputs may part: whole groups, and super-blocks, of all."""
+        return lcm(*(format.super_block or format.group or 1 for format in self.rounded))
 
     @property
     def main(self) -> Format:
@@ -109,7 +119,7 @@ def formats_held(
     checkpoint: tuple[tuple[str, Format], ...], fp8: str
 ) -> tuple[tuple[str, Format], ...]:
     """The formats in which a checkpoint's rounded matrices are kept: its own, FP8 as asked."""
-    if fp8 == "exact":
+    if fp8 != "int8":
         return checkpoint
     return tuple((name, INT8 if one.kind == "fp8" else one) for name, one in checkpoint)
 
@@ -145,15 +155,25 @@ def planned_bytes(quantization: Quantization, model: ModelSpec, dtype: str) -> i
         return gate_up + linear(f"{mlp}.down", [hidden], inner)
 
     total = model.embedding_parameters * size + linear("head", [model.vocab_size], hidden)
+    total += (model.beside_parameters + model.table_parameters) * size
     for i, layer in enumerate(model.layers):
         attention, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
-        sizes = [model.q_size, model.kv_size, model.kv_size]
-        total += linear(f"{attention}.qkv", sizes, hidden)
-        total += linear(f"{attention}.out", [hidden], model.q_size)
-        total += model.norm_parameters * size
+        if layer.state and model.states is not None:
+            matrices = model.states.matrices(hidden)
+            total += sum(
+                linear(f"layers.{i}.state.{name}", [out], of) for name, out, of in matrices
+            )
+            beside = model.states.parameters(hidden) - model.states.matrix_parameters(hidden)
+            total += beside * size
+        for name, parts, inputs in [] if layer.state else model.attention_matrices:
+            if name == "qkv" and layer.kv_from is not None:
+                parts = [model.q_size, 0, 0]
+            total += linear(f"{attention}.{name}", parts, inputs)
+        total += (model.norms * hidden + (0 if layer.state else model.norm_parameters)) * size
         if layer.sparse and model.experts is not None:
             total += linear(f"{mlp}.router", [model.experts.count], hidden)
             total += model.experts.count * gated(mlp, model.experts.intermediate_size)
+            total += gated(f"{mlp}.shared", model.experts.shared_size)
         else:
             total += gated(mlp, model.intermediate_size)
     return total

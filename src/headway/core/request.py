@@ -195,7 +195,11 @@ def check_range(
 
 
 class Request(msgspec.Struct, array_like=True):
-    """One prompt and what to do with it. `request_id` is made by us, never by a client."""
+    """One prompt and what to do with it. `request_id` is made by us, never by a client.
+
+    `kv_read` is the share of its context that a generated token reads, `kv_keep` that of its prompt
+    that is kept for them; None: the server's.
+    """
 
     request_id: int
     prompt_token_ids: list[int]
@@ -204,6 +208,8 @@ class Request(msgspec.Struct, array_like=True):
     arrived_s: float = 0.0
     adapter: str = ""
     terms: Terms = Terms()
+    kv_read: float | None = None
+    kv_keep: float | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

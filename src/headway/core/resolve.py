@@ -7,24 +7,23 @@ are planned in `core.memory_plan`.
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from headway.core.attention_choice import check_less, choose_attention, choose_kv_dtype
 from headway.core.cache_config import DEFAULT_BLOCK_SIZE, CacheConfig
-from headway.core.drafter import (
-    draft_share,
-    listed_bytes,
-    plan_draft,
-    plan_draft_vocabulary,
-    plan_draft_weights,
-    plan_eagle,
-    plan_weights_beside,
-    share_beside,
-)
+from headway.core.device_choice import check_scaled, choose_graphs, choose_overlap, yes_no
+from headway.core.drafter import DrafterPlan, plan_drafter
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS, GROUPS, MARLIN
+from headway.core.kv_disk import plan_disk
 from headway.core.kv_format import kv_format
+from headway.core.kv_keep import keep_share
+from headway.core.kv_read import read_share
+from headway.core.kv_states import checkpoint_blocks, refuse_unread
 from headway.core.machine import Machine
 from headway.core.memory_plan import (
+    bytes_of_blocks,
     gib,
     kv_budget,
+    plan_activations,
     plan_blocks,
     plan_host_blocks,
     plan_weights,
@@ -32,12 +31,12 @@ from headway.core.memory_plan import (
 )
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
+from headway.core.parallel import Parallel, choose_parallel, held_by_all
 from headway.core.quantization import Quantization
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
-from headway.core.speculation_config import Beside, EagleSpec, SpeculationConfig
+from headway.core.speculation_config import Beside, SpeculationConfig
 
-DEFAULT_ATTENTION = "sdpa"
 POLICIES = {
     "slo": "as many requests as possible within their objectives, none starves",
     "fair": "the user who had least, by weight, goes first",
@@ -52,6 +51,13 @@ CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 for CUDA is an estimate."""
 SMALL_MODEL_BYTES = 32 * 2**20
 """Below it a second thread mostly waits (lab log, two threads on a small model)."""
+FP8_SAID = {
+    "exact": "",
+    "int8": ", FP8 rounded once more to int8, given",
+    "scaled": ", activations rounded to FP8 by token, given",
+}
+FORMATS_ON_DEVICE = {"cuda": frozenset({"int8", "int4", "fp8"})}
+"""Kernels of an accelerator → the kinds of rounded weights that they multiply."""
 TOLD = {
     "device": "device",
     "dtype": "dtype",
@@ -86,9 +92,12 @@ class Settings:
     kernels: str = "torch"
     quantization: Quantization = Quantization()
     pack_weights: bool = False
+    graphs: bool = False
+    step_bytes: int = 0
     weight_cache_bytes: int = 0
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    parallel: Parallel = Parallel()
 
     def told(self) -> dict[str, str]:
         """Those that change what a step costs and who runs in it, for `/stats`, as text."""
@@ -101,20 +110,26 @@ def resolve(
     model: ModelSpec,
     draft: ModelSpec | None = None,
     beside: Beside | None = None,
+    activations: int | None = None,
 ) -> tuple[Settings, list[Reason]]:
     """The settings and the reason of each; raises CapacityError or UsageError.
 
     `draft` is the drafting model's, where there is one; `beside` is the drafter beside the weights.
+    `activations` are the bytes of a GPU that steps take, as counted with these settings.
     """
     reasons = Reasons()
+    refuse_unread(options, model)
     device = reasons.choose("device", choose_device(options, machine))
     dtype = reasons.choose("dtype", choose_dtype(options, model))
     max_num_seqs, batched = choose_step_size(options, device, reasons)
+    overlap = reasons.choose("overlap", choose_overlap(options, device, model))
     reasons.choose("policy", (options.policy, POLICIES[options.policy]))
     threads = reasons.choose("threads", choose_threads(options, machine, model, dtype))
     kernels = reasons.choose("kernels", choose_kernels(options, machine, device))
-    backend = reasons.choose("attention_backend", choose_attention(options, kernels, device))
+    backend = reasons.choose("attention_backend", choose_attention(options, kernels, device, model))
     kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype, model))
+    check_less(options, backend, kv_dtype)
+    graphs = reasons.choose("graphs", choose_graphs(options, device, backend, model), shown=yes_no)
     block_size = reasons.choose("block_size", choose_block_size(options, kv_dtype))
     options = replace(options, block_size=block_size)
     if kv_format(kv_dtype).block_size and device != "cpu":
@@ -125,39 +140,25 @@ def resolve(
     quantization = reasons.choose(
         "quantization", choose_quantization(options, device, kernels, model)
     )
+    unit = quantization.unit
+    parallel, threads = choose_parallel(options, machine, model, device, unit, threads, reasons)
+    model = held_by_all(model, parallel, unit)
     pack_weights, weights = plan_weights(
         machine, model, device, dtype, kernels, quantization, reasons
     )
     weight_cache = reasons.choose(
         "weight_cache_bytes", choose_cache(options, kernels, quantization, weights), shown=gib
     )
-    groups, draft_group, share = model.kv_groups, -1, 0.0
-    listed = 0
-    if draft is not None or beside is not None:
-        listed = plan_draft_vocabulary(options, model, draft, beside, reasons)
-    elif options.draft_vocab_size:
-        raise UsageError(
-            f"--draft-vocab-size {options.draft_vocab_size} is given, but no model or head drafts.",
-            "Leave it out, or name draft, medusa or eagle in --speculate.",
-        )
-    if draft is not None:
-        groups, draft_group = plan_draft(model, draft.kv_groups)
-        share = draft_share(model, draft, listed)
-        choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
-        weights += reasons.choose("draft_weights", choice, shown=gib)
-    elif beside is not None:
-        if isinstance(beside, EagleSpec):
-            groups, draft_group = plan_eagle(model, beside, dtype)
-        share = share_beside(model, beside, listed)
-        choice = plan_weights_beside(beside, dtype, kernels, quantization)
-        weights += reasons.choose(f"{beside.source}_weights", choice, shown=gib)
-    weights += listed_bytes(draft or model, listed, dtype, kernels, quantization)
-    budget = reasons.choose("kv_memory", kv_budget(options, machine, weights, device), shown=gib)
-    if kv_format(kv_dtype).block_size and draft_group >= 0:
-        raise UsageError(
-            f"--kv-cache-dtype {kv_dtype}: a drafter with keys and values does not read it.",
-            "Use --kv-cache-dtype int8, or leave out --draft-model, and eagle in --speculate.",
-        )
+    if options.kv_keep:
+        beside = None  # nobody asks it to guess
+    drafter = plan_drafter(
+        options, machine, model, draft, beside, device, dtype, kernels, quantization, reasons
+    )
+    groups, weights = drafter.groups, weights + drafter.num_bytes
+    step_bytes = reasons.choose("step_bytes", plan_activations(device, activations), shown=gib)
+    budget = reasons.choose(
+        "kv_memory", kv_budget(options, machine, weights, device, step_bytes), shown=gib
+    )
     groups = with_open_blocks(groups, model, dtype, kv_dtype)
     num_blocks, max_model_len = plan_blocks(
         options, model, groups, kv_dtype, budget, max_num_seqs, batched, reasons
@@ -172,6 +173,10 @@ def resolve(
         reasons,
     )
     choose_prefix_cache(options, model, max_model_len, reasons)
+    disk_folder, disk_bytes, disk_write_bytes_s = plan_disk(options, reasons)
+    if not block_bytes:
+        assert options.block_size is not None, "it is chosen by now"
+        block_bytes = bytes_of_blocks(groups, kv_dtype, options.block_size)
     settings = Settings(
         device=device,
         dtype=dtype,
@@ -184,6 +189,12 @@ def resolve(
             num_blocks=num_blocks,
             windows=tuple(group.window for group in model.kv_groups),
             sinks=tuple(group.sinks for group in model.kv_groups),
+            bounded=tuple(bool(layer.bounds) for layer in model.layers) if options.kv_read else (),
+            read=read_share(options.kv_read),
+            chooses=tuple(layer.chooses for layer in model.layers) if options.kv_keep else (),
+            choosing=tuple(i for i, group in enumerate(model.kv_groups) if group.chooses),
+            keep=keep_share(options.kv_keep),
+            state_every=checkpoint_blocks(model, kv_dtype, block_size),
             block_size=block_size,
             open_blocks=bool(kv_format(kv_dtype).block_size),
             dtype=kv_dtype,
@@ -191,30 +202,41 @@ def resolve(
             attention_cost=attention_cost(model),
             host_blocks=host_blocks,
             block_bytes=block_bytes,
+            disk_folder=disk_folder,
+            disk_bytes=disk_bytes,
+            disk_write_bytes_s=disk_write_bytes_s,
         ),
         threads=threads,
         seed=options.seed,
         kernels=kernels,
         quantization=quantization,
         pack_weights=pack_weights,
+        graphs=graphs,
+        step_bytes=step_bytes,
         weight_cache_bytes=weight_cache,
-        scheduler=SchedulerConfig.of(options),
-        speculation=choose_speculation(options, draft_group, share, beside, listed, reasons),
+        scheduler=replace(SchedulerConfig.of(options), overlap=overlap),
+        speculation=choose_speculation(options, model, drafter, beside, reasons),
+        parallel=parallel,
     )
     return settings, reasons
 
 
 def choose_speculation(
     options: EngineOptions,
-    draft_group: int,
-    share: float,
+    model: ModelSpec,
+    drafter: DrafterPlan,
     beside: Beside | None,
-    listed: int,
     reasons: Reasons,
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
-    config = SpeculationConfig.of(options, draft_group, share, beside, listed)
     why = "given" if options.speculate != "auto" else "what costs little and pays where it is used"
+    if model.states is not None and options.speculate == "auto":
+        options = replace(options, speculate="off")
+        why = "states of sequences do not go back behind a wrong guess yet"
+    if options.kv_keep and options.speculate == "auto":
+        options = replace(options, speculate="off")
+        why = "guesses are not verified yet behind a prompt of which a part is kept"
+    config = SpeculationConfig.of(options, drafter.group, drafter.share, beside, drafter.vocab_size)
     reasons.choose("speculate", (config.sources, why), shown=lambda s: ", ".join(s) or "off")
     return config
 
@@ -309,14 +331,19 @@ def choose_dtype(options: EngineOptions, model: ModelSpec) -> tuple[str, str]:
 
 
 def choose_kernels(options: EngineOptions, machine: Machine, device: str) -> tuple[str, str]:
-    """native on a CPU where they load, unless the user says torch."""
+    """native on a CPU and cuda on a GPU, where they run, unless the user says torch."""
     if options.kernels == "native" and device != "cpu":
         raise UsageError(
             f"--kernels native: they are a CPU's, not {device}'s.",
             "Use --device cpu, or --kernels auto.",
         )
     if device != "cpu":
-        return "torch", f"the native kernels are a CPU's, not {device}'s"
+        return choose_device_kernels(options, machine)
+    if options.kernels == "cuda":
+        raise UsageError(
+            "--kernels cuda: they are a GPU's, and the device is cpu.",
+            "Use --device cuda, or --kernels auto.",
+        )
     if options.kernels == "native" and not machine.native:
         raise UsageError(
             f"--kernels native: {machine.native_why}.", "Use --kernels auto, or install again."
@@ -326,10 +353,37 @@ def choose_kernels(options: EngineOptions, machine: Machine, device: str) -> tup
     return "native" if machine.native else "torch", machine.native_why
 
 
+def choose_device_kernels(options: EngineOptions, machine: Machine) -> tuple[str, str]:
+    """cuda, our own kernels in Triton, where they run there; else torch's."""
+    accelerator = machine.accelerator
+    if accelerator is None:
+        return "torch", "there is no CUDA device"
+    if options.kernels == "cuda" and not accelerator.has_kernels:
+        raise UsageError(
+            f"--kernels cuda: {accelerator.kernels_why}.", "Use --kernels auto, which says torch."
+        )
+    if options.kernels != "auto":
+        return options.kernels, "given"
+    return "cuda" if accelerator.has_kernels else "torch", accelerator.kernels_why
+
+
+def check_formats_on(device: str, given: str, kernels: str, model: ModelSpec) -> None:
+    """Raise UsageError where a format is not in the table of the device's kernels."""
+    kinds = {format.kind for _, format in model.formats} - {"none"}
+    there = FORMATS_ON_DEVICE.get(kernels, frozenset())
+    if given in there | {"none"} and kinds <= there:
+        return
+    what = f"--quantization {given}" if given != "none" else f"A folder in {model.quantization}"
+    raise UsageError(
+        f"{what} is not there on {device} with --kernels {kernels} yet.",
+        "Use --device cpu, or the folder in bf16, fp16 or fp32.",
+    )
+
+
 def choose_quantization(
     options: EngineOptions, device: str, kernels: str, model: ModelSpec
 ) -> tuple[Quantization, str]:
-    """What is asked for, where it is there: on a CPU, in groups of 32, 64 or 128.
+    """What is asked for, where it is there, in groups of 32, 64 or 128.
 
     What the checkpoint holds rounded stays as it is; a method that is given must be its own.
     """
@@ -356,18 +410,15 @@ def choose_quantization(
             f"--fp8 {options.fp8}: no weights of the model are in FP8.",
             "Leave it out; --quantization int8 rounds weights of 16 bits.",
         )
-    if device != "cpu" and (given != "none" or model.formats):
-        what = f"--quantization {given}" if given != "none" else f"A folder in {own}"
-        raise UsageError(
-            f"{what} is not there on {device} yet.",
-            "Use --device cpu, or the folder in bf16, fp16 or fp32.",
-        )
+    check_scaled(options, kernels, model)
+    if device != "cpu":
+        check_formats_on(device, given, kernels, model)
     why = "given" if given != "none" else "the checkpoint's weights as they are"
     if model.formats:
         rest = f"; what it holds in 16 bits in {given}, given" if given != "none" else ""
-        fp8 = "" if options.fp8 == "exact" else f", FP8 rounded once more to {options.fp8}, given"
+        fp8 = FP8_SAID[options.fp8]
         why = f"{own}, the checkpoint's weights as they are{fp8}{rest}"
-    packed = kernels == "native" or (given != "int4" and not model.formats)
+    packed = kernels in ("native", "cuda") or (given != "int4" and not model.formats)
     group, head = options.quantization_group, options.quantization_head
     return Quantization.of(given, group, packed, model.formats, head, options.fp8), why
 
@@ -383,49 +434,6 @@ def choose_cache(
     if weights < SMALL_MODEL_BYTES:
         return 0, f"weights below {gib(SMALL_MODEL_BYTES)} are rounded at once"
     return int(options.weight_cache), "of rounded weights on disk, for the next start"
-
-
-def choose_attention(options: EngineOptions, kernels: str, device: str) -> tuple[str, str]:
-    """native where the kernels are, else torch's."""
-    if options.attention_backend == "native" and kernels != "native":
-        raise UsageError(
-            "--attention-backend native: the native kernels are not used here.",
-            "Use --attention-backend auto, and --dry-run to see why under kernels.",
-        )
-    if options.attention_backend != "auto":
-        return options.attention_backend, "given"
-    if kernels == "native":
-        return "native", "it comes with the native kernels"
-    return DEFAULT_ATTENTION, f"the faster one on {device}"
-
-
-def choose_kv_dtype(
-    options: EngineOptions, backend: str, dtype: str, model: ModelSpec
-) -> tuple[str, str]:
-    """The type of the model unless the user names another."""
-    if options.kv_cache_dtype == "auto":
-        return dtype, "the type of the model"
-    asked = kv_format(options.kv_cache_dtype)
-    if asked.block_size and backend == "reference":
-        backend = "native"
-    if backend != "native":
-        raise UsageError(
-            f"--kv-cache-dtype {options.kv_cache_dtype}: {backend} attention reads no such KV.",
-            "Use --attention-backend native (on a CPU), or --kv-cache-dtype auto.",
-        )
-    if asked.v.bits == 4 and model.head_dim % asked.v.group:
-        raise UsageError(
-            f"--kv-cache-dtype int4: heads of {model.head_dim} numbers are no whole groups of "
-            f"{asked.v.group}.",
-            "Use --kv-cache-dtype int8.",
-        )
-    if asked.block_size and any(layer.sinks for layer in model.layers):
-        raise UsageError(
-            f"--kv-cache-dtype {options.kv_cache_dtype}: layers with sinks (--kv-layers "
-            f"{options.kv_layers}) do not read it.",
-            "Use --kv-cache-dtype int8, or windows without sinks.",
-        )
-    return options.kv_cache_dtype, "given"
 
 
 def choose_block_size(options: EngineOptions, kv_dtype: str) -> tuple[int, str]:

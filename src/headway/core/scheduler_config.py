@@ -16,22 +16,24 @@ class SchedulerConfig:
     """Fields of `EngineOptions` that policies and admission read; each is described there."""
 
     batching: str = DEFAULTS.batching
-    batch_window_s: float = DEFAULTS.batch_window
+    batch_window_s: float = float(DEFAULTS.batch_window)
     policy: str = DEFAULTS.policy
     late: str = DEFAULTS.late
-    long_prefill_s: float = DEFAULTS.long_prefill
+    long_prefill_s: float = float(DEFAULTS.long_prefill)
     lane_share: float = DEFAULTS.lane_share
     aging_tokens: int = DEFAULTS.aging
+    overlap: int = 0
+    """Steps that are submitted beside the one that runs; derived from the device."""
 
     @classmethod
     def of(cls, options: EngineOptions) -> Self:
         """What these options say."""
         return cls(
             batching=options.batching,
-            batch_window_s=options.batch_window,
+            batch_window_s=float(options.batch_window),
             policy=options.policy,
             late=options.late,
-            long_prefill_s=options.long_prefill,
+            long_prefill_s=float(options.long_prefill),
             lane_share=options.lane_share,
             aging_tokens=options.aging,
         )

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from headway.core.errors import EngineDownError, RequestError
 from headway.edge.errors import error_body
-from headway.edge.framing import AMBIGUOUS, StrictBuffer
+from headway.edge.framing import AMBIGUOUS, StrictConnection
 
 HEADERS_S, BODY_GRACE_S, WRITE_S = 10.0, 20.0, 60.0
 MIN_BODY_BYTES_PER_S = 10_000
@@ -118,7 +118,7 @@ class Connection(H11Protocol):
 
     def __init__(self, limiter: ConnectionLimiter, *given: Any) -> None:
         super().__init__(*given)
-        self.conn._receive_buffer = StrictBuffer()
+        self.conn = StrictConnection(self.conn._max_incomplete_event_size)
         self.limiter = limiter
         self.address = ""
         self.phase, self.since_s = HEADERS, time.monotonic()

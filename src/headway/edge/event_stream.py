@@ -50,14 +50,13 @@ class EventStream:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send one or several events, behind whatever is on its way."""
         async with self._lock:
-            await self._start()
+            if not self.started:
+                await self._start()
             self._silent_s = 0.0
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _start(self) -> None:
         """Send the headers, once."""
-        if self.started:
-            return
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),

@@ -3,12 +3,16 @@ r"""Header lines that two servers in a row could read differently are refused.
 h11 takes what RFC 9112 lets a server take: lines that end in a bare \n, a line that goes on with a
 space, both a length and chunks. A proxy in front may see another end of the request there, and then
 what one client sends is read as the beginning of another's (request smuggling).
+
+A stream's chunks go out without h11's machine, which changes nothing between two of them.
 """
 
 import re
+from typing import Any
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
+from h11._writers import ChunkedWriter
 
 LINE_ENDS = "Each header line must end in CR LF."
 FOLDED = "A header line must not go on in a second one."
@@ -41,6 +45,22 @@ class StrictBuffer(ReceiveBuffer):
             if fault is not None:
                 raise h11.LocalProtocolError(fault)
         return taken
+
+
+class StrictConnection(h11.Connection):
+    """h11's connection over a strict buffer, quick with the chunks of a stream."""
+
+    def __init__(self, max_incomplete_event_size: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        self._receive_buffer = StrictBuffer()
+
+    def send(self, event: h11.Event) -> Any:
+        """The bytes that say it; None of the end of the connection."""
+        if type(event) is not h11.Data or not isinstance(self._writer, ChunkedWriter):
+            return super().send(event)
+        if self.our_state is not h11.SEND_BODY or not event.data:
+            return super().send(event)
+        return b"%x\r\n%b\r\n" % (len(event.data), event.data)
 
 
 def ambiguity(head: bytes | bytearray) -> str | None:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     classes: tuple[str, ...] | None = None
     admin: bool = False
     gateway: bool = False
+    revoked: bool = False
+    """Whether it lets nobody in; its row says whose KV blocks are to be forgotten."""
     weight: float | None = None
     limits: Limits = Limits()
 
@@ -123,6 +126,45 @@ def add_row(file: Path, name: str, key: str) -> None:
                 "Make `keys:` the last of the file, one `- name: …` below the other.",
             )
         replace_file(file, longer)
+
+
+def revoke_row(file: Path, name: str) -> None:
+    """Put `revoked: true` into the row of `name`; raises UsageError."""
+    file = file.resolve()
+    with told(file), locked(file.parent):
+        text, where = file.read_text(encoding="utf-8"), f"--file {file}"
+        rows = rows_of(parse_yaml(text, where, HOW), where)
+        found = next((row for row in rows if row.name == name), None)
+        if found is None:
+            names = ", ".join(row.name for row in rows if not row.revoked)
+            raise UsageError(f"{where}: there is no key {name[:64]!r}.", f"Its keys: {names}.")
+        if found.revoked:
+            return
+        expected = [
+            msgspec.structs.replace(row, revoked=True) if row is found else row for row in rows
+        ]
+        longer = with_revoked(text, found.sha256)
+        if not holds(longer, expected):
+            raise UsageError(
+                f"{where}: the row of {name!r} is not written as one line for each field.",
+                "Put `revoked: true` into it yourself, and send the server SIGHUP.",
+            )
+        replace_file(file, longer)
+
+
+def with_revoked(text: str, sha256: str) -> str:
+    """`text` and `revoked: true` behind the line of this hash, as far to the right as that.
+
+    >>> with_revoked("  - name: a\\n    sha256: 'ab'\\n", "ab")
+    "  - name: a\\n    sha256: 'ab'\\n    revoked: true\\n"
+    """
+    line = re.compile(rf"^( *)(- )?sha256: *['\"]?{sha256}['\"]? *(#.*)?$", re.MULTILINE)
+
+    def more(found: re.Match[str]) -> str:
+        space = found[1] + " " * len(found[2] or "")
+        return f"{found[0]}\n{space}revoked: true"
+
+    return line.sub(more, text, count=1)
 
 
 def is_empty(content: Any) -> bool:

@@ -18,8 +18,9 @@ that a file that cannot be read changes nothing while the server runs. A key fil
         sha256: 1f3870be274f6c49b3e31a0c6728957f8ab3fa6b4a1d2b1a1f0d1a6c7b5c2d3e
         gateway: true               # asks for callers of its own: `headway gateway` has this key
 
-`headway key alice --file keys.yaml` makes a key of 256 random bits and adds its row. A slow hash
-would add nothing to such a key and cost every request.
+`headway key alice --file keys.yaml` makes a key of 256 random bits and adds its row; `headway key
+revoke alice --file keys.yaml` puts `revoked: true` into it. A slow hash would add nothing to such a
+key and cost every request.
 """
 
 import hashlib
@@ -65,7 +66,9 @@ class Caller:
     def for_user(self, name: str) -> "Caller":
         """The same key as it asks for a caller of a gateway: a user of its own, its cache apart."""
         mixed = self.principal.salted(f"user {name}")
-        principal = msgspec.structs.replace(mixed, name=f"{mixed.name}/{name}")
+        principal = msgspec.structs.replace(
+            mixed, name=f"{mixed.name}/{name}", cache_owner=f"{mixed.cache_owner} {name}"
+        )
         return replace(self, principal=principal, admin=False, gateway=True)
 
     def may_use(self, service_class: str) -> bool:
@@ -98,6 +101,8 @@ class Keyring:
     """Whether all keys have one salt, so that each finds what the others computed."""
     clock: Clock = field(default_factory=SystemClock)
     callers: list[Caller] = field(default_factory=list)
+    revoked: list[Principal] = field(default_factory=list)
+    """Who had a key that is in force no more: what it has computed is to be forgotten."""
     nobody: Caller = field(default_factory=anybody)
 
     def __post_init__(self) -> None:
@@ -113,9 +118,10 @@ class Keyring:
         """
         callers = [self._from_flag(number, key) for number, key in enumerate(self.flags, 1)]
         rows = read_rows(self.file) if self.file is not None else []
-        callers += [self._from_row(row) for row in rows]
-        check_distinct(callers)
-        self.callers = callers
+        found = [(self._from_row(row), row.revoked) for row in rows]
+        check_distinct([*callers, *(caller for caller, _ in found)])
+        self.callers = callers + [caller for caller, revoked in found if not revoked]
+        self.revoked = [caller.principal for caller, revoked in found if revoked]
 
     def _from_flag(self, number: int, key: str) -> Caller:
         return self._caller(Row(name=f"api-key-{number}", sha256=digest(key).hex(), admin=True))
@@ -136,7 +142,7 @@ class Keyring:
         meter = kept.meter if kept and kept.meter.limits == limits else Meter(limits, self.clock)
         usual = row.service_class or next(iter(row.classes or ()), None)
         return Caller(
-            principal=Principal(row.name, usual or "standard", salt),
+            principal=Principal(row.name, usual or "standard", salt, cache_salt(hashed)),
             meter=meter,
             admin=row.admin,
             gateway=row.gateway,

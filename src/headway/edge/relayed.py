@@ -41,7 +41,7 @@ class Load(msgspec.Struct, frozen=True):
     """What a server says of itself: its queue in seconds, seconds a prompt token, memory, rows.
 
     `boot` changes when the engine is another one, and with it what its cache holds; `context`,
-    `cache_tokens` and `max_rows` are its sizes.
+    `cache_tokens` and `max_rows` are its sizes; `fingerprint` is its answers' `system_fingerprint`.
     """
 
     queue_s: float = 0.0
@@ -52,6 +52,7 @@ class Load(msgspec.Struct, frozen=True):
     boot: str = ""
     context: int = 0
     cache_tokens: int = 0
+    fingerprint: str = ""
 
 
 encode_load = msgspec.json.Encoder().encode

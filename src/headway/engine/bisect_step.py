@@ -7,7 +7,8 @@
 Nobody knows how much of a failed plan the runtime had applied, so each row it tries again is
 introduced anew, with its whole block table. The KV before `start` is in place from earlier steps,
 the rest is written once more: a token depends on what a sequence knows, not on who ran beside it,
-so those that are not at fault get the tokens they would have had.
+so those that are not at fault get the tokens they would have had. States are written in
+place: where a model has some, the rows are computed from their first token.
 """
 
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from functools import partial
 
 import msgspec
 
-from headway.core.plan import Executor, ScheduledSequence, StepPlan, StepResult, run
+from headway.core.plan import Executor, ScheduledSequence, StepPlan, StepResult, TierNews, run
 from headway.core.request import Request, SamplingParams
-from headway.engine.scheduler import Scheduler
+from headway.engine.overlap import StepInFlight
+from headway.engine.scheduler import Scheduler, compute_instead
 from headway.engine.sequence import Sequence
 
 NOBODY = 0
@@ -32,10 +34,11 @@ class Bisection:
     run: Callable[[StepPlan], StepResult]
     next_step: Callable[[], int]
     find: Callable[[int], Sequence | None]
+    from_start: bool = False
+    """Whether rows are computed from their first token: what they read was written over."""
     result: StepResult
     stale: list[int] = field(default_factory=list)
     """Sequences that the runtime may or may not know: it forgets them with the next attempt."""
-    num_attempts: int = 0
 
     def search(self, rows: list[ScheduledSequence]) -> None:
         """Try `rows`, which raised together, in halves; a row that raises alone has one more try,
@@ -59,9 +62,12 @@ class Bisection:
             assert sequence is not None
             tables = [list(table) for table in sequence.block_tables]
             plan.new.append(sequence.introduction())
-            plan.scheduled.append(msgspec.structs.replace(row.without_drafts(), new_blocks=tables))
-        self.stale = [row.sequence_id for row in rows]
-        self.num_attempts += 1
+            row = row.without_drafts()
+            if self.from_start:
+                row.token_ids = sequence.tokens[: row.start] + row.token_ids
+                row.start = 0
+            plan.scheduled.append(msgspec.structs.replace(row, new_blocks=tables))
+        self.stale = [*self.stale, *(row.sequence_id for row in rows)]
         try:
             part = self.run(plan)
         except Exception as error:
@@ -72,7 +78,19 @@ class Bisection:
         self.result.failed |= part.failed
         self.result.transfers_done += part.transfers_done
         self.result.transfer_s += part.transfer_s
+        self.result.transfers_failed += part.transfers_failed
+        self.result.moved += part.moved
+        self.result.tier = joined(self.result.tier, part.tier)
         return None
+
+
+def joined(first: TierNews | None, then: TierNews | None) -> TierNews | None:
+    """Both, in this order."""
+    if first is None or then is None:
+        return first or then
+    lost = [*first.lost, *then.lost]
+    num_bad = first.num_bad + then.num_bad
+    return TierNews([*first.kept, *then.kept], lost, num_bad)
 
 
 def bisect_step(
@@ -80,10 +98,11 @@ def bisect_step(
 ) -> StepResult:
     """The result of a step that raised, without the rows that raise by themselves: those `failed`.
 
-    A row that copies a block is put back into the queue instead, for what it copied from may be
-    another's by now; it comes again without a copy, for it computes all of itself.
+    A row that copies a block, or whose table shrinks, is put back into the queue instead, for what
+    it read from may be another's by now; it computes all of itself again.
     """
     copying = {copy.sequence_id for copy in plan.copies if not copy.path}
+    copying |= {shrink.sequence_id for shrink in plan.shrinks}
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
@@ -95,15 +114,33 @@ def bisect_step(
         run=run,
         next_step=scheduler.next_step,
         find=scheduler.by_id,
+        from_start=scheduler.kv.states is not None,
         result=StepResult(plan.step, []),
         stale=[*stale, *(row.sequence_id for row in rows)],
     )
     bisection.search(rows)
-    if not bisection.num_attempts:
-        scheduler.release(stale)
+    scheduler.release(bisection.stale)
     order = {row.sequence_id: number for number, row in enumerate(rows)}
     bisection.result.samples.sort(key=lambda sample: order[sample.sequence_id])
     return bisection.result
+
+
+def abandon(scheduler: Scheduler, steps: list[StepInFlight]) -> None:
+    """Steps in flight of which one raised: nobody knows what they have done, and they are run
+    without those that came before. Whom they advance begins again, one step at a time."""
+    rows, now = [], scheduler.drafts.now
+    for step in steps:
+        scheduler.drafts.now = step.guesses
+        scheduler.drafts.forget()
+        scheduler.release(step.plan.finished)
+        scheduler.preemption.tell_again(step.plan.transfers)
+        rows += list(step.rows)
+    scheduler.drafts.now = now
+    scheduler.overlap.steps.clear()
+    scheduler.overlap.compute_again(rows)
+    lost = {sequence.sequence_id for _, sequence in rows}
+    for sequence in [s for s in scheduler.running[::-1] if s.sequence_id in lost]:
+        scheduler.preempt(sequence, may_copy=False)
 
 
 def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) -> None:
@@ -134,6 +171,7 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
     trial.search([ScheduledSequence(sequence_id, 0, [0], room[0], True)])
     scheduler.kv.release(nobody)
     scheduler.release([sequence_id])
-    scheduler.preemption.done(trial.result.transfers_done, trial.result.transfer_s)
+    for unserved in scheduler.preemption.take(trial.result):
+        compute_instead(scheduler, unserved)
     if trial.result.failed:
         raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")

@@ -2,14 +2,17 @@
 
 Given an engine that is warm and idle, it computes prompts of 1, 2, 4, … tokens, and as many decodes
 beside each other, as long as the model's own prediction says that the next fits into the budget.
-Where tokens are guessed, the price of every number of rows matters, and what the drafter takes:
+Where tokens are guessed, the price of every number of rows matters, and what the drafter takes.
+The first step of so many rows takes up to twice as long, for buffers grow; so the widest comes
+first, and nothing is learned from it:
 
-    rows       32 16 8 24 4 12 20 28 2 6 10 14 … 1 3 5 7 … 15, twice
+    rows       256, then 16 8 4 12 2 6 10 14 1 3 5 7 … 15 32 24 20 28 64 128 256, twice
     drafting   1 and 8 guesses of one sequence, 1 and 4 of eight
 
 It promises to take about the budget and to leave the engine as it found it.
 """
 
+from copy import deepcopy
 from itertools import count
 
 from headway.core.request import Request, SamplingParams
@@ -17,15 +20,18 @@ from headway.core.service import Alone
 from headway.engine.bisect_step import NOBODY
 from headway.engine.cost import NOTHING, Work
 from headway.engine.engine import Engine
-from headway.engine.knots import KNOTS
 from headway.engine.speculation import Rehearsal, Speculation
 
 PROMPT, LEAST_OBSERVED = 500, 5
 """Tokens of a usual prompt, and steps after which the cost model is believed."""
 MOST_ROWS = 16
 """Decodes beside each other; more of them cost what a chunk of as many tokens costs."""
-MOST_VERIFIED, ROUNDS = 32, 2
-"""Where tokens are guessed, each number of rows up to this is seen so often."""
+ROWS = (16, 8, 4, 12, 2, 6, 10, 14, *range(1, 16, 2), 32, 24, 20, 28, 64, 128, 256)
+ROUNDS = 2
+"""Where tokens are guessed, each number of few rows is seen so often, and some of many. One
+sequence has them: newcomers have work of their own, which looked like what a sampled row takes."""
+WIDEST_SHARE = 0.2
+"""Of the time, what the widest step may take by what is known before."""
 ASKED = ((1, 1), (1, 8), (8, 1), (8, 4))
 """Sequences and guesses of each that the drafter is asked for."""
 REHEARSED = 4
@@ -40,39 +46,61 @@ def calibrate(engine: Engine, budget_s: float) -> None:
     names = count(NOBODY, -1)
     most = min(settings.max_num_batched_tokens, settings.max_model_len - 1)
     rows = min(MOST_ROWS, settings.max_num_seqs)
-    for size in (1 << power for power in range(most.bit_length())):
-        shapes = [(1, size)] if size == 1 or size > rows else [(1, size), (size, 1)]
-        for num_prompts, length in shapes:
-            need_s = engine.cost.seconds(engine.cost.beside(NOTHING, 0, size))
-            if clock.now_s() + need_s > ends_s:
-                return
-            run_prompts(engine, names, num_prompts, length)
+    with engine.kv.unlisted():
+        for size in (1 << power for power in range(most.bit_length())):
+            shapes = [(1, size)] if size == 1 or size > rows else [(1, size), (size, 1)]
+            for num_prompts, length in shapes:
+                need_s = engine.cost.seconds(engine.cost.beside(NOTHING, 0, size))
+                if clock.now_s() + need_s > ends_s:
+                    return
+                run_prompts(engine, names, num_prompts, length)
 
 
 def calibrate_guesses(engine: Engine, budget_s: float) -> None:
-    """Teach what each number of rows takes, and the drafter, for about `budget_s`; where nobody
-    guesses, nothing."""
-    drafts, cost = engine.scheduler.drafts, engine.cost
+    """Teach what each number of rows takes, for about two thirds of `budget_s`, and the drafter;
+    where nobody guesses, nothing."""
+    drafts = engine.scheduler.drafts
     speculator = drafts.speculator
     if not isinstance(speculator, Speculation):
         return
-    drafts.speculator = None  # what is computed here is nobody's answer
-    clock, names = engine.clock, count(NOBODY, -1)
-    most = min(MOST_VERIFIED, engine.settings.max_num_seqs)
-    ends_s = clock.now_s() + budget_s / 2
-    rows = sorted([knot for knot in KNOTS if knot <= most], key=lambda knot: -(knot & -knot))
-    for num_rows in rows * ROUNDS:
-        if clock.now_s() + cost.seconds(Work(num_rows, num_rows, num_rows, num_rows)) < ends_s:
-            run_prompts(engine, names, num_rows, 1)
-    ends_s = clock.now_s() + budget_s / 2
-    asking = speculator.asking
-    for num_sequences, depth in ASKED:
-        beside = min(num_sequences, engine.settings.max_num_seqs)
-        need_s = (REHEARSED + 1) * cost.seconds(Work(beside, beside, beside, beside))
-        if asking is not None and clock.now_s() + need_s < ends_s:
-            drafts.speculator = Rehearsal(asking, depth)
-            run_prompts(engine, names, beside, 2, REHEARSED)
+    names = count(NOBODY, -1)  # what is computed here is nobody's answer
+    with engine.kv.unlisted():
+        verify_guesses(engine, names, budget_s * 2 / 3)
+        asking, cost, clock = speculator.asking, engine.cost, engine.clock
+        ends_s = clock.now_s() + budget_s / 3
+        for num_sequences, depth in ASKED:
+            beside = min(num_sequences, engine.settings.max_num_seqs)
+            need_s = (REHEARSED + 1) * cost.seconds(Work(beside, beside, beside, beside))
+            if asking is not None and clock.now_s() + need_s < ends_s:
+                drafts.speculator = Rehearsal(asking, depth)
+                run_prompts(engine, names, beside, 2, REHEARSED)
     drafts.speculator = speculator
+
+
+def verify_guesses(engine: Engine, names: "count[int]", budget_s: float) -> None:
+    """Steps of one sequence that verify guesses, each number of rows so often as there is time."""
+    settings, clock, cost = engine.settings, engine.clock, engine.cost
+    ends_s = clock.now_s() + budget_s
+    rows = [num_rows for num_rows in ROWS if num_rows <= settings.max_num_batched_tokens]
+    name, most_tokens = next(names), settings.max_model_len - 1
+    sampling = SamplingParams(temperature=0, max_tokens=most_tokens, ignore_eos=True)
+    engine.scheduler.drafts.speculator = rehearsal = Rehearsal()
+    engine.add(Request(name, [-name % engine.vocab_size], sampling))
+    engine.flush()
+    engine.step()
+    widest = [r for r in rows if cost.seconds(Work(r, r, r, r)) < WIDEST_SHARE * budget_s]
+    learning, engine.cost = engine.cost, deepcopy(engine.cost)
+    for number, num_rows in enumerate([max(widest, default=1), *rows * ROUNDS]):
+        need_s = cost.seconds(Work(num_rows, num_rows, num_rows, num_rows))
+        known = sum([sequence.num_known for sequence in engine.scheduler.running])
+        if known + num_rows <= most_tokens and clock.now_s() + need_s < ends_s:
+            rehearsal.num_guesses = num_rows - 1
+            engine.step()
+        if not number:
+            engine.cost = learning
+    engine.abort(name)
+    while engine.has_work:
+        engine.step()
 
 
 def pace_alone(engine: Engine) -> Alone:

@@ -35,6 +35,10 @@ class Chain:
             keys.append(hashlib.sha256((keys[-1] if keys else self.root) + tokens).digest())
         return keys[index]
 
+    def cut(self, num_tokens: int) -> None:
+        """Of the tokens only so many are known for sure: no key of more is kept."""
+        del self.keys[num_tokens // self._block_size :]
+
     def block(self, index: int) -> list[int]:
         """The tokens of block `index`."""
         return self._tokens[index * self._block_size : (index + 1) * self._block_size]

@@ -25,7 +25,7 @@ import numpy as np
 
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
-from headway.engine.knots import KNOTS, NUM_KNOTS, knot_above, rising
+from headway.engine.knots import FEW, KNOTS, NUM_KNOTS, Few, knot_above, rising
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
@@ -130,7 +130,7 @@ def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = 
         token_s=spec.flops(1, 0, 0) / flops_per_s,
         any_sampled_s=head * work.weight_bytes / bandwidth,
         sampled_s=2 * spec.embedding_parameters / flops_per_s + HOST_ROW_S,
-        attended_s=4 * spec.num_layers * spec.q_size / flops_per_s,
+        attended_s=spec.num_layers * spec.attended_flops / flops_per_s,
         read_s=sum(work.kv_bytes) / len(work.kv_bytes) / bandwidth,
         copied_byte_s=1 / HOST_BYTES_PER_S.get(device, bandwidth / 2),
     )
@@ -145,6 +145,7 @@ class StepCost:
     def __init__(self, prior: Prior | None = None, windows: tuple[int, ...] = (0,)) -> None:
         self.prior, self.windows = prior or Prior(), windows
         self._errors: deque[float] = deque(maxlen=KEPT_ERRORS)
+        self._few = Few()
         self.forget()
 
     def forget(self) -> None:
@@ -215,13 +216,14 @@ class StepCost:
     def rows_s(self, work: Work, most: int) -> list[float]:
         """Seconds that 0, 1, 2 … `most` drafts add to a step that does `work`, and samples, but for
         what their contexts take."""
-        tokens, curve = work.num_tokens, self._parts[:NUM_KNOTS]
-        row_s = self._parts[SAMPLED] + self._parts[READ] * len(self.windows)
-        if tokens + most > KNOTS[-1]:
+        tokens, parts = work.num_tokens, self._parts
+        row_s = parts[SAMPLED] + parts[READ] * len(self.windows)
+        if tokens + most >= FEW:
             curve_s = [self._curve(tokens + count) for count in range(most + 1)]
         else:
-            curve_s = np.interp(range(tokens, tokens + most + 1), KNOTS, curve).tolist()
-        return [s - curve_s[0] + count * row_s for count, s in enumerate(curve_s)]
+            curve_s = self._few.curve(parts)[tokens : tokens + most + 1]
+        alone_s = curve_s[0]
+        return [s - alone_s + count * row_s for count, s in enumerate(curve_s)]
 
     def with_path(self, work: Work, start: int, count: int) -> Work:
         """`work` and another path of `count` drafts from position `start`: a row of its own, which

@@ -4,6 +4,9 @@
     result = run(plan)              # submit, sample, collect; grammar masks are made meanwhile
     scheduler.update(plan, result)  # append, stop, release
 
+Where an executor holds several steps, the next is scheduled and submitted before this one is
+collected (`engine.overlap`).
+
 Given an executor and settings it runs in whatever process calls `step`: the engine's own, a
 caller's (`headway.LLM`), a test's, a simulation's. It promises each request exactly one terminal
 update per sequence, whatever happens in a step.
@@ -15,23 +18,35 @@ from collections.abc import Sequence as TypingSequence
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError, ShedError
 from headway.core.grammar import Grammar
-from headway.core.plan import Executor, GrammarMasks, StepPlan, StepResult
+from headway.core.plan import (
+    Executor,
+    GrammarMasks,
+    OverlappingExecutor,
+    StepPlan,
+    StepResult,
+)
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.admission import check
 from headway.engine.batching import BatchGate
-from headway.engine.bisect_step import NOBODY, bisect_step, prove_runtime
+from headway.engine.bisect_step import NOBODY, abandon, bisect_step, prove_runtime
 from headway.engine.cost import Prior, StepCost
+from headway.engine.first_scheduled import first_scheduled
 from headway.engine.grammar.grammars import Grammars
-from headway.engine.grammar.masks import Ruled, StepMasks
+from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.kv import KVCache
+from headway.engine.kv.forgetting import forget_owner
+from headway.engine.kv.tiers import make_tiers
+from headway.engine.overlap import StepInFlight, is_nothing
 from headway.engine.policy import make_policy
 from headway.engine.preemption import Preemption
+from headway.engine.recording import Recorder
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import make_speculator
-from headway.telemetry.records import StepRecord, count_work
+from headway.engine.step_masks import begin_masks
+from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +76,18 @@ class Engine:
         self.clock = clock or SystemClock()
         self.kv = KVCache(settings.cache, settings.max_num_batched_tokens)
         self.cost = StepCost(prior, settings.cache.reaches)
+        chunk = settings.max_num_batched_tokens
+        preemption = Preemption(
+            self.kv,
+            self.cost,
+            host_blocks=settings.cache.host_blocks,
+            block_bytes=settings.cache.block_bytes,
+            chunk=chunk,
+        )
+        if settings.cache.prefix_cache and (
+            settings.cache.host_blocks or settings.cache.disk_bytes
+        ):
+            self.put_tiers_below(preemption)
         self.scheduler = Scheduler(
             self.kv,
             BatchGate(
@@ -72,24 +99,32 @@ class Engine:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             policy=make_policy(settings, self.cost, self.clock, self.kv),
-            preemption=Preemption(
-                self.kv,
-                self.cost,
-                host_blocks=settings.cache.host_blocks,
-                block_bytes=settings.cache.block_bytes,
-                chunk=settings.max_num_batched_tokens,
-            ),
+            preemption=preemption,
             clock=self.clock,
             speculator=make_speculator(settings.speculation, self.cost),
+            depth=settings.scheduler.overlap,
         )
-        self._ended_s: float | None = None
-        self._was_idle = False
+        if settings.scheduler.overlap and not isinstance(executor, OverlappingExecutor):
+            raise TypeError(f"{type(executor).__name__} holds one step at a time.")
+        self.recorder = Recorder(self.scheduler, self.cost, lambda: self.has_work)
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
         self._untold = False
         self.grammars = grammars
         self._flushed = False
         self._refusals: list[tuple[int, RequestError]] = []
+
+    def put_tiers_below(self, preemption: Preemption | None = None) -> None:
+        """What leaves the KV memory, or is in other engines, may be found from now on."""
+        preemption = preemption or self.scheduler.preemption
+        below = preemption.host, preemption.rate
+        chunk = self.settings.max_num_batched_tokens
+        cache = self.settings.cache
+        self.kv.tiers = make_tiers(self.kv.pools, cache, self.cost, self.clock, chunk, *below)
+
+    def sequences_of(self, request_id: int) -> list[Sequence]:
+        """The sequences of a request that are not over."""
+        return list(self._requests.get(request_id, ()))
 
     @property
     def has_work(self) -> bool:
@@ -125,8 +160,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError("This request id is in use.", param="request_id")
         check(request, self.settings.max_model_len, self.vocab_size, self.eos_token_ids)
-        sampling = request.sampling
-        limit = self.settings.max_model_len
+        sampling, limit = request.sampling, self.settings.max_model_len
         if sampling.max_tokens is not None:
             limit = min(limit, len(request.prompt_token_ids) + sampling.max_tokens)
         stop_ids = frozenset(sampling.stop_token_ids)
@@ -145,6 +179,8 @@ class Engine:
                 stop_ids=stop_ids,
                 max_len=limit,
                 seed=self._seed(request),
+                kv_read=self.settings.cache.read if request.kv_read is None else request.kv_read,
+                kv_keep=self.settings.cache.keep if request.kv_keep is None else request.kv_keep,
             )
             sequence.resume(known)
             sequences.append(sequence)
@@ -251,26 +287,50 @@ class Engine:
             del self._requests[sequence.request.request_id]
 
     def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
-        """Run one step; returns what each sequence gained and the record of the step."""
-        started_s = self.clock.now_s()
+        """Plan as many steps as may be in flight, and take the result of the oldest.
+
+        Returns what each sequence gained in that one, and its record.
+        """
+        overlap = self.scheduler.overlap
+        while overlap.may_plan and self._begin():
+            pass
+        return self._end(overlap.steps.popleft())
+
+    def _begin(self) -> bool:
+        """Plan a step and submit it; False where nothing is to be done beside those in flight."""
+        started_s, overlap = self.clock.now_s(), self.scheduler.overlap
         self._untold = False
         self._admit_compiled()
         plan = self.scheduler.schedule()
         for sequence in self.scheduler.policy.take_shed():
             self._refuse(sequence.request.request_id, ShedError())
-        planned_s = self.clock.now_s()
-        queried, cached = self._first_scheduled(plan, planned_s) if plan.new else (0, 0)
-        masks = None
+        is_ahead = bool(overlap.steps)
+        if is_ahead and is_nothing(plan):
+            return False
+        planned_s, drafts = self.clock.now_s(), self.scheduler.drafts
+        step = StepInFlight(plan=plan, started_s=started_s, planned_s=planned_s, guesses=drafts.now)
+        step.is_ahead = is_ahead
+        if plan.new:
+            step.first = first_scheduled(plan, self.scheduler, planned_s)
+        if overlap.depth:
+            found = map(self.scheduler.by_id, [row.sequence_id for row in plan.scheduled])
+            step.sequences = [sequence for sequence in found if sequence is not None]
         try:
-            result, masks = self._run(plan)
-        except Exception:
-            log.exception(
-                "step %d failed; its %d sequences are run in halves", plan.step, len(plan.scheduled)
-            )
-            result = bisect_step(plan, self.scheduler, lambda plan: self._run(plan)[0])
-        collected_s = self.clock.now_s()
-        updates = self._fail(result) + self.scheduler.update(plan, result)
-        if result.failed and not result.samples:
+            step.masks = self._submit(plan)
+        except Exception as error:
+            step.error = error
+        overlap.steps.append(step)
+        return True
+
+    def _end(self, step: StepInFlight) -> tuple[list[SequenceUpdate], StepRecord]:
+        """Take what `step` has brought."""
+        self.scheduler.drafts.now = step.guesses
+        result = self._collect(step)
+        collected_s, proves = self.clock.now_s(), bool(result.failed and not result.samples)
+        plan, told = step.told(result)
+        updates = self._fail(step, result) + self.scheduler.update(plan, told)
+        if proves:
+            self._abandon(list(self.scheduler.overlap.steps))
             prove_runtime(self.executor, self.scheduler, self._take_sequence_id())
         for update in updates:
             if update.finish_reason is not None:
@@ -278,62 +338,53 @@ class Engine:
         if self._refusals:
             refused = {request_id for request_id, _ in self._refusals}
             updates = [update for update in updates if update.request_id not in refused]
-        record = self._record(plan, result, started_s)
-        record.num_queried_tokens, record.num_cached_tokens = queried, cached
-        if masks is not None:
-            record.mask_s, record.mask_wait_s = masks.mask_s, masks.wait_s
-        if self.grammars is not None:
-            record.num_deferred = self.grammars.num_waiting
-            record.num_waiting += record.num_deferred
-            record.compiles_s = self.grammars.builder.take_durations()
-        record.schedule_s = planned_s - started_s
-        record.execute_s = collected_s - planned_s
-        self._ended_s, self._was_idle = self.clock.now_s(), not self.has_work
-        record.update_s = self._ended_s - collected_s
+        record = self.recorder.record(step, result, collected_s, self.grammars)
         if not result.failed:
             self.cost.observe(record)
         return updates, record
 
-    def _begin_masks(self, plan: StepPlan) -> StepMasks | None:
-        """Start on the masks of the rows whose sample a grammar rules."""
-        if self.grammars is None:
-            return None
-        ruled: dict[int, Ruled] = {}
-        for row in plan.scheduled:
-            is_due = row.sample or row.path
-            sequence = self.scheduler.by_id(row.sequence_id) if is_due else None
-            if sequence is not None and sequence.grammar is not None:
-                ruled.setdefault(row.sequence_id, (sequence, []))[1].append(row.drafts)
-        return self.grammars.begin(list(ruled.values())) if ruled else None
+    def _collect(self, step: StepInFlight) -> StepResult:
+        """Its result; where it raised, without the rows that raise by themselves."""
+        try:
+            if step.error is not None:
+                raise step.error
+            return self.executor.collect()
+        except Exception:
+            steps, num_rows = self.scheduler.overlap.steps, len(step.plan.scheduled)
+            if steps:
+                log.exception(
+                    "step %d failed; its %d sequences begin again", step.plan.step, num_rows
+                )
+                self._abandon([step, *steps])
+                return StepResult(step.plan.step, [])
+            log.exception(
+                "step %d failed; its %d sequences are run in halves", step.plan.step, num_rows
+            )
+            plan = step.known() if self.scheduler.overlap.depth else step.plan
+            return bisect_step(plan, self.scheduler, self._run)
 
-    def _run(self, plan: StepPlan) -> tuple[StepResult, StepMasks | None]:
-        """Submit, sample, collect; the masks are computed while the model runs."""
-        masks, made = self._begin_masks(plan), GrammarMasks()
+    def _abandon(self, steps: list[StepInFlight]) -> None:
+        """Give up steps in flight, the last that were submitted: whom they advance begins again."""
+        if steps:
+            assert isinstance(self.executor, OverlappingExecutor)
+            self.executor.abandon()
+            abandon(self.scheduler, steps)
+
+    def _submit(self, plan: StepPlan) -> StepMasks | None:
+        """Submit and sample; the masks are computed while the model runs."""
+        masks, made = begin_masks(plan, self.scheduler, self.grammars), GrammarMasks()
         try:
             self.executor.submit(plan)
         finally:
             if masks is not None:
                 made = masks.finish()
         self.executor.sample(plan.step, made)
-        return self.executor.collect(), masks
+        return masks
 
-    def _first_scheduled(self, plan: StepPlan, now_s: float) -> tuple[int, int]:
-        """(prompt tokens scheduled for the first time, those of them that were cached).
-
-        A sibling's prompt is its parent's and counts once; a resumed sequence is not new.
-        """
-        computed = {row.sequence_id: row.start for row in plan.scheduled}
-        queried = cached = 0
-        for new in plan.new:
-            sequence = self.scheduler.by_id(new.sequence_id)
-            if sequence is None or sequence.first_scheduled_s is not None:
-                continue
-            sequence.first_scheduled_s = now_s
-            if sequence.index == 0:
-                sequence.num_cached = min(computed[new.sequence_id], sequence.num_prompt)
-                queried += sequence.num_prompt
-                cached += sequence.num_cached
-        return queried, cached
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Submit, sample and collect."""
+        self._submit(plan)
+        return self.executor.collect()
 
     def _leave_by(self, update: SequenceUpdate) -> None:
         for sequence in self._requests[update.request_id]:
@@ -343,11 +394,12 @@ class Engine:
                     self._refuse(update.request_id, broken_grammar(sequence))
                 return
 
-    def _fail(self, result: StepResult) -> list[SequenceUpdate]:
-        """End the sequences the runtime could not advance, each with an error update."""
+    def _fail(self, step: StepInFlight, result: StepResult) -> list[SequenceUpdate]:
+        """End the sequences the runtime could not advance, each with an error update; one that has
+        left it since, too, for it would fail again."""
         updates = []
         for sequence_id, reason in result.failed.items():
-            sequence = self.scheduler.by_id(sequence_id)
+            sequence = self.scheduler.by_id(sequence_id) or step.find(sequence_id)
             if sequence is not None:
                 log.error("request %d failed: %s", sequence.request.request_id, reason)
                 self.kv.invalidate(sequence)
@@ -357,53 +409,12 @@ class Engine:
                 )
         return updates
 
-    def _record(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
-        scheduler, used = self.scheduler, [pool.num_used for pool in self.kv.pools]
-        record = StepRecord(
-            step=plan.step,
-            started_s=started_s,
-            num_running=len(scheduler.running),
-            num_waiting=scheduler.num_waiting,
-            num_tokens=0,
-            num_sampled=sum([row.sample + row.num_drafts for row in plan.scheduled]),
-            kv_blocks_used=sum(used),
-            kv_usage=self.kv.usage,
-            num_preemptions=scheduler.num_preemptions,
-            group_blocks_used=used,
-        )
-        count_work(record, plan.scheduled, self.cost.windows)
-        timings = result.timings
-        record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
-        record.sample_s, record.draft_s = timings.sample_s, timings.draft_s
-        record.num_drafts = sum(
-            [len(row.token_ids) if row.path else row.num_drafts for row in plan.scheduled]
-        )
-        scheduler.drafts.tell(record, plan, result, self.cost)
-        record.experts_read = result.experts_read
-        record.prefill_s_per_token = scheduler.policy.token_s
-        record.alone_s_per_token = scheduler.policy.alone_s
-        record.row_s = scheduler.policy.slot_rate.row_s(self.clock.now_s())
-        if scheduler.is_full:
-            record.user_slots = scheduler.reclaim.user_slots(scheduler.running)
-        if self._ended_s is not None:
-            since_s = started_s - self._ended_s
-            record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
-        if record.num_prefill_tokens:
-            record.prefilling = self._prefilling(plan)
-        record.transfer_s = result.transfer_s
-        scheduler.preemption.tell(record)
-        return record
-
-    def _prefilling(self, plan: StepPlan) -> list[tuple[int, int, int]]:
-        """(request id, index, tokens computed) of the rows that catch up with their prompts."""
-        found = []
-        for row in plan.scheduled:
-            sequence = self.scheduler.by_id(row.sequence_id)
-            num_more = row.num_drafts + row.num_forced
-            if sequence is not None and len(row.token_ids) > num_more + 1:
-                end = row.start + len(row.token_ids)
-                found.append((sequence.request.request_id, sequence.index, end))
-        return found
+    def forget(self, owner: bytes) -> None:
+        """Nobody finds again what belongs to `owner` (`Principal.block_owner`), or to names that
+        begin with it; the disk erases it."""
+        everybody = [s for sequences in self._requests.values() for s in sequences]
+        forget_owner(self.kv, owner, everybody)
+        self._untold = True
 
     def warm_up(self) -> None:
         """Run one short request, so that the first user does not pay for first allocations."""
@@ -418,7 +429,8 @@ class Engine:
     def check_integrity(self) -> None:
         """Assert every invariant of the engine; when idle, also that nothing is held."""
         self.scheduler.check_integrity()
-        if not self._requests and not self.scheduler.preemption.is_busy:
+        is_busy = self.scheduler.preemption.is_busy or self.scheduler.overlap.steps
+        if not self._requests and not is_busy:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
             assert self.scheduler.preemption.host.num_used == 0, "host blocks leaked"
             assert not self.scheduler.running and not self.scheduler.num_waiting

@@ -4,6 +4,8 @@ Kernels are made for certain numbers of rows: products in int4 by two cores took
 151 us with 4, 5, 6 and 8. So knots lie close where few rows are computed, and then apart.
 """
 
+import numpy as np
+
 KNOTS: tuple[int, ...] = (
     *range(1, 17),
     *range(18, 33, 2),
@@ -14,6 +16,9 @@ KNOTS: tuple[int, ...] = (
 NUM_KNOTS = len(KNOTS)
 CLOSE = 64
 """Up to so many tokens a list says which knot is above."""
+FEW = 512
+"""Below so many tokens a list says what the curve is."""
+NUMBERS, KNOT_NUMBERS = np.arange(FEW, dtype=float), np.array(KNOTS, dtype=float)
 ABOVE = [sum(knot < tokens for knot in KNOTS) for tokens in range(CLOSE + 1)]
 
 
@@ -43,3 +48,22 @@ def rising(values: list[float], weights: list[float]) -> list[float]:
             pool = ((mean * more + pool[0] * pool[1]) / both, both, count + pool[2])
         pools.append(pool)
     return [value for value, _, count in pools for _ in range(count)]
+
+
+class Few:
+    """The curve at each number of tokens below FEW: made once a step, then looked up.
+
+    >>> few = Few().curve([float(knot) for knot in KNOTS])
+    >>> few[1], few[48], len(few)
+    (1.0, 48.0, 512)
+    """
+
+    def __init__(self) -> None:
+        self._of, self._curve = list[float](), list[float]()
+
+    def curve(self, parts: list[float]) -> list[float]:
+        """By number of tokens, where the curve has these values at the knots."""
+        if self._of is not parts:
+            self._of = parts
+            self._curve = np.interp(NUMBERS, KNOT_NUMBERS, parts[:NUM_KNOTS]).tolist()
+        return self._curve

@@ -12,11 +12,14 @@ import msgspec
 from headway.core.errors import RequestError, ServerFaultError, ShedError
 from headway.core.plan import Ceilings, Description
 from headway.core.request import Request, SequenceUpdate
+from headway.core.resolve import Settings
 from headway.core.service import Alone
 from headway.telemetry.records import StepRecord
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-ENGINE_SOCKET, BEAT_SOCKET, FAILURE_FILE = "engine", "beat", "failure"
+ENGINE_SOCKET, BEAT_SOCKET, FAILURE_FILE, BLOCKS_SOCKET = "engine", "beat", "failure", "blocks"
+FILES = (ENGINE_SOCKET, BEAT_SOCKET, FAILURE_FILE, BLOCKS_SOCKET)
+"""In an engine's folder of sockets; at the last other engines fetch KV blocks."""
 BEAT_INTERVAL_S = 0.5
 FAULT = "internal_error"
 PARENT_VARIABLE = "HEADWAY_PARENT"
@@ -24,10 +27,16 @@ PARENT_VARIABLE = "HEADWAY_PARENT"
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):
-    """Run this request; `resumed_tokens` it had from an engine that died, see Engine.add."""
+    """Run this request; `resumed_tokens` it had from an engine that died, see Engine.add.
+
+    With `hands_over` it goes on elsewhere behind its next token; with a `parcel` it comes from
+    there (`engine.handover`).
+    """
 
     request: Request
     resumed_tokens: list[list[int] | None] = []
+    hands_over: bool = False
+    parcel: bytes = b""
 
 
 class RequestHead(msgspec.Struct, array_like=True):
@@ -55,6 +64,18 @@ class Stop(msgspec.Struct, array_like=True, tag=3):
 
 class Flush(msgspec.Struct, array_like=True, tag=4):
     """No more requests will come: let those that wait for a batch to fill start."""
+
+
+class Forget(msgspec.Struct, array_like=True, tag=5):
+    """Drop the KV blocks of this owner, or of all whose names begin so."""
+
+    owner: bytes
+
+
+class Release(msgspec.Struct, array_like=True, tag=6):
+    """What is kept of a request that was handed over is wanted no more."""
+
+    request_id: int
 
 
 class Beat(msgspec.Struct, array_like=True):
@@ -92,6 +113,16 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     group_blocks: list[int] = []
     settings: dict[str, str] = {}
     alone: Alone = Alone()
+    narrowed: list[tuple[int, int]] = []
+    """What `--kv-layers` narrowed, as of `core.kv_layers.narrowing`."""
+    plan: Settings | None = None
+    """All of the settings, for who simulates this engine."""
+    bounded: list[bool] = []
+    """By layer whether a token may read its best blocks alone, as of `CacheConfig`."""
+    kv_read: float = 1.0
+    chooses: list[bool] = []
+    """By layer whether it keeps a part of a prompt alone, as of `CacheConfig`."""
+    kv_keep: float = 1.0
 
 
 class Steps(msgspec.Struct, array_like=True, tag=3):
@@ -141,6 +172,20 @@ class Shed(msgspec.Struct, array_like=True, tag=7):
         return ShedError()
 
 
+class HandedOver(msgspec.Struct, array_like=True, tag=8):
+    """This request has left the engine: it goes on where this `parcel` is given."""
+
+    request_id: int
+    parcel: bytes
+
+
+class TakenOver(msgspec.Struct, array_like=True, tag=9):
+    """A parcel was taken, or refused by this name; then its request is computed here."""
+
+    request_id: int
+    refusal: str
+
+
 class Failed(msgspec.Struct, array_like=True):
     """The engine cannot start: a HeadwayError's parts."""
 
@@ -149,8 +194,9 @@ class Failed(msgspec.Struct, array_like=True):
     exit_code: int
 
 
-ToEngine = Submit | Abort | Stop | Flush
-FromEngine = Loading | Ready | Steps | Refused | Shed | Probed
+HandoverNews = HandedOver | TakenOver
+ToEngine = Submit | Abort | Stop | Flush | Forget | Release
+FromEngine = Loading | Ready | Steps | Refused | Shed | Probed | HandedOver | TakenOver
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

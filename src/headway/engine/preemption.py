@@ -15,39 +15,19 @@ them.
 
 from dataclasses import dataclass, field
 
-from headway.core.plan import Transfer
+from headway.core.plan import StepPlan, StepResult, Transfer
 from headway.engine.cost import StepCost
 from headway.engine.kv import KVCache
 from headway.engine.kv.host import HostBlocks
+from headway.engine.kv.host_tier import HOST
+from headway.engine.kv.prefix import Hit, Read
+from headway.engine.kv.rates import CopyRate
 from headway.engine.sequence import FINISHED, RUNNING, WAITING_FOR_KV, Sequence
 from headway.telemetry.records import StepRecord
 
-OUT, IN, HOST = "out", "in", "host"
+OUT, IN = "out", "in"
 MOST_TRIES = 16
 """Steps in a row that may raise with the same transfer in them."""
-FORGETS = 0.2
-"""Weight of the newest measurement of the rate."""
-DOUBTS = 0.05
-"""How far each copy that was not made moves the rate back to the prior: then one is tried again."""
-
-
-class CopyRate:
-    """Seconds a byte takes between device and host: the prior's until transfers were measured."""
-
-    def __init__(self, prior_s: float) -> None:
-        self.prior_s = self.byte_s = prior_s
-        self.num_observed = 0
-
-    def observe(self, num_bytes: int, seconds: float) -> None:
-        """Transfers of so many bytes took so long in all."""
-        if num_bytes and seconds > 0:
-            weight = max(FORGETS, 1 / (self.num_observed + 1))
-            self.byte_s += weight * (seconds / num_bytes - self.byte_s)
-            self.num_observed += 1
-
-    def doubt(self) -> None:
-        """A copy seemed too slow: nothing is measured then, and what was may have been a hiccup."""
-        self.byte_s += DOUBTS * (self.prior_s - self.byte_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +40,7 @@ class InFlightTransfer:
     transfers: dict[int, Transfer] = field(default_factory=dict)
     untold: list[Transfer] = field(default_factory=list)
     num_tries: int = 0
+    has_failed: bool = False
 
 
 class Preemption:
@@ -88,7 +69,7 @@ class Preemption:
         """(request id, tokens generated) of sequences preempted since the last record."""
         self._num_swapped = self._num_swapped_tokens = self._num_lost_tokens = 0
         self._flights: dict[int, InFlightTransfer] = {}
-        self._next_id = 0
+        self._failed, self._next_id = list[Sequence](), 0
 
     # ── the choice ──────────────────────────────────────────────────────────────────────────
 
@@ -151,11 +132,62 @@ class Preemption:
         flight = InFlightTransfer(sequence=sequence, direction=direction, alone=alone)
         for group, (own, host) in enumerate(zip(blocks, sequence.host_tables, strict=True)):
             if own:
-                transfer = Transfer(self._next_id, group, own, direction, HOST, host)
-                flight.transfers[self._next_id] = transfer
+                transfer = Transfer(self.next_id(), group, own, direction, HOST, host)
+                flight.transfers[transfer.transfer_id] = transfer
                 flight.untold.append(transfer)
-                self._next_id += 1
         self._flights[sequence.sequence_id] = flight
+
+    def next_id(self) -> int:
+        """The number of a new transfer."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def restore(self, sequence: Sequence, hit: Hit) -> None:
+        """Begin to read what `hit` lacks into the blocks that `sequence` has for it."""
+        tiers = self.kv.tiers
+        assert tiers is not None
+        start = hit.num_tokens - sum(hit.restored.values())
+        limit_s = tiers.limit_s(hit.reads, tiers.again_s(hit.num_tokens, start))
+        flight = InFlightTransfer(sequence=sequence, direction=IN, alone=[])
+        by_place: dict[tuple[int, str], list[Read]] = {}
+        for read in hit.reads:
+            by_place.setdefault((read.group, read.tier.name), []).append(read)
+        for (group, peer), reads in by_place.items():
+            blocks = [sequence.block_tables[group][read.at] for read in reads]
+            keys = [read.key for read in reads]
+            host = [self.host.block_of(group, key) for key in keys] if peer == HOST else []
+            transfer = Transfer(
+                self.next_id(), group, blocks, IN, peer, host, keys, limit_s=limit_s
+            )
+            flight.transfers[transfer.transfer_id] = transfer
+            flight.untold.append(transfer)
+        groups = range(len(self.kv.pools))
+        flight.alone = [sum(read.group == group for read in hit.reads) for group in groups]
+        sequence.state = WAITING_FOR_KV
+        self._flights[sequence.sequence_id] = flight
+
+    def take(self, result: StepResult) -> list[Sequence]:
+        """The transfers that ended; returns the sequences whose restore came to nothing."""
+        if self.kv.tiers is not None:
+            self.kv.tiers.take(result.moved, result.tier)
+        failed = set(result.transfers_failed)
+        for flight in self._flights.values() if failed else ():
+            for transfer_id in failed & flight.transfers.keys():
+                flight.has_failed = True
+                transfer = flight.transfers[transfer_id]
+                for key in transfer.keys if transfer.peer == HOST else ():
+                    self.host.drop(transfer.group, key)
+        self.done([*result.transfers_done, *result.transfers_failed], result.transfer_s)
+        given_up, self._failed = self._failed, []
+        return given_up
+
+    def begin(self, plan: StepPlan) -> None:
+        """Put into `plan` the transfers that begin with its step."""
+        plan.transfers = self.take_untold()
+        tiers = self.kv.tiers
+        if tiers is not None:
+            plan.transfers += tiers.spills(self.next_id, is_idle=not plan.scheduled)
+            plan.forget = tiers.take_forgotten()
 
     def take_untold(self) -> list[Transfer]:
         """The transfers that the runtime has yet to be told of."""
@@ -185,7 +217,10 @@ class Preemption:
         for flight in list(self._flights.values()) if ids else ():
             for transfer_id in ids & flight.transfers.keys():
                 transfer = flight.transfers.pop(transfer_id)
-                num_bytes += len(transfer.blocks) * self.block_bytes[transfer.group]
+                if transfer.peer == HOST:
+                    num_bytes += len(transfer.blocks) * self.block_bytes[transfer.group]
+                    for block in transfer.host_blocks if transfer.keys else ():
+                        self.host.unpin(transfer.group, block)
             flight.untold = [t for t in flight.untold if t.transfer_id in flight.transfers]
             if not flight.transfers:
                 del self._flights[flight.sequence.sequence_id]
@@ -198,9 +233,12 @@ class Preemption:
         if flight.direction == OUT and not is_over:
             self.kv.leave(sequence)
             return
-        self._leave_host(sequence)
+        if sequence.host_tables:
+            self._leave_host(sequence)
         if is_over:
             self.kv.release(sequence)
+        elif flight.has_failed:
+            self._failed.append(sequence)
         else:
             sequence.state = RUNNING
 
@@ -222,6 +260,11 @@ class Preemption:
     def is_busy(self) -> bool:
         """Whether any transfer is not done."""
         return bool(self._flights)
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether any is not done, or blocks are due to go below."""
+        return self.is_busy or bool(self.kv.tiers and self.kv.tiers.has_due)
 
     def is_flying(self, sequence: Sequence) -> bool:
         """Whether the KV of `sequence` is on its way."""
@@ -276,8 +319,12 @@ class Preemption:
         for sequence_id, flight in self._flights.items():
             sequence = flight.sequence
             assert known[sequence_id] is sequence and flight.transfers
-            assert sequence.host_tables, "a copy without host blocks"
             for transfer in flight.transfers.values():
+                if transfer.keys:
+                    table = sequence.block_tables[transfer.group]
+                    assert set(transfer.blocks) <= set(table), "a block was given back on the way"
+                    continue
+                assert sequence.host_tables, "a copy without host blocks"
                 live = self.kv.live(sequence, transfer.group)
                 assert transfer.blocks == live, "a block was given back on the way"
                 assert transfer.host_blocks == sequence.host_tables[transfer.group]

@@ -2,6 +2,7 @@
 
 Given the socket folder and a function that builds the engine, it tells of loading, runs steps
 while there is work and waits while there is none. It ends when told to, or when its parent is gone.
+Where it was joined to other engines, requests go on there and come from there (`handover.py`).
 """
 
 import contextlib
@@ -21,10 +22,10 @@ import zmq
 
 from headway.core.clock import SystemClock
 from headway.core.errors import HeadwayError, RequestError, ShedError
-from headway.core.request import Request
 from headway.engine import messages
 from headway.engine.calibration import pace_alone
-from headway.engine.engine import Engine, ResumedTokens
+from headway.engine.engine import Engine
+from headway.engine.handover import Handover
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ START_PROBE_S = 1.0
 IDLE_PROBE_EVERY_S, RARER, AT_LEAST_EVERY_S = 5.0, 1.2, 60.0
 """Idle moments are probed every 5 s at first, then ever more rarely, for the best changes less."""
 Progress = Callable[[int, int], None]
+Join = Callable[[Engine, str], Handover]
+"""Joins an engine to others, who fetch its blocks at this address."""
 
 
 class Pulse:
@@ -58,7 +61,9 @@ class Pulse:
         return 0.0 if since_s is None else self._clock.now_s() - since_s
 
 
-def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
+def serve_engine(
+    sockets: Path, build: Callable[[Progress], Engine], join: Join | None = None
+) -> int:
     """Run until told to stop; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it drains first
     parent = int(os.environ.get(messages.PARENT_VARIABLE, os.getppid()))
@@ -68,6 +73,8 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
     threading.Thread(target=beat, args=(context, sockets, parent, pulse), daemon=True).start()
     try:
         engine = build(tell_progress(pair))
+        address = f"unix:{sockets / messages.BLOCKS_SOCKET}"
+        handover = join(engine, address) if join is not None else None
     except HeadwayError as error:
         failure = messages.Failed(error.cause, error.fix, error.exit_code)
         (sockets / messages.FAILURE_FILE).write_bytes(messages.encode(failure))
@@ -76,7 +83,7 @@ def serve_engine(sockets: Path, build: Callable[[Progress], Engine]) -> int:
     pair.send(messages.encode(introduction(engine)))
     gc.collect()
     gc.freeze()  # a full collection would visit 180,000 objects of torch: 40 ms, more than a step
-    run(engine, pair, pulse)
+    run(engine, pair, pulse, handover)
     pair.close(linger=2000)
     return 0
 
@@ -103,7 +110,7 @@ def beat(context: zmq.Context[zmq.Socket[bytes]], sockets: Path, parent: int, pu
 
 def remove_sockets(sockets: Path) -> None:
     """What a server that was killed could not remove: its sockets, and folders left empty."""
-    for name in (messages.ENGINE_SOCKET, messages.BEAT_SOCKET, messages.FAILURE_FILE):
+    for name in messages.FILES:
         (sockets / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         sockets.rmdir()
@@ -140,10 +147,18 @@ def introduction(engine: Engine) -> messages.Ready:
         group_blocks=[count - 1 for count in settings.cache.num_blocks],
         settings=settings.told(),
         alone=pace_alone(engine),
+        narrowed=list(settings.cache.narrowed),
+        plan=settings,
+        bounded=list(settings.cache.bounded),
+        kv_read=settings.cache.read,
+        chooses=list(settings.cache.chooses),
+        kv_keep=settings.cache.keep,
     )
 
 
-def run(engine: Engine, pair: zmq.Socket[bytes], pulse: Pulse) -> None:
+def run(
+    engine: Engine, pair: zmq.Socket[bytes], pulse: Pulse, handover: Handover | None = None
+) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
@@ -156,14 +171,11 @@ def run(engine: Engine, pair: zmq.Socket[bytes], pulse: Pulse) -> None:
         while heard := dict(poller.poll(0 if engine.has_work else idle_ms(engine))):
             if bell.listener.fileno() in heard:
                 bell.hush()
-            if pair in heard and not take(engine, pair):
+            if pair in heard and not take(engine, pair, handover):
                 return
         if engine.has_work:
             with pulse:
-                updates, record = engine.step()
-            pair.send(messages.encode(messages.Steps(updates, record)))
-            for request_id, error in engine.take_refusals():
-                pair.send(messages.encode(refused(request_id, error)))
+                step(engine, pair, handover)
             if not engine.has_work:
                 engine.check_integrity()
         elif engine.clock.now_s() - probed_s > pause_s:
@@ -174,6 +186,16 @@ def run(engine: Engine, pair: zmq.Socket[bytes], pulse: Pulse) -> None:
             ceilings = engine.executor.describe().ceilings
             pair.send(messages.encode(messages.Probed(ceilings, pace_alone(engine))))
             probed_s, pause_s = engine.clock.now_s(), min(pause_s * RARER, AT_LEAST_EVERY_S)
+
+
+def step(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None) -> None:
+    """Run a step, and say what came of it."""
+    updates, record = engine.step()
+    pair.send(messages.encode(messages.Steps(updates, record)))
+    for request_id, error in engine.take_refusals():
+        pair.send(messages.encode(refused(request_id, error)))
+    for request_id, parcel in handover.take_due() if handover is not None else ():
+        pair.send(messages.encode(messages.HandedOver(request_id, parcel)))
 
 
 class Bell:
@@ -217,7 +239,7 @@ def fault(request_id: int, error: Exception) -> messages.Refused | messages.Shed
     return messages.Refused(request_id, "", None, messages.FAULT)
 
 
-def take(engine: Engine, pair: zmq.Socket[bytes]) -> bool:
+def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None) -> bool:
     """Act on one message; False when it says to stop. A frame that is no message is dropped.
 
     A request in it is refused, so that nobody waits for its answer.
@@ -232,12 +254,17 @@ def take(engine: Engine, pair: zmq.Socket[bytes]) -> bool:
             pair.send(messages.encode(fault(request_id, error)))
         return True
     match message:
-        case messages.Submit(request, resumed_tokens):
-            refusal = submit(engine, request, resumed_tokens)
-            if refusal is not None:
-                pair.send(messages.encode(refusal))
+        case messages.Submit():
+            told = submit(engine, message, handover)
+            if told is not None:
+                pair.send(messages.encode(told))
         case messages.Abort(request_id, index):
             engine.abort(request_id, index)
+        case messages.Release(request_id):
+            if handover is not None:
+                handover.drop(request_id)
+        case messages.Forget(owner):
+            engine.forget(owner)
         case messages.Flush():
             engine.flush()
         case messages.Stop():
@@ -246,11 +273,17 @@ def take(engine: Engine, pair: zmq.Socket[bytes]) -> bool:
 
 
 def submit(
-    engine: Engine, request: Request, resumed_tokens: ResumedTokens
-) -> messages.Refused | messages.Shed | None:
+    engine: Engine, asked: messages.Submit, handover: Handover | None
+) -> messages.Refused | messages.Shed | messages.TakenOver | None:
     """Hand a request to the engine; what it says, or raises, refuses this request alone."""
+    request = asked.request
     try:
-        engine.add(request, resumed_tokens)
+        if asked.parcel and handover is not None:
+            refusal = handover.take_over(request, asked.parcel, asked.resumed_tokens)
+            return messages.TakenOver(request.request_id, refusal)
+        engine.add(request, asked.resumed_tokens)
+        if asked.hands_over and handover is not None:
+            handover.offer(request.request_id)
     except RequestError as error:
         return refused(request.request_id, error)
     except Exception as error:

@@ -16,7 +16,7 @@ last, and not before it has made a token since. The seconds spent to compute aga
 sequences had computed are at most `LOST_SHARE` of the time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as TypingSequence
 from math import inf
 
@@ -284,3 +284,8 @@ class Held:
     def __init__(self, rows: int, blocks: list[int]) -> None:
         self.rows = rows
         self.blocks = blocks
+
+
+def lacks_room(waiting: Collection[Sequence], running: Iterable[Sequence]) -> bool:
+    """Of a full house: whether somebody waits for a row or for blocks; idle work makes way."""
+    return bool(waiting) and not any(s.request.terms.idle_only for s in running)

@@ -22,11 +22,16 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.batching import BatchGate
+from headway.engine.forks import are_due, before_forks, start_forks
+from headway.engine.integrity import check_places
 from headway.engine.kv import KVCache
+from headway.engine.kv.export import export
+from headway.engine.kv.forgetting import give_up_restore
 from headway.engine.kv.prefix import Hit
+from headway.engine.overlap import Overlap, sees_all, stands_still
 from headway.engine.policy import Fcfs, Policy
 from headway.engine.preemption import Preemption
-from headway.engine.reclaim import Reclaim
+from headway.engine.reclaim import Reclaim, lacks_room
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
 
@@ -45,6 +50,7 @@ class Scheduler:
         preemption: Preemption | None = None,
         clock: Clock | None = None,
         speculator: Speculator | None = None,
+        depth: int = 0,
     ) -> None:
         self.kv = kv
         self.gate = gate
@@ -53,6 +59,7 @@ class Scheduler:
         self.clock = clock or SystemClock()
         self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
+        self.overlap = Overlap(depth)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -66,7 +73,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        under_way = bool(self._released) or self.preemption.is_busy
+        under_way = bool(self._released or self.overlap.steps) or self.preemption.has_transfers
         return self._is_busy or under_way or self.gate.is_open(busy=False)
 
     @property
@@ -81,7 +88,8 @@ class Scheduler:
     @property
     def opens_at_s(self) -> float:
         """When time alone gives an idle scheduler work; infinite when only a newcomer can."""
-        return self.gate.opens_at(self._is_busy)
+        opens_s, tiers = self.gate.opens_at(self._is_busy), self.kv.tiers
+        return min(opens_s, tiers.due_at_s) if tiers else opens_s
 
     @property
     def _is_busy(self) -> bool:
@@ -102,6 +110,10 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
+        with self.overlap.assumed(foresees=self.drafts.speculator is None):
+            return self._plan()
+
+    def _plan(self) -> StepPlan:
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
         may_start = self._reclaim(plan)
@@ -110,9 +122,10 @@ class Scheduler:
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget, may_start)
-        self.policy.slot_rate.step(self.clock.now_s(), lacking=self._lacks_room())
+        lacking = self.is_full and lacks_room(self.waiting, self.running)
+        self.policy.slot_rate.step(self.clock.now_s(), lacking=lacking)
         self.drafts.branch(plan, self.max_num_batched_tokens - plan.num_tokens)
-        plan.transfers = self.preemption.take_untold()
+        self.preemption.begin(plan)
         plan.finished = self.take_released()
         return plan
 
@@ -142,7 +155,9 @@ class Scheduler:
                     budget -= len(plan.scheduled[-1].token_ids)
                     break
                 victim = self._victim(plan)
-                if self.preemption.is_worth_waiting_for(sequence, victim, num_stalled):
+                if (
+                    victim is sequence and any(map(stands_still, self.running))
+                ) or self.preemption.is_worth_waiting_for(sequence, victim, num_stalled):
                     num_stalled += 1
                     break
                 self.preempt(victim)
@@ -181,8 +196,11 @@ class Scheduler:
             if sequence.state != RUNNING:
                 continue
             count = min(len(sequence.tokens) - sequence.computed, most, budget)
+            count = before_forks(self.kv, sequence, count)
+            if self.kv.choosing is not None:
+                count = self.kv.choosing.cut(sequence, count)
             while not self._schedule(plan, sequence, count):
-                if plan.scheduled or self.preemption.is_busy:
+                if plan.scheduled or self.preemption.is_busy or self.overlap.steps:
                     return
                 victim = self._victim(plan)
                 self.preempt(victim)
@@ -214,14 +232,10 @@ class Scheduler:
         else:
             self.kv.reuse(sequence, hit)
             sequence.state = RUNNING
+            if hit.reads:
+                self.preemption.restore(sequence, hit)
             self.preemption.count_lost(sequence, hit.num_tokens)
         return True
-
-    def _lacks_room(self) -> bool:
-        """Whether somebody waits for a row or for blocks; idle work makes way for most."""
-        if not self.waiting or not self.is_full:
-            return False
-        return not any(s.request.terms.idle_only for s in self.running)
 
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
         """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""
@@ -264,7 +278,7 @@ class Scheduler:
     def _unplanned(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that the step does not advance so far, and whose KV is there."""
         planned = {row.sequence_id for row in plan.scheduled}
-        here = [s for s in self.running if s.state == RUNNING]
+        here = [s for s in self.running if s.state == RUNNING and not stands_still(s)]
         return [s for s in here if s.sequence_id not in planned]
 
     def _victim(self, plan: StepPlan) -> Sequence:
@@ -286,9 +300,11 @@ class Scheduler:
         new_blocks, copies = room
         if copies:
             plan.copies.extend(copies)
+        if self.kv.choosing is not None:
+            plan.shrinks += self.kv.choosing.take()
         if not sequence.known_to_runtime:
             self._introduce(plan, sequence)
-            new_blocks = [list(table) for table in sequence.block_tables]
+            new_blocks = self.kv.whole_tables(sequence)
         tokens = sequence.tokens
         chunk, sample = tokens[start:end], end == len(tokens)
         row = ScheduledSequence(sequence.sequence_id, start, chunk, new_blocks, sample)
@@ -309,8 +325,9 @@ class Scheduler:
 
         What it has computed is copied to host memory, or where that takes longer, is lost.
         """
+        self.overlap.take_back(victim)
         self.running.remove(victim)
-        if may_copy and self.preemption.is_cheaper(victim):
+        if may_copy and sees_all(victim, self.kv) and self.preemption.is_cheaper(victim):
             self._leave_runtime(victim)
             self.preemption.swap_out(victim)
         else:
@@ -333,6 +350,7 @@ class Scheduler:
         if sequence.grammar is not None:
             sequence.grammar.release()
         self.drafts.left(sequence)
+        self.overlap.left(sequence)
         if sequence.known_to_runtime:
             sequence.known_to_runtime = False
             del self._by_id[sequence.sequence_id]
@@ -342,27 +360,31 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
         """Take a step's result: append, stop, release. Aborted sequences are passed over."""
-        by_id = self._by_id
-        self.preemption.done(result.transfers_done, result.transfer_s)
+        by_id, size = self._by_id, self.kv.block_size
+        for unserved in self.preemption.take(result):
+            compute_instead(self, unserved)
         for row in plan.scheduled:
-            sequence = by_id.get(row.sequence_id)
-            if sequence is not None:
-                sequence.computed = row.start + len(row.token_ids) - row.num_drafts
-                self.kv.insert(sequence)
+            if (sequence := by_id.get(row.sequence_id)) is not None:
+                sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
+                if computed >= (sequence.num_remembered + 1) * size:
+                    self.kv.insert(sequence)
+                export(self.kv, sequence)
+                if sequence.forks and are_due(self.kv, sequence):
+                    self._start_forks(sequence)
         for prompt in result.prompt_logprobs:
             sequence = by_id.get(prompt.sequence_id)
             if sequence is not None:
                 sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
-        updates = []
-        finished = False
+        updates, finished, now_s, jumps = [], False, self.clock.now_s(), self.drafts.jumps
         for sample in result.samples:
             sequence = by_id.get(sample.sequence_id)
             if sequence is not None:
                 if sequence.forks:
                     self._start_forks(sequence)
-                updates.append(sequence.take(sample, self.clock.now_s(), jumps=self.drafts.jumps))
-                self.drafts.keep(sequence, sample, updates[-1])
-                if updates[-1].finish_reason is not None:
+                updates.append(update := sequence.take(sample, now_s, jumps=jumps))
+                if self.drafts.speculator is not None:
+                    self.drafts.keep(sequence, sample, update)
+                if update.finish_reason is not None:
                     self._finish(sequence)
                     finished = True
         self.drafts.ended(result)
@@ -371,22 +393,11 @@ class Scheduler:
         return updates
 
     def _start_forks(self, parent: Sequence) -> None:
-        """The prompt of `parent` is computed: its siblings share it, all but the last token.
-
-        Each computes that token again, as a decode row, for a sample of its own. Siblings for
-        which there is no row left queue up and compute the prompt themselves.
-        """
-        forks, parent.forks = parent.forks, []
-        shared = parent.num_prompt - 1
-        late = []
-        for child in forks:
+        """The siblings of `parent` run; those for which there is no row left wait."""
+        started, late = start_forks(self.kv, parent, self.max_num_seqs - len(self.running))
+        for child in started + late:
             self.policy.arrived(child)
-            if len(self.running) < self.max_num_seqs and parent.computed >= parent.num_prompt:
-                self.kv.fork(parent, child, shared)
-                child.state = RUNNING
-                self.running.append(child)
-            else:
-                late.append(child)
+        self.running += started
         self.waiting.extendleft(reversed(late))
 
     def by_id(self, sequence_id: int) -> Sequence | None:
@@ -417,20 +428,21 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""
-        assert all(s.state in (RUNNING, WAITING_FOR_KV) for s in self.running)
-        assert all(s.state == WAITING for s in [*self.waiting, *self.gate])
-        self.gate.check_integrity()
-        known = [s for s in self.running if s.known_to_runtime]
-        assert {s.sequence_id for s in known} == set(self._by_id), "the runtime's ids differ"
-        assert len(self.running) <= self.max_num_seqs
-        queued = [*self.running, *self.waiting, *self.gate]
-        everybody = queued + [fork for parent in queued for fork in parent.forks]
-        assert len({s.sequence_id for s in everybody}) == len(everybody), "a sequence is twice"
-        for sequence in everybody:
-            sequence.check_integrity()
-        self.preemption.check_integrity(everybody)
-        self.reclaim.check_integrity(self.waiting)
-        self.kv.check_integrity([*everybody, *self.preemption.guests])
+        with self.overlap.assumed(foresees=self.drafts.speculator is None):
+            everybody = check_places(self.running, self.waiting, self.gate, self._by_id)
+            assert len(self.running) <= self.max_num_seqs
+            self.preemption.check_integrity(everybody)
+            self.reclaim.check_integrity(self.waiting)
+            held = [blocks for step in self.overlap.steps for blocks in step.guesses.held]
+            self.kv.check_integrity([*everybody, *self.preemption.guests], *held)
+
+
+def compute_instead(scheduler: Scheduler, sequence: Sequence) -> None:
+    """What `sequence` waited for did not come: it is the first of the queue again."""
+    scheduler.running.remove(sequence)
+    give_up_restore(scheduler.kv, sequence)
+    sequence.state = WAITING
+    scheduler.waiting.appendleft(sequence)
 
 
 def added(some: list[int], more: list[int]) -> list[int]:

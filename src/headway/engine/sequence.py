@@ -15,12 +15,15 @@ computes the sampled token computes it too (jump forward).
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.core.plan import NewSequence, Sample
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
-from headway.engine.chain import Chain
+from headway.engine.chain import Chain, root_key
 from headway.engine.grammar.state import GrammarState
+
+if TYPE_CHECKING:
+    from headway.engine.kv.prefix import Tier
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 WAITING_FOR_KV = "waiting for KV"
@@ -37,6 +40,7 @@ class Sequence:
         "block_tables",
         "chain",
         "computed",
+        "dropped",
         "first_live",
         "first_scheduled_s",
         "first_token_s",
@@ -44,23 +48,32 @@ class Sequence:
         "grammar",
         "host_tables",
         "index",
+        "is_forgotten",
         "known_to_runtime",
+        "kv_keep",
+        "kv_read",
         "max_len",
         "num_cached",
+        "num_exported",
         "num_forced",
         "num_given",
         "num_lost",
         "num_prompt",
         "num_remembered",
+        "parcel_id",
+        "parts_at",
         "policy_state",
         "prompt_logprobs",
         "request",
+        "restored",
         "seed",
         "sequence_id",
         "shares_blocks",
+        "source",
         "state",
         "stop_ids",
         "takes_hits",
+        "takes_restores",
         "tokens",
         "wants_prompt_logprobs",
     )
@@ -75,6 +88,8 @@ class Sequence:
         stop_ids: frozenset[int],
         max_len: int,
         seed: int,
+        kv_read: float = 1.0,
+        kv_keep: float = 1.0,
     ) -> None:
         self.sequence_id = sequence_id
         self.request = request
@@ -104,6 +119,26 @@ class Sequence:
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self.takes_hits = not self.wants_prompt_logprobs
         """Whether it may begin with what others computed."""
+        self.kv_read = kv_read
+        """The share of its context that a token reads from `reads_from` on."""
+        self.kv_keep = kv_keep
+        """The share of its first `chooses_at` tokens that is kept for those behind."""
+        self.dropped = [0] * num_groups
+        """By group: how many blocks shorter the table is for that than its tokens."""
+        self.takes_restores = True
+        """Whether it may begin with what a lower tier holds; not where that failed it once."""
+        self.restored: dict[str, int] = {}
+        """Tokens that came, or are to come, from lower tiers, by their names."""
+        self.source: Tier | None = None
+        """Another engine that has computed its beginning."""
+        self.parcel_id = b""
+        """What its full blocks are known by to another engine that is to go on with it."""
+        self.num_exported = 0
+        """Blocks from the beginning that have left for it."""
+        self.parts_at = -1
+        """The block behind which its prompt goes on otherwise than others; -1: none is known."""
+        self.is_forgotten = False
+        """Whether its owner was forgotten since it came: nothing of it is listed."""
         self.grammar: GrammarState | None = None
         """Where it stands in its grammar, when it has one."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
@@ -130,6 +165,43 @@ class Sequence:
             f"known {len(self.tokens)}, computed {self.computed})"
         )
 
+    def keys(self, block_size: int) -> Chain:
+        """The keys of its full blocks, each made when it is asked for first."""
+        if self.chain is None:
+            root = root_key(self.request.principal.cache_salt, self.request.adapter)
+            self.chain = Chain(self.tokens, root, block_size)
+        return self.chain
+
+    @property
+    def reads_from(self) -> int:
+        """The first token that reads a share of its context: what is generated, or scored as if."""
+        scored = self.request.sampling.prompt_logprobs is not None
+        return 0 if scored else self.num_prompt
+
+    @property
+    def chooses_at(self) -> int:
+        """The tokens before which a part is kept for those behind: its prompt.
+
+        Half of one that is scored, so that the rest tells what the choice costs.
+        """
+        scored = self.request.sampling.prompt_logprobs is not None
+        return self.num_prompt // 2 if scored else self.num_prompt
+
+    @property
+    def num_exact(self) -> int:
+        """How many of its tokens are computed as in any other request that begins with them.
+
+        Those behind, which see a share of their context alone, nobody else may find.
+        """
+        if self.kv_keep < 1:
+            return self.chooses_at
+        return len(self.tokens) if self.kv_read >= 1 else self.reads_from
+
+    @property
+    def most_found(self) -> int:
+        """How many of its tokens it may begin with as others computed them: not the last one."""
+        return min(len(self.tokens) - 1, self.num_exact)
+
     @property
     def num_known(self) -> int:
         return len(self.tokens)
@@ -146,7 +218,8 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether it lacks one token to be sampled from, and else only forced ones."""
-        return self.state == RUNNING and 1 <= self.num_missing <= 1 + self.num_forced
+        missing = len(self.tokens) - self.computed  # written out: it is asked of each in each step
+        return self.state == RUNNING and 1 <= missing <= 1 + self.num_forced
 
     def num_news(self, begin: int, end: int) -> int:
         """How many of its tokens `begin` … `end` - 1 the runtime does not know."""
@@ -166,12 +239,13 @@ class Sequence:
         grammar = self.grammar
         if grammar is not None and not grammar.accept(token_id):
             return "error"
-        self.tokens.append(token_id)
+        tokens = self.tokens
+        tokens.append(token_id)
         if token_id in self.stop_ids and self.num_generated > self.request.sampling.min_tokens:
             return "stop"
         if grammar is not None and grammar.is_complete:
             return "stop"
-        return "length" if len(self.tokens) >= self.max_len else None
+        return "length" if len(tokens) >= self.max_len else None
 
     def take(self, sample: Sample, now_s: float, *, jumps: bool = False) -> SequenceUpdate:
         """Append what was sampled up to the first token that ends the sequence.
@@ -180,16 +254,19 @@ class Sequence:
         """
         token_ids, logprobs = sample.token_ids, sample.logprobs
         request, came = self.request, list[int]()
-        update = SequenceUpdate(request.request_id, self.index, came, logprobs=logprobs)
+        update = SequenceUpdate(request.request_id, self.index, came)
+        if logprobs is not None:
+            update.logprobs = logprobs
         if self.first_token_s is None:
             self.first_token_s = now_s
-        if self.num_generated == 0:
+        if len(self.tokens) == self.num_prompt:
             update.first_scheduled_s = self.first_scheduled_s
             update.num_cached_tokens = self.num_cached
             if self.wants_prompt_logprobs:
                 update.prompt_logprobs = self.prompt_logprobs
         self.num_forced = 0
-        for token_id in self._following(token_ids) if jumps and self.may_jump else token_ids:
+        jumps = jumps and self.grammar is not None and self.may_jump
+        for token_id in self._following(token_ids) if jumps else token_ids:
             reason = self.append(token_id)
             came.append(token_id)
             if reason is not None:
@@ -235,6 +312,9 @@ class Sequence:
             self.seed,
             sorted(self.stop_ids) if sampling.min_tokens else [],
             self.request.adapter,
+            self.kv_read,
+            self.reads_from,
+            list(self.dropped) if any(self.dropped) else [],
         )
 
     def check_integrity(self) -> None:
@@ -248,5 +328,5 @@ class Sequence:
             assert not self.known_to_runtime, self
         if self.host_tables:
             assert self.computed > 0 and self.state != RUNNING, self
-        elif self.state != RUNNING:
+        elif self.state not in (RUNNING, WAITING_FOR_KV):
             assert self.computed == 0 and not any(self.block_tables), self

@@ -11,7 +11,8 @@ import msgspec
 
 from headway.core.errors import UsageError
 from headway.core.scoring import Model
-from headway.evals.skills.suite import LEVELS, SKILLS, examples
+from headway.evals.skills.example import Example
+from headway.evals.skills.suite import LEVELS, SKILLS, examples, lookups
 from headway.evals.statistics import wilson
 
 MAX_TOKENS = {"story": 192, "extract": 128, "tool": 128, "copy": 96, "reverse": 64, "sort": 64}
@@ -77,6 +78,16 @@ def check_skills(skills: Sequence[str]) -> list[str]:
     return [skill for skill in SKILLS if skill in skills] if skills else list(SKILLS)
 
 
+def most_tokens(skill: str) -> int:
+    """The longest answer to a question of a skill."""
+    return MAX_TOKENS.get(skill, OTHER_TOKENS)
+
+
+def lookup_name(distance: int) -> str:
+    """What lookups with so many characters between list and question are called."""
+    return f"lookup at {distance}"
+
+
 def num_cells(skills: Sequence[str], levels: Sequence[int]) -> int:
     """Skills × levels."""
     return len(skills) * len(levels)
@@ -89,15 +100,19 @@ def ask(
     levels: Sequence[int] = LEVELS,
     questions: int,
     seed: int,
+    distances: Sequence[int] = (),
     advance: Advance = lambda: None,
 ) -> SkillsReport:
-    """Ask `questions` of each skill at each level; `advance` is called once an answer."""
-    items = [
-        item
+    """Ask `questions` of each skill at each level; `advance` is called once an answer.
+
+    Lookups at each of `distances` are as many as all levels of a skill, and named "lookup at 300".
+    """
+    cells = [
+        (skill, level, examples(skill, level, seed), questions)
         for skill in skills
         for level in levels
-        for item in ask_cell(model, skill, level, questions, seed, advance)
-    ]
+    ] + [(lookup_name(d), 1, lookups(d, seed), questions * len(levels)) for d in distances]
+    items = [item for cell in cells for item in ask_cell(model, *cell, advance)]
     return SkillsReport(
         seed=seed,
         questions=questions,
@@ -108,11 +123,15 @@ def ask(
 
 
 def ask_cell(
-    model: Model, skill: str, level: int, questions: int, seed: int, advance: Advance
+    model: Model,
+    skill: str,
+    level: int,
+    stream: Iterator[Example],
+    questions: int,
+    advance: Advance,
 ) -> Iterator[Item]:
     """One skill at one level; a skill with few phrasings may have fewer questions."""
-    stream = examples(skill, level, seed)
-    max_tokens = MAX_TOKENS.get(skill, OTHER_TOKENS)
+    max_tokens = most_tokens(skill)
     for start in range(0, questions, TOGETHER):
         asked = list(islice(stream, min(TOGETHER, questions - start)))
         replies = model.generate([one.messages for one in asked], max_tokens=max_tokens)

@@ -41,6 +41,14 @@ class Wanted:
     questions: int
     seed: int
     corpora: Corpora | None
+    distances: Sequence[int] = ()
+    """Characters between list and question of lookups that are asked besides."""
+
+    @property
+    def num_questions(self) -> int:
+        """At most: a skill with few phrasings may have fewer."""
+        rows = len(self.skills) + (len(self.distances) if self.skills else 0)
+        return rows * len(self.levels) * self.questions
 
 
 def evaluate(model: Model, place: str, wanted: Wanted) -> Report:
@@ -54,14 +62,14 @@ def evaluate(model: Model, place: str, wanted: Wanted) -> Report:
         seconds=0.0,
     )
     if wanted.skills:
-        total = len(wanted.skills) * len(wanted.levels) * wanted.questions
-        with items_bar(f"{model.name}: skills", total) as advance:
+        with items_bar(f"{model.name}: skills", wanted.num_questions) as advance:
             report.skills = questions.ask(
                 model,
                 skills=wanted.skills,
                 levels=wanted.levels,
                 questions=wanted.questions,
                 seed=wanted.seed,
+                distances=wanted.distances,
                 advance=advance,
             )
     if wanted.corpora is not None:

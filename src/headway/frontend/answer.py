@@ -14,6 +14,7 @@ from functools import partial
 from headway.core.clock import Clock
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
+from headway.frontend.pressure import joined
 from headway.frontend.text import OutputParser, OutputParserSpec, TextStream, Tokenizer
 from headway.frontend.text.parts import Content, Part
 
@@ -77,7 +78,7 @@ class Delta:
 class Answer:
     """The text streams of one request's sequences."""
 
-    __slots__ = ("_one_by_one", "_parsers", "_stop_ids", "_streams", "num_unfinished", "request")
+    __slots__ = ("_parsers", "_stop_ids", "_streams", "num_unfinished", "one_by_one", "request")
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Answer:
         )
         self.request = request
         self.num_unfinished = sampling.n
-        self._one_by_one = bool(self._parsers or sampling.stop or sampling.logprobs is not None)
+        self.one_by_one = bool(self._parsers or sampling.stop or sampling.logprobs is not None)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._streams: list[TextStream | None] = [
             TextStream(
@@ -118,7 +119,7 @@ class Answer:
         index = update.index
         if self.finished(index):
             return ()
-        if len(update.token_ids) < 2 or not self._one_by_one:
+        if len(update.token_ids) < 2 or not self.one_by_one:
             return (self.push(update),)
         found = []
         for each in singles(update):
@@ -211,9 +212,12 @@ class Stream:
         "_waiter",
         "abort",
         "answer",
+        "hands_over",
         "num_deaths",
         "on_begin",
+        "on_taken",
         "over",
+        "parcel",
         "resumed_tokens",
         "was_sent",
     )
@@ -223,6 +227,12 @@ class Stream:
         self.over = False
         self.on_begin: Callable[[], None] = lambda: None
         """Called when a sequence has its first token, whether or not somebody reads."""
+        self.hands_over = False
+        """Whether the engine that runs it hands it over behind its next token."""
+        self.parcel = b""
+        """In which it has left the engine before, until the next one has brought a token."""
+        self.on_taken: Callable[[], None] = lambda: None
+        """Called with the first token behind a parcel."""
         self.num_deaths = 0
         """Engines that died while they ran this request."""
         self.was_sent = False
@@ -240,6 +250,9 @@ class Stream:
         self._arrived.append(update)
         if update.first_scheduled_s is not None:
             self.on_begin()
+        if self.parcel:
+            self.parcel = b""
+            self.on_taken()
         had = self.resumed_tokens[update.index]
         if update.finish_reason is not None:
             self.resumed_tokens[update.index] = None
@@ -283,6 +296,8 @@ class Stream:
     def _take(self) -> list[Delta]:
         arrived, self._arrived = self._arrived, []
         answer = self.answer
+        if len(arrived) > 1 and not answer.one_by_one:
+            arrived = joined(arrived, answer.request.sampling.n)
         deltas = []
         for update in arrived:
             for delta, abort in answer.pushed(update):

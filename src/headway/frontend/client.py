@@ -4,10 +4,14 @@
 behind one address have the same face: whoever asks does not know which of them answers.
 """
 
+from pathlib import Path
 from typing import Protocol
 
-from headway.core.errors import EngineDownError
+import msgspec
+
+from headway.core.errors import EngineDownError, HeadwayError
 from headway.core.request import Request
+from headway.engine import messages
 from headway.engine.messages import Ready
 from headway.frontend.answer import ResumedTokens, Stream
 from headway.frontend.text import OutputParserSpec
@@ -60,6 +64,11 @@ class EngineClient(Protocol):
         """
         ...
 
+    def forget(self, owner: bytes) -> None:
+        """Nobody finds again the KV blocks of `owner` (`Principal.block_owner`), or of those whose
+        names begin so; a disk erases them. An engine that is started later is told as well."""
+        ...
+
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s`; then they fail.
 
@@ -75,3 +84,33 @@ class EngineClient(Protocol):
 def not_ready(status: str) -> EngineDownError:
     """The error of a request that comes while no engine takes it."""
     return EngineDownError(f"The model is not ready ({status}).", code="not_ready")
+
+
+def read_failure(file: Path) -> HeadwayError | None:
+    """Why an engine could not start, as it has left it in `file`."""
+    try:
+        failed = messages.decode_failed(file.read_bytes())
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    failure = HeadwayError(failed.cause, failed.fix)
+    failure.exit_code = failed.exit_code
+    return failure
+
+
+def changed() -> HeadwayError:
+    return HeadwayError(
+        "The files of the model are not those that the server started with.",
+        "Start the server again to serve them.",
+    )
+
+
+def died() -> EngineDownError:
+    return EngineDownError("The engine stopped while it ran this request.", code="engine_died")
+
+
+def gave_up() -> EngineDownError:
+    return EngineDownError("The engine cannot be started.", code="engine_failed")
+
+
+def shuts_down() -> EngineDownError:
+    return EngineDownError("The server is shutting down.", code="shutting_down")

@@ -119,6 +119,11 @@ class LocalClient:
         self._arrived.set()
         return self._streams.open(request, parser_spec, resumed_tokens)
 
+    def forget(self, owner: bytes) -> None:
+        """The engine drops the KV blocks of `owner`."""
+        self.engine.forget(owner)
+        self._arrived.set()
+
     def _abort(self, request_id: int, index: int | None) -> None:
         self.engine.abort(request_id, index)
         self._arrived.set()

@@ -18,12 +18,12 @@ import msgspec
 import zmq
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import EngineDownError, HeadwayError, RequestError
+from headway.core.errors import HeadwayError, RequestError
 from headway.core.request import Request
 from headway.engine import messages
 from headway.frontend.answer import ResumedTokens, Stream, Streams
-from headway.frontend.client import not_ready
-from headway.frontend.quarantine import CrashQuarantine, poisonous
+from headway.frontend.client import changed, died, gave_up, not_ready, read_failure, shuts_down
+from headway.frontend.quarantine import CrashQuarantine, poisonous, submission
 from headway.frontend.sockets import bind, private_folder, readable
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 LOADING_TIMEOUT_S = 120.0
 WATCH_INTERVAL_S = 0.25
 MAX_FAILED_STARTS = 5
+MAX_FORGOTTEN = 10_000
+"""Owners that the next engine is told to forget again; of more the newest."""
 RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
 HANGS = 10
@@ -77,6 +79,7 @@ class ProcessClient:
         self.on_death = on_death
         self.on_progress = on_progress
         self.on_orphans = on_orphans
+        self.on_handover: Callable[[messages.HandoverNews], None] = lambda news: None
         self.info: messages.Ready | None = None
         self.status = "starting"
         self.failure: HeadwayError | None = None
@@ -91,8 +94,10 @@ class ProcessClient:
         self._pulse = messages.Beat(0.0, 0.0)
         self._died_s: float | None = None
         self._quarantine = CrashQuarantine(poison)
-        self._streams = Streams(tokenizer, self._abort, self._quarantine.left)
+        self._streams = Streams(tokenizer, self._abort, self._left)
+        self.on_left: Callable[[int], None] = lambda request_id: None
         self._failed_starts = 0
+        self._forgotten: dict[bytes, None] = {}
         self._settled = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -214,14 +219,7 @@ class ProcessClient:
 
     def _failure(self) -> HeadwayError | None:
         """Why the process that has ended could not start, where it knew."""
-        file = self._folder / str(self._generation) / messages.FAILURE_FILE
-        try:
-            failed = messages.decode_failed(file.read_bytes())
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return None
-        failure = HeadwayError(failed.cause, failed.fix)
-        failure.exit_code = failed.exit_code
-        return failure
+        return read_failure(self._folder / str(self._generation) / messages.FAILURE_FILE)
 
     async def _restart(self, why: str) -> bool:
         """Make sure the old process is gone, start a new one, and keep the streams for it.
@@ -278,7 +276,7 @@ class ProcessClient:
             log.error("the engine cannot be started again: %s", failure)
         self.failure, self.status = failure, "failed"
         self._settled.set()
-        self._fail_all(EngineDownError("The engine cannot be started.", code="engine_failed"))
+        self._fail_all(gave_up())
 
     def _fail_all(self, error: RequestError) -> None:
         self._quarantine.clear()
@@ -289,14 +287,14 @@ class ProcessClient:
         self.status = "draining"
         self._send(messages.Flush())
         await self._streams.run_out(timeout_s, self.clock)
-        self._fail_all(EngineDownError("The server is shutting down.", code="shutting_down"))
+        self._fail_all(shuts_down())
 
     async def stop(self) -> None:
         """End the engine and remove the sockets; safe to call twice and at any moment."""
         self.status = "stopped"
         if self._watcher is not None:
             self._watcher.cancel()
-        self._fail_all(EngineDownError("The server is shutting down.", code="shutting_down"))
+        self._fail_all(shuts_down())
         self._send(messages.Stop())
         if self._process is not None:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -356,6 +354,8 @@ class ProcessClient:
             case messages.Ready():
                 self.info, self._died_s = message, None
                 self._become("ready")
+                for owner in self._forgotten:  # the one before may have died over it
+                    self._send(messages.Forget(owner))
                 self._failed_starts = 0
                 self.on_ready(message)
                 self._settled.set()
@@ -364,6 +364,8 @@ class ProcessClient:
                 self.on_probe(message)
             case messages.Refused(request_id) | messages.Shed(request_id):
                 self._streams.fail(request_id, message.error())
+            case messages.HandedOver() | messages.TakenOver():
+                self.on_handover(message)
 
     def submit(
         self,
@@ -371,19 +373,23 @@ class ProcessClient:
         parser_spec: OutputParserSpec | None = None,
         engine: int | None = None,
         resumed_tokens: ResumedTokens = (),
+        *,
+        hands_over: bool = False,
     ) -> Stream:
         """Send a request to the engine; raises EngineDownError when it takes none now.
 
-        One that was let in while an engine died goes to the next.
+        One that was let in while an engine died goes to the next. Where it `hands_over` it leaves
+        the engine behind its next token, and `on_handover` is told.
         """
         if not self.takes:
             raise not_ready(self.status)
         self._quarantine.check(request)
         stream = self._streams.open(request, parser_spec, resumed_tokens)
+        stream.hands_over = hands_over
         if self._resumes or self._quarantine.trying:
             self._quarantine.queue.append(request.request_id)
         else:  # where the engine has just died this fails, and the next one gets the request
-            stream.was_sent = self._send(messages.Submit(request, list(resumed_tokens)))
+            stream.was_sent = self._send(submission(stream))
         return stream
 
     def adopt(self, stream: Stream, *, on_trial: bool) -> None:
@@ -394,12 +400,29 @@ class ProcessClient:
         request_id = stream.answer.request.request_id
         self._streams.adopt(stream)
         if on_trial or self._quarantine.trying or not self.ready:
-            self._quarantine.queue.append(request_id)
+            self._quarantine.join(request_id)
             if self.ready:
                 self._quarantine.begin(self._streams, self._send)
         else:
-            submit = messages.Submit(stream.answer.request, stream.resumed_tokens)
-            stream.was_sent = self._send(submit)
+            stream.was_sent = self._send(submission(stream))
+
+    def release(self, request_id: int) -> Stream | None:
+        """The stream of a request that goes on elsewhere; None where nobody wants it any more."""
+        self._quarantine.left(request_id)
+        return self._streams.pop(request_id, None)
+
+    def drop(self, request_id: int) -> None:
+        """What the engine keeps of a request that it has handed over is wanted no more."""
+        self._send(messages.Release(request_id))
+
+    def forget(self, owner: bytes) -> None:
+        """The engine drops the KV blocks of `owner`, and each that is started after it."""
+        self._forgotten.pop(owner, None)
+        self._forgotten[owner] = None
+        while len(self._forgotten) > MAX_FORGOTTEN:
+            self._forgotten.pop(next(iter(self._forgotten)))
+        if self.ready:
+            self._send(messages.Forget(owner))
 
     @property
     def trying(self) -> bool:
@@ -411,16 +434,9 @@ class ProcessClient:
         """Whether it takes requests: now, or for the engine that is being started."""
         return self.ready or self._resumes
 
+    def _left(self, request_id: int) -> None:
+        self._quarantine.left(request_id)
+        self.on_left(request_id)
+
     def _abort(self, request_id: int, index: int | None) -> None:
         self._send(messages.Abort(request_id, index))
-
-
-def changed() -> HeadwayError:
-    return HeadwayError(
-        "The files of the model are not those that the server started with.",
-        "Start the server again to serve them.",
-    )
-
-
-def died() -> EngineDownError:
-    return EngineDownError("The engine stopped while it ran this request.", code="engine_died")

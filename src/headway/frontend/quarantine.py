@@ -76,6 +76,11 @@ class CrashQuarantine:
         self.queue = deque(sorted(streams))
         return guilty
 
+    def join(self, request_id: int) -> None:
+        """Queue a request that comes from elsewhere: once, though it was here before."""
+        if request_id == self._trial or request_id not in self.queue:
+            self.queue.append(request_id)
+
     def begin(self, streams: dict[int, Stream], send: Callable[[messages.ToEngine], bool]) -> None:
         """An engine is ready: let those who wait go on, one after the other."""
         if self.queue and (self._task is None or self._task.done()):
@@ -91,8 +96,7 @@ class CrashQuarantine:
                 self._trial = request_id
                 self._over.clear()
                 self._num_steps = 0
-                submit = messages.Submit(stream.answer.request, stream.resumed_tokens)
-                stream.was_sent = send(submit)
+                stream.was_sent = send(submission(stream))
                 send(messages.Flush())  # a batch that waits to be full would wait for ever
                 # `asyncio.wait_for` of Python 3.11 may lose a cancellation: one that comes when
                 # the trial is just over would leave this task to try the next engine's requests.
@@ -137,6 +141,13 @@ class CrashQuarantine:
         """Raise RequestError for a request that is known to kill engines."""
         if self._poison and fingerprint(request) in self._poison:
             raise poisonous()
+
+
+def submission(stream: Stream) -> messages.Submit:
+    """What an engine is told of a request: from its beginning, or behind what is known of it."""
+    return messages.Submit(
+        *(stream.answer.request, stream.resumed_tokens, stream.hands_over, stream.parcel)
+    )
 
 
 def fingerprint(request: Request) -> bytes:

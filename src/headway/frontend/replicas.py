@@ -126,6 +126,11 @@ class Replicas:
             engine = found
         return self.clients[engine].submit(request, parser_spec, None, resumed_tokens)
 
+    def forget(self, owner: bytes) -> None:
+        """Every engine drops the KV blocks of `owner`."""
+        for client in self.clients:
+            client.forget(owner)
+
     def _is_free(self, engine: int) -> bool:
         """Whether it answers a newcomer at once."""
         return self.clients[engine].ready and not self.clients[engine].trying
@@ -140,6 +145,10 @@ class Replicas:
             return None
         return min(takers, key=self._order)
 
+    def _heir(self, stream: Stream, engine: int) -> int | None:
+        """Who goes on with a request of `engine`, which died."""
+        return self._choose(without=engine)
+
     def _order(self, engine: int) -> tuple[bool, bool, int]:
         client = self.clients[engine]
         return not client.ready, client.trying, client.num_requests
@@ -152,9 +161,9 @@ class Replicas:
         """
         for request_id in sorted(streams):
             stream = streams[request_id]
-            target = self._choose(without=engine)
             if stream.is_complete:
                 continue
+            target = self._heir(stream, engine)
             if target is None:
                 return
             del streams[request_id]

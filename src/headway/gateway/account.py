@@ -31,7 +31,7 @@ class Account:
         self._meter = incoming.caller.meter
         self._purse = state.purses.of(incoming.owner)
         self._held_tokens, self._held_dollars = 0, 0.0
-        self._open = False
+        self._open = self._told_arm = False
         self.num_attempts = 0
         self.dollars = 0.0
         self.relayed = Usage()
@@ -99,8 +99,12 @@ class Account:
         *,
         estimated: bool,
         ttft_s: float | None = None,
+        of_arm: bool = True,
     ) -> None:
-        """An attempt is over and took `usage` of its upstream."""
+        """An attempt is over and took `usage` of its upstream.
+
+        The first one that is `of_arm` is told to the rollout of its model.
+        """
         dollars = dollars_of(upstream.price, usage, upstream.speed)
         self.num_attempts += 1
         self.dollars += dollars
@@ -112,7 +116,8 @@ class Account:
             *(self._incoming.request_id, self.num_attempts, upstream.name, outcome),
             *(usage.prompt, usage.cached, usage.output, int(estimated), dollars, ttft_s),
         )
-        if self.num_attempts == 1 and self._incoming.arm is not None:
+        if of_arm and not self._told_arm and self._incoming.arm is not None:
+            self._told_arm = True
             self._tell_arm(upstream, outcome, usage, dollars)
 
     def _tell_arm(self, upstream: Upstream, outcome: str, usage: Usage, dollars: float) -> None:

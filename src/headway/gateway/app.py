@@ -21,8 +21,9 @@ from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGua
 from headway.edge.errors import json_response, not_found
 from headway.edge.principal import owner_of
 from headway.edge.root_path import RootPath
-from headway.gateway import forward, ledger, shadow
+from headway.gateway import forward, ledger, operators, page, shadow
 from headway.gateway.account import Account
+from headway.gateway.cascade import run as cascade
 from headway.gateway.dialects import DIALECTS, Dialect
 from headway.gateway.incoming import read_incoming, read_object
 from headway.gateway.state import State
@@ -33,14 +34,14 @@ from headway.telemetry.tasks import Outcome, no_such_task
 EXPOSED = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
     *("x-headway-attempts", "x-headway-upstream", "x-headway-ignored-fields"),
-    *("x-headway-ignored-tools",),
+    *("x-headway-ignored-tools", "x-headway-kv"),
     *(
         f"x-ratelimit-{what}-{of}"
         for what in ("limit", "remaining", "reset")
         for of in ("requests", "tokens")
     ),
 )
-ACCESS = {"/health": PUBLIC, "/ready": PUBLIC, "/version": KEY}
+ACCESS = {"/health": PUBLIC, "/ready": PUBLIC, "/version": KEY} | dict.fromkeys(page.PATHS, PUBLIC)
 KEYED = ("/v1/",)
 KEYED_PATHS = ("/tokenize", "/detokenize", "/apply-template")
 
@@ -64,6 +65,8 @@ class Generate:
         try:
             incoming = await read_incoming(state, self._dialect, scope, receive, send)
             async with Account(state, incoming) as account:
+                if await cascade.answered(state, incoming, account):
+                    return
                 if incoming.stream:
                     await StreamedAnswer(state, incoming, account).run()
                 else:
@@ -99,6 +102,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     ]
     options = state.options
     here = is_loopback(options.host) and not options.insecure
+    routes += [Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()]
     app: ASGIApp = AuthMiddleware(
         Router(routes, default=nothing_here, redirect_slashes=False),
         state.keyring,
@@ -175,9 +179,14 @@ async def stats(state: State, _: Request) -> Response:
                     "policy": row.policy,
                     "upstreams": row.upstreams,
                     "fallbacks": row.fallbacks,
+                    "cascade": state.cascades[row.name].snapshot()
+                    if row.name in state.cascades
+                    else None,
                 }
                 for row in state.config.models
             ],
+            "drift": state.drift.snapshot(),
+            "holds": [counts.snapshot(name) for name, counts in state.holds.items()],
             "rollouts": [each.snapshot() for each in state.rollouts.values()],
             "tasks": [
                 {
@@ -249,6 +258,8 @@ ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
     ("GET", "/stats", stats),
+    ("POST", "/reload", operators.reload),
+    ("POST", "/rollouts/{name}", operators.end_rollout),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/v1/outcomes", outcome),

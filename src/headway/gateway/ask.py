@@ -21,7 +21,7 @@ OURS = ("slo", "service_class", "timings", FIELD)
 """Fields that a Headway server alone knows."""
 SALTED = ("headway", "vllm")
 """Kinds whose prefix caches keep salts apart."""
-PASSED_BACK = ("x-headway-ignored-fields", "x-headway-ignored-tools")
+PASSED_BACK = ("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-kv")
 MAX_HEADER = 1000
 
 

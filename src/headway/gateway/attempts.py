@@ -2,8 +2,9 @@
 
     pool of its model, by its policy ─► the others of that pool ─► pools of its fallbacks
 
-The first attempt is free; each further one takes from the retry budget. A failure that is the
-client's making ends the way, as does the deadline; what cannot be answered is 502, 503 or 504.
+The first attempt is free; each further one takes from the retry budget, and waits a while for room
+in it where an upstream stands ready. A failure that is the client's making ends the way, as does
+the deadline; what cannot be answered is 502, 503 or 504.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import msgspec
 
 from headway.core.errors import EngineDownError, OverloadedError, RequestError
 from headway.gateway.arm import barred
+from headway.gateway.breaker import WINDOW_S
 from headway.gateway.config import ModelRow
 from headway.gateway.incoming import Incoming
 from headway.gateway.state import State
@@ -24,6 +26,10 @@ AGAIN = {429, 502, 503, 504}
 """Statuses after which another upstream is asked."""
 ELSEWHERE = {"context_length_exceeded", "model_not_found", "unsupported_parameter"}
 """Codes of a refusal that another upstream may not share."""
+TOO_LONG, TOO_LONG_TYPES = "maximum context length", ("exceed_context_size_error",)
+"""How vLLM, in its message, and llama-server say `context_length_exceeded`."""
+PATIENCE_S, TURN_S = WINDOW_S, 0.05
+"""So long a retry waits for room in the budget, which comes back within its window."""
 BUSY = {"overloaded", "rate_limit_exceeded"}
 """Codes of an upstream that lives and has too much to do."""
 
@@ -53,6 +59,8 @@ class Way:
         self._without: set[Upstream] = set()
         self._last: RequestError | None = None
         self._is_second_round = False
+        self._waits = True
+        """Whether a retry waits for the budget: not where all have too much to do."""
         self.num_attempts = 0
 
     @property
@@ -60,7 +68,7 @@ class Way:
         """Seconds until its deadline."""
         return self._incoming.deadline_s - self._state.clock.now_s()
 
-    def next(
+    async def next(
         self, *, free: bool = False, only: Callable[[Upstream], bool] = lambda each: True
     ) -> Upstream:
         """The upstream to ask now, one of `only`; raises RequestError where there is none.
@@ -68,6 +76,21 @@ class Way:
         With `free` the budget is not asked: each stream may go on once, and what a canary fails
         is tried once more. When all have failed once they are tried a second time.
         """
+        budget, now_s = self._state.budget, self._state.clock.now_s
+        free = free or not self.num_attempts or self._is_second_for_canary()
+        until_s = now_s() + PATIENCE_S
+        found = self._chosen(only)
+        while not (free or budget.take()):
+            if not self._waits or found.breaker.state != "closed" or now_s() >= until_s:
+                self._state.metrics.add("retries_denied")
+                raise self._last or nobody(self._incoming)
+            await asyncio.sleep(TURN_S)
+            found = self._chosen(only)
+        self.num_attempts += 1
+        return found
+
+    def _chosen(self, only: Callable[[Upstream], bool]) -> Upstream:
+        """Whom to ask now, whatever the budget says; raises RequestError where there is nobody."""
         if self.left_s <= 0:
             raise self._last or too_late()
         found = next(self._candidates(only), None)
@@ -77,11 +100,6 @@ class Way:
             found = next(self._candidates(only), None)
         if found is None:
             raise self._last or nobody(self._incoming)
-        free = free or self._is_second_for_canary()
-        if self.num_attempts and not free and not self._state.budget.take():
-            self._state.metrics.add("retries_denied")
-            raise self._last or nobody(self._incoming)
-        self.num_attempts += 1
         return found
 
     def _is_second_for_canary(self) -> bool:
@@ -118,7 +136,7 @@ class Way:
         else:
             upstream.breaker.given_up()
         self._without.add(upstream)
-        self._last = failure.error
+        self._last, self._waits = failure.error, failure.outcome != "busy"
         if not failure.again:
             raise failure.error
 
@@ -170,6 +188,8 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
     status = answer.status
     told = await read_told(answer)
     code = told.code if isinstance(told.code, str) and is_word(told.code) else None
+    if status == 400 and (told.type in TOO_LONG_TYPES or TOO_LONG in told.message):
+        code = "context_length_exceeded"
     retry_after_s = seconds_of(answer.headers.get("retry-after"))
     if status in (401, 403):
         error = RequestError(

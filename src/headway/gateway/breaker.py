@@ -117,13 +117,18 @@ class RetryBudget:
         """A request has come."""
         self._requests.append(self._clock.now_s())
 
-    def take(self) -> bool:
-        """Whether one may be tried again; True counts it."""
+    @property
+    def has_room(self) -> bool:
+        """Whether one may be tried again now."""
         since_s = self._clock.now_s() - WINDOW_S
         for times in (self._requests, self._retries):
             while times and times[0] < since_s:
                 times.popleft()
-        if len(self._retries) >= self._share * len(self._requests) + self._least:
+        return len(self._retries) < self._share * len(self._requests) + self._least
+
+    def take(self) -> bool:
+        """Whether one may be tried again; True counts it."""
+        if not self.has_room:
             return False
         self._retries.append(self._clock.now_s())
         return True

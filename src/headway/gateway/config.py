@@ -28,6 +28,11 @@ import msgspec
 from headway.core.errors import UsageError
 from headway.core.slo import parse_duration, parse_slo
 from headway.core.yaml_file import read_yaml
+from headway.gateway.cascade.evidence import EvidenceFile, read_evidence
+from headway.gateway.cascade.rows import CascadeRow, HoldRow, TaskRule, evidence_path
+from headway.gateway.drift.compare import Probe
+from headway.gateway.drift.rows import DriftRow
+from headway.gateway.overlay import with_overlay
 
 HOW = "docs/gateway.md has an example of each row."
 ANY = "*"
@@ -98,6 +103,8 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deadline: str = "600s"
     first_token: str = "60s"
     resume: Literal["exact", "text", "none"] = "exact"
+    cascade: CascadeRow | None = None
+    hold: HoldRow | None = None
 
     @property
     def deadline_s(self) -> float:
@@ -173,6 +180,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelRow, ...]
     budgets: dict[str, BudgetRow] = {}
     rollouts: tuple[RolloutRow, ...] = ()
+    tasks: tuple[TaskRule, ...] = ()
+    evidence: dict[str, EvidenceFile] = {}
+    """Of the cascade of a model row."""
+    drift: DriftRow | None = None
+    probes: tuple[Probe, ...] = ()
+    """What upstreams are compared by; the command gives them."""
     forward_headers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -185,7 +198,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-TOP = ("upstreams", "models", "budgets", "rollouts", "forward_headers")
+TOP = ("upstreams", "models", "budgets", "rollouts", "tasks", "drift", "forward_headers")
 
 
 def read_config(file: Path) -> Config:
@@ -197,6 +210,7 @@ def read_config(file: Path) -> Config:
     for name in content:
         if name not in TOP:
             raise UsageError(f"{where}: there is no {str(name)[:64]!r}.", nearest(str(name), TOP))
+    content = with_overlay(file, content)
     upstreams = named(rows(where, "upstreams", content["upstreams"], UpstreamRow))
     models = rows(where, "models", content.get("models") or [], ModelRow)
     budgets = content.get("budgets") or {}
@@ -211,7 +225,11 @@ def read_config(file: Path) -> Config:
         raise UsageError(f"{where}: forward_headers must be a list of names.", HOW)
     config = checked(where, upstreams, models, found, tuple(name.lower() for name in headers))
     rollouts = rows(where, "rollouts", content.get("rollouts") or [], RolloutRow)
-    return with_rollouts(where, config, rollouts)
+    tasks = rows(where, "tasks", content.get("tasks") or [], TaskRule)
+    drift = content.get("drift")
+    row = converted(f"{where}: drift", drift, DriftRow) if drift is not None else None
+    config = msgspec.structs.replace(config, tasks=tuple(tasks), drift=row)
+    return with_cascades(file, with_rollouts(where, config, rollouts))
 
 
 def of_urls(urls: Sequence[str]) -> Config:
@@ -292,6 +310,35 @@ def with_rollouts(where: str, config: Config, rollouts: list[RolloutRow]) -> Con
                 "Leave those out that serve the version of today.",
             )
     return msgspec.structs.replace(config, rollouts=tuple(rollouts))
+
+
+def with_cascades(file: Path, config: Config) -> Config:
+    """The configuration with the evidence of its cascades; UsageError where one does not fit."""
+    rows, found, warnings = {row.name: row for row in config.models}, {}, list(config.warnings)
+    prices = {row.name: row.price for row in config.upstreams}
+    for row in config.models:
+        if row.cascade is None:
+            continue
+        at, cascade = f"{file}: models: {row.name}: cascade", row.cascade
+        for field, name in (("cheap", cascade.cheap), ("judge", cascade.judge)):
+            if name and (name not in rows or name == row.name):
+                raise UsageError(f"{at}: {field} names {name!r}.", nearest(name, rows))
+        cheap = rows[cascade.cheap].upstreams
+        if cascade.judge and set(cheap) & set(rows[cascade.judge].upstreams):
+            raise UsageError(
+                f"{at}: judge is a model that writes the answers.", "Name a row of other upstreams."
+            )
+        for name in (*cheap, *row.upstreams):
+            if prices[name] is None:
+                raise UsageError(
+                    f"{at}: the upstream {name} has no price.", "Say price: {hour: 1} or by tokens."
+                )
+        evidence = read_evidence(evidence_path(cascade, file))
+        if evidence is None:
+            warnings.append(f"{at}: there is no {cascade.evidence}; the dear route answers all.")
+        else:
+            found[row.name] = evidence
+    return msgspec.structs.replace(config, evidence=found, warnings=tuple(warnings))
 
 
 HOP_HEADERS = {

@@ -10,11 +10,14 @@ from headway.core.errors import RequestError
 from headway.edge import body as bodies
 from headway.edge.keys import Caller
 from headway.edge.principal import owner_of, turn_of
-from headway.edge.tasks import task_name
+from headway.edge.tasks import DEFAULT_CLASS, task_name
+from headway.gateway.answers import last_text
 from headway.gateway.arm import Arm, arm_of
+from headway.gateway.cascade.rows import class_of
 from headway.gateway.choose import Asked
 from headway.gateway.config import ModelRow
 from headway.gateway.dialects import Dialect, answer_length, needs_of
+from headway.gateway.hold import Hold
 from headway.gateway.prefix import page_keys
 from headway.gateway.state import State
 
@@ -113,6 +116,14 @@ async def read_incoming(
     )
 
 
+def hold_of(state: State, incoming: Incoming) -> Hold | None:
+    """What holds its answer until that is scored, None where nothing does."""
+    counts = state.holds.get(incoming.route.name)
+    if counts is None:
+        return None
+    return Hold(counts, state.scorers, incoming.dialect, incoming.raw, incoming.task_class)
+
+
 def pinned_to(state: State, raw: dict[str, Any], owner: str) -> str:
     """The name of the upstream that keeps what a response goes on from, "" for any."""
     previous = raw.get("previous_response_id")
@@ -136,6 +147,8 @@ def task_of(
     A request that a client's library sends again belongs to the task of its first try.
     """
     task, task_class, num_retry = task_name(scope, raw.get("metadata"))
+    if task_class == DEFAULT_CLASS and state.config.tasks:
+        task_class = class_of(state.config.tasks, last_text(raw)) or task_class
     if num_retry:
         state.metrics.add("client_retries")
     if task is None:

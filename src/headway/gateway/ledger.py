@@ -75,6 +75,12 @@ CREATE TABLE IF NOT EXISTS rollouts (
     evidence TEXT NOT NULL,
     at REAL NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS rollout_evidence (
+    name TEXT NOT NULL,
+    version TEXT NOT NULL,
+    kept BLOB NOT NULL,
+    PRIMARY KEY (name, version)
+) STRICT;
 """
 BEGIN = (
     "INSERT INTO requests (id, key, task, task_class, route, began_at, status, prompt_tokens)"
@@ -88,6 +94,7 @@ SETTLE = (
 ATTEMPT = "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 JUDGE = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?)"
 
+KEEP = "INSERT OR REPLACE INTO rollout_evidence VALUES (?, ?, ?)"
 CHANGE = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -218,6 +225,11 @@ class Ledger:
             ((state, step, why) for state, step, why in await self._select(query, name, version)),
             None,
         )
+
+    async def evidence(self, name: str, version: str) -> bytes | None:
+        """What a rollout's version has kept, None for a new one."""
+        query = "SELECT kept FROM rollout_evidence WHERE name = ? AND version = ?"
+        return next((kept for (kept,) in await self._select(query, name, version)), None)
 
     async def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         if self._connection is None:

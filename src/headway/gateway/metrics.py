@@ -19,6 +19,17 @@ HELP = {
     "task_dollars": ("counter", "Dollars of tasks, by dimension (all, key, task, route) and name."),
     "tasks": ("counter", "Tasks that were judged, by dimension, name and outcome."),
     "cost_per_success": ("gauge", "Dollars of judged tasks for each that succeeded."),
+    "cascade": (
+        "counter",
+        "Requests of cascades by route, task and outcome: accepted, rejected, failed or dear.",
+    ),
+    "drift_alarm": ("gauge", "1 where an upstream differs from another, or from itself before."),
+    "drift_nats": ("gauge", "Nats a token between two upstreams of a model."),
+    "held": (
+        "counter",
+        "Of routes that wait for a score: answers, pieces published, stopped, without a score.",
+    ),
+    "time_to_publish_seconds": ("counter", "Seconds that published pieces waited, by route."),
     "rollout_share": ("gauge", "The canary's share of its model's requests, by rollout."),
     "rollout_evidence": ("gauge", "Evidence that the canary is worse, by rollout and guard."),
     "ledger_lost_rows": ("counter", "Rows that the disk did not take."),

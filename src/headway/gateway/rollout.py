@@ -17,20 +17,24 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+import msgspec
+
 from headway.core.slo import Slo
 from headway.gateway.config import RolloutRow
 from headway.gateway.evidence import Evidence
 
-ALPHA_SHARES = {"errors": 0.4, "goodput": 0.2, "validity": 0.15, "quality": 0.15, "cost": 0.1}
+ALPHA_SHARES = {"errors": 0.6, "goodput": 0.15, "validity": 0.05, "quality": 0.15, "cost": 0.05}
 RUNNING = ("shadow", "canary")
 COPIES_TELL = ("errors", "validity", "cost")
 """Guards that know copies; a copy has no client whose objectives it could miss."""
-LEANING = 5.0
+LEANING = 1.0
 """A step does not end while a guard's evidence is above this."""
 MORE = 1.5
 """So many times the control's median is slow, or dear."""
 MEDIAN_OF, MEDIAN_LEAST = 200, 20
 MAX_TASKS = 10_000
+KEPT_EACH = 5
+"""Requests after which the evidence is written down: a kill costs fewer."""
 
 
 class Sample(NamedTuple):
@@ -55,18 +59,33 @@ class Change:
     reason: str
 
 
+class Kept(msgspec.Struct, kw_only=True):
+    """What a restart goes on from; `known` are the requests of the step in each arm."""
+
+    state: str
+    step: int
+    known: dict[str, list[int]]
+    evidence: dict[str, Evidence]
+
+
 class Rollout:
     """One rollout: in shadow, canary, promoted or rolled back; `on_change` hears of each step."""
 
     def __init__(
-        self, row: RolloutRow, slo: Slo | None, on_change: Callable[[Change], None] | None = None
+        self,
+        row: RolloutRow,
+        slo: Slo | None,
+        on_change: Callable[[Change], None] | None = None,
+        on_kept: Callable[[bytes], None] | None = None,
     ) -> None:
         self.row = row
         self.slo = slo
         self.state = "shadow" if row.shadow else "canary"
         self.step, self.reason = 0, ""
-        self.evidence = {name: Evidence() for name in ALPHA_SHARES}
+        self.evidence = {name: Evidence(self.bound(name)) for name in ALPHA_SHARES}
         self._on_change = on_change or (lambda change: None)
+        self._on_kept = on_kept or (lambda kept: None)
+        self._num_added = 0
         self._known = {name: [0, 0] for name in ALPHA_SHARES}
         """Requests of this step that say something: of the control, of the canary."""
         self._medians: dict[str, deque[float]] = {
@@ -113,6 +132,12 @@ class Rollout:
         """A request of an arm has ended: go back, go on or stay."""
         if self.state not in RUNNING:
             return
+        self._add(canary, sample)
+        self._num_added += 1
+        if self._num_added % KEPT_EACH == 0 or self.state not in RUNNING:
+            self._on_kept(self.kept())
+
+    def _add(self, canary: bool, sample: Sample) -> None:
         slow = sample.missed
         if slow is None and self.slo is None:
             slow = self._is_more("goodput", canary, sample.token_s)
@@ -151,7 +176,7 @@ class Rollout:
     def _is_step_over(self) -> bool:
         """Whether both arms have told enough of all that is needed, and nothing leans."""
         enough = all(min(self._known[name]) >= self.row.requests for name in self._needs)
-        return enough and all(each.value < LEANING for each in self.evidence.values())
+        return enough and all(each.value <= LEANING for each in self.evidence.values())
 
     @property
     def _needs(self) -> list[str]:
@@ -187,10 +212,32 @@ class Rollout:
 
     # ── what is kept and told ───────────────────────────────────────────────────────────────
 
-    def restore(self, state: str, step: int, reason: str) -> None:
-        """Go on from what the ledger has kept of this version; its requests are counted anew."""
+    def by_hand(self, state: str, reason: str) -> None:
+        """An operator's word: promoted, or rolled back, from whatever it was."""
+        assert state in ("promoted", "rolled back")
+        self.state = state
+        self._tell(f"by hand: {reason}" if reason else "by hand")
+
+    def restore(self, state: str, step: int, reason: str, kept: bytes | None = None) -> None:
+        """Go on from what the ledger has kept of this version, its evidence with it."""
         self.state, self.reason = state, reason
         self.step = min(step, len(self.row.steps) - 1)
+        if kept is None:
+            return
+        told = msgspec.json.decode(kept, type=Kept)
+        self.evidence |= {
+            name: each for name, each in told.evidence.items() if name in ALPHA_SHARES
+        }
+        for name, each in self.evidence.items():
+            each.bound = self.bound(name)
+        if (told.state, told.step) == (state, step):
+            self._known |= {n: each for n, each in told.known.items() if n in ALPHA_SHARES}
+
+    def kept(self) -> bytes:
+        """What `restore` takes: the evidence, and how far this step is."""
+        return msgspec.json.encode(
+            Kept(state=self.state, step=self.step, known=self._known, evidence=self.evidence)
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """What `/stats` shows of it."""

@@ -29,6 +29,7 @@ async def serve(
     notifier: Notifier,
 ) -> None:
     """Serve until SIGINT or SIGTERM; SIGHUP reads the configuration and the keys again."""
+    state.read_again = read_again
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
     server = http_server(make_app(state, runner), limiter)

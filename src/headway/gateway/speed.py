@@ -2,9 +2,10 @@
 
     wait = work before the newcomer + its uncached prompt tokens x seconds a prompt token
 
-The work before it is that of our own requests there, prompts that have no first token and answers
-that have not ended; a request counts from the moment it is chosen. A Headway server also tells its
-queue, which holds what other gateways sent. The longer of the two counts.
+The work before it is that of our own requests there: prompts that have no first token, and a token
+of each answer, for they share the newcomer's step. Where no row is free an answer must end first:
+then answers count whole. A request counts from the moment it is chosen. A Headway server
+also tells its queue, which holds what other gateways sent. The longer of the two counts.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ FOLLOWS = 0.2
 """How far a new sample moves what was learned."""
 TOKEN_S, ANSWER_S, BYTES_PER_TOKEN, ANSWER_TOKENS = 0.0005, 0.005, 4.0, 128.0
 """Before anything is known: some small model on a CPU, and English."""
+ROWS = 16
+"""Answers at once, where an upstream does not tell it."""
 FRESH_S = 3.0
 """So long what an upstream said of its queue is believed; it runs down meanwhile."""
 
@@ -64,7 +67,14 @@ class Speed:
         for flight in self.flights:
             prompts += flight.uncached if flight.began_s is None else 0.0
             answers += max(0.0, flight.answer - flight.num_tokens)
+        if len(self.flights) < self._rows:
+            answers = min(answers, len(self.flights))
         return prompts * self.token_s + answers * self.answer_s
+
+    @property
+    def _rows(self) -> int:
+        told = self._load.max_rows if self._load is not None else 0
+        return told or ROWS
 
     @property
     def queue_s(self) -> float:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +18,15 @@ from headway.edge.keys import Keyring
 from headway.edge.lanes import BodyPool
 from headway.gateway import ledger
 from headway.gateway.breaker import RetryBudget
+from headway.gateway.cascade.cascade import Cascade
 from headway.gateway.choose import Pool
 from headway.gateway.config import ANY, PERIODS_S, Config, ModelRow, RolloutRow
+from headway.gateway.drift.watch import DriftWatch
+from headway.gateway.hold import HoldCounts
 from headway.gateway.ledger import Ledger
 from headway.gateway.metrics import Labels, Metrics
 from headway.gateway.money import Purses
+from headway.gateway.probe import ScorerClient
 from headway.gateway.rollout import Change, Rollout
 from headway.gateway.upstream import Upstream
 from headway.telemetry.tasks import Retries, Tasks
@@ -50,18 +54,28 @@ class State:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
     routes: dict[str, ModelRow] = field(default_factory=dict)
+    read_again: Callable[[], Config] | None = None
+    """Reads the configuration's file, for who asks to go by it now."""
+    cascades: dict[str, Cascade] = field(default_factory=dict)
+    """By the name of their model row."""
+    scorers: ScorerClient = field(default_factory=ScorerClient)
+    holds: dict[str, HoldCounts] = field(default_factory=dict)
+    """By the name of their model row."""
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     """By the name of their model row."""
     copies: set["asyncio.Task[None]"] = field(default_factory=set)
     """Copies on their way to canaries that answer nobody yet."""
     responses: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Id of a stored response → its owner, and the upstream that keeps it."""
+    drift: DriftWatch = field(init=False)
     budget: RetryBudget = field(init=False)
     purses: Purses = field(init=False)
 
     def __post_init__(self) -> None:
         self.budget = RetryBudget(self.clock)
         self.purses = Purses(self.clock)
+        folder = self.ledger.folder
+        self.drift = DriftWatch(self, folder / "drift" if folder is not None else None)
         self._take(self.config)
 
     def _take(self, config: Config) -> list[Upstream]:
@@ -81,6 +95,18 @@ class State:
             for row in config.models
         }
         self.purses.load(config.budgets)
+        self.cascades = {
+            row.name: Cascade(row.cascade, config.evidence.get(row.name), self.clock)
+            for row in config.models
+            if row.cascade is not None
+        }
+        self.holds = {
+            row.name: self.holds[row.name]
+            if row.name in self.holds and self.holds[row.name].row == row.hold
+            else HoldCounts(row.hold)
+            for row in config.models
+            if row.hold is not None
+        }
         self.rollouts = {
             row.model: self.rollouts[row.model]
             if row.model in self.rollouts and self.rollouts[row.model].row == row
@@ -110,6 +136,7 @@ class State:
         await asyncio.wait(looks, timeout=FIRST_LOOK_S)
         for each in self.upstreams.values():
             each.start()
+        self.drift.start()
 
     async def reload(self, config: Config) -> None:
         """Go by another configuration from the next request on."""
@@ -125,16 +152,22 @@ class State:
     async def _restore(self, rollouts: Iterable[Rollout]) -> None:
         """Go on where the ledger says these were; what was rolled back stays so without `force`."""
         for each in rollouts:
-            kept = await self.ledger.rollout(each.row.name, each.row.version)
-            if kept is not None and not (kept[0] == "rolled back" and each.row.force):
-                each.restore(*kept)
+            name, version = each.row.name, each.row.version
+            found = await self.ledger.rollout(name, version)
+            evidence = await self.ledger.evidence(name, version)
+            if found is None and evidence is not None:
+                found = each.state, each.step, ""
+            if found is not None and not (found[0] == "rolled back" and each.row.force):
+                each.restore(*found, evidence)
 
     async def stop(self) -> None:
         """Close connections and books; safe to call twice."""
+        await self.drift.stop()
         for copy in list(self.copies):
             copy.cancel()
         for each in self.upstreams.values():
             await each.close()
+        await self.scorers.close()
         await self.ledger.close()
 
     # ── models ──────────────────────────────────────────────────────────────────────────────
@@ -231,6 +264,20 @@ class State:
             yield "rollout_share", rollout, each_rollout.share
             for guard, evidence in each_rollout.evidence.items():
                 yield "rollout_evidence", (*rollout, ("guard", guard)), evidence.value
+        for (model, first, second), finding in self.drift.findings.items():
+            pair = (("model", model), ("first", first), ("second", second))
+            yield "drift_alarm", pair, float(finding.alarm)
+            if finding.kl is not None:
+                yield "drift_nats", pair, finding.kl
+        for route, counts in self.holds.items():
+            for outcome in ("answers", "pieces", "stopped", "late"):
+                held = (("route", route), ("outcome", outcome))
+                yield "held", held, getattr(counts, outcome)
+            yield "time_to_publish_seconds", (("route", route),), counts.seconds
+        for route, cascade in self.cascades.items():
+            for (task, outcome), number in cascade.counts.items():
+                labels = (("route", route), ("task", task), ("outcome", outcome))
+                yield "cascade", labels, number
         yield "ledger_lost_rows", (), self.ledger.num_lost
 
 
@@ -248,7 +295,10 @@ def make_rollout(state: State, row: RolloutRow) -> Rollout:
             *(msgspec.json.encode(values).decode(), state.clock.wall_s()),
         )
 
-    rollout = Rollout(row, parse_slo(row.slo) if row.slo else None, changed)
+    def keep(evidence: bytes) -> None:
+        state.ledger.write(ledger.KEEP, row.name, row.version, evidence)
+
+    rollout = Rollout(row, parse_slo(row.slo) if row.slo else None, changed, keep)
     return rollout
 
 

@@ -25,7 +25,8 @@ from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
 from headway.gateway.dialects import MALFORMED, Chunks, Shown, Usage
 from headway.gateway.endings import Ending, continued, identity_of
 from headway.gateway.events import Event, EventCutter
-from headway.gateway.incoming import Incoming
+from headway.gateway.incoming import Incoming, hold_of
+from headway.gateway.patience import Patience
 from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, Upstream
 
@@ -46,6 +47,7 @@ class StreamedAnswer:
         self._dialect = incoming.dialect
         self._ending = Ending(incoming)
         self._events: EventStream | None = None
+        self._hold = hold_of(state, incoming)
         self._headers: list[tuple[bytes, bytes]] = []
         self._opening = b""
         """What was received before anything that shows a token, until it is sent."""
@@ -102,7 +104,7 @@ class StreamedAnswer:
         """Attempts until the stream is complete; raises RequestError where it cannot be."""
         raw, free = self._incoming.raw, False
         while not self._over:
-            upstream = self._way.next(free=free, only=self._may_go_on)
+            upstream = await self._way.next(free=free, only=self._may_go_on)
             try:
                 await _Attempted(self, upstream, raw).run()
             except AttemptError as failure:
@@ -147,6 +149,8 @@ class StreamedAnswer:
     async def _finish(self, data: bytes) -> None:
         """The books first, then the last bytes."""
         assert self._events is not None
+        if self._hold is not None:
+            data = await self._hold.rest(data)
         data = self._take_opening() + data
         self._account.first_token()
         self._events.stop_pinging()
@@ -164,6 +168,10 @@ class StreamedAnswer:
     async def write(self, data: bytes) -> None:
         """Events that show something, behind what opens the stream."""
         assert self._events is not None
+        if self._hold is not None:
+            data = await self._hold.take(data)
+            if not data:
+                return
         self._account.first_token()
         await self._events.write(self._take_opening() + data)
         if time.monotonic() > self._progress_s:
@@ -196,7 +204,7 @@ class _Attempted:
         self._marked: Usage | None = None
         self._held = b""
         self._num_bytes = self._size = 0
-        self._limit: asyncio.Timeout | None = None
+        self._patience: Patience | None = None
 
     async def run(self) -> None:
         """Relay this upstream's stream to its end; raises AttemptError where it breaks."""
@@ -215,10 +223,12 @@ class _Attempted:
                 broken.error, broken.again = too_late(), False
             outcome = broken.outcome
             raise broken from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, RequestError):  # who asked has left, or a score held it
             upstream.breaker.given_up()
             raise
         finally:
+            if self._patience is not None:
+                self._patience.end()
             usage, estimated = self._counted(outcome)
             ttft_s = stream._account.ttft_s if was_s is None else None
             stream._account.attempt(upstream, outcome, usage, estimated=estimated, ttft_s=ttft_s)
@@ -228,9 +238,9 @@ class _Attempted:
 
     async def _read(self) -> None:
         stream, way, upstream = self._stream, self._stream._way, self._upstream
-        first_s = min(way.left_s, self._incoming.route.first_token_s)
-        async with asyncio.timeout(first_s) as limit:
-            self._limit = limit
+        first_s, budget = self._incoming.route.first_token_s, stream._state.budget
+        async with asyncio.timeout(way.left_s) as limit:
+            self._patience = Patience(limit, budget, first_s)
             with upstream.hurried(limit) as here:
                 async with self._attempt.answer(STREAM) as answer:
                     here()
@@ -337,13 +347,12 @@ class _Attempted:
         return b""
 
     def _showed(self, shown: Shown | None = None) -> None:
-        """A token is shown: from now on the deadline of the whole request holds."""
+        """A token is shown: from now on the deadline of the whole request alone holds."""
         self._stream._shown = self._stream._opened = True
         self._stream._model = self._stream._model or self._upstream.model_for(self._incoming.model)
-        if self._limit is not None:
-            loop = asyncio.get_running_loop()
-            self._limit.reschedule(loop.time() + max(0.0, self._stream._way.left_s))
-            self._limit = None
+        if self._patience is not None:
+            self._patience.end()
+            self._patience = None
             self._attempt.upstream.speed.began(self._attempt.flight)
         self._attempt.flight.num_tokens += 1
         if not self._is_marked:

@@ -70,6 +70,10 @@ class Upstream:
         self.num_lost = 0
         self.relays = False
         """Whether it takes what a gateway may say: a Headway server that knows our key as one."""
+        self.fingerprint = ""
+        """What its answers call the model and its options, where they do."""
+        self.tells_logprobs: bool | None = None
+        """Whether its chats tell log-probabilities, once that is known."""
         self.looked = False
         """Whether a look has found it at least once."""
         self.on_lost: set[Callable[[], None]] = set()
@@ -187,6 +191,7 @@ class Upstream:
             self.seen.forget()
         self.context = self.row.context or load.context
         self.max_rows = load.max_rows
+        self.fingerprint = load.fingerprint or self.fingerprint
         if load.cache_tokens:
             held = int(load.cache_tokens * self.speed.bytes_per_token)
             self.seen.max_pages = max(1, held // 256)

@@ -8,11 +8,12 @@ from starlette.responses import Response
 from headway.edge.event_stream import send_response
 from headway.edge.lanes import unless_gone
 from headway.gateway.account import Account
+from headway.gateway.answers import seen_whole
 from headway.gateway.arm import whole_text
 from headway.gateway.ask import WHOLE, Attempt, passed_back, renamed, replaced
 from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
 from headway.gateway.dialects import Responses, Usage
-from headway.gateway.incoming import Incoming
+from headway.gateway.incoming import Incoming, hold_of
 from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, Upstream, read_bounded
 
@@ -23,6 +24,10 @@ async def answer_whole(state: State, incoming: Incoming, account: Account) -> No
     """Answer a request that is no stream; raises RequestError."""
     answering = WholeAnswer(state, incoming, account)
     response = await unless_gone(answering.run(), incoming.receive)
+    hold = hold_of(state, incoming)
+    if hold is not None:
+        said = seen_whole(incoming.dialect, bytes(response.body)).text
+        await unless_gone(hold.whole(said), incoming.receive)
     await account.settle("ok")
     await send_response(response, incoming.send, answering.headers)
 
@@ -40,7 +45,7 @@ class WholeAnswer:
     async def run(self) -> Response:
         """The answer of the first upstream that gives one; raises RequestError."""
         while True:
-            upstream = self._way.next()
+            upstream = await self._way.next()
             try:
                 data = await self._ask(upstream)
             except AttemptError as failure:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.plan import NewSequence, ScheduledSequence, StepPlan, sampled_in
+from headway.core.kv_read import FEWEST
+from headway.core.plan import NewSequence, ScheduledSequence, Shrink, StepPlan, sampled_in
 
 INT = np.int64
 
@@ -25,12 +26,13 @@ INT = np.int64
 class WorkerSequence:
     """What the runtime remembers of one sequence."""
 
-    __slots__ = ("generated", "last_step", "mask", "new", "num_blocks", "row")
+    __slots__ = ("dropped", "generated", "last_step", "mask", "new", "num_blocks", "row")
 
     def __init__(self, new: NewSequence, row: int, num_groups: int) -> None:
         self.new = new
         self.row = row
         self.num_blocks = [0] * num_groups
+        self.dropped = list(new.dropped) or [0] * num_groups
         self.generated = list(new.token_ids[new.num_prompt_tokens :])
         self.last_step = -1
         self.mask = 0
@@ -55,6 +57,24 @@ class WorkerSequence:
 
 
 @dataclass(slots=True, kw_only=True)
+class Lens:
+    """The lengths of a batch as an accelerator's kernels read them: int32, on the device."""
+
+    query_starts_S1: Tensor
+    """The first token of each sequence, and T behind the last."""
+    context_lens_S: Tensor
+    tables_GSB: list[Tensor]
+    rows_T: Tensor
+    """The state's row of each token's sequence, int64."""
+    longest_query: int
+    longest_context: int
+    has_placeholders: bool
+    """Whether some input ids stand for what an earlier step sampled and the host does not know."""
+    graph: tuple[int, int] | None = None
+    """(rows, blocks) of the graph whose inputs these are, with others behind them."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Batch:
     """One forward's inputs; T tokens of S sequences, G KV groups."""
 
@@ -69,28 +89,46 @@ class Batch:
     """Of the T tokens those that are sampled from, in order: with k drafts k + 1, of a further path
     with k drafts k."""
     sampled_sequences: list[WorkerSequence]
+    lens: Lens | None = None
+    """On an accelerator alone."""
+    own_lens_GS: list[list[int]] | None = None
+    """By KV group the context lengths, where some tables are shorter than their tokens."""
+    reads_T: Tensor | None = None
+    """How many blocks each token reads of a layer that chooses, 0 for all; None: nobody chooses."""
     views: dict[int, Any] = field(default_factory=dict)
     """What an attention backend derives from the batch once a step, by KV group."""
+
+    def contexts(self, group: int) -> list[int]:
+        """How many keys of a KV group each sequence has with this step."""
+        return self.context_lens if self.own_lens_GS is None else self.own_lens_GS[group]
 
 
 class WorkerState:
     """The sequences the runtime knows, with one row of every block table each."""
 
     def __init__(
-        self, *, max_num_seqs: int, max_blocks: int, num_groups: int, block_size: int, device: str
+        self, *, max_num_seqs: int, max_blocks: int, num_groups: int, block_size: int
     ) -> None:
         self.block_size = block_size
-        self.device = device
         self.sequences: dict[int, WorkerSequence] = {}
         self._tables = [np.zeros((max_num_seqs, max_blocks), INT) for _ in range(num_groups)]
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._has_shrunk = False
+        """Whether any table was ever shorter than its tokens."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Forget the finished, learn the new, replace copied blocks, append new ones."""
+        """Forget the finished, shrink tables, learn the new, replace copied blocks, append others.
+
+        Who is new with this plan comes with tables that have shrunk already.
+        """
         for sequence_id in plan.finished:
             sequence = self.sequences.pop(sequence_id, None)
             if sequence is not None:  # None: the step that should have told us failed before it did
                 self._free_rows.append(sequence.row)
+        self._has_shrunk |= bool(plan.shrinks) or any(new.dropped for new in plan.new)
+        for shrink in plan.shrinks:
+            if (known := self.sequences.get(shrink.sequence_id)) is not None:
+                self._shrink(known, shrink)
         for new in plan.new:
             row = self._free_rows.pop()
             self.sequences[new.sequence_id] = WorkerSequence(new, row, len(self._tables))
@@ -109,6 +147,12 @@ class WorkerState:
                     have = sequence.num_blocks[group]
                     sequence.num_blocks[group] = have + len(blocks)
                     self._tables[group][sequence.row, have : have + len(blocks)] = blocks
+
+    def _shrink(self, sequence: WorkerSequence, shrink: Shrink) -> None:
+        count = len(shrink.blocks)
+        self._tables[shrink.group][sequence.row, :count] = shrink.blocks
+        sequence.num_blocks[shrink.group] = count
+        sequence.dropped[shrink.group] = len(shrink.sources) - count
 
     def adopt(self, path: ScheduledSequence) -> None:
         """Its sequence has the blocks of this path from now on."""
@@ -142,15 +186,36 @@ class WorkerState:
             num_drafts, mask = scheduled.num_drafts, 0
             if scheduled.sample:
                 sampled_rows.append(len(tokens) - num_drafts - 1)
-                sampled.append(sequence)
+                sampled.append(self._sampled(sequence, scheduled))
             if num_drafts:
                 mask = num_masks.get(scheduled.sequence_id, 1)
                 num_masks[scheduled.sequence_id] = mask + num_drafts
             for count in range(1, num_drafts + 1):
                 sampled_rows.append(len(tokens) - num_drafts - 1 + count)
                 sampled.append(sequence.ahead(scheduled.drafts[:count], mask + count - 1))
+        known = [self.sequences[row.sequence_id] for row in plan.scheduled]
+        dropped = [one.dropped for one in known] if self._has_shrunk else None
         inputs = (tokens, query_lens, starts, rows)
-        return self._tensors(self._tables, *inputs, num_decodes, sampled_rows, sampled, paths)
+        sampling = (num_decodes, sampled_rows, sampled)
+        batch = self._tensors(self._tables, *inputs, *sampling, paths, dropped)
+        news = [one.new for one in known]
+        if any(new.kv_read < 1 for new in news):
+            batch.reads_T = self._reads(news, query_lens, batch.positions_T)
+        return batch
+
+    def _reads(
+        self, news: list[NewSequence], query_lens: list[int], positions_T: Tensor
+    ) -> Tensor | None:
+        """`Batch.reads_T`: what is known of a prompt reads all, as does a short context."""
+        lens = torch.tensor(query_lens, device=positions_T.device)
+        share_T, from_T = (
+            torch.tensor(column, dtype=torch.float64, device=lens.device).repeat_interleave(lens)
+            for column in zip(*((new.kv_read, new.reads_from) for new in news), strict=True)
+        )
+        blocks_T = positions_T // self.block_size + 1
+        read_T = (share_T * blocks_T).ceil().long().clamp(min=FEWEST)
+        read_T[(positions_T < from_T) | (read_T >= blocks_T)] = 0
+        return read_T if bool(read_T.any()) else None
 
     def table(self, group: int, sequence: WorkerSequence) -> np.ndarray:
         """The ids of the blocks of `sequence` in a group."""
@@ -187,6 +252,7 @@ class WorkerState:
         sampled_rows: list[int],
         sampled: list[WorkerSequence],
         paths: dict[int, ScheduledSequence] | None = None,
+        dropped_SG: list[list[int]] | None = None,
     ) -> Batch:
         lens, begin, row_S = np.array(query_lens, INT), np.array(starts, INT), np.array(rows, INT)
         context_lens: list[int] = (begin + lens).tolist()
@@ -199,26 +265,47 @@ class WorkerState:
             positions, at_T = np.repeat(begin, lens) + within, np.repeat(at_T, lens)
         block, offset = np.divmod(positions, self.block_size)
         width = -(-max(context_lens) // self.block_size)
+        own_lens, places = None, [block] * len(tables)
+        if dropped_SG is not None:
+            dropped_GS = np.array(dropped_SG, INT).T
+            own_lens = (begin + lens - dropped_GS * self.block_size).tolist()
+            places = [block - own_S[at_T] for own_S in dropped_GS]
         tables = [table[row_S, :width] for table in tables]
         for row, path in (paths or {}).items():
             own = path.start // self.block_size
             for table_SB, blocks in zip(tables, path.new_blocks, strict=True):
                 table_SB[row, own : own + len(blocks)] = blocks
+        slots = [
+            table_SB[at_T, place] * self.block_size + offset
+            for table_SB, place in zip(tables, places, strict=True)
+        ]
+        sent, lens_of = self._send(
+            [np.array(tokens, INT), positions, *slots, *tables], lens, context_lens, row_S[at_T]
+        )
         return Batch(
-            token_ids_T=self._to_device(np.array(tokens, INT)),
-            positions_T=self._to_device(positions),
-            slots_GT=[
-                self._to_device(table_SB[at_T, block] * self.block_size + offset)
-                for table_SB in tables
-            ],
-            block_tables_GSB=[self._to_device(table_SB) for table_SB in tables],
+            token_ids_T=sent[0],
+            positions_T=sent[1],
+            slots_GT=sent[2 : 2 + len(tables)],
+            block_tables_GSB=sent[2 + len(tables) :],
             query_lens=query_lens,
             context_lens=context_lens,
             num_decodes=num_decodes,
             sampled_rows=sampled_rows,
             sampled_sequences=sampled,
+            lens=lens_of,
+            own_lens_GS=own_lens,
         )
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self.device == "cpu" else tensor.to(self.device)
+    def _send(
+        self,
+        arrays: list[np.ndarray],
+        query_lens_S: np.ndarray,
+        context_lens: list[int],
+        rows_T: np.ndarray,
+    ) -> tuple[list[Tensor], Lens | None]:
+        """The arrays as tensors: ids, positions, slots and tables by group."""
+        return [torch.from_numpy(array) for array in arrays], None
+
+    def _sampled(self, sequence: WorkerSequence, scheduled: ScheduledSequence) -> WorkerSequence:
+        """The sequence as it is when the row's last known token is computed."""
+        return sequence

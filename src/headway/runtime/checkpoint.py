@@ -6,9 +6,10 @@ before anything is read. A module whose weights are complete is told at once, so
 them: in memory lie the packed weights and one plain matrix, never the whole checkpoint.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,17 @@ from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import find_files, shown
 from headway.runtime.models import MODELS, Decoder
+from headway.runtime.parallel.shard import Shard
 from headway.runtime.quantized.folder import open_quantized
 from headway.runtime.quantized.gguf import gguf_formats, open_gguf
 from headway.runtime.rounding import RoundedWeight
 from headway.runtime.tensor_files import readable
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
+OF_KV = r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"
+"""What some checkpoints hold of layers that read the keys and values of others."""
+BEHIND = r"model\.layers\.{}\."
+"""DeepSeek V3 has a layer behind the last that guesses tokens further ahead."""
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all)."""
 Rounded = list[list[RoundedWeight | None]]
@@ -41,13 +47,16 @@ Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
 class Target:
     """The place of one tensor of the checkpoint, a view of a weight, and the module it is of.
 
-    `row` is the first of its rows there, `expert` its number.
+    `row` is the first of its rows there, `expert` its number among the rank's, `part` that of the
+    table of weights.
     """
 
     place: Tensor
     module: str
     row: int = 0
     expert: int = 0
+    part: str | None = None
+    is_expert: bool = False
 
 
 def open_model(model: Path, spec: ModelSpec) -> Source:
@@ -55,8 +64,15 @@ def open_model(model: Path, spec: ModelSpec) -> Source:
     if is_gguf(model):
         return open_gguf(model, spec)
     found = open_quantized(model, spec)
-    plain = MODELS[spec.architecture].plain
-    return plain(open_tensors(find_files(model))) if found is None else found.tensors()
+    return open_pieces(model, spec) if found is None else found.tensors()
+
+
+def open_pieces(model: Path, spec: ModelSpec) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """The tensors of a folder by the names that the model's table of weights has for them."""
+    pieces = MODELS[spec.architecture].pieces
+    for name, read in open_tensors(find_files(model)):
+        for piece, cut in pieces(name, lambda read=read: read().shape):  # type: ignore[misc]
+            yield piece, lambda read=read, cut=cut: cut(read())  # type: ignore[misc]
 
 
 def checkpoint_formats(model: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
@@ -94,25 +110,30 @@ def load_weights(
     progress: Progress | None = None,
     ready: Callable[[str, Rounded], None] = lambda module, rounded: None,
     held: Collection[str] = (),
+    shard: Shard | None = None,
 ) -> None:
     """Fill `model` from `folder`; raises CheckpointError when a weight is missing or left over.
 
     `ready` hears of each module that is complete, with what the checkpoint holds rounded of it; []
-    where all is plain. Modules in `held` have their weights already: theirs are not read.
+    where all is plain. Modules in `held` have their weights already: theirs are not read. `shard`
+    says what a rank reads of the whole model's weights, where `model` and `spec` are its part.
     """
+    shard = shard or Shard(spec)
     total = sum(file.stat().st_size for file in find_files(folder))
     missing = targets(model, spec)
     parts = Counter(target.module for target in missing.values())
     rounded: dict[str, dict[tuple[int, int], RoundedWeight]] = defaultdict(dict)
-    left_over, done = [], 0
-    for name, read in open_model(folder, spec):
+    left_over, done, elsewhere = [], 0, of_other_ranks(model, spec)
+    for name, read in open_model(folder, shard.spec):
         target = missing.pop(name, None)
         if target is None:
-            if not passed_over(name, read, spec):
+            if name not in elsewhere and not passed_over(name, read, spec):
                 left_over.append(name)
             continue
         if target.module not in held or not name.endswith(".weight"):
             weight = read()
+            if not target.is_expert:
+                weight = shard.of(weight, target.module, target.part)
             if isinstance(weight, RoundedWeight):
                 check_shape(name, target.place, weight.levels_OH)
                 rounded[target.module][target.expert, target.row] = weight
@@ -138,10 +159,22 @@ def passed_over(name: str, read: Callable[[], Tensor | RoundedWeight], spec: Mod
     """
     if name.endswith(IGNORED_SUFFIXES) or (spec.tied and name == "lm_head.weight"):
         return True
+    if re.fullmatch(OF_KV, name) and of_others(spec, name):
+        return True
+    if spec.states is not None and name.startswith("mtp."):  # layers that guess further tokens
+        return True
+    if spec.latent is not None and re.match(BEHIND.format(spec.num_layers), name):
+        return True
     if not spec.formats or not name.endswith(".bias"):
         return False
     bias = read()
     return isinstance(bias, Tensor) and not bool(bias.any())
+
+
+def of_others(spec: ModelSpec, name: str) -> bool:
+    """Whether the layer of this name reads keys and values of another."""
+    index = int(name.split(".")[2])
+    return index < spec.num_layers and spec.layers[index].kv_from is not None
 
 
 def bytes_read(weight: Tensor | RoundedWeight) -> int:
@@ -164,27 +197,13 @@ def by_part(model: Decoder, module: str, pieces: dict[tuple[int, int], RoundedWe
         row = 0
         for size in sizes:
             inside = [
-                rows_of(piece, row - first, size)
+                piece.rows(slice(row - first, row - first + size))
                 for (of, first), piece in pieces.items()
                 if of == expert and first <= row < first + len(piece.levels_OH)
             ]
             parts.append(inside[0] if inside else None)
             row += size
     return experts
-
-
-def rows_of(weight: RoundedWeight, first: int, count: int) -> RoundedWeight:
-    """Some outputs of a matrix."""
-    if len(weight.levels_OH) == count:
-        return weight
-    rows = slice(first, first + count)
-    offsets = weight.offsets_OG
-    return replace(
-        weight,
-        levels_OH=weight.levels_OH[rows],
-        scales_OG=weight.scales_OG[rows],
-        offsets_OG=None if offsets is None else offsets[rows],
-    )
 
 
 def fill(name: str, target: Tensor, tensor: Tensor) -> None:
@@ -228,7 +247,7 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
     512 … 639 and 640 … 767 of `qkv`. Expert e is the e-th matrix of its layer's.
     """
     parameters = dict(model.named_parameters())
-    q, kv = spec.q_size, spec.kv_size
+    q, kv = spec.q_rows, spec.kv_size
     found: dict[str, Target] = {}
     for pattern, (module, part) in model.weights.items():
         for i in range(spec.num_layers if "{i}" in pattern else 1):
@@ -237,22 +256,47 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
                 parameter = parameters.get(owner + suffix)
                 if parameter is None:
                     continue
+                if part in ("k", "v") and spec.layers[i].kv_from is not None:
+                    continue
                 experts = spec.experts.count if spec.experts and "{e}" in pattern else 0
                 if bool(experts) != (parameter.dim() == (3 if suffix == ".weight" else 2)):
                     continue  # a dense layer of a sparse model, or the other way round
-                for e in range(experts or 1):
-                    place = parameter.data[e] if experts else parameter.data
+                for at, e in enumerate(model.own_experts if experts else (0,)):
+                    place = parameter.data[at] if experts else parameter.data
                     inner = place.shape[0] // 2
                     parts = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
                     parts |= {"gate": (0, inner), "up": (inner, inner)}
                     row, count = parts[part] if part else (0, place.shape[0])
                     rows = place.narrow(0, row, count)
-                    found[pattern.format(i=i, e=e) + suffix] = Target(rows, owner, row, e)
+                    name = pattern.format(i=i, e=e) + suffix
+                    found[name] = Target(rows, owner, row, at, part, bool(experts))
     if spec.tied:
         found.pop("lm_head.weight", None)
-        if head_is_rounded(spec):
-            found["lm_head.weight"] = Target(model.embedding.weight.data, "head")
+        holder = model.embedding if model.stage.is_first else model.head
+        if head_is_rounded(spec) and model.stage.is_last:
+            found["lm_head.weight"] = Target(holder.weight.data, "head")
+        elif model.stage.is_last and not model.stage.is_first:
+            found[name_of(model, "embedding")] = Target(holder.weight.data, "head")
     return found
+
+
+def name_of(model: Decoder, module: str) -> str:
+    """The checkpoint's name of the weight of a module that is there once."""
+    (name,) = (name for name, (of, _) in model.weights.items() if of == module)
+    return name + ".weight"
+
+
+def of_other_ranks(model: Decoder, spec: ModelSpec) -> set[str]:
+    """What a stage of a pipeline does not read, and what a rank that has some of the experts."""
+    count, found = spec.experts.count if spec.experts else 0, set[str]()
+    if model.stage.count == 1 and count == len(model.own_experts):
+        return found
+    for name in model.weights:
+        for i in range(spec.num_layers) if "{i}" in name else (-1,):
+            for e in range(count) if "{e}" in name else (-1,):
+                here = i in model.own and (e < 0 or e in model.own_experts)
+                found |= set() if here else {name.format(i=i, e=e)}
+    return {name + suffix for name in found for suffix in (".weight", ".bias")}
 
 
 def head_is_rounded(spec: ModelSpec) -> bool:

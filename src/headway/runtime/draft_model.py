@@ -5,6 +5,7 @@ model's. What it computes depends on tokens alone, so what it computed for a gue
 stays.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -36,7 +37,11 @@ class DraftModel(RidingDrafter):
     ) -> None:
         num_blocks = settings.cache.num_blocks[settings.speculation.draft_group]
         of_groups = (num_blocks,) * len(spec.kv_groups)
-        self.forward = Forward(folder, spec, settings, kernels, of_groups, progress)
+        cache = settings.cache
+        if cache.open_blocks:  # the model's are rounded when they are full, the drafter's stay
+            cache = replace(cache, open_blocks=False, dtype=settings.dtype)
+        own = replace(settings, cache=cache)
+        self.forward = Forward(folder, spec, own, kernels, of_groups, progress)
         size = settings.speculation.draft_vocab_size
         vocabulary = DraftVocabulary(self.forward, size) if size else None
         super().__init__(self.forward, vocabulary, settings, state, spec.max_len, vocab_size)
@@ -48,3 +53,6 @@ class DraftModel(RidingDrafter):
     def further(self, batch: Batch, hidden_RH: Tensor) -> Tensor:
         """A guess of each sequence: a token as any other."""
         return self.first(batch)
+
+    def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
+        """The model's states are of no use: it computes its own."""

@@ -5,7 +5,7 @@ forward, `sample` chooses tokens, `collect` hands back the result; all three in 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,21 +27,29 @@ from headway.core.plan import (
     StepTimings,
 )
 from headway.core.quantization import bytes_per_weight
+from headway.core.request import TokenLogprobs
 from headway.core.resolve import Settings
-from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.attention.int4 import memory_of
-from headway.runtime.batch import Batch, WorkerState
+from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.checkpoint import Progress
+from headway.runtime.choosing import move
+from headway.runtime.cuda.available import own_kernels
 from headway.runtime.draft_model import DraftModel
 from headway.runtime.drafter import Drafter, Wanted
 from headway.runtime.eagle import Eagle
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import choose_kernels
+from headway.runtime.kvstore.handover import Exports, PeerStore
+from headway.runtime.kvstore.open import default_folder, fingerprint, open_disk
+from headway.runtime.kvstore.transfers import PeerTransfers
 from headway.runtime.medusa import Medusa
 from headway.runtime.native.sampling import NativeSampling
+from headway.runtime.parallel.group import Group
+from headway.runtime.parallel.stage import Stage
+from headway.runtime.parallel.vocabulary import VocabHead
 from headway.runtime.probe import Probe, use_threads
 from headway.runtime.sampler import NO_TOKEN, Sampler
-from headway.runtime.transfers import make_transfers
+from headway.runtime.transfers import TransferTable, make_transfers
 from headway.runtime.weight_cache import Lookup
 
 log = logging.getLogger(__name__)
@@ -51,7 +59,7 @@ PROMPT_LOGPROB_ROWS = 64
 
 
 class TorchExecutor:
-    """Runs one model on one device; see `core.plan.Executor`."""
+    """Runs one model on one device, or a rank's part of one; see `core.plan.Executor`."""
 
     def __init__(
         self,
@@ -62,23 +70,23 @@ class TorchExecutor:
         progress: Progress | None = None,
         lookup: Lookup | None = None,
         draft: tuple[Path, ModelSpec] | None = None,
+        group: Group | None = None,
+        stage: Stage | None = None,
     ) -> None:
         self.spec, self.settings = spec, settings
         self.device = settings.device
         self.kernels = choose_kernels(settings, machine)
         use_threads(settings, self.kernels)
+        blocks = settings.cache.num_blocks
         self.target = Forward(
-            folder, spec, settings, self.kernels, settings.cache.num_blocks, progress, lookup
+            folder, spec, settings, self.kernels, blocks, progress, lookup, group, stage
         )
         self.model, self.kv = self.target.model, memory_of(self.target.kv)
-        self.transfers = make_transfers(self.kv, settings.cache.host_blocks, self.device)
-        self.state = WorkerState(
-            max_num_seqs=settings.max_num_seqs,
-            max_blocks=-(-settings.max_model_len // settings.cache.block_size),
-            num_groups=len(settings.cache.num_blocks),
-            block_size=settings.cache.block_size,
-            device=self.device,
+        self.transfers = TransferTable(
+            make_transfers(self.kv, settings.cache.host_blocks, self.device),
+            open_disk(folder, spec, settings, self.kv),
         )
+        self.state = self._make_state()
         library = self.kernels.library
         self.sampler = Sampler(None if library is None else NativeSampling(library))
         self.drafter: Drafter | None = None
@@ -101,6 +109,30 @@ class TorchExecutor:
         self._is_idle = False
         """Whether the last step advances nobody, and may as well wait for a transfer."""
 
+    def _make_state(self) -> WorkerState:
+        """What the runtime knows of the sequences."""
+        settings = self.settings
+        return WorkerState(
+            max_num_seqs=settings.max_num_seqs,
+            max_blocks=-(-settings.max_model_len // settings.cache.block_size),
+            num_groups=len(settings.cache.num_blocks),
+            block_size=settings.cache.block_size,
+        )
+
+    def join_peers(
+        self, folder: Path, address: str, secret: bytes = b"", root: Path | None = None
+    ) -> tuple[bytes, str, Callable[[bytes], None]]:
+        """Let other engines fetch blocks at `address`, and fetch theirs.
+
+        (what its blocks are compatible with, the address that it has, what releases a parcel).
+        Raises OSError.
+        """
+        mark = fingerprint(folder, self.spec, self.settings, self.kv, root or default_folder())
+        exports = Exports(address, mark, secret=secret)
+        groups, store = len(self.settings.cache.num_blocks), PeerStore(mark, secret=secret)
+        self.transfers.peers = PeerTransfers(self.kv, groups, store, exports)
+        return mark, exports.address, exports.release
+
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
         """Apply the deltas and run the forward."""
@@ -109,10 +141,9 @@ class TorchExecutor:
         self.state.apply(plan)
         if self.drafter is not None:
             self.drafter.follow(plan)
-        if plan.copies:
-            copy_blocks(self.kv, plan.copies)
+        self.transfers.keep(plan)
+        move(self.kv, plan)
         if plan.transfers:
-            assert self.transfers is not None, "there is no host memory"
             self.transfers.begin(plan.transfers)
         if not plan.scheduled:
             self._pending = (plan, None, None)
@@ -152,28 +183,44 @@ class TorchExecutor:
         if batch.sampled_rows:
             if len(batch.sampled_rows) != hidden.shape[0]:
                 hidden = hidden[batch.sampled_rows]
-            last_rows = self._sample_rows(plan, batch, hidden, masks, result)
+            logits, sequences = self.logits(hidden), batch.sampled_sequences
+            token_ids, logprobs = self.sampler.sample(logits, sequences, masks)
+            last_rows = self._keep(plan, sequences, token_ids, logprobs, result)
         sampled, draft_s = self._clock.now_s(), 0.0
         if self.drafter is not None:
             draft_s = self._propose(plan, result, hidden, last_rows)
         result.timings = StepTimings(self._prepare_s, self._forward_s, sampled - started, draft_s)
 
-    def _sample_rows(
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan) -> None:
+        """`submit`, and all that `sample` does to memory: what a rank does that draws no tokens."""
+        self.submit(plan)
+        assert self._pending is not None
+        _, batch, hidden = self._pending
+        self._pending = None
+        if batch is not None and hidden is not None:
+            self._quarantine(plan, batch, hidden)
+
+    @torch.inference_mode()
+    def answer(self, count: int) -> None:
+        """A rank's part of `count` rows of logits, for rank 0 to draw from."""
+        head = self.model.head
+        assert isinstance(head, VocabHead)
+        head.answer(count)
+
+    def _keep(
         self,
         plan: StepPlan,
-        batch: Batch,
-        hidden_RH: Tensor,
-        masks: GrammarMasks,
+        sequences: list[WorkerSequence],
+        token_ids: list[int],
+        logprobs: Sequence[list[TokenLogprobs] | None],
         result: StepResult,
     ) -> list[int]:
-        """Choose a token for each row that is due, keep what drafts agree with, tell the state.
+        """Of the tokens chosen behind each row keep what drafts agree with, and tell the state.
 
         For each sample the row behind which its last token was drawn.
         """
         last_rows: list[int] = []
-        logits = self.logits(hidden_RH)
-        sequences = batch.sampled_sequences
-        token_ids, logprobs = self.sampler.sample(logits, sequences, masks)
         for paths in sampled_paths(plan):
             begin, sequence_id = paths[0].rows[0], paths[0].scheduled.sequence_id
             sequence = sequences[begin]
@@ -189,7 +236,7 @@ class TorchExecutor:
                     behind = chosen([token_ids[row] for row in rest])
                     if entries is not None:
                         entries = [one for row in rows for one in logprobs[row] or []]
-                    if best.path:
+                    if best.path and self.state.sequences.get(sequence_id) is sequence:
                         self.state.adopt(best)
                 tokens = [token_ids[row] for row in rows]
                 sequence.generated += tokens
@@ -239,32 +286,9 @@ class TorchExecutor:
     def _quarantine(
         self, plan: StepPlan, batch: Batch, hidden_TH: Tensor
     ) -> tuple[dict[int, str], dict[tuple[int, int], int]]:
-        """Fail sequences whose numbers are not finite, and wipe what they wrote in this step.
-
-        Where only drafts are bad, nobody fails: the second result says how many sampled rows of
-        (sequence, path) are of use, of a further path none but the first. Where a token with drafts
-        behind it is bad too, FloatingPointError: in a sum over the whole block 0 · inf reaches it,
-        and the engine runs the step again without drafts.
-        """
+        """Fail sequences whose numbers are not finite, and wipe what they wrote in this step."""
         bad_T = self.target.wipe_bad(hidden_TH, batch)
-        if bad_T is None:
-            return {}, {}
-        failed: dict[int, str] = {}
-        usable: dict[tuple[int, int], int] = {}
-        for row, part in zip(plan.scheduled, bad_T.split(batch.query_lens), strict=True):
-            if not bool(part.any()):
-                continue
-            if row.path:
-                usable[row.sequence_id, row.path] = 1
-                continue
-            num_drafts_before = int(part.nonzero()[0]) - (len(row.token_ids) - row.num_drafts)
-            if num_drafts_before < 0 and row.num_drafts:
-                raise FloatingPointError("a guess may have spoilt the token it was guessed behind")
-            if num_drafts_before < 0:
-                failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
-            else:
-                usable[row.sequence_id, 0] = num_drafts_before + 1
-        return failed, usable
+        return ({}, {}) if bad_T is None else judge(plan, bad_T.tolist())
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
         """For sequences that ask: the log-probability of each next prompt token of this chunk."""
@@ -305,9 +329,7 @@ class TorchExecutor:
         """The result of the step sampled last."""
         assert self._result is not None, "nothing was submitted"
         result, self._result = self._result, None
-        if self.transfers is not None:
-            done = self.transfers.take_done(wait=self._is_idle)
-            result.transfers_done, result.transfer_s = done
+        self.transfers.tell(result, wait=self._is_idle)
         return result
 
     def describe(self) -> Description:
@@ -356,6 +378,35 @@ def sampled_paths(plan: StepPlan) -> Iterable[list[SampledPath]]:
     return found.values()
 
 
+def judge(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[tuple[int, int], int]]:
+    """Which sequences fail, of whose tokens some are not finite, and of whom rows are of use.
+
+    Where only drafts are bad, nobody fails: the second result says how many sampled rows of
+    (sequence, path) are of use, of a further path none but the first. Where a token with drafts
+    behind it is bad too, FloatingPointError: in a sum over the whole block 0 · inf reaches it,
+    and the engine runs the step again without drafts.
+    """
+    failed: dict[int, str] = {}
+    usable: dict[tuple[int, int], int] = {}
+    end = 0
+    for row in plan.scheduled:
+        begin, end = end, end + len(row.token_ids)
+        if True not in bad_T[begin:end]:
+            continue
+        if row.path:
+            usable[row.sequence_id, row.path] = 1
+            continue
+        first = bad_T.index(True, begin) - begin
+        num_drafts_before = first - (len(row.token_ids) - row.num_drafts)
+        if num_drafts_before < 0 and row.num_drafts:
+            raise FloatingPointError("a guess may have spoilt the token it was guessed behind")
+        if num_drafts_before < 0:
+            failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
+        else:
+            usable[row.sequence_id, 0] = num_drafts_before + 1
+    return failed, usable
+
+
 def num_kept(sampled: list[int], drafts: list[int]) -> int:
     """How many of `sampled` count: each behind a draft that equals the one sampled before it.
 
@@ -388,4 +439,11 @@ def probe_accelerator(device: str) -> Accelerator | None:
     if device == "cpu" or not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
-    return Accelerator(name=torch.cuda.get_device_name(), total_bytes=total, free_bytes=free)
+    has_kernels, why = own_kernels()
+    return Accelerator(
+        name=torch.cuda.get_device_name(),
+        total_bytes=total,
+        free_bytes=free,
+        has_kernels=has_kernels,
+        kernels_why=why,
+    )

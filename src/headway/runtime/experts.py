@@ -3,7 +3,8 @@
 Worked example, 3 tokens, 2 of 4 experts each: the router picks [2 0] [1 2] [2 3]. Sorted by expert
 the six visits are 0: t0, 1: t1, 2: t0 t1 t2, 3: t2; each expert that was hit multiplies its rows
 once, and the rows go back to their tokens in the order the router ranked them, so that a sum never
-depends on who else was in the batch. Experts that nobody visits are not read.
+depends on who else was in the batch, nor on which rank has which experts. Experts that nobody
+visits are not read.
 
 T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
 """
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.parts import Parts, num_bytes, pack_parts
-from headway.runtime.layers import Build, Linear, Step
+from headway.runtime.layers import Build, GatedMLP, Linear, Step
 from headway.runtime.rounding import RoundedWeight
+
+LEAST_SUM = 1e-20
+"""Added to what weights are divided by: sigmoids may all be 0."""
 
 
 class ExpertLinear(nn.Module):
@@ -95,18 +99,63 @@ class ExpertLinear(nn.Module):
         return self.kernel(x_TH, self.prepared[expert], bias_O)
 
 
+class ExactRouter(nn.Module):
+    """A router that multiplies in fp32, whatever the model's type."""
+
+    def __init__(self, build: Build, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.parts, self.weight = (outputs,), fp32_weight(build, outputs, inputs)
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x_TH.float(), self.weight)
+
+
+class SharedGate(nn.Module):
+    """How much of its shared experts a token takes: a sigmoid of one number, in fp32."""
+
+    def __init__(self, build: Build, inputs: int) -> None:
+        super().__init__()
+        self.weight = fp32_weight(build, 1, inputs)
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        logits_T1 = (x_TH.float() * self.weight).sum(-1, keepdim=True)
+        return reference.evenly(torch.sigmoid, logits_T1).to(x_TH.dtype)
+
+
+class Correction(nn.Module):
+    """What is added to each expert's score where experts are chosen."""
+
+    def __init__(self, build: Build, count: int) -> None:
+        super().__init__()
+        self.weight = fp32_weight(build, count)
+
+
+def fp32_weight(build: Build, *shape: int) -> nn.Parameter:
+    """`Build.weight` in fp32."""
+    empty = torch.empty(shape, dtype=torch.float32, device=build.device)
+    return nn.Parameter(empty, requires_grad=False)
+
+
 class SparseMLP(nn.Module):
-    """A router and its experts, each a gated MLP."""
+    """A router and its experts, each a gated MLP; beside them those that every token visits."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
         spec, experts = build.spec, build.spec.experts
         assert experts is not None
-        self.active, self.normalize = experts.active, experts.normalize
-        self.count = experts.count
-        self.router = Linear(build, spec.hidden_size, experts.count, bias=experts.biased)
+        self.experts = experts
+        self.active, self.count, self.group = experts.active, experts.count, build.group
+        self.own = build.own_experts
+        self.router: nn.Module
+        if experts.exact_router:
+            self.router = ExactRouter(build, spec.hidden_size, experts.count)
+        else:
+            self.router = Linear(build, spec.hidden_size, experts.count, bias=experts.biased)
+        self.correction = Correction(build, experts.count) if experts.corrected else None
+        self.shared = GatedMLP(build, experts.shared_size) if experts.shared else None
+        self.shared_gate = SharedGate(build, spec.hidden_size) if experts.shared_gate else None
         inner = experts.intermediate_size
-        hidden, count = spec.hidden_size, experts.count
+        hidden, count = spec.hidden_size, len(self.own)
         self.gate_up = ExpertLinear(build, count, hidden, 2 * inner, (inner, inner), experts.biased)
         self.down = ExpertLinear(build, count, inner, hidden, bias=experts.biased)
         self.gated = build.kernels.gated[spec.activation]
@@ -118,22 +167,51 @@ class SparseMLP(nn.Module):
         weights_TK, experts_TK = self.route(x_TH)
         visits_V = experts_TK.flatten().argsort(stable=True)
         rows_VH = x_TH[visits_V // self.active]
-        out_VH = torch.empty_like(rows_VH)
+        out_VH = torch.zeros_like(rows_VH)
         counts = experts_TK.flatten().bincount(minlength=self.count).tolist()
         begin = 0
         for expert, count in enumerate(counts):
-            if count:
-                end = begin + count
-                inner = self.gated(self.gate_up(rows_VH[begin:end], expert))
-                out_VH[visits_V[begin:end]] = self.down(inner, expert)
-                begin = end
+            end = begin + count
+            if count and expert in self.own:
+                own = expert - self.own.start
+                inner = self.gated(self.gate_up(rows_VH[begin:end], own))
+                out_VH[visits_V[begin:end]] = self.down(inner, own)
                 step.experts_read += 1
-        return (out_VH.unflatten(0, (-1, self.active)) * weights_TK[..., None]).sum(1)
+            begin = end
+        if self.group.size > 1:
+            out_VH = self.group.sum([out_VH])  # of each row all ranks but one have zeros
+        out_TH = (out_VH.unflatten(0, (-1, self.active)) * weights_TK[..., None]).sum(1)
+        if self.shared is None:
+            return out_TH
+        shared_TH = self.shared(x_TH)
+        if self.shared_gate is not None:
+            shared_TH = shared_TH * self.shared_gate(x_TH)
+        return out_TH + shared_TH
 
     def route(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """(weights, experts) of each token's visits, likeliest first, both (T, K)."""
-        shares_TE = self.router(x_TH).float().softmax(-1)
-        weights_TK, experts_TK = shares_TE.topk(self.active, dim=-1)
-        if self.normalize:
-            weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
-        return weights_TK.to(x_TH.dtype), experts_TK
+        logits_TE = self.router(x_TH).float()
+        sigmoid = self.experts.scoring == "sigmoid"
+        scores_TE = logits_TE.sigmoid() if sigmoid else logits_TE.softmax(-1)
+        ranked_TE = scores_TE
+        if self.correction is not None:
+            ranked_TE = scores_TE + self.correction.weight
+        if self.experts.groups > 1:
+            ranked_TE = self.within_groups(ranked_TE)
+        experts_TK = ranked_TE.topk(self.active, dim=-1).indices
+        weights_TK = scores_TE.gather(-1, experts_TK)
+        if self.experts.normalize:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + LEAST_SUM)
+        return (weights_TK * self.experts.scale).to(x_TH.dtype), experts_TK
+
+    def within_groups(self, ranked_TE: Tensor) -> Tensor:
+        """The scores, but none of experts in other groups than the best.
+
+        A group is as good as its best expert; where scores are corrected, as its two best.
+        """
+        groups_TGE = ranked_TE.unflatten(-1, (self.experts.groups, -1))
+        best = 2 if self.experts.corrected else 1
+        totals_TG = groups_TGE.topk(best, dim=-1).values.sum(-1)
+        chosen = totals_TG.topk(self.experts.active_groups, dim=-1).indices
+        left_out = torch.ones_like(totals_TG, dtype=torch.bool).scatter_(-1, chosen, False)
+        return groups_TGE.masked_fill(left_out[..., None], float("-inf")).flatten(1)

@@ -3,6 +3,7 @@
 Where every operation is native, the layers are one call and the head is another.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from headway.core.errors import CapacityError
 from headway.core.model_spec import ModelSpec
+from headway.core.parallel import cut_of
 from headway.core.resolve import Settings
 from headway.runtime.attention import (
     AttentionBackend,
@@ -32,12 +34,19 @@ from headway.runtime.native.linear import PackedWeight
 from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
 from headway.runtime.native.quantized import PackedLevels
+from headway.runtime.parallel.group import Alone, Group
+from headway.runtime.parallel.shard import Shard
+from headway.runtime.parallel.stage import Stage
 from headway.runtime.rope import RopeTable
+from headway.runtime.states import allocate_states
 from headway.runtime.weight_cache import Lookup
 
 
 class Forward:
-    """The model of `folder`, with `num_blocks` KV blocks for each of its groups."""
+    """The model of `folder`, with `num_blocks` KV blocks for each of its groups.
+
+    With a `group` of ranks, or as a `stage`, it is this rank's part of the model `spec`.
+    """
 
     def __init__(
         self,
@@ -48,18 +57,36 @@ class Forward:
         num_blocks: tuple[int, ...],
         progress: Progress | None = None,
         lookup: Lookup | None = None,
+        group: Group | None = None,
+        stage: Stage | None = None,
     ) -> None:
-        self.spec, self.settings, self.kernels = spec, settings, kernels
+        group, self.stage = group or Alone(), stage or Stage()
+        self.has_ranks = group.size > 1
+        cut = cut_of(spec, settings.parallel, group.rank, settings.quantization.unit)
+        shard = Shard(spec, cut, group.rank, group.size)
+        self.spec = spec = cut.part_of(spec) if group.size > 1 else spec
+        self.settings, self.kernels = settings, kernels
         self.dtype, device = getattr(torch, settings.dtype), settings.device
         attention, self.attention = choose_attention(settings, kernels.library)
         build = Build(
-            spec=spec, kernels=kernels, attention=attention, dtype=self.dtype, device=device
+            spec=spec,
+            kernels=kernels,
+            attention=attention,
+            dtype=self.dtype,
+            device=device,
+            parallel=settings.parallel,
+            cut=cut,
+            group=group,
+            stage=self.stage,
         )
-        self.model = Decoder(build, MODELS[spec.architecture])
-        self.linears = load_model(self.model, spec, settings, kernels, folder, progress, lookup)
+        architecture = MODELS[spec.architecture]
+        self.model = (architecture.decoder or Decoder)(build, architecture)
+        self.linears = load_model(
+            self.model, spec, settings, kernels, folder, progress, lookup, shard
+        )
         try:
             self.ropes = [
-                RopeTable(rope, spec.head_dim, settings.max_model_len, device)
+                RopeTable(rope, spec.rope_dim, settings.max_model_len, device)
                 for rope in spec.ropes
             ]
             self.kv = self._allocate(num_blocks, attention)
@@ -68,21 +95,33 @@ class Forward:
                 f"KV cache and rope tables could not be allocated: {str(error)[:200]}.",
                 "Lower --kv-memory or --max-model-len.",
             ) from error
-        self.program, self.head, self.lowered = self._lower(isinstance(attention, NativeAttention))
+        attends = isinstance(attention, NativeAttention)
+        self.program, self.head, self.lowered = self._lower(attends, group)
         self.experts_read = 0
         """Of the last forward; 0 for a dense model."""
 
     def _allocate(self, num_blocks: tuple[int, ...], attention: AttentionBackend) -> list[KVLayer]:
         """The KV memory of all layers, in the resolved format."""
-        cache, groups = self.settings.cache, self.spec.kv_groups
+        cache, own = self.settings.cache, self.stage.layers(self.spec.num_layers)
+        groups = tuple(
+            replace(group, layers=tuple(layer for layer in group.layers if layer in own))
+            for group in self.spec.kv_groups
+        )
         if cache.open_blocks:
             kind = NativeKVLayer if isinstance(attention, NativeAttention) else KVLayer
             return allocate_int4(groups, num_blocks, cache.block_size, self.dtype, kind)
         dtype = torch.int8 if cache.dtype == "int8" else self.dtype
         device, kind = self.settings.device, attention.kv_layer
-        return allocate_kv(groups, num_blocks, cache.block_size, dtype, device, kind)
+        if not cache.state_every:
+            return allocate_kv(groups, num_blocks, cache.block_size, dtype, device, kind)
+        last, size = len(groups) - 1, cache.block_size
+        layers = allocate_states(groups[-1], last, num_blocks[-1], size, device)
+        attending = sorted(layer for group in groups[:-1] for layer in group.layers)
+        kv = allocate_kv(groups[:-1], num_blocks[:-1], size, dtype, device, kind)
+        layers |= zip(attending, kv, strict=True)
+        return [layers[layer] for layer in sorted(layers)]
 
-    def _lower(self, attends: bool) -> tuple[Program | None, Program | None, str]:
+    def _lower(self, attends: bool, group: Group) -> tuple[Program | None, Program | None, str]:
         """(the model's forward as one native call, its head as another, why).
 
         None where not all is native.
@@ -92,20 +131,46 @@ class Forward:
             return None, None, "each operation called from Python, as not all are native"
         unknown: Any = None
         angles = [(rope.cos, rope.sin) for rope in self.ropes]
-        step = Step(batch=unknown, kv=self.kv, angles=angles)
-        program, why = lower(lambda token_ids: self.model(token_ids, step), library, self.dtype)
-        head, _ = lower(self.model.logits, library, self.dtype, given=self.spec.hidden_size)
+        step = Step(batch=unknown, kv=self.kv_by_layer, angles=angles)
+        width = self.spec.hidden_size
+        if group.size > 1:
+            program, why = lower(lambda x: self.model.over(x, step), library, self.dtype, width)
+            return program, None, f"{why}, embedding, sums and head from Python"
+        given = 0 if self.stage.is_first else width
+        program, why = lower(lambda x: self.model(x, step), library, self.dtype, given)
+        head = None
+        if self.stage.is_last:
+            head, _ = lower(self.model.logits, library, self.dtype, given=width)
         if program is not None:
             why += ", the head in another" if head is not None else ", the head from Python"
         return program, head, why
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Hidden states of all tokens of `batch`, (T, H); valid until the next forward."""
+        """Hidden states of all tokens of `batch`, (T, H); valid until the next forward.
+
+        Those behind the layers of its stage, which the next has got.
+        """
+        if self.stage.count == 1:
+            return self._own(batch, None)
+        shape = len(batch.token_ids_T), self.spec.hidden_size
+        return self.stage.run(shape, self.dtype, lambda given_TH: self._own(batch, given_TH))
+
+    @property
+    def kv_by_layer(self) -> list[KVLayer]:
+        """`kv` by the model's layers; those before the stage's own are nobody's here."""
+        nobody: Any = None
+        return [nobody] * self.stage.layers(self.spec.num_layers).start + self.kv
+
+    def _own(self, batch: Batch, given_TH: Tensor | None) -> Tensor:
+        """The layers that are here, behind the rows of the stage before."""
         if self.program is not None:
-            return self.program(batch)
+            if self.has_ranks:
+                given_TH = self.model.embed(batch.token_ids_T)
+            return self.program(batch, given_TH)
         angles = [rope.at(batch.positions_T) for rope in self.ropes]
-        step = Step(batch=batch, kv=self.kv, angles=angles)
-        hidden_TH: Tensor = self.model(batch.token_ids_T, step)
+        step = Step(batch=batch, kv=self.kv_by_layer, angles=angles)
+        given = batch.token_ids_T if given_TH is None else given_TH
+        hidden_TH: Tensor = self.model(given, step)
         self.experts_read = step.experts_read
         return hidden_TH
 

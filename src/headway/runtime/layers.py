@@ -3,30 +3,48 @@
 T tokens, H hidden size, N query heads, G KV heads, D head size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headway.core.model_spec import ModelSpec
-from headway.runtime.attention import AttentionBackend, AttentionRule, KVLayer
+from headway.core.parallel import Cut, Parallel, bounds
+from headway.runtime.attention import AttentionBackend, AttentionRule, KVLayer, TritonAttention
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import Kernels, reference
 from headway.runtime.kernels.parts import Parts, num_bytes, pack_parts
+from headway.runtime.native.lower import recordable
+from headway.runtime.parallel.group import Alone, Group
+from headway.runtime.parallel.stage import Stage
 from headway.runtime.rounding import RoundedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What every layer is made with: the dimensions, the kernels, type and device of weights."""
+    """What every layer is made with: the dimensions, the kernels, type and device of weights.
+
+    `spec` is what this rank of `group` holds of the model.
+    """
 
     spec: ModelSpec
     kernels: Kernels
     attention: AttentionBackend
     dtype: torch.dtype
     device: str
+    parallel: Parallel = Parallel()
+    cut: Cut | None = None
+    group: Group = field(default_factory=Alone)
+    stage: Stage = Stage()
+
+    @property
+    def own_experts(self) -> range:
+        """Which experts of each layer are this rank's."""
+        ends = bounds(self.spec.experts.count if self.spec.experts else 0, self.group.size)
+        return range(ends[self.group.rank], ends[self.group.rank + 1])
 
     def weight(self, *shape: int) -> nn.Parameter:
         """An uninitialized weight; the checkpoint fills it, and asserts that it did."""
@@ -117,18 +135,105 @@ class Linear(nn.Module):
         return self.kernel(x_TH, self.prepared, self.bias)
 
 
+class RowLinear(Linear):
+    """A layer whose inputs are cut: the sum of the products of its parts, on this rank and others.
+
+    Each part is a matrix of its own, so its bits do not depend on the rank that computes it. The
+    bias is the first part's.
+    """
+
+    def __init__(
+        self, build: Build, inputs: int, outputs: int, bias: bool, parts: Sequence[int]
+    ) -> None:
+        super().__init__(build, inputs, outputs, bias)
+        assert parts[-1] - parts[0] == inputs
+        self.group = build.group
+        self.bounds = [at - parts[0] for at in parts]
+        self.prepared: list[Any] = []
+
+    def prepare(self) -> None:
+        assert self.weight is not None
+        sizes = [end - begin for begin, end in pairwise(self.bounds)]
+        cut = [part.contiguous() for part in self.weight.split(sizes, dim=1)]
+        self.prepared = [self.kernel.prepare(part) for part in cut]
+        self.weight = None
+
+    def take(self, parts: Sequence[RoundedWeight | None]) -> None:
+        (whole,) = parts
+        assert whole is not None and self.weight is not None
+        cut = [whole.columns(slice(*ends)) for ends in pairwise(self.bounds)]
+        self.prepared = [pack_parts(self.kernel, [part], self.parts) for part in cut]
+        self.weight = None
+
+    @property
+    def matrices(self) -> list[Any]:
+        """The prepared matrices, a part each."""
+        return self.prepared
+
+    @property
+    def prepared_bytes(self) -> int:
+        return sum(map(num_bytes, self.prepared))
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        products = []
+        for (begin, end), matrix in zip(pairwise(self.bounds), self.prepared, strict=True):
+            bias = self.bias if self.group.rank == 0 and begin == 0 else None
+            part_TH = x_TH if len(self.prepared) == 1 else x_TH[:, begin:end].contiguous()
+            products.append(self.kernel(part_TH, matrix, bias))
+        if len(products) > 1:
+            return self.group.sum(products)
+        return self._sum(products[0], lambda own_TH: self.group.sum([own_TH]))
+
+    @recordable("over_ranks")
+    def _sum(self, own_TH: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+        return work(own_TH)
+
+
+def row_linear(
+    build: Build, inputs: int, outputs: int, bias: bool, parts: Sequence[int] = ()
+) -> Linear:
+    """A layer behind heads or neurons, which may be cut over ranks; `parts` of its inputs, by
+    default alike."""
+    if not build.parallel.is_cut:
+        return Linear(build, inputs, outputs, bias)
+    unit = build.kernels.quantization.unit
+    parts = parts or bounds(inputs, build.parallel.num_parts, unit)
+    return RowLinear(build, inputs, outputs, bias, parts)
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square normalization of `size` channels (hidden by default), a learned scale."""
 
-    def __init__(self, build: Build, size: int | None = None) -> None:
+    def __init__(self, build: Build, size: int | None = None, eps: float | None = None) -> None:
         super().__init__()
         self.weight = build.weight(size or build.spec.hidden_size)
-        self.eps = build.spec.rms_norm_eps
+        self.eps = build.spec.rms_norm_eps if eps is None else eps
         self.offset = build.spec.norm_offset
         self.kernel = build.kernels.rms_norm
+        self.add_kernel = build.kernels.add_rms_norm
 
     def forward(self, x_TH: Tensor) -> Tensor:
         return self.kernel(x_TH, self.weight, self.eps, self.offset)
+
+    def behind(self, x_TH: Tensor, more_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + more, its norm), in one pass where there is a kernel for both."""
+        if self.add_kernel is not None:
+            return self.add_kernel(x_TH, more_TH, self.weight, self.eps, self.offset)
+        x_TH = x_TH + more_TH
+        return x_TH, self(x_TH)
+
+
+class UnitNorm(nn.Module):
+    """Root-mean-square normalization of `size` channels, without a learned scale."""
+
+    def __init__(self, build: Build, size: int) -> None:
+        super().__init__()
+        self.ones = torch.ones(size, dtype=build.dtype, device=build.device)
+        self.eps = build.spec.rms_norm_eps
+        self.kernel = build.kernels.rms_norm
+
+    def forward(self, x_TGD: Tensor) -> Tensor:
+        return self.kernel(x_TGD, self.ones, self.eps, 0.0)
 
 
 class SinkLogits(nn.Module):
@@ -143,25 +248,34 @@ class Attention(nn.Module):
     """Self-attention over paged KV. Its variants are numbers of the spec and of its layer:
 
     MHA (G = N), GQA or MQA (G = 1); a window; a soft cap; a sink logit by head; norms on queries
-    and keys, by head or on the whole row; one rope or another, or none.
+    and keys, by head or on the whole row, and on values; one rope or another, or none; keys and
+    values of its own, or those of an earlier layer; a gate on what it gives.
     """
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
         spec, layer = build.spec, build.spec.layers[index]
-        self.index = index
-        self.sizes = [spec.q_size, spec.kv_size, spec.kv_size]
+        self.shares = layer.kv_from is not None
+        self.index = index if layer.kv_from is None else layer.kv_from
+        self.sizes = [spec.q_rows, *([] if self.shares else [spec.kv_size, spec.kv_size])]
         self.head_dim = spec.head_dim
         hidden, q = spec.hidden_size, spec.q_size
         self.qkv = Linear(build, hidden, sum(self.sizes), bias=spec.qkv_bias, parts=self.sizes)
-        self.out = Linear(build, q, hidden, bias=spec.o_bias)
+        parts = build.cut.q if build.cut is not None else ()
+        self.out = row_linear(build, q, hidden, spec.o_bias, parts)
+        self.has_gate = spec.output_gate
         self.norm_rows, self.norm_heads = spec.qk_norm == "row", spec.qk_norm == "head"
         if self.norm_rows or self.norm_heads:
             self.q_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.q_size)
-            self.k_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.kv_size)
+            if not self.shares:
+                self.k_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.kv_size)
+        self.v_norm = UnitNorm(build, spec.head_dim) if spec.v_norm and not self.shares else None
         self.rope_index = layer.rope
         self.rope = build.kernels.rope
         self.backend = build.attention
+        self.rope_write = None
+        if isinstance(self.backend, TritonAttention) and self.rope_index is not None:
+            self.rope_write = self.backend.rope_write
         self.sink_logits = SinkLogits(build) if spec.sink_logits else None
         self.rule = AttentionRule(
             scale=spec.attention_scale,
@@ -172,29 +286,55 @@ class Attention(nn.Module):
         )
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        if self.shares:
+            return self.read_only(x_TH, step)
         q, k, v = self.qkv(x_TH).split(self.sizes, dim=-1)
         if self.norm_rows:
             q, k = self.q_norm(q), self.k_norm(k)
         q_TND, k_TGD, v_TGD = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        if self.has_gate:  # a head's queries and its gate lie together
+            q_TND, gate_TND = q_TND.unflatten(1, (-1, 2)).unbind(2)
         if self.norm_heads:
             q_TND, k_TGD = self.q_norm(q_TND), self.k_norm(k_TGD)
+        if self.v_norm is not None:
+            v_TGD = self.v_norm(v_TGD)
+        layer, written = step.kv[self.index], None
+        if self.rope_write is not None and self.rope_index is not None:
+            angles = step.angles[self.rope_index]
+            written = self.rope_write(q_TND, k_TGD, v_TGD, angles, layer, step.batch)
+        if written is not None:
+            attended = self.backend.attend(written, None, None, layer, step.batch, self.rule)
+            return self.out(attended.flatten(1))
         if self.rope_index is not None:
             cos, sin = step.angles[self.rope_index]
             q_TND, k_TGD = self.rope(q_TND, cos, sin), self.rope(k_TGD, cos, sin)
-        layer = step.kv[self.index]
         attended = self.backend.attend(q_TND, k_TGD, v_TGD, layer, step.batch, self.rule)
+        if self.has_gate:
+            attended = attended * reference.evenly(torch.sigmoid, gate_TND)
+        return self.out(attended.flatten(1))
+
+    def read_only(self, x_TH: Tensor, step: Step) -> Tensor:
+        """`forward` with queries alone, at their own positions."""
+        assert not self.norm_rows and self.rope_index is not None
+        q_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
+        q_TND = self.q_norm(q_TND) if self.norm_heads else q_TND
+        q_TND = self.rope(q_TND, *step.angles[self.rope_index])
+        layer = step.kv[self.index]
+        attended = self.backend.attend(q_TND, None, None, layer, step.batch, self.rule)
         return self.out(attended.flatten(1))
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) · up(x)), gate and up as one matrix."""
+    """down(act(gate(x)) · up(x)), gate and up as one matrix, `inner` wide."""
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: Build, inner: int | None = None) -> None:
         super().__init__()
         spec = build.spec
-        hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+        hidden, bias = spec.hidden_size, spec.mlp_bias
+        parts = build.cut.neurons if inner is None and build.cut is not None else ()
+        inner = spec.intermediate_size if inner is None else inner
         self.gate_up = Linear(build, hidden, 2 * inner, bias=bias, parts=(inner, inner))
-        self.down = Linear(build, inner, hidden, bias=bias)
+        self.down = row_linear(build, inner, hidden, bias, parts)
         self.gated = build.kernels.gated[spec.activation]
 
     def forward(self, x_TH: Tensor) -> Tensor:

@@ -23,10 +23,12 @@ from headway.runtime.checkpoint import (
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import Kernels
 from headway.runtime.kernels.parts import Parts, PartsLinear
+from headway.runtime.latent import KVUp
 from headway.runtime.layers import Linear
 from headway.runtime.models import Decoder
 from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.runtime.parallel.shard import Shard
 from headway.runtime.weight_cache import Blobs, Lookup
 
 LinearLike = Linear | ExpertLinear
@@ -41,8 +43,12 @@ def load_model(
     folder: Path,
     progress: Progress | None = None,
     lookup: Lookup | None = None,
+    shard: Shard | None = None,
 ) -> list[LinearLike]:
-    """Fill `model` and pack its linear layers; returns those. Raises CheckpointError."""
+    """Fill `model` and pack its linear layers; returns those. Raises CheckpointError.
+
+    `shard`: what a rank reads, where `model` and `spec` are its part of the whole.
+    """
     linears: dict[str, LinearLike] = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | ExpertLinear):
@@ -61,6 +67,7 @@ def load_model(
         for each in (name, "head") if head_follows and name == "embedding" else (name,):
             module = linears.get(each)
             if module is None:
+                spell_out(model, each, rounded)
                 continue
             if each in packed:
                 module.restore(packed[each])
@@ -71,10 +78,20 @@ def load_model(
             else:
                 module.take(rounded[0])
 
-    load_weights(model, spec, folder, progress, ready, {*packed, "embedding"} if packed else ())
+    held = {*packed, "embedding"} if packed else ()
+    load_weights(model, spec, folder, progress, ready, held, shard)
     if lookup is not None and not packed:
         lookup.store(blobs_of(model, linears))
     return list(linears.values())
+
+
+def spell_out(model: Decoder, name: str, rounded: Rounded) -> None:
+    """Give a module that is no linear layer the plain weight that a checkpoint holds rounded."""
+    if rounded:
+        module = model.get_submodule(name)
+        (part,) = rounded[0]
+        assert isinstance(module, KVUp) and part is not None
+        module.take(part)
 
 
 def cached_weights(

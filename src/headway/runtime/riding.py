@@ -15,6 +15,7 @@ hold its keys and values of the tokens that the block stands for now:
 What is wrong here costs time and never changes a token: guesses are verified.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -61,11 +62,12 @@ class Layers(Protocol):
         ...
 
 
-class RidingDrafter:
+class RidingDrafter(ABC):
     """Guesses for the sequences that `state` knows, whose blocks of its group it writes along.
 
-    A `drafter.Drafter` but for its passes: `first` computes known tokens, `further` a guess of each
-    sequence. `max_len` is what its positions reach to; `vocab_size` is the model's.
+    A `drafter.Drafter` but for its passes, `first` computes known tokens, `further` a guess of each
+    sequence, and for what it keeps of the model's states. `max_len` is what its positions reach
+    to; `vocab_size` is the model's.
     """
 
     name = ""
@@ -91,16 +93,17 @@ class RidingDrafter:
         library = layers.kernels.library
         self._sampler = Sampler(None if library is None else NativeSampling(library))
 
+    @abstractmethod
     def first(self, batch: Batch) -> Tensor:
         """Compute these known tokens; their hidden states, (T, H), valid until the next pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def further(self, batch: Batch, hidden_RH: Tensor) -> Tensor:
         """Compute a guess of each sequence, which was made from its row of `hidden_RH`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
-        """The model's states of a step are of no use, unless it says otherwise."""
+        """Note what is of use of the model's states of a step."""
 
     def follow(self, plan: StepPlan) -> None:
         """Note what becomes of blocks, after the state has; before the model computes."""
@@ -219,7 +222,7 @@ class RidingDrafter:
         if bad_T is not None:
             parts = bad_T.split(batch.query_lens)
             bad = {row for row, part in enumerate(parts) if bool(part.any())}
-        size, table_SB = self._block_size, batch.block_tables_GSB[0].numpy()
+        size, table_SB = self._block_size, batch.block_tables_GSB[0].cpu().numpy()
         for row, (length, end) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
             if row in bad:  # its guesses are wrong, and nobody else's
                 continue
@@ -233,6 +236,8 @@ class RidingDrafter:
         batch = self.state.tensors_of(self.group, rows)
         batch.slots_GT *= self._num_groups
         batch.block_tables_GSB *= self._num_groups
+        if batch.lens is not None:
+            batch.lens.tables_GSB *= self._num_groups
         return batch
 
     def _draw(self, hidden_RH: Tensor, views: list[WorkerSequence]) -> list[int]:

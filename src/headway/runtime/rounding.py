@@ -4,7 +4,7 @@ T tokens, H inputs, O outputs of a linear layer, G groups of inputs that share a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,12 +13,53 @@ from torch.nn import functional
 
 from headway.core.formats import Format, Kind, Offsets
 
+SUPER_BLOCK = 256
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
 """What we round to; int8 of others may have -128 too."""
+GREATEST_FP8 = 448.0
+"""Of type e4m3."""
 SMALLEST_ROW = 1e-30
 """A row whose largest number is not above it counts as zeros."""
 ROUNDED_AT_ONCE = 1 << 22
 """Weights that are copied to fp32 at a time: 16 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuperBlocks:
+    """Scales, and what offsets are made of, as bytes times numbers in fp16.
+
+    Of K parts, 1 or 2: `codes_KOG` int8, `factors_KOS` fp16, one for each super-block of inputs.
+    scale = factor · code of part 0; minimum = the same of part 1; offset = 8 · scale - minimum, of
+    int8 levels 16 · scale - minimum, rounded once.
+    """
+
+    codes_KOG: Tensor
+    factors_KOS: Tensor
+
+    def scales_and_offsets(self, kind: Kind, group: int) -> tuple[Tensor, Tensor | None]:
+        """(scales (O, G), offsets (O, G) where there are minima) in fp32."""
+        factors = self.factors_KOS.float().repeat_interleave(SUPER_BLOCK // group, -1)
+        numbers = factors[..., : self.codes_KOG.shape[-1]] * self.codes_KOG.float()
+        scales = numbers[0]
+        middle = 8 if kind == "int4" else 16
+        return scales, middle * scales - numbers[1] if len(numbers) > 1 else None
+
+    def rows(self, some: slice) -> "SuperBlocks":
+        """Those of some outputs."""
+        return SuperBlocks(self.codes_KOG[:, some], self.factors_KOS[:, some])
+
+    def columns(self, groups: slice, blocks: slice) -> "SuperBlocks":
+        """Those of some groups, which are these super-blocks."""
+        return SuperBlocks(self.codes_KOG[..., groups], self.factors_KOS[..., blocks])
+
+    @staticmethod
+    def joined(parts: "Sequence[SuperBlocks | None]") -> "SuperBlocks | None":
+        """One below the other; None where one has none, or has other parts."""
+        given = [part for part in parts if part is not None]
+        if len(given) < len(parts) or len({len(part.codes_KOG) for part in given}) > 1:
+            return None
+        codes = torch.cat([part.codes_KOG for part in given], 1)
+        return SuperBlocks(codes, torch.cat([part.factors_KOS for part in given], 1))
 
 
 @dataclass(frozen=True)
@@ -28,7 +69,8 @@ class RoundedWeight:
     Levels (O, H) are int8, of fp8 they are float8_e4m3fn; scales (O, G) are fp32, finite, of either
     sign; `group` 0: all inputs of an output share one. Offsets (O, G) are fp32, if any. Where the
     levels stand in another order than the inputs, x[:, order_H] is what they multiply. `kind` is
-    int4 with a group and int8 without, unless it is given.
+    int4 with a group and int8 without, unless it is given. `supers` says what scales and offsets
+    are made of, if they are.
 
     AWQ's code q with zero z: level q - 8, offset scale · (8 - z). Q4_K's with scale d and minimum
     m: level q - 8, offset 8 · d - m.
@@ -40,6 +82,7 @@ class RoundedWeight:
     offsets_OG: Tensor | None = None
     order_H: Tensor | None = None
     kind: Kind = "none"
+    supers: SuperBlocks | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "none":
@@ -56,12 +99,21 @@ class RoundedWeight:
         parts = (self.levels_OH, self.scales_OG, self.offsets_OG, self.order_H)
         return sum(int(part.nbytes) for part in parts if part is not None)
 
+    @property
+    def super_block(self) -> int:
+        """Inputs of one; 0 without."""
+        return SUPER_BLOCK if self.supers is not None else 0
+
     @cached_property
     def format(self) -> Format:
         """The narrowest format that holds exactly these numbers."""
+        if self.supers is not None:
+            offsets: Offsets = "none" if self.offsets_OG is None else "any"
+            permuted = self.order_H is not None
+            return Format(self.kind, self.group, True, offsets, permuted, self.super_block)
         exact = not self.group or self.kind == "fp8"
         fp32_scales = not exact and not torch.equal(self.scales_OG.half().float(), self.scales_OG)
-        offsets: Offsets = "none" if self.offsets_OG is None else "any"
+        offsets = "none" if self.offsets_OG is None else "any"
         if self.zeros() is not None:
             offsets = "zeros"
         return Format(
@@ -74,6 +126,7 @@ class RoundedWeight:
         return (
             (own.kind, own.group, own.permuted) == (format.kind, format.group, format.permuted)
             and own.fp32_scales <= format.fp32_scales
+            and format.super_block in (0, own.super_block)
             and ("none", "zeros", "any").index(own.offsets)
             <= ("none", "zeros", "any").index(format.offsets)
         )
@@ -100,6 +153,30 @@ class RoundedWeight:
         found_OH[:, self.order_H.long()] = weight_OH
         return found_OH
 
+    def rows(self, some: slice) -> "RoundedWeight":
+        """Some outputs."""
+        offsets = self.offsets_OG
+        return replace(
+            self,
+            levels_OH=self.levels_OH[some],
+            scales_OG=self.scales_OG[some],
+            offsets_OG=None if offsets is None else offsets[some],
+            supers=self.supers and self.supers.rows(some),
+        )
+
+    def columns(self, some: slice) -> "RoundedWeight":
+        """Some inputs, of whole groups and super-blocks, which stand in their order."""
+        assert self.order_H is None
+        groups = per(some, self.group) if self.group else slice(None)
+        offsets = self.offsets_OG
+        return replace(
+            self,
+            levels_OH=self.levels_OH[:, some],
+            scales_OG=self.scales_OG[:, groups],
+            offsets_OG=None if offsets is None else offsets[:, groups],
+            supers=self.supers and self.supers.columns(groups, per(some, SUPER_BLOCK)),
+        )
+
     @staticmethod
     def joined(parts: "Sequence[RoundedWeight]") -> "RoundedWeight":
         """One below the other: parts of one kind and group, with the same order of inputs.
@@ -113,22 +190,37 @@ class RoundedWeight:
         orders = [part.order_H for part in parts if part.order_H is not None]
         assert not orders or len(orders) == len(parts)
         assert all(torch.equal(order, orders[0]) for order in orders)
-        offsets = None
-        if any(part.offsets_OG is not None for part in parts):
-            offsets = torch.cat(
-                [
-                    torch.zeros_like(part.scales_OG) if part.offsets_OG is None else part.offsets_OG
-                    for part in parts
-                ]
-            )
         return RoundedWeight(
             torch.cat([part.levels_OH for part in parts]),
             torch.cat([part.scales_OG for part in parts]),
             first.group,
-            offsets,
+            joined_offsets(parts),
             first.order_H,
             first.kind,
+            SuperBlocks.joined([part.supers for part in parts]),
         )
+
+
+def per(inputs: slice, size: int) -> slice:
+    """The groups of `size` inputs that these inputs are.
+
+    >>> per(slice(64, 160), 64)
+    slice(1, 3, None)
+    """
+    assert inputs.start % size == 0
+    return slice(inputs.start // size, -(-inputs.stop // size))
+
+
+def joined_offsets(parts: Sequence[RoundedWeight]) -> Tensor | None:
+    """Offsets of parts, one below the other: 0 where a part has none, None where all have."""
+    if all(part.offsets_OG is None for part in parts):
+        return None
+    return torch.cat(
+        [
+            torch.zeros_like(part.scales_OG) if part.offsets_OG is None else part.offsets_OG
+            for part in parts
+        ]
+    )
 
 
 def round_weight(weight_OH: Tensor, group: int) -> RoundedWeight:
@@ -189,6 +281,22 @@ def round_rows(x_TH: Tensor) -> tuple[Tensor, Tensor]:
     scales_T = torch.where(counts_T, most_T / 127, 0)
     scales_T = torch.where(most_T.isfinite(), scales_T, float("nan"))
     return levels.to(torch.int8), scales_T
+
+
+def round_rows_fp8(x_TH: Tensor) -> tuple[Tensor, Tensor]:
+    """(numbers (T, H) of type e4m3, fp32 scales (T)): x = number · scale, rounded to the nearest.
+
+    The largest number of a row becomes 448, e4m3's largest: [896 1 0] has the scale 2 and the
+    numbers [448 0.5 0]. Rows of zeros, and those that are not finite, are as in `round_rows`.
+    """
+    x = x_TH.float()
+    most_T = x.abs().amax(-1)
+    counts_T = most_T.isfinite() & (most_T > SMALLEST_ROW)
+    inverse_T = torch.where(counts_T, torch.full_like(most_T, GREATEST_FP8) / most_T, 0)
+    numbers = (x * inverse_T[:, None]).nan_to_num(0, 0, 0).clamp(-GREATEST_FP8, GREATEST_FP8)
+    scales_T = torch.where(counts_T, most_T / GREATEST_FP8, 0)
+    scales_T = torch.where(most_T.isfinite(), scales_T, float("nan"))
+    return numbers.to(torch.float8_e4m3fn), scales_T
 
 
 def fused(first: Tensor, second: Tensor, added: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """The tensors of safetensors files, read when they are asked for, as views of memory maps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -48,9 +49,42 @@ class TensorFiles:
 
     def read(self, name: str) -> Tensor:
         """One tensor; its file stays open until the end."""
-        path = self.entries[name].path
+        return self._read(self.entries[name].path, name)
+
+    def _read(self, path: Path, name: str) -> Tensor:
         with readable(path):
             if path not in self._open:
                 self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
             tensor: Tensor = self._open[path].get_tensor(name)
             return tensor
+
+
+Cut = Callable[[Tensor], Tensor]
+
+
+class CutFiles(TensorFiles):
+    """The same where one tensor of a file is several: `pieces` of (name, shape) tells which."""
+
+    def __init__(
+        self,
+        files: list[Path],
+        pieces: Callable[[str, Callable[[], Sequence[int]]], list[tuple[str, Cut]]],
+    ) -> None:
+        super().__init__(files)
+        self._stored: dict[str, tuple[str, Cut]] = {}
+        stored, self.entries = self.entries, {}
+        for name, entry in stored.items():
+            for piece, cut in pieces(name, lambda entry=entry: entry.shape):  # type: ignore[misc]
+                if piece in self.entries:
+                    raise CheckpointError(
+                        f"{shown(name)} holds {shown(piece)}, which is there twice.",
+                        "Remove the files that are of another model.",
+                    )
+                shape = tuple(cut(torch.empty(entry.shape, device="meta")).shape)
+                self.entries[piece] = TensorEntry(entry.path, entry.dtype, shape)
+                self._stored[piece] = name, cut
+
+    def read(self, name: str) -> Tensor:
+        """One piece; its file stays open until the end."""
+        stored, cut = self._stored[name]
+        return cut(self._read(self.entries[name].path, stored))

@@ -14,8 +14,12 @@ from torch import Tensor
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import CapacityError
-from headway.core.plan import Transfer
+from headway.core.parcel import ENGINE
+from headway.core.plan import StepPlan, StepResult, Transfer
 from headway.runtime.attention.cache import KVLayer
+from headway.runtime.kvstore.transfers import DISK, DiskTransfers, PeerTransfers
+
+HOST = "host"
 
 
 class HostMemory:
@@ -48,6 +52,20 @@ class HostMemory:
             if layer.group == transfer.group:
                 for part, kept in zip(layer.parts, stored, strict=True):
                     copy_spans(part, kept, spans, transfer.direction)
+
+    def gather(self, transfer: Transfer) -> list[Tensor]:
+        """The blocks of `transfer` in every part of every layer of its group, on their device."""
+        parts = [part for layer in self._layers if layer.group == transfer.group
+                 for part in layer.parts]  # fmt: skip
+        return [part[torch.tensor(transfer.blocks, device=part.device)] for part in parts]
+
+    def store(self, transfer: Transfer, staged: list[Tensor]) -> None:
+        """Put what `gather` found into its host blocks, on the current stream."""
+        kept = [part for layer, parts in zip(self._layers, self._parts, strict=True)
+                if layer.group == transfer.group for part in parts]  # fmt: skip
+        for part, found in zip(kept, staged, strict=True):
+            for at, host in enumerate(transfer.host_blocks):
+                part[host].copy_(found[at], non_blocking=True)
 
 
 def copy_spans(
@@ -82,6 +100,10 @@ def runs(blocks: list[int], host_blocks: list[int]) -> list[tuple[int, int, int]
 class Transfers(Protocol):
     """What the executor does with the transfers of its plans."""
 
+    def keep(self, transfer: Transfer) -> None:
+        """Copy its blocks out as they are before the step writes anything."""
+        ...
+
     def begin(self, transfers: list[Transfer]) -> None:
         """Start these, but for those under way: they are told again when a step has raised."""
         ...
@@ -102,6 +124,10 @@ class DirectTransfers:
         self._clock = clock or SystemClock()
         self._done: list[int] = []
         self._seconds = 0.0
+
+    def keep(self, transfer: Transfer) -> None:
+        """Copy now."""
+        self._memory.copy(transfer)
 
     def begin(self, transfers: list[Transfer]) -> None:
         """Copy now."""
@@ -134,6 +160,15 @@ class StreamTransfers:
         self._stream = torch.cuda.Stream(device)
         self._under_way: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
 
+    def keep(self, transfer: Transfer) -> None:
+        """Gather on the model's stream, before it writes; copy beside it."""
+        staged = self._memory.gather(transfer)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._memory.store(transfer, staged)
+        for part in staged:
+            part.record_stream(self._stream)
+
     def begin(self, transfers: list[Transfer]) -> None:
         """Queue the copies behind the model's work so far."""
         if not transfers:
@@ -155,6 +190,85 @@ class StreamTransfers:
         done = [number for number, (_, ended) in self._under_way.items() if ended.query()]
         pairs = [self._under_way.pop(number) for number in done]
         return done, sum(begun.elapsed_time(ended) for begun, ended in pairs) / 1000
+
+
+class TransferTable:
+    """Peer → who moves blocks to and from it; the peers that there are not, are None.
+
+    `keep` and `begin` take what a plan says, at its begin and behind its copies; `tell` puts into
+    the result what has ended. A host block is believed to hold a key only if that was copied there
+    last: the step that was to copy it may have raised before.
+    """
+
+    def __init__(self, host: Transfers | None, disk: DiskTransfers | None) -> None:
+        self.host, self.disk = host, disk
+        self.peers: PeerTransfers | None = None
+        self._keys: dict[tuple[int, int], bytes] = {}
+        """(group, host block) → the key of what was kept there."""
+        self._failed: list[int] = []
+
+    def keep(self, plan: StepPlan) -> None:
+        """Hand out the blocks that are kept elsewhere too, and forget whom the plan names."""
+        for transfer in plan.transfers:
+            if transfer.is_spill and transfer.peer == HOST:
+                assert self.host is not None, "there is no host memory"
+                self.host.keep(transfer)
+                for block, key in zip(transfer.host_blocks, transfer.keys, strict=True):
+                    self._keys[transfer.group, block] = key
+            elif transfer.is_spill and transfer.peer == DISK:
+                if self.disk is not None:
+                    self.disk.keep(transfer)
+            elif transfer.is_spill:
+                assert self.peers is not None, "no other engine was named"
+                self.peers.keep(transfer)
+        for owner in plan.forget if self.disk is not None else ():
+            assert self.disk is not None
+            self.disk.store.forget(owner)
+
+    def begin(self, transfers: list[Transfer]) -> None:
+        """Start all others, but for those under way."""
+        others = [transfer for transfer in transfers if not transfer.is_spill]
+        to_host = [transfer for transfer in others if transfer.peer == HOST]
+        if to_host:
+            assert self.host is not None, "there is no host memory"
+            self.host.begin([transfer for transfer in to_host if self._is_there(transfer)])
+        for transfer in others:
+            if transfer.peer == DISK:
+                assert self.disk is not None, "there is no disk, and nothing was said to be on it"
+                self.disk.begin(transfer)
+        from_peers = [transfer for transfer in others if transfer.peer.startswith(ENGINE)]
+        if from_peers:
+            assert self.peers is not None, "no other engine was named"
+            self.peers.begin_all(from_peers)
+
+    def _is_there(self, transfer: Transfer) -> bool:
+        """Whether a transfer with host memory finds there what it asks for; else it has failed."""
+        places = [(transfer.group, block) for block in transfer.host_blocks]
+        if transfer.direction == "out":
+            for place in places:
+                self._keys.pop(place, None)
+            return True
+        if not transfer.keys or [self._keys.get(place) for place in places] == transfer.keys:
+            return True
+        self._failed.append(transfer.transfer_id)
+        return False
+
+    def tell(self, result: StepResult, *, wait: bool) -> None:
+        """What has ended, failed and changed since the last result."""
+        failed, self._failed = self._failed, []
+        if self.host is not None:
+            wait = wait and not failed
+            result.transfers_done, result.transfer_s = self.host.take_done(wait=wait)
+        for store in (self.disk, self.peers):
+            if store is not None:
+                wait = wait and not (result.transfers_done or result.transfers_failed)
+                done, lost, moved = store.take_done(wait=wait)
+                result.transfers_done += done
+                result.transfers_failed += lost
+                result.moved += moved
+        if self.disk is not None:
+            result.tier = self.disk.take_news()
+        result.transfers_failed += failed
 
 
 def make_transfers(

@@ -17,6 +17,7 @@ ACCESS: dict[str, str] = {
     "/tokenize": KEY,
     "/detokenize": KEY,
     "/apply-template": KEY,
+    "/cache/forget": KEY,
     "/metrics": OPERATOR,
     "/stats": OPERATOR,
     "/trace": OPERATOR,

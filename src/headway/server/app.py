@@ -28,7 +28,7 @@ from headway.edge.errors import json_response, not_found
 from headway.edge.relayed import LOAD_PATH
 from headway.edge.root_path import RootPath
 from headway.frontend.client import not_ready
-from headway.server import outcomes, page, relayed, tokens
+from headway.server import forgetting, outcomes, page, relayed, tokens
 from headway.server.access import access
 from headway.server.anthropic import messages
 from headway.server.endpoints import GENERATIONS
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 DEFAULT_TRACE_S = 5.0
 EXPOSED = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
-    *("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-fallback"),
+    *("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-fallback", "x-headway-kv"),
     *(
         f"x-ratelimit-{what}-{of}"
         for what in ("limit", "remaining", "reset")
@@ -244,14 +244,16 @@ async def trace(state: State, request: Request) -> Response:
 
 
 async def calibration(state: State, request: Request) -> Response:
-    """The last `?seconds=` of steps, raw, and what the host adds, for `headway simulate`."""
+    """The last `?seconds=` of steps, raw, what the host adds, and the traffic without its text: for
+    `headway simulate`, and the doctor's what-ifs."""
     seconds = asked_seconds(request, float)
     model = state.named_or_first(request.query_params.get("model"))
     since_s = 0.0 if seconds is None else state.clock.now_s() - seconds
     found = take_calibration(model.telemetry, since_s)
     if found is None:
         raise not_ready(model.client.status)
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    found.origin = model.origin()
+    return Response(msgspec.json.encode(found, enc_hook=float), media_type="application/json")
 
 
 def model_card(name: str, model: ServedModel) -> dict[str, Any]:
@@ -293,6 +295,7 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/v1/outcomes", outcomes.outcome),
+    ("POST", "/cache/forget", forgetting.forget),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", tokens.apply_template),

@@ -24,6 +24,7 @@ from headway.edge.relayed import Relayed
 from headway.frontend.answer import Delta
 from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.parts import CallEnds, Output
+from headway.server import kv
 from headway.server.body import Accepts
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
@@ -117,6 +118,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    shares: kv.Shares = kv.NONE
     use: ToolUse | None = None
     parser_spec: OutputParserSpec | None = None
     ignored_tools: Sequence[str] = ()
@@ -129,6 +131,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
+
+    @property
+    def kv_usage(self) -> dict[str, int]:
+        """Prompt tokens whose keys and values are kept and read, where not all are."""
+        return kv.usage(self.model.client.info, self.prompts, self.shares)
 
     @property
     def num_choices(self) -> int:
@@ -178,7 +185,14 @@ class Progress:
         """The `usage` object so far."""
         spec = self.request.parser_spec
         reasoned = self.num_reasoned if spec and spec.reasoning else None
-        return usage(self.request.num_prompt_tokens, self.num_generated, self.num_cached, reasoned)
+        request = self.request
+        return usage(
+            request.num_prompt_tokens,
+            self.num_generated,
+            self.num_cached,
+            reasoned,
+            kv=request.kv_usage,
+        )
 
     def has_calls(self, choice: int) -> bool:
         """Whether a choice has called a tool."""

@@ -28,6 +28,7 @@ from headway.telemetry.live import Introduction, Telemetry
 from headway.telemetry.machine_time import MachineTime
 from headway.telemetry.records import StepRecord
 from headway.telemetry.tasks import Retries, Tasks
+from headway.telemetry.traffic import Origin
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -70,6 +71,20 @@ class ServedModel:
     def _began(self, engine: int, ready: Introduction) -> None:
         """A new engine has computed nothing yet, and keeps what its KV blocks hold."""
         self.admission.lines.on_began(engine, max(ready.group_blocks) * ready.block_size)
+
+    def origin(self) -> Origin | None:
+        """What it was started with, for who simulates it; None before its engine is ready."""
+        ready = self.telemetry.ready
+        if ready is None or ready.plan is None:
+            return None
+        return Origin(
+            spec=self.telemetry.spec,
+            settings=ready.plan,
+            classes=self.telemetry.classes,
+            replicas=self.num_engines,
+            max_queue=self.rules.max_queue,
+            max_queue_wait_s=self.rules.max_queue_wait_s,
+        )
 
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""

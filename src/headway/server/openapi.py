@@ -18,6 +18,7 @@ from headway.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOPS, RANGES
 from headway.edge.errors import speaks_anthropic
 from headway.server.anthropic.messages import COUNT as COUNT_MESSAGES
 from headway.server.body import Accepts
+from headway.server.forgetting import ForgetBody
 from headway.server.models import State
 from headway.server.openai.schema import ROLES, SIDES
 from headway.server.responses.stored import COUNT as COUNT_RESPONSES
@@ -228,6 +229,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="Whether a task of this key has succeeded",
         takes=Accepts(Outcome),
         answers=("task_id", "success"),
+    ),
+    ("POST", "/cache/forget"): Operation(
+        summary="Forget the KV blocks of this key",
+        takes=Accepts(ForgetBody),
+        answers=("object", "key", "cache_salt"),
     ),
     ("POST", "/tokenize"): Operation(
         summary="Text or messages in, token ids out",

@@ -122,7 +122,11 @@ def load_header(model: ServedModel) -> tuple[bytes, bytes]:
 async def load(state: State, request: Request) -> Response:
     """GET /v1/load: of each model by its first name; for a gateway's key."""
     check_relays(state, request.scope)
-    models = {row.names[0]: load_of(row) for row in state.rows if row.client.ready}
+    models = {
+        row.names[0]: msgspec.structs.replace(load_of(row), fingerprint=state.fingerprint)
+        for row in state.rows
+        if row.client.ready
+    }
     return json_response(models)
 
 

@@ -18,6 +18,7 @@ from headway.edge.deadline import Deadline
 from headway.edge.notify import Notifier
 from headway.edge.serving import allowed_connections, end_on_signals, http_server
 from headway.server.app import make_app
+from headway.server.forgetting import forget_revoked
 from headway.server.models import State
 from headway.telemetry.request_log import MINUTE_S, log_minute
 
@@ -50,6 +51,7 @@ async def serve(
     try:
         await runner.start()
         await asyncio.gather(*(model.client.start() for model in state.rows))
+        forget_revoked(state)
         settled = asyncio.create_task(all_settled(state))
         ending = asyncio.create_task(server.asked_to_end.wait())
         await asyncio.wait({settled, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,6 +97,7 @@ def reload_keys(state: State, notifier: Notifier) -> None:
     except UsageError as error:
         log.error("the keys stay as they were: %s", error)
     else:
+        forget_revoked(state)
         log.info("%d keys are in force", len(state.keyring.callers))
     notifier.notify("READY=1")
 

@@ -36,6 +36,7 @@ from headway.edge.event_stream import (
 from headway.edge.principal import owner_of, turn_of
 from headway.edge.tasks import TaskName
 from headway.frontend.answer import Delta, Stream, merge
+from headway.server import kv
 from headway.server.fallback import FALLBACK_HEADER, Fallback
 from headway.server.generation import (
     Dialect,
@@ -101,6 +102,8 @@ class Generate:
         resume = relayed.resume if relayed is not None else None
         body, ignored = accepts.read(raw, state.options.strict_api)
         body.model = raw["model"] = state.name(body.model)
+        if body.kv is not None:
+            kv.shares_of(state.model(body.model).info(), body.kv)
         return Incoming(
             scope=scope,
             receive=receive,
@@ -266,6 +269,8 @@ class Session:
                     request.caller.principal.salted(request.cache_salt),
                     request.arrived_s,
                     terms=request.terms,
+                    kv_read=request.shares.read,
+                    kv_keep=request.shares.keep,
                 )
                 self.ticket.sent(number, engine_id)
                 stream = model.client.submit(
@@ -404,6 +409,8 @@ def response_headers(incoming: Incoming, request: GenerationRequest) -> list[tup
         names = bodies.printable(incoming.ignored)
         log.warning("ignored fields: %s", names)
         headers.append((b"x-headway-ignored-fields", names.encode()))
+    if told := kv.told(request.model.client.info, request.shares):
+        headers.append((b"x-headway-kv", told.encode()))
     if incoming.relayed is not None:
         headers.append(load_header(request.model))
     if "fallback" in incoming.scope:

@@ -19,13 +19,16 @@ from statistics import median
 import msgspec
 
 from headway.core.contention import over
+from headway.core.machine import num_cores
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
 from headway.core.service import Alone
+from headway.telemetry.host_cpu import cpu_costs
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.timeline import Timeline
+from headway.telemetry.traffic import Asked, Origin, take_traffic
 
 FORMAT, VERSION = "headway-calibration", 1
 MOST_POSITIONS = 64
@@ -57,6 +60,9 @@ class HostCost(msgspec.Struct, kw_only=True):
     `in_s` and `in_token_s` from the arrival of a body to the engine, for each request and each
     token of its prompt; `out_s` from the end of a step to its first token's way out, `row_s` for
     each further token of the same step; `door_s` what a client sees beyond what the server sees.
+    `request_cpu_s`, `step_cpu_s` and `token_cpu_s` are what the server's process computes for each,
+    `client_cpu_s` what a load generator on the same machine does for a token; 0 where not measured.
+    They share `num_cores` with the engine.
     """
 
     in_s: float | None = None
@@ -64,6 +70,11 @@ class HostCost(msgspec.Struct, kw_only=True):
     out_s: float | None = None
     row_s: float = 0.0
     door_s: float | None = None
+    request_cpu_s: float = 0.0
+    step_cpu_s: float = 0.0
+    token_cpu_s: float = 0.0
+    client_cpu_s: float = 0.0
+    num_cores: int = 0
     num_requests: int = 0
 
 
@@ -91,6 +102,10 @@ class Calibration(msgspec.Struct, kw_only=True):
     others_share: float | None = None
     measured_at: float = 0.0
     """Seconds since 1970."""
+    traffic: list[Asked] = []
+    """The requests of the same time."""
+    origin: Origin | None = None
+    """What the server was started with; None where it does not tell."""
 
 
 def fingerprint(spec: ModelSpec) -> str:
@@ -113,6 +128,11 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
         return None
     records = [r for r in telemetry.steps if r.started_s >= since_s]
     timelines = [t for t in telemetry.finished if t.arrived_s >= since_s]
+    host = host_cost(records, timelines)
+    slots, _ = telemetry.slots.last(max(WINDOWS_S), telemetry.clock.now_s())
+    since = [slot for slot in slots if slot.second >= int(since_s)]
+    host.request_cpu_s, host.step_cpu_s, host.token_cpu_s = cpu_costs(since)
+    host.num_cores = num_cores()
     return Calibration(
         headway=telemetry.version,
         model=telemetry.names[0],
@@ -127,10 +147,11 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
         vocab_size=ready.vocab_size,
         alone=ready.alone,
         steps=columns(records),
-        host=host_cost(records, timelines),
+        host=host,
         acceptance=acceptance(records),
         others_share=others_share(telemetry),
         measured_at=round(telemetry.clock.wall_s(), 3),
+        traffic=take_traffic(telemetry, since_s),
     )
 
 

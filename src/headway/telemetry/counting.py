@@ -10,7 +10,11 @@ from headway.core.slo import OBJECTIVES
 from headway.telemetry.goodput import FAILED, REFUSED, Ended
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
+from headway.telemetry.snapshot import Window
 from headway.telemetry.timeline import Timeline
+from headway.telemetry.verdict import KINDS
+
+PARTS = ("decode", "prefill", "all_steps")
 
 
 def expect_classes(registry: Registry, classes: Iterable[ServiceClass]) -> None:
@@ -31,8 +35,13 @@ def expect_tasks(registry: Registry) -> None:
         registry.expect("tasks_judged", "all", "", outcome)
 
 
-def count_step(registry: Registry, record: StepRecord, saved_s: float) -> None:
-    """One step; `saved_s` is what computing its cached tokens would have taken."""
+def label_of(tier: str) -> str:
+    """The series of a tier: those of other engines are one, whatever their names."""
+    return "engine" if tier.startswith("engine:") else tier
+
+
+def count_step(registry: Registry, record: StepRecord, token_s: float) -> None:
+    """One step; computing a token of a prompt would have taken `token_s`."""
     registry.histograms["iteration_tokens"].observe(record.num_tokens)
     if record.mask_s:
         registry.observe("grammar_mask_seconds", record.mask_s)
@@ -43,12 +52,21 @@ def count_step(registry: Registry, record: StepRecord, saved_s: float) -> None:
         cached = record.num_cached_tokens
         registry.add("prefix_cache_queries", record.num_queried_tokens)
         registry.add("prefix_cache_hits", cached)
-        registry.add("prefix_cache_saved_seconds", saved_s)
+        registry.add("prefix_cache_saved_seconds", cached * token_s)
         registry.add("prompt_tokens_cached", cached)
-        registry.add("prompt_tokens_cached_by_source", cached, "device")
+        here = cached - sum(record.restored_tokens.values())
+        registry.add("prompt_tokens_cached_by_source", here, "device")
+        for tier, count in record.restored_tokens.items():
+            registry.add("prompt_tokens_cached_by_source", count, label_of(tier))
+            registry.add("kv_tier_seconds_saved", count * token_s, label_of(tier))
         registry.add("prompt_tokens_by_source", cached, "local_cache_hit")
         computed = record.num_queried_tokens - cached
         registry.add("prompt_tokens_by_source", computed, "local_compute")
+    for tier, seconds in record.restore_s.items():
+        registry.add("kv_tier_read_seconds", seconds, label_of(tier))
+    if record.num_bad_blocks or record.num_failed_reads:
+        registry.add("kv_disk_failures", record.num_bad_blocks, "damaged")
+        registry.add("kv_disk_failures", record.num_failed_reads, "read")
     if record.num_lost_tokens:
         registry.add("preempted_tokens", record.num_lost_tokens, "lost")
     if record.has_more:
@@ -130,3 +148,31 @@ def count_slo(registry: Registry, ended: Ended) -> None:
         registry.add("slo_met", 1, ended.service_class)
     for which in ended.missed:
         registry.add("slo_missed", 1, ended.service_class, which)
+
+
+def show_window(registry: Registry, recent: Window) -> None:
+    """The gauges that show the newest window: utilization, how the cost model errs, the verdict."""
+    for part in PARTS:
+        place = getattr(recent, part)
+        registry.set("mfu_ratio", place and place.mfu, part)
+        registry.set("mbu_ratio", place and place.mbu, part)
+    for quantile, error in recent.steps.cost_error.quantiles:
+        registry.set("step_cost_error_ratio", error, quantile)
+    for kind in KINDS:
+        registry.set("bottleneck", float(recent.verdict.kind == kind), kind)
+
+
+def count_handover(registry: Registry, outcome: str, seconds: float | None) -> None:
+    """A request has left the engine of its prompt, and what came of it; seconds where it went on
+    in another."""
+    registry.add("kv_handovers", 1, outcome)
+    registry.observe("kv_handover_seconds", seconds)
+
+
+def show_engines(
+    registry: Registry, num_by_role: dict[str, int], asked: tuple[float, float]
+) -> None:
+    """How many engines there are, and how many the traffic asks for."""
+    registry.values["engines"] = {(role,): float(num) for role, num in num_by_role.items()}
+    for kind, value in zip(("prefill", "decode"), asked, strict=True):
+        registry.set("engines_asked", value, kind)

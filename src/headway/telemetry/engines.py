@@ -1,15 +1,25 @@
 """The engines of one model, by number: who is there, and what each told of its last step."""
 
+from collections import Counter
+
 import msgspec
 
+from headway.telemetry.demand import Demand
 from headway.telemetry.records import BEFORE_ANY, StepRecord
+
+BOTH = "both"
 
 
 class Engines:
-    """`num` of them; those that are `ready`, and the last step of each that lives."""
+    """`num` of them; those that are `ready`, and the last step of each that lives.
 
-    def __init__(self) -> None:
-        self.num = 1
+    `demand` is how many the traffic asks for; `roles` by engine where prompts and answers are
+    computed apart.
+    """
+
+    def __init__(self, demand: Demand) -> None:
+        self.num, self.demand = 1, demand
+        self.roles: list[str] = []
         self.ready: set[int] = set()
         self.last_of: dict[int, StepRecord] = {}
 
@@ -23,11 +33,21 @@ class Engines:
         """By engine its last step; nothing runs in one that has made none, or is dead."""
         return {n: self.last_of.get(n, BEFORE_ANY) for n in range(self.num)}
 
+    def role_of(self, engine: int) -> str:
+        """What the server sends to this one: prompts, answers, or both."""
+        return self.roles[engine] if self.roles else BOTH
+
+    @property
+    def num_by_role(self) -> dict[str, int]:
+        """How many are ready of each role."""
+        return dict(Counter(self.role_of(engine) for engine in self.ready))
+
     def on_record(self, record: StepRecord) -> int:
         """An engine made a step; returns how many preemptions it counts more than before.
 
         An engine that was started again counts from 0.
         """
+        self.demand.on_record(record)
         before = self.last_of.get(record.engine, BEFORE_ANY).num_preemptions
         self.last_of[record.engine] = record
         return max(record.num_preemptions - before, 0)

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.contention import CoreWatch
+from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import RequestError, ShedError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
+from headway.core.resolve import Settings
 from headway.core.service import Alone, ServiceClass, service_classes, within_reach
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.telemetry.counting import (
@@ -28,7 +29,10 @@ from headway.telemetry.counting import (
     expect_classes,
     expect_drafts,
     expect_tasks,
+    show_engines,
+    show_window,
 )
+from headway.telemetry.demand import Demand, promised_s
 from headway.telemetry.engines import Engines
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
@@ -37,11 +41,11 @@ from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
+from headway.telemetry.storage import Storage
 from headway.telemetry.summary import Setting, window
 from headway.telemetry.timeline import Timeline
 from headway.telemetry.trace import chrome_trace
 from headway.telemetry.utilization import Roof, Work
-from headway.telemetry.verdict import KINDS
 from headway.telemetry.windows import Slots
 
 KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
@@ -49,7 +53,6 @@ SUMMARY_SHARE = 0.01
 """At most this share of a core makes a window's figures: 5 ms of work, twice a second."""
 CLIENT_LEFT = "client_left"
 """Code of a request whose client went away before its body was complete."""
-PARTS = ("decode", "prefill", "all_steps")
 
 
 class Probed(Protocol):
@@ -73,6 +76,9 @@ class Introduction(Protocol):
     settings: dict[str, str]
     description: Description
     alone: Alone
+    plan: Settings | None
+    kv_read: float
+    kv_keep: float
 
 
 class Telemetry:
@@ -89,6 +95,7 @@ class Telemetry:
         slo_target: float = 0.9,
         price_per_hour: float | None = None,
         cached_price: float = 0.1,
+        storage_price: float | None = None,
         version: str = "",
     ) -> None:
         self.names, self.spec, self.version = names, spec, version
@@ -100,10 +107,12 @@ class Telemetry:
         expect_tasks(self.registry)
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
         self.cached_price = cached_price
+        self.storage = Storage(storage_price)
         self.started_s = self.clock.now_s()
         self.slots = Slots(self.started_s, len(spec.kv_groups))
         self.core_watch: CoreWatch | None = None
-        """Who uses the cores, asked once a second where somebody set it."""
+        self.cpu_watch: CpuWatch | None = None
+        """Who uses the cores, and what this process does: asked once a second where set."""
         self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self.finished: deque[Timeline] = deque(maxlen=KEPT_REQUESTS)
         self.on_finish: Callable[[Timeline], None] = lambda timeline: None
@@ -117,14 +126,12 @@ class Telemetry:
         self.on_gone: Callable[[int], None] = lambda engine: None
         """Told of each engine that has died, for admission."""
         self.ready: Introduction | None = None
-        self.roof = Roof(Ceilings())
-        self.work = Work(spec, spec.dtype)
+        self.roof, self.work = Roof(Ceilings()), Work(spec, spec.dtype)
         self._live: dict[str, Timeline] = {}
         self._by_engine: dict[int, Timeline] = {}
         self._engine_ids: dict[str, list[int]] = {}
-        self.prompts = RecentPrompts(self.clock)
-        self.prefill_rate = PrefillRate()
-        self.engines = Engines()
+        self.prompts, self.prefill_rate = RecentPrompts(self.clock), PrefillRate()
+        self.engines = Engines(Demand(self.clock, lambda: promised_s(self.classes)))
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}
         self._counted_first = 0
@@ -139,12 +146,9 @@ class Telemetry:
         """An engine takes requests, for the first time or again."""
         self.ready = ready
         self._take_pace(ready.alone)
-        self.work = Work(
-            self.spec,
-            ready.dtype or self.spec.dtype,
-            kv_dtype=ready.kv_dtype,
-            bytes_per_weight=ready.description.bytes_per_weight,
-        )
+        dtype = ready.dtype or self.spec.dtype
+        weight, shares = ready.description.bytes_per_weight, (ready.kv_read, ready.kv_keep)
+        self.work = Work(self.spec, dtype, ready.kv_dtype, weight, *shares)
         self.roof.take(ready.description.ceilings)
         self.roof.judge_residence(self.work.weight_bytes)
         self.registry.values["cache_config_info"] = {
@@ -179,9 +183,9 @@ class Telemetry:
         slot = self.slots.current
         slot.add(record)
         self.prefill_rate.take(record)
-        saved_s = record.num_cached_tokens * self.prefill_rate.token_s
-        slot.saved_s += saved_s
-        count_step(self.registry, record, saved_s)
+        slot.saved_s += record.num_cached_tokens * self.prefill_rate.token_s
+        self.storage.take(record, self.clock.now_s())
+        count_step(self.registry, record, self.prefill_rate.token_s)
         self.steps.append(record)
         num_preemptions = self.engines.on_record(record)
         self.on_record(record)
@@ -204,6 +208,7 @@ class Telemetry:
     def on_death(self, engine: int = 0) -> None:
         """An engine is gone."""
         self.engines.on_death(engine)
+        self.storage.lose(engine, self.clock.now_s())
         self.on_gone(engine)
 
     # ── what the server tells ───────────────────────────────────────────────────────────────
@@ -344,6 +349,8 @@ class Telemetry:
         now_s = self.clock.now_s()
         if int(now_s) > self.slots.current.second:
             self.count_tokens()
+            if self.cpu_watch is not None:
+                self.slots.current.host_s = self.cpu_watch.seconds()
             self.slots.at(now_s)
             use = self.core_watch.sample() if self.core_watch is not None else None
             if use is not None:
@@ -386,16 +393,10 @@ class Telemetry:
         capacity = last.num_waiting - last.num_deferred
         registry.set("num_requests_waiting_by_reason", last.num_deferred, "deferred")
         registry.set("num_requests_waiting_by_reason", capacity, "capacity")
+        show_engines(registry, self.engines.num_by_role, self.engines.demand.asked)
         registry.set("cost_usd", self.usd)
-        recent = self.window(WINDOWS_S[0])
-        for part in PARTS:
-            place = getattr(recent, part)
-            registry.set("mfu_ratio", place and place.mfu, part)
-            registry.set("mbu_ratio", place and place.mbu, part)
-        for quantile, error in recent.steps.cost_error.quantiles:
-            registry.set("step_cost_error_ratio", error, quantile)
-        for kind in KINDS:
-            registry.set("bottleneck", float(recent.verdict.kind == kind), kind)
+        self.storage.show(registry, self.clock.now_s())
+        show_window(registry, self.window(WINDOWS_S[0]))
         return registry.render()
 
     def window(self, seconds: int) -> Window:

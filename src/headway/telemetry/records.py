@@ -14,6 +14,14 @@ import msgspec
 from headway.core.plan import ScheduledSequence
 
 
+class TierUse(msgspec.Struct, array_like=True, gc=False):
+    """What a tier holds for later prompts: bytes of KV blocks, and tokens of the longest group."""
+
+    tier: str
+    num_bytes: int
+    num_tokens: int
+
+
 class StepRecord(msgspec.Struct, array_like=True, gc=False):
     """One step. Durations in seconds, `started_s` on the engine's monotonic clock.
 
@@ -42,6 +50,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     the drafter made `num_proposed` for the next step in `draft_s`. `draft_failure` says why it is
     not asked, where it has failed. The scheduler chose the guesses in `choose_s`. It is a step of
     `engine`, of several: the server fills that in.
+    Of the cached tokens `restored_tokens` came from lower tiers, by their names; the reads that
+    ended took `restore_s` by tier. `kv_tiers` tells what each holds, where there are any. Of what
+    was asked of them `num_bad_blocks` were damaged and `num_failed_reads` came to nothing.
     """
 
     step: int
@@ -94,6 +105,11 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_forced_rows: int = 0
     draft_failure: str = ""
     num_paths: int = 0
+    restored_tokens: dict[str, int] = {}
+    restore_s: dict[str, float] = {}
+    kv_tiers: list[TierUse] = []
+    num_bad_blocks: int = 0
+    num_failed_reads: int = 0
     engine: int = 0
 
     @property

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from headway.telemetry.registry import ROWS, Row
+from headway.telemetry.registry import ROWS
+from headway.telemetry.rows import Row
 
 BEGIN, END = "<!-- metrics -->", "<!-- end of metrics -->"
 

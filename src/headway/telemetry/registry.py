@@ -20,53 +20,24 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from headway.telemetry.records import BEFORE_ANY, StepRecord
+from headway.telemetry.rows import (
+    GRAMMAR_BUCKETS_S,
+    ITL_BUCKETS_S,
+    LATENCY_BUCKETS_S,
+    LENGTH_BUCKETS,
+    N_BUCKETS,
+    PREEMPTION_BUCKETS,
+    STEP_TOKEN_BUCKETS,
+    TTFT_BUCKETS_S,
+    C,
+    G,
+    H,
+    Row,
+)
 
-TTFT_BUCKETS_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
-    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-ITL_BUCKETS_S = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-LATENCY_BUCKETS_S = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-GRAMMAR_BUCKETS_S = (
-    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
-)
-STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-LENGTH_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
-N_BUCKETS = (1, 2, 5, 10, 20)
-PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 COMMON_LABELS = ("model_name", "engine")
 CACHE_CONFIG = ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks")
 """Labels of `cache_config_info`, named as vLLM's; the blocks are the device's, a GPU or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One metric: a counter, a gauge or a histogram.
-
-    `known` are values of its one label whose series are there from the start: a rate over a series
-    that begins with its first event misses that event. `vllm` is the name that vLLM gives it where
-    that is another one; it was ours as well, and `headway:` still serves it beside the new one.
-    `of_step` is the field of the last step's `StepRecord` that a gauge shows; nobody sets that one.
-    """
-
-    name: str
-    kind: str
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    known: tuple[str, ...] = ()
-    vllm: str = ""
-    of_step: str = ""
-
-
-G, C, H = "gauge", "counter", "histogram"
 LAST_WITH_OLD_NAMES = "0.3"
 ROWS = (
     Row("num_requests_running", G, "Sequences that advance in steps.", of_step="num_running"),
@@ -102,7 +73,37 @@ ROWS = (
         C,
         "Prompt tokens that needed no computing, by where they were.",
         ("source",),
-        known=("device",),
+        known=("device", "host", "disk", "engine"),
+    ),
+    Row("kv_tier_bytes", G, "Bytes of KV blocks that are kept for later prompts.", ("tier",)),
+    Row(
+        "kv_tier_seconds_saved",
+        C,
+        "What computing the tokens that a lower tier brought would have taken at the same rate.",
+        ("tier",),
+        known=("host", "disk", "engine"),
+    ),
+    Row(
+        "kv_tier_read_seconds",
+        C,
+        "What the reads from a disk or another engine took.",
+        ("tier",),
+        known=("disk", "engine"),
+    ),
+    Row(
+        "kv_token_hours",
+        C,
+        "Tokens kept for later prompts, times the hours that they were kept.",
+        ("tier",),
+        known=("device", "host", "disk"),
+    ),
+    Row("kv_storage_usd", C, "Their price: --storage-price times bytes and time, on a disk."),
+    Row(
+        "kv_disk_failures",
+        C,
+        "Reads of KV blocks from the disk that brought nothing in time, and blocks found damaged.",
+        ("kind",),
+        known=("read", "damaged"),
     ),
     Row("generation_tokens", C, "Tokens generated."),
     Row(
@@ -300,6 +301,33 @@ ROWS = (
         ("dimension", "name"),
     ),
     Row("engine_restarts", C, "Times the engine was started again."),
+    Row(
+        "engines",
+        G,
+        "Engines that are ready, by what the server sends there: prompts, answers, or both.",
+        ("role",),
+        known=("both", "prefill", "decode"),
+    ),
+    Row(
+        "engines_asked",
+        G,
+        "Engines that the traffic of late asks for, at the pace that the default class promises.",
+        ("kind",),
+        known=("prefill", "decode"),
+    ),
+    Row(
+        "kv_handovers",
+        C,
+        "Requests that left the engine of their prompt, by what came of it.",
+        ("outcome",),
+        known=("taken", "refused", "stayed", "lost"),
+    ),
+    Row(
+        "kv_handover_seconds",
+        H,
+        "From the first token in one engine to the next one in another.",
+        buckets=TTFT_BUCKETS_S,
+    ),
 )
 
 

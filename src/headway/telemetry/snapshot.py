@@ -8,6 +8,7 @@ here", never zero. docs/telemetry.md explains the fields; adding one is fine, re
 import msgspec
 
 from headway.core.contention import CoreUse
+from headway.telemetry.storage import StorageCost
 
 WINDOWS_S = (10, 60, 300)
 
@@ -100,13 +101,15 @@ class LiveRequest(msgspec.Struct, kw_only=True):
 class KVGroup(msgspec.Struct, kw_only=True):
     """Blocks of one KV group; `window` is 0 for full attention.
 
-    Kind `open` are the blocks that a format has not rounded yet, the newest of each sequence.
+    Kind `open` are the blocks that a format has not rounded yet, the newest of each sequence. Of
+    kind `state` a block is what a sequence takes, `block_bytes`, whatever its length; else 0.
     """
 
     kind: str
     window: int
     num_layers: int
     bytes_per_token: int
+    block_bytes: int = 0
     blocks_used: int
     blocks_total: int
 
@@ -114,7 +117,8 @@ class KVGroup(msgspec.Struct, kw_only=True):
 class Now(msgspec.Struct, kw_only=True):
     """This moment. `num_running` and `num_waiting` count sequences in the engine.
 
-    `requests` has at most 512 entries, oldest first; `num_requests` counts all.
+    `requests` has at most 512 entries, oldest first; `num_requests` counts all. `engines_asked` are
+    those that the traffic of late asks for prompts and for answers.
     """
 
     num_running: int
@@ -123,12 +127,14 @@ class Now(msgspec.Struct, kw_only=True):
     requests: list[LiveRequest]
     kv_usage: float
     kv_groups: list[KVGroup]
+    engines_asked: tuple[float, float] = (0.0, 0.0)
 
 
 class EngineNow(msgspec.Struct, kw_only=True):
-    """One engine at this moment, and whether it takes requests."""
+    """One engine at this moment; `role` is `prefill`, `decode` or `both`."""
 
     engine: int
+    role: str = "both"
     ready: bool
     num_running: int
     num_waiting: int
@@ -370,6 +376,7 @@ class Totals(msgspec.Struct, kw_only=True):
     client_retries: int
     preemptions: int
     engine_restarts: int
+    handovers: dict[str, int] = {}
     prompt_tokens: int
     generation_tokens: int
     cached_tokens: int
@@ -438,5 +445,6 @@ class Snapshot(msgspec.Struct, kw_only=True):
     totals: Totals
     prefixes: list[PrefixSharing] = []
     tasks: list[TaskCost] = []
+    storage: list[StorageCost] = []
     settings: dict[str, str] = {}
     history: list[HistoryPoint] = []

@@ -59,6 +59,7 @@ def take_snapshot(
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
         prefixes=telemetry.prompts.found,
+        storage=telemetry.storage.told(now_s),
         settings=dict(ready.settings) if ready else {},
         history=history(telemetry.slots, now_s) if with_history else [],
     )
@@ -111,6 +112,7 @@ def this_moment(telemetry: Telemetry, now_s: float) -> Now:
         num_requests=telemetry.num_live,
         requests=[t.live(now_s) for t in islice(telemetry.live, SHOWN_REQUESTS)],
         kv_groups=kv_groups(telemetry),
+        engines_asked=telemetry.engines.demand.asked,
         **{name: getattr(last, name) for name in OF_STEP},
     )
 
@@ -120,6 +122,7 @@ def engine_now(telemetry: Telemetry, engine: int) -> EngineNow:
     last = telemetry.engines.last_of.get(engine, BEFORE_ANY)
     return EngineNow(
         engine=engine,
+        role=telemetry.engines.role_of(engine),
         ready=engine in telemetry.engines.ready,
         num_running=last.num_running,
         num_waiting=last.num_waiting,
@@ -137,10 +140,11 @@ def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
     total = [blocks * telemetry.engines.num for blocks in of_one]
     return [
         KVGroup(
-            kind="open" if group.kv_dtype else group.kind,
+            kind=group.kind,
             window=group.window,
             num_layers=len(group.layers),
             bytes_per_token=group.bytes_per_token(kv_dtype),
+            block_bytes=group.slot_bytes,
             blocks_used=in_use,
             blocks_total=blocks,
         )
@@ -164,6 +168,7 @@ def totals(telemetry: Telemetry) -> Totals:
         client_retries=total("client_retries"),
         preemptions=total("num_preemptions"),
         engine_restarts=total("engine_restarts"),
+        handovers=registry.counts("kv_handovers"),
         prompt_tokens=total("prompt_tokens"),
         generation_tokens=total("generation_tokens"),
         cached_tokens=total("prefix_cache_hits"),

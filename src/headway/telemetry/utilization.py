@@ -22,13 +22,25 @@ class Work:
     """What steps of one model must read and compute, in the type it runs with.
 
     `bytes_per_weight` is that of rounded weights, 0: that of the type; `kv_dtype` "" is the type.
+    `kv_read` is the share of keys that a decode reads where layers choose, `kv_keep` that of a
+    prompt that is kept where they choose at its end.
     """
 
     def __init__(
-        self, spec: ModelSpec, dtype: str, kv_dtype: str = "", bytes_per_weight: float = 0.0
+        self,
+        spec: ModelSpec,
+        dtype: str,
+        kv_dtype: str = "",
+        bytes_per_weight: float = 0.0,
+        kv_read: float = 1.0,
+        kv_keep: float = 1.0,
     ) -> None:
         self.spec, self.dtype, self.kv_dtype = spec, dtype, kv_dtype or dtype
-        self.kv_bytes = [group.bytes_per_token(self.kv_dtype) for group in spec.kv_groups]
+        self.state_bytes = 2 * spec.slot_bytes
+        """Of a sequence that decodes: its states are read and written."""
+        self.kv_bytes = [
+            group.bytes_read_per_token(self.kv_dtype, kv_read, kv_keep) for group in spec.kv_groups
+        ]
         share = (bytes_per_weight or DTYPE_BYTES[dtype]) / DTYPE_BYTES[dtype]
         self.weight_bytes = round(spec.step_weight_bytes(dtype) * share)
         self._dense_bytes = round(spec.step_weight_bytes(dtype, experts_read=0) * share)
@@ -38,6 +50,7 @@ class Work:
         """Weights once a step, experts as often as they were hit, and the KV that was read."""
         pairs = zip(self.kv_bytes, steps.kv_tokens_read, strict=True)
         kv = sum(size * tokens for size, tokens in pairs)
+        kv += self.state_bytes * steps.num_decode_tokens
         if not steps.experts_read:
             return steps.count * self.weight_bytes + kv
         return steps.count * self._dense_bytes + steps.experts_read * self._expert_bytes + kv

@@ -126,6 +126,7 @@ class Slot:
     __slots__ = (
         *("arrivals", "cached_tokens", "closed", "decode", "durations", "ended", "first_tokens"),
         "gaps",
+        "host_s",
         *("num_preemptions", "prediction_errors", "prefill", "prompt_tokens", "queried_tokens"),
         *("cores", "probe_shares", "saved_s", "second", "verified"),
     )
@@ -143,6 +144,8 @@ class Slot:
         self.closed: dict[str, GapCounts] | None = None
         self.ended: list[Ended] = []
         self.cores: list[CoreUse] = []
+        self.host_s = 0.0
+        """CPU seconds of the server's process, 0 where nobody tells."""
         self.probe_shares: list[float] = []
         """What the probes of this second reached of the best."""
         self.verified: dict[str, list[int]] = {}

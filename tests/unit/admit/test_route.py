@@ -98,6 +98,27 @@ def test_an_engine_that_is_gone_gets_nobody_and_what_it_had_is_counted_elsewhere
     house.lines.on_moved(10**7, 2)  # a request that is over
 
 
+def test_newcomers_stand_where_prompts_begin_and_move_on_with_their_first_token() -> None:
+    house = Engines()
+    house.lines.on_roles([True, True, False])
+    tickets = [house.ask([n] * 300) for n in range(6)]
+    assert house.counts() == [3, 3, 0]
+    ticket, number = tickets[0]
+    house.lines.on_handed(number, 2)
+    assert house.counts() == [3, 3, 0], "it waits for its first token yet"
+    ticket.began(0)
+    house.lines.on_handed(number, 2)
+    assert (ticket.engine, sum(house.counts()), house.counts()[2]) == (2, 6, 1)
+    house.admission.check_integrity()
+    house.lines.on_gone(0)
+    house.lines.on_gone(1)
+    assert house.ask([9] * 300)[0].engine == 2, "where nobody else is"
+    for each, _ in tickets:
+        each.close()
+    house.lines.on_handed(number, 2)  # a request that is over
+    house.admission.check_integrity()
+
+
 def test_limits_count_what_waits_before_any_engine() -> None:
     house = Engines()
     for n in range(9):

@@ -1,12 +1,13 @@
 """The planner: demand from percentiles, machines that fit or not, how many, what never helps."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from headway.advise.plan import answer
-from headway.advise.plan.capacity import Row, Trial, Wanted, size
+from headway.advise.plan import answer, page
+from headway.advise.plan.capacity import Row, size
 from headway.advise.plan.demand import (
     demand_of,
     lengths_by,
@@ -15,6 +16,7 @@ from headway.advise.plan.demand import (
     parse_percentiles,
 )
 from headway.advise.plan.machines import Candidate, candidates
+from headway.advise.plan.trial import Trial, Wanted
 from headway.advise.simulate.machine import Machinery
 from headway.advise.simulate.run import NOWHERE
 from headway.advise.simulate.truth import ROOFLINE, Roofline
@@ -297,3 +299,23 @@ def test_an_answer_from_end_to_end():
     (row,) = found.rows
     assert row.label == ROOFLINE and row.servers == 1 and row.usd_per_hour == 1.5
     assert found.best.startswith("1 x here") and "roofline" in found.best
+
+
+def test_the_page_has_the_curves_and_stands_alone():
+    """A curve for each case, falling from what is kept to what is not; no file is asked for."""
+    found = answer.plan(
+        model_folder(None),
+        PlanOptions(**USUAL, most_requests=60),
+        load(rate=200.0),
+        EngineOptions(),
+        "0",
+    )
+    (row,) = found.rows
+    assert len(row.curves) == 3
+    for curve in row.curves:
+        assert curve == sorted(curve) and len({load for load, _ in curve}) == len(curve)
+        shares = [share for _, share in curve]
+        assert shares[0] >= 0.9 or row.rate[0] == 0
+    text = page.html(found)
+    assert "What one server holds" in text and "The fleet" in text
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)

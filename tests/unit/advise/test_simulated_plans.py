@@ -1,6 +1,7 @@
 """One scheduler: a recorded run gives the very same plans on a virtual clock, for each policy."""
 
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byte_tokenizer import EOS, write_tokenizer
-from engine_world import EXAMPLES
+from engine_world import EXAMPLES, swap_settings
+from fake_model import Mirrored
 from fakes import FakeExecutor, make_settings
 from headway.advise.simulate.recorded import Recorder, Recording, StepClock, replay
 from headway.core.clock import VirtualClock
@@ -37,9 +39,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> VocabularySource:
 
 
 class Uneven(FakeExecutor):
-    """The checking fake, whose steps take a while that nobody can foresee."""
+    """The checking fake, whose steps take a while that nobody can foresee.
+
+    Where no grammar rules, an answer says its prompt again and again, so that lookups find it.
+    """
 
     chance: random.Random
+
+    def _next(self, sequence: Mirrored, end: int, mask: bytes | None) -> int | None:
+        if mask is not None:
+            return super()._next(sequence, end, mask)
+        return sequence.tokens[end - sequence.new.num_prompt_tokens]
 
     def collect(self) -> StepResult:
         for _ in range(self.chance.randrange(2000)):
@@ -48,7 +58,13 @@ class Uneven(FakeExecutor):
 
 
 def fake(how: Settings, seed: int) -> Uneven:
-    made = Uneven(how.cache.block_size, how.cache.num_blocks, VOCAB, max_num_seqs=how.max_num_seqs)
+    made = Uneven(
+        how.cache.block_size,
+        how.cache.num_blocks,
+        VOCAB,
+        max_num_seqs=how.max_num_seqs,
+        host_blocks=how.cache.host_blocks,
+    )
     made.chance = random.Random(seed)
     return made
 
@@ -87,7 +103,7 @@ def coming(seed: int, count: int, *, ruled: bool, now_s: float) -> list[tuple[in
             priority=rng.randrange(3),
             idle_only=rng.random() < 0.1,
         )
-        at = rng.randrange(3 * count)
+        at = rng.randrange(2 * count)
         user = Principal(rng.choice(("", "ann", "bob")))
         events.append((at, Request(number, prompt, sampling, user, now_s, terms=terms)))
         if rng.random() < 0.1:
@@ -95,10 +111,22 @@ def coming(seed: int, count: int, *, ruled: bool, now_s: float) -> list[tuple[in
     return sorted(events, key=lambda event: (event[0], isinstance(event[1], int)))
 
 
-def recorded(how: Settings, seed: int, count: int, grammars: Grammars | None) -> Recording:
+def recorded(
+    how: Settings, seed: int, count: int, grammars: Grammars | None, seen: list | None = None
+) -> Recording:
+    """A run of so many requests; `seen` gets the record of each step."""
     clock = StepClock()
     recorder = Recorder(fake(how, seed), clock)
     engine = make(how, grammars)(recorder, clock)
+    step = engine.step
+
+    def keep():
+        updates, record = step()
+        if seen is not None:
+            seen.append(record)
+        return updates, record
+
+    engine.step = keep
     events = coming(seed, count, ruled=grammars is not None, now_s=clock.now_s())
     recording = recorder.run(engine, events)
     engine.check_integrity()
@@ -109,22 +137,46 @@ def recorded(how: Settings, seed: int, count: int, grammars: Grammars | None) ->
 def small(policy: str, **more) -> Settings:
     """So little memory that running requests are preempted."""
     return make_settings(
-        policy=policy, num_blocks=(60,), max_model_len=120, budget=24, max_num_seqs=6, **more
+        policy=policy, num_blocks=(45,), max_model_len=120, budget=24, max_num_seqs=6, **more
     )
+
+
+LOOKUP = SpeculationConfig(sources=("lookup", "forced"), max_drafts=4)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_recorded_run_gives_the_same_plans(policy: str, source: VocabularySource):
-    how = small(policy)
-    grammars = Grammars(source)
-    try:
+    """With all at once that makes plans hard, each of which the records must show."""
+    how, seen = small(policy, speculation=LOOKUP), []
+    with closing(Grammars(source)) as grammars:
         compile_first(grammars)
-        recording = recorded(how, 11, 40, grammars)
+        recording = recorded(how, 11, 60, grammars, seen)
         pairs = replay(recording, make(how, grammars))
-    finally:
-        grammars.close()
     assert len(pairs) == len(recording.steps) > 100
     assert all(was == now for was, now in pairs)
+    assert seen[-1].num_preemptions > 0
+    assert sum(record.num_cached_tokens for record in seen) > 0
+    assert sum(record.num_kept_drafts for record in seen) > 0
+    came = [one.request for one in recording.came if one.request is not None]
+    assert sum(request.sampling.n > 1 for request in came) > 5
+    assert sum(request.sampling.grammar is not None for request in came) > 5
+    assert any(one.dropped is not None for one in recording.came)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_host_memory_too(policy: str):
+    """What is preempted is copied out, and comes back when the recorded copy had ended."""
+    how, seen = (
+        swap_settings(
+            policy=policy, num_blocks=(40,), max_model_len=120, budget=24, max_num_seqs=6
+        ),
+        [],
+    )
+    recording = recorded(how, 5, 40, None, seen)
+    pairs = replay(recording, make(how, None))
+    assert len(pairs) == len(recording.steps) > 50
+    assert all(was == now for was, now in pairs)
+    assert sum(record.num_swapped for record in seen) > 0
 
 
 def compile_first(grammars: Grammars) -> None:
@@ -143,16 +195,28 @@ def compile_first(grammars: Grammars) -> None:
     budget=st.integers(7, 64),
     rows=st.integers(1, 9),
     drafts=st.booleans(),
+    host=st.sampled_from((0, 16, 64)),
+    ruled=st.booleans(),
 )
-def test_any_settings_give_the_same_plans(policy, seed, blocks, budget, rows, drafts):
-    how = make_settings(
-        policy=policy, num_blocks=(blocks,), max_model_len=120, budget=budget, max_num_seqs=rows
+def test_any_settings_give_the_same_plans(
+    policy, seed, blocks, budget, rows, drafts, host, ruled, source
+):
+    make_some = swap_settings if host else make_settings
+    how = make_some(
+        policy=policy,
+        num_blocks=(blocks,),
+        max_model_len=120,
+        budget=budget,
+        max_num_seqs=rows,
+        **({"host": (host,)} if host else {}),
     )
     if drafts:
-        lookup = SpeculationConfig(sources=("lookup",), max_drafts=4)
-        how = replace(how, speculation=lookup)
-    recording = recorded(how, seed, 12, None)
-    assert all(was == now for was, now in replay(recording, make(how, None)))
+        how = replace(how, speculation=LOOKUP)
+    with closing(Grammars(source)) as grammars:
+        compile_first(grammars)
+        recording = recorded(how, seed, 12, grammars if ruled else None)
+        pairs = replay(recording, make(how, grammars if ruled else None))
+    assert all(was == now for was, now in pairs)
 
 
 def test_a_plan_that_differs_is_found():
@@ -162,24 +226,3 @@ def test_a_plan_that_differs_is_found():
     pairs = replay(recording, make(other, None))
     assert pairs[-1][0] != pairs[-1][1]
     assert len(pairs) < len(recording.steps)
-
-
-def test_the_recording_has_what_makes_plans_hard():
-    """Preemption, forks and cache hits are in it: the proof is of something."""
-    how, clock, records = small("slo"), StepClock(), []
-    recorder = Recorder(fake(how, 11), clock)
-    engine = make(how, None)(recorder, clock)
-    step = engine.step
-
-    def look():
-        updates, record = step()
-        records.append(record)
-        return updates, record
-
-    engine.step = look
-    recorder.run(engine, coming(11, 40, ruled=False, now_s=clock.now_s()))
-    assert records[-1].num_preemptions > 0
-    assert sum(record.num_cached_tokens for record in records) > 0
-    came = [one.request for one in recorder.recording.came if one.request is not None]
-    assert sum(request.sampling.n > 1 for request in came) > 5
-    assert any(one.dropped is not None for one in recorder.recording.came)

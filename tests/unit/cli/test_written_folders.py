@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 
 from headway.cli.distill import curves, said
+from headway.cli.evaluate import Sources, wants
 from headway.cli.gated import check_gate, eval_call, evaluated
 from headway.cli.main import Call
 from headway.core.errors import UsageError
-from headway.core.options import DistillOptions, EvalOptions, GateOptions, PruneOptions
+from headway.core.options import (
+    DistillOptions,
+    EngineOptions,
+    EvalOptions,
+    GateOptions,
+    PruneOptions,
+)
 from headway.core.options.read import read_options
 from headway.core.progress import steps_bar
 
@@ -70,3 +77,22 @@ def test_training_texts_and_tested_texts_have_flags_of_their_own():
     assert options[PruneOptions].neurons == 0.375 and options[PruneOptions].pattern == "any"
     with pytest.raises(UsageError, match="out of range"):
         read_options((PruneOptions, GateOptions), ["--neurons=1"], {})
+
+
+def test_windows_of_a_file_hold_for_b_alone(monkeypatch: pytest.MonkeyPatch):
+    """`headway eval FOLDER --kv-layers FILE --against FOLDER`: A is the whole model."""
+    opened = []
+
+    def folder_model(folder: Path, *, name: str, kv_layers: str = "", **others: str) -> str:
+        opened.append(kv_layers)
+        return name
+
+    monkeypatch.setattr("headway.whole_model.FolderModel", folder_model)
+    monkeypatch.setattr("headway.evals.suites.evaluate", lambda model, place, wanted: model)
+    monkeypatch.setattr("headway.evals.suites.side_by_side", lambda *_, **__: None)
+    call = called(against="headway-tiny")
+    call.options[EngineOptions] = EngineOptions(kv_layers="kv.yaml")
+    asked = eval_call(call)
+    sources = Sources(asked, wants(asked.options[EvalOptions]))
+    first, second, _ = sources._both("headway-tiny")
+    assert opened == ["kv.yaml", ""] and first == second

@@ -7,7 +7,8 @@ import pytest
 
 from headway.core.embedded import model_folder
 from headway.core.errors import UsageError
-from headway.core.kv_layers import narrowed
+from headway.core.kv_layers import narrowed, with_exact_layers
+from headway.core.memory_plan import with_open_blocks
 from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions
 from headway.core.resolve import resolve
@@ -54,6 +55,33 @@ def test_all_but_one_layer_hold_a_fifth(tmp_path: Path):
 def test_what_does_not_fit_is_named(tmp_path: Path, text: str, named: str):
     with pytest.raises(UsageError, match=named):
         narrowed(SPEC, written(tmp_path, text))
+
+
+def test_layers_are_skipped_by_the_format():
+    """Layers 0, 4 and 5 in bf16 are a group of their own, and have no open blocks."""
+    spec = with_exact_layers(SPEC, "0, 4-5", "int4", "bfloat16")
+    exact, rounded = spec.kv_groups
+    assert (exact.layers, exact.kv_dtype) == ((0, 4, 5), "bfloat16")
+    assert (rounded.layers, rounded.kv_dtype) == ((1, 2, 3), "")
+    assert spec.kv_bytes_per_token("int4") == 3 * 256 + 3 * 76
+    *_, still_open = with_open_blocks(spec.kv_groups, spec, "bfloat16", "int4")
+    assert still_open.layers == (1, 2, 3) and still_open.kind == "open"
+    assert with_exact_layers(SPEC, "", "auto", "bfloat16") is SPEC
+
+
+@pytest.mark.parametrize(
+    ("given", "kv_dtype", "named"),
+    [
+        ("0", "auto", "with --kv-cache-dtype auto every layer"),
+        ("6", "int4", "no layer 6"),
+        ("last", "int8", "'last' names no layer"),
+        ("0,,1", "int8", "'' names no layer"),
+        ("0-5", "int4", "these are all layers"),
+    ],
+)
+def test_layers_that_cannot_be_skipped_are_named(given: str, kv_dtype: str, named: str):
+    with pytest.raises(UsageError, match=named):
+        with_exact_layers(SPEC, given, kv_dtype, "bfloat16")
 
 
 def test_int4_kv_refuses_sinks(tmp_path: Path):

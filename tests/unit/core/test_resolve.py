@@ -13,7 +13,7 @@ from headway.core.memory_plan import gib
 from headway.core.options import Bytes, EngineOptions
 from headway.core.quantization import Quantization, bytes_per_weight, planned_bytes
 from headway.core.resolve import Settings, resolve
-from resolve_cases import BLOCK, GIB, TOKEN, WEIGHTS, decide, machine, model
+from resolve_cases import BLOCK, GIB, TOKEN, WEIGHTS, decide, gpu, machine, model
 
 
 def test_worked_example():
@@ -39,6 +39,7 @@ def test_worked_example():
             sinks=(0,),
             prefix_cache="lfu",
             attention_cost=settings.cache.attention_cost,
+            block_bytes=(BLOCK,),
         ),
         threads=8,
         seed=0,
@@ -146,10 +147,13 @@ def test_every_setting_has_its_reason():
     own = {"load_format", "block_size", "seed"}
     own |= {"batch_window_s", "late", "long_prefill_s", "lane_share", "aging_tokens"}
     options = own | {"windows", "sinks", "block_bytes", "open_blocks"}  # the model's, the format's
+    options |= {"narrowed", "bounded", "read", "state_every"}  # kv_layers, kv_read, the model
+    options |= {"chooses", "choosing", "keep"}  # kv_keep
+    options |= {"disk_folder", "disk_bytes", "disk_write_bytes_s"}  # all three of kv_disk
     nested = [settings, settings.scheduler, settings.cache]
     names = {field.name for one in nested for field in dataclasses.fields(one)} - options
-    assert names - {"scheduler", "cache", "speculation", "num_blocks"} <= why.keys()
-    assert "kv_dtype" in why
+    assert names - {"scheduler", "cache", "speculation", "parallel", "num_blocks"} <= why.keys()
+    assert {"kv_dtype", "kv_disk"} <= why.keys()
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
     assert all(text.partition(": ")[2] for text in why.values())
 
@@ -347,6 +351,38 @@ def test_full_gpu_counts_as_what_is_free():
     assert settings.cache.num_blocks == ((8 * GIB - WEIGHTS - 2 * GIB) // BLOCK,)
     with pytest.raises(CapacityError, match=r"2\.00 GiB are free"):
         decide(machine(gpu_free=2 * GIB))
+
+
+def test_a_gpu_has_kernels_of_its_own():
+    """Attention, formats and KV in int8 follow them; without Triton torch's are left."""
+    settings = gpu()
+    assert (settings.kernels, settings.attention_backend) == ("cuda", "triton")
+    assert gpu(attention_backend="varlen").attention_backend == "varlen"
+    assert gpu(kv_cache_dtype="int8").cache.dtype == "int8"
+    assert [str(gpu(quantization=q).quantization.main.kind) for q in ("int8", "int4")] == [
+        "int8",
+        "int4",
+    ]
+    assert gpu(kernels="torch").attention_backend == "sdpa"
+    settings = gpu(has_kernels=False)
+    assert (settings.kernels, settings.attention_backend) == ("torch", "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"has_kernels": False, "kernels": "cuda"}, "--kernels cuda: why"),
+        ({"has_kernels": False, "attention_backend": "triton"}, "our own kernels are not used"),
+        ({"has_kernels": False, "quantization": "int4"}, "int4 is not there on cuda"),
+        ({"attention_backend": "varlen", "kv_cache_dtype": "int8"}, "reads no such KV"),
+        ({"kv_cache_dtype": "int4"}, "int4"),
+        ({"device": "cpu", "attention_backend": "varlen"}, "the device is cpu"),
+        ({"device": "cpu", "kernels": "cuda"}, "the device is cpu"),
+    ],
+)
+def test_what_a_gpu_does_not_do_is_refused(options, cause):
+    with pytest.raises(UsageError, match=cause):
+        gpu(**options)
 
 
 def test_cpu_beside_a_gpu():

@@ -56,7 +56,7 @@ def test_a_name_has_one_meaning():
     names = [word.name for word in vllm.WORDS] + [n for row in rows for n in row.names.split()]
     assert len(names) == len(set(names)) and not OURS & set(names)
     assert {word.ours for word in vllm.WORDS} <= OURS and set(SAME) <= OURS
-    switches = {"EITHER": vllm.EITHER, "NO": vllm.NO, "YES": vllm.YES}.values()
+    switches = {"NO": vllm.NO, "YES": vllm.YES}.values()
     assert all(given.switch == (given.values in switches) for given in vllm.GIVEN)
 
 
@@ -119,7 +119,7 @@ def test_speculation_in_vllms_words(arguments, expected, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(["--tensor-parallel-size=1"], ["--enforce-eager"], ["--enforce-eager=false"]),
+        *(["--data-parallel-size=1"], ["--enforce-eager=false"]),
         *(["--enable-chunked-prefill"], ["--no-trust-remote-code"], ["--enable-auto-tool-choice"]),
         *(["--trust-remote-code=false"], ["--runner", "generate"], ["--cpu-offload-gb", "0"]),
     ],
@@ -132,7 +132,7 @@ def test_what_holds_anyway_passes(arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tensor-parallel-size=2"], ["--tensor-parallel-size 2", "One device"]),
+        (["--data-parallel-size=2"], ["--data-parallel-size 2", "One machine"]),
         (["--trust-remote-code"], ["--trust-remote-code true", "never run"]),
         (["--no-enable-chunked-prefill"], ["--max-num-batched-tokens"]),
         (["--reasoning-parser=qwen3"], ["--reasoning-parser", "chat template"]),
@@ -165,11 +165,11 @@ def test_what_is_not_there_is_refused_with_our_word(arguments, words):
 
 def test_a_yaml_file_of_vllms(tmp_path):
     file = tmp_path / "vllm.yaml"
-    file.write_text("enable-prefix-caching: false\ntensor_parallel_size: 1\nmax-model-len: 64\n")
+    file.write_text("enable-prefix-caching: false\ndata_parallel_size: 1\nmax-model-len: 64\n")
     found, _ = read("--config", str(file))
     assert found["prefix_cache"] is False and found["max_model_len"] == 64
-    file.write_text("tensor_parallel_size: 4\n")
-    assert f"--config {file}: tensor_parallel_size 4" in refusal("--config", str(file)).cause
+    file.write_text("data_parallel_size: 4\n")
+    assert f"--config {file}: data_parallel_size 4" in refusal("--config", str(file)).cause
 
 
 def test_a_script_of_vllms():
@@ -195,6 +195,7 @@ def test_a_script_of_vllms():
         max_model_len=64,
         dtype="float16",
         seed=7,
+        graphs=False,
         kv_host_memory=found.kv_host_memory,
     )
     assert found.kv_host_memory == 0
@@ -202,7 +203,7 @@ def test_a_script_of_vllms():
         ({"trust_remote_code": True}, "never run"),
         ({"max_num_queued_reqs": 3}, "--max-queue"),
         ({"disable_log_stats": False}, "--log-stats"),
-        ({"tensor_parallel_size": 8}, "One device"),
+        ({"data_parallel_size": 8}, "One machine"),
     ):
         with pytest.raises(UsageError) as caught:
             make_options(given)

@@ -8,7 +8,7 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError, UsageError
 from headway.core.service import Limits
 from headway.edge.auth import KEY, OPERATOR, PUBLIC, is_here
-from headway.edge.key_file import add_row, digest, make_key, read_rows, row_text
+from headway.edge.key_file import add_row, digest, make_key, read_rows, revoke_row, row_text
 from headway.edge.keys import Keyring, anybody
 from headway.server.access import ACCESS, access
 
@@ -259,3 +259,44 @@ def test_hosts_of_this_machine(host):
 )
 def test_hosts_that_are_not(host):
     assert not is_here(host)
+
+
+def test_a_revoked_key_lets_nobody_in_and_says_whose_blocks_go(tmp_path):
+    path = key_file(tmp_path, "# ours\nkeys:\n" + row("bob", "two"))
+    add_row(path, "alice", "one")
+    ring = Keyring(file=path)
+    alice = ring.find("one").principal
+    revoke_row(path, "alice")
+    revoke_row(path, "alice")
+    assert path.read_text().startswith("# ours\n") and path.read_text().count("revoked") == 1
+    ring.reload()
+    assert ring.find("one") is None and ring.named("alice") is None
+    assert ring.revoked == [alice] and ring.find("two").principal.name == "bob"
+    with pytest.raises(UsageError, match="'alice' already"):
+        add_row(path, "alice", "three")
+
+
+@pytest.mark.parametrize("first", ["sha256: {}\n    name: a", 'name: a\n    sha256: "{}"  # mine'])
+def test_a_row_is_revoked_however_it_is_written(tmp_path, first):
+    path = key_file(tmp_path, f"keys:\n  - {first.format(digest('x').hex())}\n    admin: true\n")
+    revoke_row(path, "a")
+    (found,) = read_rows(path)
+    assert (found.revoked, found.admin) == (True, True)
+
+
+def test_what_cannot_be_revoked_is_said(tmp_path):
+    path = key_file(tmp_path, f"keys: [{{name: a, sha256: {digest('x').hex()}}}]")
+    before = path.read_text()
+    with pytest.raises(UsageError, match="one line for each field") as raised:
+        revoke_row(path, "a")
+    assert "revoked: true" in raised.value.fix and path.read_text() == before
+    with pytest.raises(UsageError, match="no key 'b'"):
+        revoke_row(path, "b")
+    with pytest.raises(UsageError, match="No such file"):
+        revoke_row(tmp_path / "none.yaml", "a")
+
+
+def test_a_gateways_users_blocks_are_its_own_and_its_keys(tmp_path):
+    gate = Keyring(flags=["one"]).find("one")
+    user = gate.for_user("u")
+    assert user.principal.cache_owner == f"{gate.principal.cache_owner} u"

@@ -240,6 +240,8 @@ class Timed(FakeExecutor):
 
     clock: VirtualClock = field(default_factory=VirtualClock)
     machine: Machine = Machine()
+    new_s: float = 0.0
+    """Of each sequence that comes, whatever it computes."""
 
     def submit(self, plan: StepPlan) -> None:
         rows = [(row.start, len(row.token_ids)) for row in plan.scheduled]
@@ -250,16 +252,20 @@ class Timed(FakeExecutor):
             sum(start + n for start, n in rows),
         )
         if rows:
-            self.clock.advance(self.machine.seconds(work))
+            self.clock.advance(self.machine.seconds(work) + self.new_s * len(plan.new))
         super().submit(plan)
 
     def describe(self) -> Description:
         return Description(device="fake")
 
 
-def timed_engine(**more) -> tuple[Engine, Timed]:
+def timed_engine(max_num_seqs=8, budget=128, **more) -> tuple[Engine, Timed]:
     given_settings = make_settings(
-        max_model_len=600, max_num_seqs=8, budget=128, block_size=16, num_blocks=(400,)
+        max_model_len=600,
+        max_num_seqs=max_num_seqs,
+        budget=budget,
+        block_size=16,
+        num_blocks=(400,),
     )
     executor = Timed(16, (400,), 50, **more)
     engine = Engine(executor, given_settings, vocab_size=50, eos_token_ids=(), clock=executor.clock)
@@ -324,6 +330,7 @@ def test_calibration_is_bounded_and_helps_the_first_user():
     calibrate(engine, budget_s=2.0)
     assert executor.clock.now_s() < 2.5
     assert not engine.has_work and engine.num_requests == 0
+    assert [pool.num_cached for pool in engine.kv.pools] == [0]
     engine.check_integrity()
     for size in (1, 100, 128):
         work = engine.cost.beside(NOTHING, 0, size)
@@ -401,3 +408,27 @@ def test_the_error_is_in_metrics_and_stats():
     assert float(lines[labels + '"0.5"}']) == pytest.approx(0.1)
     assert float(lines[labels + '"0.95"}']) == pytest.approx(found.p95)
     assert 0.2 <= found.p95 <= 0.5
+
+
+class Tiles(Machine):
+    """A machine whose kernels compute rows by sixteens."""
+
+    def seconds(self, work: Work) -> float:
+        rows = -(-work.num_tokens // 16) * 16 if work.num_tokens > 8 else work.num_tokens
+        return super().seconds(work._replace(num_tokens=rows))
+
+
+def test_where_tokens_are_guessed_sampling_is_told_from_computing():
+    """Of up to 32 rows of newcomers, each with work of its own beside, nobody can tell."""
+    machine = Tiles(weights_s=0.008, token_s=4e-4, head_s=0.005, sampled_s=6e-5)
+    engine, _ = timed_engine(machine=machine, new_s=3e-4, max_num_seqs=32, budget=300)
+    engine.scheduler.drafts.speculator = Speculation(
+        SpeculationConfig(sources=("lookup",)), engine.cost
+    )
+    calibrate(engine, budget_s=2.0)
+    calibrate_guesses(engine, budget_s=2.0)
+    for rows in (64, 128, 256):
+        work = Work(rows, rows, rows, rows)
+        assert engine.cost.seconds(work) == pytest.approx(machine.seconds(work), rel=0.15), rows
+    assert not engine.has_work and engine.num_requests == 0
+    engine.check_integrity()

@@ -189,6 +189,22 @@ def test_model_without_a_template(folder):
     assert (caught.value.param, caught.value.code) == ("messages", "no_chat_template")
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+def test_harmony_is_refused_by_name(folder, isolated: bool):
+    """Its channels would stand in the answer as if they were one text."""
+    source = (
+        '{{ "<|start|>assistant<|channel|>analysis<|message|>" + messages[0].thinking }}'
+        '{{ "<|start|>assistant<|channel|>final<|message|>" + messages[0].content }}'
+    )
+    config(folder, chat_template=source)
+    tokenizer = Tokenizer(folder)
+    if isolated:
+        tokenizer.isolate()
+    with pytest.raises(RequestError, match=r"Harmony's channels .* use /v1/completions") as caught:
+        tokenizer.chat_ids([USER])
+    assert (caught.value.param, caught.value.code) == ("messages", "unsupported_chat_format")
+
+
 def test_template_writes_its_own_special_tokens(folder):
     config(folder, chat_template="<|start|>{{ messages[0].content }}<|end|>")
     tokenizer = Tokenizer(folder)

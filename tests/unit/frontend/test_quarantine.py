@@ -117,3 +117,21 @@ async def test_who_stands_every_trial_is_refused_after_many_deaths():
     await turns()
     guilty = engines.quarantine.charge(engines.streams)
     assert [stream.answer.request.request_id for stream in guilty] == [1]
+
+
+async def test_who_was_here_before_and_comes_again_is_tried_once():
+    """It went on elsewhere while nobody was here to try it, and that engine died as well."""
+    engines = Engines(2)
+    moved = engines.streams.pop(1)
+    engines.streams[1] = moved
+    engines.quarantine.join(1)
+    assert list(engines.quarantine.queue) == [1, 2]
+    await engines.start()
+    assert engines.sent == [1]
+    engines.quarantine.left(1)
+    engines.quarantine.join(1)  # before the trial's task has noticed
+    await turns()
+    engines.step(2, "stop")
+    await turns()
+    assert engines.sent == [1, 2, 1]
+    engines.quarantine.clear()

@@ -16,7 +16,7 @@ from headway.gateway.config import UpstreamRow
 from headway.gateway.dialects import needs_of
 from headway.gateway.events import Event, EventCutter
 from headway.gateway.prefix import PAGE_BYTES, SeenPages, page_keys
-from headway.gateway.speed import Speed
+from headway.gateway.speed import ROWS, Speed
 from headway.gateway.upstream import Upstream
 
 
@@ -114,13 +114,24 @@ def test_the_replica_that_knows_the_beginning_is_asked_until_its_queue_is_longer
     first = pool.choose(asked)
     assert first is not None
     first.seen.add(list(asked.keys))
-    flights, others = 0, 0
-    for _ in range(6):
+    names = []
+    for _ in range(ROWS + 8):
         chosen = pool.choose(asked)
         assert chosen is not None
-        flights, others = flights + (chosen is first), others + (chosen is not first)
+        names.append(chosen is first)
         chosen.speed.begin(1024.0 if chosen is not first else 0.0, 100)
-    assert flights > others > 0
+    assert names == [True] * ROWS + [False] * 8, "with no row free an answer must end first"
+
+
+def test_answers_that_run_beside_take_a_token_of_the_step_each() -> None:
+    speed = Speed(VirtualClock())
+    for count in range(1, ROWS):
+        speed.begin(0.0, 100)
+        assert speed.queue_s == pytest.approx(count * speed.answer_s)
+    speed.begin(0.0, 100)
+    assert speed.queue_s == pytest.approx(ROWS * 100 * speed.answer_s)
+    assert speed.take(Load(max_rows=ROWS + 1, boot="1")) is False
+    assert speed.queue_s == pytest.approx(ROWS * speed.answer_s), "as it tells"
 
 
 def test_speeds_are_learned_and_what_a_server_says_goes_first() -> None:

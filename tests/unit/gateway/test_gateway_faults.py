@@ -2,10 +2,14 @@
 
 import asyncio
 import random
+import time
 
 import pytest
 
-from gateway_world import Answer, Stub, text_of, world
+from gateway_world import TOO_LONG, Answer, Stub, text_of, world
+from headway.core.clock import SystemClock
+from headway.gateway.breaker import RetryBudget
+from headway.gateway.patience import Patience
 from headway.gateway.stream import StreamedAnswer
 
 TURNS = ({"name": "tiny", "policy": "round_robin"},)
@@ -81,8 +85,9 @@ async def test_a_client_error_is_told_and_not_repeated() -> None:
     assert b"10.0.0.1" not in refused[0].data, "an upstream's text may say what nobody must know"
 
 
-async def test_a_prompt_that_is_too_long_there_goes_where_there_is_room() -> None:
-    small = Stub("a", fault=lambda number: "too_long")
+@pytest.mark.parametrize("fault", TOO_LONG)
+async def test_a_prompt_that_is_too_long_there_goes_where_there_is_room(fault: str) -> None:
+    small = Stub("a", fault=lambda number: fault)
     async with world(small, Stub("b"), models=TURNS) as live:
         assert [(await live.chat()).status for _ in range(2)] == [200, 200]
 
@@ -101,6 +106,62 @@ async def test_with_everything_down_refusals_are_quick_and_few() -> None:
         while any(up.breaker.state == "open" or up.is_down for up in live.state.upstreams.values()):
             await asyncio.sleep(0.05)
         assert (await live.chat()).is_complete
+
+
+async def test_a_retry_waits_for_the_budget_where_an_upstream_stands_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seven of eight first attempts fail at once; the budget holds four, and more soon."""
+    monkeypatch.setattr("headway.gateway.breaker.WINDOW_S", 0.3)
+    stubs = [
+        Stub(name, fault=lambda number, bad=bad: "status503" if number <= bad else "")
+        for name, bad in (("a", 4), ("b", 3))
+    ]
+    async with world(*stubs, models=TURNS) as live:
+        answers = await asyncio.gather(*(live.chat(stream) for stream in [True, False] * 4))
+        assert not live.state.metrics.of("retries_denied")
+        assert live.state.metrics.of("attempts") == 8 + 7
+    assert [answer.text for answer in answers] == [text_of(8)] * 8
+
+
+async def test_a_busy_upstream_is_told_at_once() -> None:
+    """429 everywhere: waiting for a second try would only add to what is too much."""
+    stubs = [Stub(name, fault=lambda number: "status429") for name in "ab"]
+    async with world(*stubs, models=TURNS) as live:
+        live.state.budget = RetryBudget(SystemClock(), share=0.0, least=0)
+        answer = await asyncio.wait_for(live.chat(), 5.0)
+    assert answer.json["error"]["code"] == "overloaded"
+    assert sum(len(stub.asked) for stub in stubs) == 1
+
+
+async def test_a_late_first_token_is_waited_for_while_no_other_may_be_asked() -> None:
+    late, other = Stub("a", fault=lambda number: "late"), Stub("b")
+    async with world(late, other, models=({**TURNS[0], "first_token": "0.1s"},)) as live:
+        live.state.budget = RetryBudget(SystemClock(), share=0.0, least=0)
+        answer = await live.chat()
+        assert answer.is_complete and answer.headers["x-headway-attempts"] == "1"
+    assert len(late.asked) == 1 and not other.asked
+
+
+async def test_time_in_which_the_gateway_stood_still_is_not_the_upstreams() -> None:
+    loop, budget = asyncio.get_running_loop(), RetryBudget(SystemClock())
+    token = loop.create_future()
+    async with asyncio.timeout(60.0) as limit:
+        patience = Patience(limit, budget, 0.05)
+        loop.call_soon(time.sleep, 0.3)  # the loop is held up, and the token comes meanwhile
+        loop.call_later(0.1, token.set_result, None)
+        await token
+        patience.end()
+
+
+async def test_a_late_first_token_ends_its_attempt() -> None:
+    async def late() -> None:
+        async with asyncio.timeout(60.0) as limit:
+            Patience(limit, RetryBudget(SystemClock()), 0.05)
+            await asyncio.sleep(30.0)
+
+    with pytest.raises(TimeoutError):
+        await late()
 
 
 async def test_a_stream_of_another_kind_breaks_nothing_but_itself(

@@ -12,7 +12,7 @@ from headway.core.errors import UsageError
 from headway.core.slo import parse_slo
 from headway.gateway.arm import is_invalid
 from headway.gateway.config import RolloutRow, converted, read_config
-from headway.gateway.evidence import Evidence
+from headway.gateway.evidence import Evidence, at_least, planned
 from headway.gateway.rollout import Rollout, Sample
 
 ROW: dict[str, Any] = {"name": "r", "model": "tiny", "canary": ["b"]}
@@ -58,6 +58,25 @@ def test_a_version_that_is_no_worse_is_promoted(rate: float) -> None:
         num_back += rollout.state == "rolled back"
         assert rollout.state != "canary"
     assert num_back <= 1
+
+
+@pytest.mark.hardening
+def test_a_control_with_a_few_errors_hides_no_bad_canary() -> None:
+    """One in a hundred beside one in five: nine of ten are back within 30 requests."""
+    counts = []
+    for seed in range(300):
+        rollout = rollout_of()
+        counts.append(simulated(rollout, 0.01, 0.2, seed, 10_000))
+        assert rollout.state == "rolled back"
+    assert sum(count <= 30 for count in counts) >= 270
+
+
+@pytest.mark.hardening
+def test_a_bad_canary_is_not_promoted_beside_many_errors() -> None:
+    for seed in range(300):
+        rollout = rollout_of()
+        simulated(rollout, 0.05, 0.2, seed, 10_000)
+        assert rollout.state == "rolled back"
 
 
 @pytest.mark.hardening
@@ -132,6 +151,20 @@ def test_evidence_is_fair_on_average() -> None:
         total += evidence.value
         evidence.check_integrity()
     assert total / 2000 < 1.1
+
+
+def test_a_plan_has_its_price_where_its_test_has() -> None:
+    """Six bad ones of thirty, rate 0.05: the bets multiply to the chance of that, turned over."""
+    chances = at_least(30, 0.05)
+    assert chances[0] == pytest.approx(1.0) and chances[6] == pytest.approx(0.003282, rel=1e-3)
+    assert at_least(2, 0.5) == [1.0, 0.75, 0.25]
+    value, price = 1.0, chances[6]
+    for number in range(6):
+        bet = planned(0.05, 30 - number, price * value)
+        value *= bet / 0.05
+    assert value == pytest.approx(1 / price)
+    assert planned(0.05, 30 - 6, price * value) == 0.05, "it is there, and bets no more"
+    assert planned(0.05, 0, price) == planned(0.05, 2, 1e-6) == 0.05, "it is too late"
 
 
 @pytest.mark.parametrize(

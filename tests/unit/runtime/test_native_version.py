@@ -5,13 +5,14 @@ from types import ModuleType
 
 import pytest
 
-from headway.runtime.native.available import OPERATION_BYTES, best_instruction_set
+from headway.runtime.native.available import GROUP_BYTES, OPERATION_BYTES, best_instruction_set
 
 
 @pytest.mark.parametrize("size", [None, OPERATION_BYTES - 16])
 def test_kernels_of_another_version_are_not_used(monkeypatch, size):
     module = ModuleType("headway.runtime.native._native")
     module.instruction_sets = lambda: ["avx2"]
+    module.group_bytes = GROUP_BYTES
     if size is not None:
         module.operation_bytes = size
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -20,3 +21,5 @@ def test_kernels_of_another_version_are_not_used(monkeypatch, size):
     assert name == "" and "install Headway again" in why
     module.operation_bytes = OPERATION_BYTES
     assert best_instruction_set()[0] == "avx2"
+    module.group_bytes = GROUP_BYTES - 8
+    assert best_instruction_set()[0] == ""

@@ -9,6 +9,7 @@ import requests
 
 from headway.edge.key_file import digest
 from headway.edge.relayed import FIELD, MARK, Mark, decode_load, mark, read_mark
+from headway.frontend import pressure
 from in_process import InProcess
 
 KEYS = {"gateway": "key-gateway", "plain": "key-plain", "operator": "key-operator"}
@@ -20,6 +21,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Tell me of rivers.", "max_output_tokens": 24, "ignore_eos": True},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 24, "ignore_eos": True},
 }
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are compared one by one, so none is joined where others have the cores."""
+    monkeypatch.setattr(pressure, "BEHIND", 10**9)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.telemetry import reference
 from headway.telemetry.records import StepRecord
-from headway.telemetry.registry import ITL_BUCKETS_S, ROWS, Histogram, Registry
+from headway.telemetry.registry import ROWS, Histogram, Registry
+from headway.telemetry.rows import ITL_BUCKETS_S
 from telemetry_cases import answer, step, telemetry
 
 CONTRACT = (

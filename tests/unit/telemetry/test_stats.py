@@ -8,12 +8,23 @@ from hypothesis import strategies as st
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
+from headway.telemetry.counting import count_handover
 from headway.telemetry.gaps import GapCounts
 from headway.telemetry.snapshot import WINDOWS_S, Snapshot
 from headway.telemetry.stats import take_snapshot
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import Slots, StepSums
-from telemetry_cases import BANDWIDTH, PEAK, answer, begin, ceilings, llama, step, telemetry
+from telemetry_cases import (
+    BANDWIDTH,
+    PEAK,
+    answer,
+    begin,
+    ceilings,
+    decoded,
+    llama,
+    step,
+    telemetry,
+)
 
 # ── windows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -211,6 +222,37 @@ def test_a_dead_engine_holds_nothing():
     assert b'num_requests_running{engine="0",model_name="made-up"} 0' in model.render()
     model.on_step(step(0, num_preemptions=1))
     assert model.registry.values["num_preemptions"][()] == 5 + 1
+
+
+def test_engines_that_are_asked_are_told():
+    clock = VirtualClock()
+    model = telemetry(clock, slo=["tpot=20ms"])
+    for _ in range(50):
+        clock.advance(0.1)
+        model.on_step(decoded(0.05, prefill=500))
+        model.on_step(decoded(0.01, rows=10))
+    prefill, decode = take_snapshot(model).now.engines_asked
+    assert prefill == pytest.approx(0.5, rel=0.1) and 0 < decode < 1
+    text = model.render().decode()
+    assert 'headway:engines_asked{engine="0",kind="prefill",model_name="made-up"} 0.5' in text
+
+
+def test_roles_and_what_came_of_hand_overs():
+    model = telemetry(VirtualClock())
+    model.engines.num = 3
+    model.engines.ready = {0, 1}
+    assert {each.role for each in take_snapshot(model).engines} == {"both"}
+    model.engines.roles = ["prefill", "decode", "decode"]
+    for outcome, seconds in [("taken", 0.03), ("taken", 0.2), ("stayed", None)]:
+        count_handover(model.registry, outcome, seconds)
+    found = take_snapshot(model)
+    assert [each.role for each in found.engines] == ["prefill", "decode", "decode"]
+    assert found.totals.handovers == {"taken": 2, "stayed": 1}
+    text = model.render().decode()
+    assert 'headway:engines{engine="0",model_name="made-up",role="decode"} 1.0' in text
+    assert 'headway:engines{engine="0",model_name="made-up",role="both"} 0.0' in text
+    assert 'kv_handovers_total{engine="0",model_name="made-up",outcome="refused"} 0.0' in text
+    assert 'kv_handover_seconds_count{engine="0",model_name="made-up"} 2.0' in text
 
 
 # ── cost ────────────────────────────────────────────────────────────────────────────────────

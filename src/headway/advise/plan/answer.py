@@ -6,9 +6,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from headway.advise.plan.capacity import Row, Wanted, size
+from headway.advise.plan.capacity import Row, size
 from headway.advise.plan.demand import Demand, demand_of
 from headway.advise.plan.machines import PRICES_READ, Refused, candidates
+from headway.advise.plan.trial import Wanted
 from headway.advise.simulate.run import NOWHERE
 from headway.advise.simulate.truth import ROOFLINE
 from headway.bench.run import prepare

@@ -9,41 +9,25 @@ the worst of them keeps the attainment.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil
 
 import msgspec
 
 from headway.advise.plan.demand import Demand
 from headway.advise.plan.machines import Candidate
-from headway.advise.simulate.front import NO_FRONT, Front
-from headway.advise.simulate.loop import Clients, World
+from headway.advise.plan.trial import Trial, Wanted, faster, most_at_once, most_rate
+from headway.advise.simulate.loop import World
 from headway.advise.simulate.machine import Machinery
-from headway.advise.simulate.outcome import report_of
-from headway.advise.simulate.replica import Replica, Served
 from headway.advise.simulate.run import busy_share
 from headway.advise.simulate.truth import ROOFLINE
 from headway.bench.latency import latency
-from headway.bench.prompts import IdWriter
 from headway.bench.report import Report, misses
-from headway.bench.run import Bench
-from headway.bench.workload import Conversation
-from headway.core.options import Seconds
-from headway.core.service import ServiceClass
-from headway.core.slo import Slo
 from headway.engine.cost import Work
 
 SEARCH_REQUESTS = 400
-SEARCH_STEPS = 8
-ENOUGH = 2.0
-"""One server that keeps so many times the traffic is enough."""
 MOST_SERVERS = 64
-WARMUP = 0.1
-"""Of a run of so many at once, what is not counted: they all begin together."""
 OVER = 1.4
 """How much more traffic shows what gives way first."""
-OFFICIAL_RETRIES = 2
-"""Tries that OpenAI's and Anthropic's own clients add."""
 HOURS = 8766
 MISSED = {
     "failed": "the queue: requests are refused (503)",
@@ -53,27 +37,6 @@ MISSED = {
     "e2e": "whole answers",
 }
 """Objective → what gave way where it was missed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What must hold, and how clients behave."""
-
-    bench: Bench
-    classes: dict[str, ServiceClass]
-    attainment: float
-    answer_limit: int
-    survive: int = 0
-
-    @property
-    def strictest(self) -> Slo | None:
-        """The tightest objectives of all classes."""
-        slos = [each.slo for each in self.bench.classes if each.slo is not None]
-        if not slos:
-            return None
-        ttft = min((s.ttft_s for s in slos if s.ttft_s is not None), default=None)
-        tpot = min((s.tpot_s for s in slos if s.tpot_s is not None), default=None)
-        return Slo(ttft_s=ttft, tpot_s=tpot)
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -100,104 +63,11 @@ class Row(msgspec.Struct, kw_only=True):
     joules_per_token: float | None = None
     kwh_per_year: float | None = None
     cache_hit_rate: float | None = None
+    curves: list[list[tuple[float, float]]] = []
+    """(requests/s of one server, or at once; share in SLO) that were tried, by case."""
     breaks_first: str = ""
     hopeless: str = ""
     notes: list[str] = []
-
-
-@dataclass(slots=True)
-class Trial:
-    """Servers of one machine under some traffic."""
-
-    candidate: Candidate
-    wanted: Wanted
-    worlds: list[World] = field(default_factory=list)
-
-    def run(
-        self,
-        talks: list[Conversation],
-        servers: int,
-        seed: int,
-        scale: float,
-        at_once: int | None = None,
-    ) -> tuple[Report, World]:
-        """One simulation: each of `talks` at its time, or always so many `at_once`."""
-        found, wanted = self.candidate.machinery, self.wanted
-        served = Served(
-            spec=found.spec,
-            settings=found.settings,
-            description=found.description,
-            classes=wanted.classes,
-            acceptance=found.acceptance,
-            belief=found.belief,
-        )
-        replicas = [
-            Replica(served, found.truth(seed + 1000 * n, scale), seed=seed + n)
-            for n in range(servers)
-        ]
-        options = wanted.bench.options
-        clients = Clients(
-            answer_limit=wanted.answer_limit,
-            retries=OFFICIAL_RETRIES,
-            timeout_s=options.timeout,
-            concurrency=at_once,
-        )
-        front = Front() if found.label == ROOFLINE else found.front
-        writer = IdWriter(options.seed, options.vocab_size)
-        world = World(replicas, front or NO_FRONT, writer, clients, seed)
-        exchanges = world.run(talks)
-        span_s = max((x.scheduled_s for x in exchanges), default=0.0) + 1e-6
-        bench = replace(
-            wanted.bench,
-            options=replace(
-                options,
-                warmup=Seconds(0 if at_once is None else WARMUP * span_s),
-                cooldown=Seconds(0),
-                duration=None,
-                concurrency=at_once,
-            ),
-            traffic=replace(wanted.bench.traffic, conversations=talks, span_s=span_s),
-        )
-        return report_of(bench, exchanges, found.model, found.label, "plan"), world
-
-
-def faster(talks: list[Conversation], times: float) -> list[Conversation]:
-    """The same conversations in so many times less time."""
-    return [replace(talk, at_s=talk.at_s / times) for talk in talks]
-
-
-def most_rate(trial: Trial, talks: list[Conversation], seed: int, scale: float) -> float:
-    """By how much faster these may come to one server that keeps the attainment; 0: not at all.
-
-    Beyond `ENOUGH` nobody asks: the same requests in ever less time are one burst in the end.
-    """
-    low, high, now = 0.0, inf, 1.0
-    for _ in range(SEARCH_STEPS):
-        report, _ = trial.run(faster(talks, now), 1, seed, scale)
-        if (report.rates.attainment or 0.0) >= trial.wanted.attainment:
-            low = now
-        else:
-            high = now
-        if low >= ENOUGH:
-            return low
-        now = 2 * low if high == inf else (low * high) ** 0.5 if low else high / 4
-    return low
-
-
-def most_at_once(
-    trial: Trial, talks: list[Conversation], seed: int, scale: float, asked: int
-) -> int:
-    """How many requests at once one server keeps in their objectives, up to `ENOUGH` times those
-    that are asked; 0: not even one."""
-    low, high, now = 0, int(ENOUGH * asked) + 1, asked
-    while high - low > max(1, asked // 50):
-        report, _ = trial.run(talks, 1, seed, scale, now)
-        if (report.rates.attainment or 0.0) >= trial.wanted.attainment:
-            low = now
-        else:
-            high = now
-        now = (low + high) // 2
-    return low
 
 
 def alone_s(seconds: Callable[[Work], float], tokens: int, chunk: int, groups: int) -> float:
@@ -252,7 +122,10 @@ def size(candidate: Candidate, demand: Demand, wanted: Wanted) -> Row:
     ends = [cases[0], *cases[-2:]]
     if demand.at_once is not None:
         talks = demand.conversations
-        kept = [most_at_once(trial, talks, *end, demand.at_once) for end in ends]
+        kept = []
+        for end in ends:
+            kept.append(most_at_once(trial, talks, *end, demand.at_once))
+            row.curves.append(trial.curve())
         row.at_once = min(kept), kept[0], max(kept)
         if not kept[0]:
             row.hopeless = "one server does not keep the objectives of one request at a time"
@@ -260,8 +133,10 @@ def size(candidate: Candidate, demand: Demand, wanted: Wanted) -> Row:
         count(row, trial, demand, cases, [demand.at_once / each for each in row.at_once if each])
         return row
     part = demand.conversations[:SEARCH_REQUESTS]
-    rates = [most_rate(trial, part, seed, scale) for seed, scale in ends]
-    shape = len(part) / max(part[-1].at_s, 1e-9)
+    rates, shape = [], len(part) / max(part[-1].at_s, 1e-9)
+    for end in ends:
+        rates.append(most_rate(trial, part, *end))
+        row.curves.append(trial.curve(shape))
     row.rate = (min(rates) * shape, rates[0] * shape, max(rates) * shape)
     if not row.rate[1]:
         row.hopeless = "one server keeps the objectives at no part of this traffic that was tried"

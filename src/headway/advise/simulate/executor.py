@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headway.core.clock import VirtualClock
+from headway.core.parcel import ENGINE
 from headway.core.plan import (
     Description,
     GrammarMasks,
@@ -50,9 +51,9 @@ class Script:
 
     def token(self, seed: int, position: int) -> int:
         """The token at a position of an answer; never an end token before its time."""
-        if self.end_ids and position + 1 == self.lengths.get(seed):
+        if self.lengths and self.end_ids and position + 1 == self.lengths.get(seed):
             return self.end_ids[0]
-        low = min(LOWEST_ID, self.vocab_size - 1)
+        low = LOWEST_ID if self.vocab_size > LOWEST_ID else self.vocab_size - 1
         token = low + ((seed + 1) * GOLDEN + position * 40503 >> 7) % (self.vocab_size - low)
         while token in self.end_ids:
             token = low + (token + 1 - low) % (self.vocab_size - low)
@@ -80,12 +81,15 @@ class SimulatedExecutor:
         description: Description | None = None,
         block_bytes: tuple[int, ...] = (),
         copied_byte_s: float = 0.0,
+        handed_byte_s: float = 0.0,
         num_experts: tuple[int, int, int] = (0, 0, 0),
         seed: int = 0,
     ) -> None:
         self._clock, self._truth, self._script, self._windows = clock, truth, script, windows
         self._description = description or Description(device="simulated")
         self._block_bytes, self._copied_byte_s = block_bytes, copied_byte_s
+        self.handed_byte_s = handed_byte_s
+        """What a byte takes that comes from another engine; the two share no link with a third."""
         self._experts = num_experts
         self._random = random.Random(seed)
         self._known: dict[int, Known] = {}
@@ -133,8 +137,16 @@ class SimulatedExecutor:
 
     def _begin(self, transfer: Transfer) -> None:
         """Copies go one after the other, beside the steps."""
+        if transfer.peer.startswith(ENGINE):
+            if not transfer.is_spill:
+                size = self._block_bytes[transfer.group] * len(transfer.blocks)
+                seconds = size * self.handed_byte_s
+                self._flying[transfer.transfer_id] = self._clock.now_s() + seconds, seconds
+            return
         seconds = self._bytes_s(transfer.group, len(transfer.blocks))
         self._copies_end_s = max(self._copies_end_s, self._clock.now_s()) + seconds
+        if transfer.is_spill:
+            return
         self._flying[transfer.transfer_id] = self._copies_end_s, seconds
 
     def _landed(self) -> tuple[list[int], float]:
@@ -156,6 +168,8 @@ class SimulatedExecutor:
         """What follows the row's known tokens: one token, or the guesses that hold and one more."""
         known = self._known[row.sequence_id]
         position = row.start + len(row.token_ids) - row.num_drafts - known.num_prompt
+        if not (row.num_drafts or row.propose or self._masks.by_sequence):
+            return Sample(row.sequence_id, [self._script.token(known.seed, position)])
         tokens: list[int] = []
         for at, draft in enumerate(row.drafts if row.num_drafts else ()):
             if not self._holds(at):

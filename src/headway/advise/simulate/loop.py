@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.advise.simulate.front import Front
+from headway.advise.simulate.front import Desk, Front
 from headway.advise.simulate.replica import Door, Job, Replica, Stepped
 from headway.bench.prompts import IdWriter
 from headway.bench.workload import Conversation, Turn
@@ -60,7 +60,11 @@ class World:
     def __init__(
         self, replicas: list[Replica], front: Front, writer: IdWriter, clients: Clients, seed: int
     ) -> None:
-        self.replicas, self.front, self.writer, self.clients = replicas, front, writer, clients
+        self.replicas, self.writer, self.clients = replicas, writer, clients
+        self.front = front.beside(len(replicas) * replicas[0].served.settings.threads)
+        self.desk, self.reader = Desk(), Desk()
+        self.late_s = 0.0
+        """By how much the tokens of the present step are late at the server and at the client."""
         self.door = Door(replicas[0].served, replicas)
         self.exchanges: list[Exchange] = []
         self.num_retries = 0
@@ -138,8 +142,17 @@ class World:
     # ── who answers ─────────────────────────────────────────────────────────────────────────
 
     def _arrive(self, asking: "Asking", tries: int) -> None:
-        """A whole body is at a server: in, or refused."""
-        now_s = self.front.arrives_s(asking.sent_s)
+        """A whole body is at a server: it is judged when all before it have been served."""
+        at_s = self.front.arrives_s(asking.sent_s)
+        now_s = at_s + self.desk.wait_s(at_s)
+        self.desk.work(at_s, self.front.request_cpu_s)
+        if now_s > at_s:
+            self.at(now_s, self._judge, asking, tries, now_s)
+        else:
+            self._judge(asking, tries, now_s)
+
+    def _judge(self, asking: "Asking", tries: int, now_s: float) -> None:
+        """In, or refused."""
         prompt = list(asking.talk.said)
         sampling = asking.sampling(self._next_id)
         try:
@@ -170,13 +183,12 @@ class World:
             ),
         )
         self.at(due_s, self._step, replica, due_s)
-        self.at(
-            asking.sent_s + self.clients.timeout_s, self._leave, asking, replica, request.request_id
-        )
+        self.at(asking.sent_s + self.clients.timeout_s, self._leave, asking, request.request_id)
 
-    def _leave(self, asking: "Asking", replica: Replica, number: int) -> None:
+    def _leave(self, asking: "Asking", number: int) -> None:
         """A client that has waited too long leaves."""
-        if asking.is_over or number not in replica.jobs:
+        replica = next((each for each in self.replicas if number in each.jobs), None)
+        if asking.is_over or replica is None:
             return
         at_s = asking.sent_s + self.clients.timeout_s
         replica.drop(at_s, number)
@@ -198,19 +210,27 @@ class World:
 
     def _stepped(self, replica: Replica, stepped: Stepped) -> None:
         self.door.heard(self.replicas.index(replica), stepped)
+        out_s = stepped.ends_s + self.desk.wait_s(stepped.ends_s)
+        self.late_s = out_s - stepped.ends_s + self.reader.wait_s(out_s)
         replica.finish(stepped)
+        if stepped.updates:
+            num, front = len(stepped.updates), self.front
+            self.desk.work(stepped.ends_s, front.step_cpu_s + num * front.token_cpu_s)
+            self.reader.work(out_s, num * front.client_cpu_s)
         self._step(replica, stepped.ends_s)
 
 
 class Asking:
     """One exchange from its client's side."""
 
-    __slots__ = ("_world", "is_over", "sent_s", "talk", "turn", "x")
+    __slots__ = ("_world", "goes_on", "is_over", "sent_s", "talk", "turn", "x")
 
     def __init__(self, world: World, talk: Talk, turn: Turn, x: Exchange) -> None:
         self._world, self.talk, self.turn, self.x = world, talk, turn, x
         self.sent_s = x.scheduled_s
         self.is_over = False
+        self.goes_on = len(talk.conversation.turns) > talk.turn + 1
+        """Whether another turn follows, which repeats this one's answer."""
         x.chunk_tokens = []
 
     def sampling(self, number: int) -> SamplingParams:
@@ -226,17 +246,18 @@ class Asking:
 
     def take(self, update: SequenceUpdate, ended_s: float, place: int) -> None:
         """What a step gave it, as the client reads it."""
-        x, read_s = self.x, self._world.front.read_s(ended_s, place)
+        x, tokens = self.x, update.token_ids
+        read_s = self._world.front.read_s(ended_s, place) + self._world.late_s
         if x.headers_s is None:
             x.headers_s, x.published_s, x.status = read_s, read_s, 200
             x.prompt_tokens, x.cached_tokens = len(self.talk.said), update.num_cached_tokens
-        if update.token_ids:
+        if tokens:
             assert x.chunk_tokens is not None
             x.chunk_s.append(read_s)
-            x.chunk_tokens.append(len(update.token_ids))
-        if len(self.talk.conversation.turns) > self.talk.turn + 1:
-            self.talk.said += update.token_ids
-            self.talk.asked += len(update.token_ids)
+            x.chunk_tokens.append(len(tokens))
+        if self.goes_on:
+            self.talk.said += tokens
+            self.talk.asked += len(tokens)
         if update.finish_reason is not None:
             x.output_tokens = sum(x.chunk_tokens or ())
             x.finish_reason, x.ended_s = update.finish_reason, read_s

@@ -121,14 +121,16 @@ def calibrated(
     """A machine as it was measured; of another model or format the parts scale by the roofline."""
     description = calibration.description
     told = settings.told()
-    same = calibration.fingerprint == fingerprint(spec) and told.get(
-        "quantization"
-    ) == calibration.settings.get("quantization")
+    same = calibration.fingerprint == fingerprint(spec) and all(
+        told.get(name) == calibration.settings.get(name) for name in ("quantization", "kv_dtype")
+    )
     prior = prior_of(spec, description, settings.dtype, settings.cache.dtype)
     notes, ratio = [], None
     if not same:
         raise_unknown(spec, calibration)
-        new = replace_bytes(description, settings, spec)
+        new = description
+        if told.get("quantization") != calibration.settings.get("quantization"):
+            new = replace_bytes(description, settings, spec)
         prior = prior_of(spec, description, settings.dtype, settings.cache.dtype)
         ratio = ratio_of(
             prior_of(spec, new, settings.dtype, settings.cache.dtype),

@@ -5,9 +5,12 @@ a step lasts: who arrives meanwhile is judged at his own time by what the steps 
 and joins the step after, as at a real server.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
 from headway.admit.seen import PAGE_TOKENS
@@ -27,6 +30,7 @@ from headway.edge.keys import Caller, anybody
 from headway.engine.calibration import calibrate, pace_alone
 from headway.engine.cost import StepCost, prior_of
 from headway.engine.engine import Engine
+from headway.engine.handover import Handover
 from headway.engine.policy import POLICIES
 from headway.telemetry.records import StepRecord
 
@@ -83,6 +87,16 @@ class Stepped:
     updates: list[SequenceUpdate]
     record: StepRecord | None
     refusals: list[tuple[int, RequestError]] = field(default_factory=list)
+    handed: list[tuple[int, bytes]] = field(default_factory=list)
+    """Requests that have left, and their parcels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A request that another engine has begun, on its way here."""
+
+    request: Request
+    parcel: bytes
 
 
 class Door:
@@ -138,6 +152,13 @@ class Door:
             self.admission.lines.on_record(stepped.record)
 
 
+def one_by_one(settings: Settings) -> Settings:
+    """The same with one step at a time: a simulated step takes what its work takes, and planning
+    beside it takes nothing."""
+    scheduler = dataclasses.replace(settings.scheduler, overlap=0)
+    return dataclasses.replace(settings, scheduler=scheduler)
+
+
 class Replica:
     """An engine on a virtual clock."""
 
@@ -152,7 +173,7 @@ class Replica:
     ) -> None:
         """With an `executor` that computes, its `clock` says how long that took."""
         self.served, self.truth = served, truth
-        settings, spec = served.settings, served.spec
+        settings, spec = one_by_one(served.settings), served.spec
         self.clock = clock or VirtualClock()
         self.lengths: dict[int, int] = {}
         """Of answers that end by themselves, by the seed of their request."""
@@ -188,8 +209,11 @@ class Replica:
             self.engine.warm_up()
             calibrate(self.engine, CALIBRATION_S)
         self.started_s = self.clock.now_s()
-        self.inbox: deque[tuple[float, Request | int]] = deque()
+        self.inbox: deque[tuple[float, Request | Handed | int]] = deque()
         """When a request, or the number of one to drop, gets to the engine."""
+        self.handover: Handover | None = None
+        self.hands_over = False
+        """Whether what comes leaves again behind its first token."""
         self.jobs: dict[int, Job] = {}
         self.is_stepping = False
         self.busy_s = 0.0
@@ -201,6 +225,13 @@ class Replica:
         self.jobs[number] = job
         job.ticket.sent(0, number)
         self.inbox.append((at_s, job.request))
+
+    def take(self, at_s: float, job: Job, parcel: bytes, from_s: float) -> None:
+        """Go on with a request of an engine whose clock began at `from_s`; it is here at `at_s`."""
+        shift_s = self.started_s - from_s
+        job.request = replace(job.request, arrived_s=job.request.arrived_s + shift_s)
+        self.jobs[job.request.request_id] = job
+        self.inbox.append((at_s, Handed(job.request, parcel)))
 
     def drop(self, at_s: float, number: int) -> None:
         """Its client has left."""
@@ -232,9 +263,13 @@ class Replica:
                 self.inbox.append((at_s, message))
             elif isinstance(message, int):
                 self.engine.abort(message)
+            elif isinstance(message, Handed):
+                assert self.handover is not None
+                refused = self.handover.take_over(message.request, message.parcel)
+                assert not refused, refused
             else:
                 try:
-                    self.engine.add(message)
+                    self._add(message)
                 except RequestError as error:
                     refusals.append((message.request_id, error))
         if not self.engine.has_work:
@@ -244,7 +279,13 @@ class Replica:
         self.is_stepping = True
         self.num_steps += 1
         self.busy_s += record.duration_s
-        return Stepped(self.clock.now_s() - self.started_s, updates, record, refusals)
+        handed = self.handover.take_due() if self.handover is not None else []
+        return Stepped(self.clock.now_s() - self.started_s, updates, record, refusals, handed)
+
+    def _add(self, request: Request) -> None:
+        self.engine.add(request)
+        if self.hands_over and self.handover is not None:
+            self.handover.offer(request.request_id)
 
     def finish(self, stepped: Stepped) -> None:
         """The step is over: tell each request what it gained."""
@@ -268,13 +309,18 @@ class Replica:
                 job.fail(error, stepped.ends_s)
 
 
+def fleet(served: Served, truth: Callable[[int], Truth], count: int, seed: int) -> list[Replica]:
+    """So many alike, each on a machine of its own: `truth` of its seed."""
+    return [Replica(served, truth(seed + 1000 * n), seed=seed + n) for n in range(count)]
+
+
 def block_bytes(spec: ModelSpec, settings: Settings) -> tuple[int, ...]:
     """Bytes of a block by KV group."""
     dtype = settings.cache.dtype or settings.dtype
     if dtype == "none":
         return ()
     groups = with_open_blocks(spec.kv_groups, spec, settings.dtype, dtype)
-    return tuple(g.bytes_per_token(dtype) * settings.cache.block_size for g in groups)
+    return tuple(g.block_bytes(dtype, settings.cache.block_size) for g in groups)
 
 
 def experts_of(spec: ModelSpec) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """A simulation from end to end: a folder, options and traffic in, a report with intervals out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.advise.simulate.front import Front
@@ -13,7 +13,7 @@ from headway.advise.simulate.outcome import (
     intervals,
     report_of,
 )
-from headway.advise.simulate.replica import Replica, Served
+from headway.advise.simulate.replica import Served, fleet
 from headway.bench.prompts import IdWriter
 from headway.bench.report import Report
 from headway.bench.run import Bench, prepare
@@ -106,14 +106,10 @@ def simulate(
 def once(wanted: Plan, seed: int, scale: float, version: str) -> tuple[Report, World]:
     """One run: the machine's times drawn by `seed`, all of them `scale` times as long."""
     found = wanted.machinery
-    replicas = [
-        Replica(wanted.served, found.truth(seed + 1000 * number, scale), seed=seed + number)
-        for number in range(wanted.replicas)
-    ]
+    replicas = fleet(wanted.served, lambda s: found.truth(s, scale), wanted.replicas, seed)
     options = wanted.bench.options
     writer = IdWriter(options.seed, options.vocab_size)
-    front = replace(wanted.front, in_s=wanted.front.in_s * scale, out_s=wanted.front.out_s * scale)
-    world = World(replicas, front, writer, wanted.clients, seed)
+    world = World(replicas, wanted.front.scaled(scale), writer, wanted.clients, seed)
     exchanges = world.run(wanted.bench.traffic.conversations)
     for replica in replicas:
         replica.engine.check_integrity()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headway.compress.rows import refuse_unread
 from headway.core.errors import UnsupportedModelError
 from headway.core.formats import GROUPS, INT8, PARTS, PLAIN, Format
 from headway.core.model_spec import ModelSpec, read_model_spec
@@ -182,7 +183,7 @@ class TrainedModel(nn.Module):
         """(cos, sin) of each rope for every token, rows one behind the other."""
         if length not in self._ropes:
             spec = self.spec
-            tables = [RopeTable(rope, spec.head_dim, spec.max_len, "cpu") for rope in spec.ropes]
+            tables = [RopeTable(rope, spec.rope_dim, spec.max_len, "cpu") for rope in spec.ropes]
             self._ropes[length] = [table.at(torch.arange(length)) for table in tables]
         return [
             (cos.repeat(num_rows, 1, 1), sin.repeat(num_rows, 1, 1))
@@ -236,9 +237,10 @@ def formats_by_layer(spec: ModelSpec) -> dict[str, set[Format]]:
 
 
 def refuse_experts(spec: ModelSpec) -> None:
-    """A sparse model is neither pruned nor trained here."""
+    """A sparse model is neither pruned nor trained here, nor one of several streams."""
     if spec.experts is not None:
         raise UnsupportedModelError(
             f"{spec.architecture} has experts, which are neither pruned nor trained yet.",
             "Give a dense model.",
         )
+    refuse_unread(spec)

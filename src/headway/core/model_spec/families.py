@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headway.core.errors import UnsupportedModelError
+from headway.core.model_spec import deepseek, gemma3n, hybrid
+from headway.core.model_spec.altup import AltUpSpec
+from headway.core.model_spec.parts import ExpertsSpec, LatentSpec
 from headway.core.model_spec.rope import FULL, WINDOW
-from headway.core.model_spec.spec import ExpertsSpec
+from headway.core.model_spec.spec import LayerSpec
+from headway.core.model_spec.state import StateSpec
 from headway.core.model_spec.values import flag, number, optional_number, positive, switches, wrong
 
 Kinds = Callable[[dict[str, Any], int], list[str]]
@@ -36,6 +40,11 @@ def every(period: int) -> Kinds:
         return [WINDOW if (i + 1) % step else FULL for i in range(num_layers)]
 
     return kinds
+
+
+def every_fifth_full(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Gemma 3n: a full layer after four with a window."""
+    return [WINDOW if (i + 1) % 5 else FULL for i in range(num_layers)]
 
 
 def alternating(config: dict[str, Any], num_layers: int) -> list[str]:
@@ -150,6 +159,24 @@ def qwen_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec |
     return (experts if any(sparse) else None), sparse
 
 
+def no_altup(config: dict[str, Any]) -> AltUpSpec | None:
+    return None
+
+
+def as_they_are(
+    config: dict[str, Any], kinds: list[str], layers: tuple[LayerSpec, ...]
+) -> tuple[LayerSpec, ...]:
+    return layers
+
+
+def no_states(config: dict[str, Any]) -> StateSpec | None:
+    return None
+
+
+def no_latent(config: dict[str, Any]) -> LatentSpec | None:
+    return None
+
+
 def gpt_oss_experts(
     config: dict[str, Any], num_layers: int
 ) -> tuple[ExpertsSpec | None, list[bool]]:
@@ -203,6 +230,14 @@ class Family:
     head_dim: int = 0
     scales: Callable[[dict[str, Any]], dict[str, float]] = no_scales
     experts: Callable[[dict[str, Any], int], tuple[ExpertsSpec | None, list[bool]]] = no_experts
+    latent: Callable[[dict[str, Any]], LatentSpec | None] = no_latent
+    altup: Callable[[dict[str, Any]], AltUpSpec | None] = no_altup
+    layers: Callable[[dict[str, Any], list[str], tuple[LayerSpec, ...]], tuple[LayerSpec, ...]] = (
+        as_they_are
+    )
+    v_norm: bool = False
+    states: Callable[[dict[str, Any]], StateSpec | None] = no_states
+    output_gate: bool = False
 
 
 GEMMA = Family(
@@ -239,11 +274,49 @@ FAMILIES = {
         head_dim=256,
         scales=gemma3_scales,
     ),
+    "Gemma3nForCausalLM": Family(
+        tied=True,
+        theta=1e6,
+        local_theta=10000.0,
+        window=512,
+        kinds=every_fifth_full,
+        activation_key="hidden_activation",
+        activations=("gelu_tanh",),
+        qk_norm="head",
+        v_norm=True,
+        norms=4,
+        head_dim=256,
+        scales=gemma3n.scales,
+        altup=gemma3n.altup,
+        layers=gemma3n.layers,
+    ),
     "Phi3ForCausalLM": Family(qkv_bias=False, kinds=all_window, norm_eps=1e-5),
     "Olmo2ForCausalLM": Family(qk_norm="row", norm_eps=1e-5),
     "GraniteForCausalLM": Family(scales=granite_scales),
+    "GraniteMoeHybridForCausalLM": Family(
+        kinds=hybrid.all_states,
+        rotates=hybrid.rotate_when_named,
+        scales=granite_scales,
+        experts=hybrid.granite_experts,
+        states=hybrid.mamba2,
+    ),
+    "Qwen3NextForCausalLM": Family(
+        kinds=hybrid.every_fourth_full,
+        qk_norm="head",
+        norm_offset=1.0,
+        head_dim=256,
+        experts=hybrid.qwen_experts,
+        states=hybrid.delta,
+        output_gate=True,
+    ),
     "SmolLM3ForCausalLM": Family(
         tied=True, theta=2e6, kinds=nope_when_used, rotates=three_of_four_rotate
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        latent=deepseek.latent, scales=deepseek.scales, experts=deepseek.v2_experts
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        latent=deepseek.latent, scales=deepseek.scales, experts=deepseek.v3_experts
     ),
     "GptOssForCausalLM": Family(
         attention_bias=True,
@@ -273,6 +346,8 @@ def layer_kinds(config: dict[str, Any], family: Family, num_layers: int) -> list
     if not isinstance(given, list) or len(given) < num_layers:
         raise wrong("layer_types", f"a list of {num_layers} kinds of attention", given)
     known = (FULL,) if family.kinds is all_full else (FULL, WINDOW)
+    if family.states is not no_states:
+        known = (FULL, hybrid.STATE)
     for kind in given[:num_layers]:
         if kind not in known:
             raise UnsupportedModelError(

@@ -9,10 +9,12 @@ from headway.core.formats import GGUF
 from headway.core.gguf.config import is_quantized
 from headway.core.gguf.header import is_gguf, read_header
 from headway.core.model_files import read_document
+from headway.core.model_spec import gemma3n, hybrid
 from headway.core.model_spec.families import FAMILIES, Family, layer_kinds, window_size
+from headway.core.model_spec.parts import RopeSpec
 from headway.core.model_spec.quantized import quantization_config, quantization_method
 from headway.core.model_spec.rope import FULL, WINDOW, longest_context, ropes_from_config
-from headway.core.model_spec.spec import DTYPE_BYTES, LayerSpec, ModelSpec, RopeSpec
+from headway.core.model_spec.spec import DTYPE_BYTES, LayerSpec, ModelSpec
 from headway.core.model_spec.values import (
     flag,
     mapping,
@@ -71,6 +73,7 @@ def no_model_here(folder: Path) -> ModelError:
 
 def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelSpec:
     """Turn the two parsed files into a ModelSpec; raises ModelError naming the key at fault."""
+    config = hybrid.readable(gemma3n.text_config(config))
     architecture = refuse_unsupported(config)
     family = FAMILIES[architecture]
     heads = positive(config, "num_attention_heads")
@@ -82,15 +85,19 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
             f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads.",
             "Check num_attention_heads and num_key_value_heads.",
         )
+    latent = family.latent(config)
+    if latent is not None:
+        head_dim, kv_heads = latent.nope_dim + latent.rope_dim, 1
     ropes = ropes_from_config(config, family.theta, family.local_theta, family.rope)
     for rope in ropes.values():
-        check_rotation(rope, head_dim)
+        check_rotation(rope, latent.rope_dim if latent else head_dim)
     attention_bias = flag(config, "attention_bias", default=family.attention_bias)
     experts, sparse = family.experts(
         config, positive(config, "num_hidden_layers", most=MOST_LAYERS)
     )
     max_len = longest_context(config, ropes[FULL])
     scales = {"attention_scale": head_dim**-0.5} | family.scales(config)
+    layers = read_layers(config, family, ropes, sparse, max_len)
     return ModelSpec(
         architecture=architecture,
         vocab_size=positive(config, "vocab_size"),
@@ -101,7 +108,7 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         intermediate_size=positive(config, "intermediate_size"),
         max_len=max_len,
         rms_norm_eps=number(config, "rms_norm_eps", default=family.norm_eps),
-        layers=read_layers(config, family, ropes, sparse, max_len),
+        layers=layers,
         ropes=tuple(dict.fromkeys(ropes.values())),
         tied=flag(config, "tie_word_embeddings", default=family.tied),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -110,6 +117,11 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         dtype=checkpoint_dtype(config),
         quantization=quantization_method(mapping(config, "quantization_config")),
         experts=experts,
+        latent=latent,
+        altup=family.altup(config),
+        v_norm=family.v_norm,
+        states=family.states(config) if any(layer.state for layer in layers) else None,
+        output_gate=family.output_gate,
         activation=read_activation(config, family, architecture),  # type: ignore[arg-type]
         qk_norm=family.qk_norm,
         norms=family.norms,
@@ -152,14 +164,21 @@ def read_layers(
     different = tuple(dict.fromkeys(ropes.values()))
     kinds = layer_kinds(config, family, len(sparse))
     rotates = family.rotates(config, len(sparse))
-    return tuple(
+    layers = tuple(
         LayerSpec(
             window=window if kind == WINDOW else 0,
-            rope=different.index(ropes[kind]) if rotate else None,
+            rope=different.index(ropes[kind]) if rotate and kind in ropes else None,
             sparse=experts,
+            state=kind == hybrid.STATE,
         )
         for kind, rotate, experts in zip(kinds, rotates, sparse, strict=True)
     )
+    if all(layer.state for layer in layers):
+        raise UnsupportedModelError(
+            "No layer attends (layer_types), which is not supported.",
+            "Give a model of which some layers attend.",
+        )
+    return family.layers(config, kinds, layers)
 
 
 def refuse_unsupported(config: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.core.errors import ModelError, UnsupportedModelError
-from headway.core.model_spec.spec import RopeSpec
+from headway.core.model_spec.parts import RopeSpec
 from headway.core.model_spec.values import flag, mapping, number, numbers, positive, wrong
 
 FULL, WINDOW = "full_attention", "sliding_attention"

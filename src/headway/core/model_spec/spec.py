@@ -5,40 +5,21 @@ many bytes a token takes in each. Worked example, Llama-3.1-8B: 8,030,261,248 pa
 2 · 32 layers · 8 heads · 128 dims · 2 bytes = 131,072 KV bytes a token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal
 
 from headway.core.formats import Format
 from headway.core.kv_format import kv_format
+from headway.core.model_spec.altup import AltUpSpec
+from headway.core.model_spec.parts import ExpertsSpec, LatentSpec, RopeSpec
+from headway.core.model_spec.state import StateSpec
 
+BOUND_BYTES = 2
+"""Of a number that bounds keys: bfloat16."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeSpec:
-    """Rotary embedding: base `theta`, the `share` of each head it turns, and its scaling.
-
-    `linear` divides positions by `factor`; `dynamic` stretches `theta` for the served context;
-    `llama3` and `yarn` treat fast and slow frequencies apart, between the two limits that are
-    named after them; `longrope` divides each frequency by a number of its own, of two lists the
-    long one where the served context is beyond the original. `gain` multiplies cos and sin (YaRN's
-    attention factor).
-    """
-
-    theta: float = 10000.0
-    kind: RopeKind = "default"
-    share: float = 1.0
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_len: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-    gain: float = 1.0
+STATE_WINDOW = 2
+"""What a token sees of a state group: itself and the token before, which left the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,28 +27,27 @@ class LayerSpec:
     """One layer: the tokens it sees back (0 is all), which of the ropes turns it, its MLP.
 
     A layer with a window may see the first `sinks` tokens besides. A layer without a rope (None)
-    tells positions apart by the causal mask alone (NoPE).
+    tells positions apart by the causal mask alone (NoPE). `kv_dtype` is the format of its keys and
+    values where that is another than the cache's. With `kv_from` it has none, and reads those of
+    that earlier layer, which sees as much. `sparsity` is the share of neurons that are silent,
+    those whose gates are least. `whole` says that it reads everything, whatever others may leave
+    unread. With `bounds` it keeps of each block of so many tokens the least and the greatest number
+    of its keys, by channel, so that a row can choose the blocks that it reads. One that `chooses`
+    keeps of a computed prompt some tokens alone. With `state` it does not attend, and keeps a
+    state.
     """
 
     window: int = 0
     sinks: int = 0
+    kv_dtype: str = ""
     rope: int | None = 0
     sparse: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsSpec:
-    """A sparse MLP: `count` experts, of which a token visits `active`.
-
-    `normalize` says that the weights of the visited ones are scaled to add up to 1; `biased`, that
-    the router and each matrix of an expert have a bias.
-    """
-
-    count: int
-    active: int
-    intermediate_size: int
-    normalize: bool
-    biased: bool = False
+    kv_from: int | None = None
+    sparsity: float = 0.0
+    whole: bool = False
+    bounds: int = 0
+    chooses: bool = False
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +68,63 @@ class KVGroupSpec:
     """What a drafter keeps of the model's states for each token beside that."""
     kv_dtype: str = ""
     """Format of its keys and values where that is another than the cache's."""
+    is_open: bool = False
+    """Whether it holds the blocks of the other groups that are not rounded yet."""
+    num_readers: int = 0
+    """Further layers that read what these keep."""
+    value_dim: int = 0
+    """Where it is not 0, a value is so many first numbers of its key, and takes no memory."""
+    bounds: int = 0
+    """Where it is not 0, each block of so many tokens keeps two numbers for each channel of K."""
+    chooses: bool = False
+    """Whether a computed prompt shrinks to the tokens that its layers choose to keep."""
+    states: StateSpec | None = None
+    """Where it is not None, a block holds no tokens, but the state behind the last one in it."""
 
     @property
-    def kind(self) -> Literal["full", "window"]:
+    def kind(self) -> Literal["full", "window", "open", "state"]:
+        if self.is_open:
+            return "open"
+        if self.states is not None:
+            return "state"
         return "window" if self.window else "full"
 
     def bytes_per_token(self, kv_dtype: str) -> int:
-        """Layers · kv_heads · bytes of K and V of a head: 64 of bfloat16 are 256, of int8 136."""
-        head = kv_format(self.kv_dtype or kv_dtype).bytes_per_token(self.head_dim)
+        """Layers · kv_heads · bytes of K and V of a head: 64 of bfloat16 are 256, of int8 136.
+
+        None for states, which take as much however many tokens there are.
+        """
+        if self.states is not None:
+            return 0
+        format = kv_format(self.kv_dtype or kv_dtype)
+        head = format.bytes_per_token(self.head_dim)
+        if self.value_dim:
+            head = ceil(format.k.bytes_per_token(self.head_dim))
+        if self.bounds:
+            head += ceil(2 * BOUND_BYTES * self.head_dim / self.bounds)
         own = len(self.layers) * self.num_kv_heads * head
         own += self.state_bytes
         return own + sum(rider.bytes_per_token(kv_dtype) for rider in self.riders)
+
+    @property
+    def slot_bytes(self) -> int:
+        """What a sequence takes beside its tokens: its states; 0 for keys and values."""
+        return len(self.layers) * self.states.num_bytes if self.states else 0
+
+    def block_bytes(self, kv_dtype: str, block_size: int) -> int:
+        """What a block takes: so many tokens, or a state."""
+        return self.slot_bytes or self.bytes_per_token(kv_dtype) * block_size
+
+    def bytes_read_per_token(self, kv_dtype: str, share: float = 1.0, kept: float = 1.0) -> float:
+        """What a step reads of a token: as often as there are layers that do.
+
+        Of keys that have bounds a decode reads a `share`, and all of the bounds; of layers that
+        choose what is `kept`.
+        """
+        times, held = 1 + self.num_readers / len(self.layers), self.bytes_per_token(kv_dtype)
+        times *= kept if self.chooses else 1
+        keys = replace(self, bounds=0).bytes_per_token(kv_dtype) if self.bounds else held
+        return (keys * (share if self.bounds else 1) + held - keys) * times
 
     def seen(self, context: int) -> int:
         """Tokens of a context that the next token reads here: all, or the window and the sinks."""
@@ -114,7 +140,10 @@ class ModelSpec:
     The scales are 1 and the soft caps 0 where a family has none; `norm_offset` is what a norm
     adds to its weight, `norms` how many of hidden size a layer has. `sink_logits`: each query head
     has a learned logit that takes its share of the softmax and gives nothing. A `swiglu_limit`
-    clamps gates and ups, and `swiglu_alpha` is the gain of the gate's sigmoid.
+    clamps gates and ups, and `swiglu_alpha` is the gain of the gate's sigmoid. With `latent`
+    attention `head_dim` is that of a query, and there is one KV head, the latent row. `v_norm`:
+    the values of a head are normed, without a weight. `states` are the numbers of layers that keep
+    some. With an `output_gate` what attention gives is multiplied by a sigmoid of as many numbers.
     """
 
     architecture: str
@@ -136,6 +165,11 @@ class ModelSpec:
     quantization: str = ""
     formats: tuple[tuple[str, Format], ...] = ()
     experts: ExpertsSpec | None = None
+    latent: LatentSpec | None = None
+    altup: AltUpSpec | None = None
+    states: StateSpec | None = None
+    output_gate: bool = False
+    v_norm: bool = False
     activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
     qk_norm: Literal["none", "head", "row"] = "none"
     norms: int = 2
@@ -162,8 +196,28 @@ class ModelSpec:
         return sum(layer.sparse for layer in self.layers)
 
     @property
+    def num_states(self) -> int:
+        """How many layers keep a state."""
+        return sum(layer.state for layer in self.layers)
+
+    @property
+    def num_attention(self) -> int:
+        """How many layers attend."""
+        return self.num_layers - self.num_states
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that a rope is given, of which it turns its share."""
+        return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
     def q_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def q_rows(self) -> int:
+        """Outputs of a layer's matrix of queries, which the output gate's are among."""
+        return self.q_size * (1 + self.output_gate)
 
     @property
     def kv_size(self) -> int:
@@ -177,18 +231,38 @@ class ModelSpec:
         return self.vocab_size * self.hidden_size
 
     @property
+    def attention_matrices(self) -> list[tuple[str, list[int], int]]:
+        """(name, outputs of its parts, inputs) of each linear layer of one layer's attention."""
+        hidden, q, kv, latent = self.hidden_size, self.q_size, self.kv_size, self.latent
+        if latent is None:
+            return [("qkv", [self.q_rows, kv, kv], hidden), ("out", [hidden], q)]
+        queries = [("q", [q], hidden)]
+        if latent.q_rank:
+            queries = [("q_down", [latent.q_rank], hidden), ("q_up", [q], latent.q_rank)]
+        values = self.num_heads * latent.value_dim
+        return [
+            *queries,
+            ("kv_down", [latent.key_dim], hidden),
+            ("kv_up", [self.num_heads * latent.nope_dim + values], latent.rank),
+            ("out", [hidden], values),
+        ]
+
+    @property
     def attention_parameters(self) -> int:
-        """Elements of one layer's four projections, with their biases."""
-        hidden, q, kv = self.hidden_size, self.q_size, self.kv_size
-        biases = (q + 2 * kv) * self.qkv_bias + hidden * self.o_bias
-        return hidden * (q + 2 * kv) + q * hidden + biases
+        """Elements of one layer's linear layers of attention, with their biases."""
+        biases = (self.q_rows + 2 * self.kv_size) * self.qkv_bias
+        if self.latent is not None:
+            biases = (self.latent.q_rank + self.latent.key_dim) * self.qkv_bias
+        matrices = sum(sum(parts) * inputs for _, parts, inputs in self.attention_matrices)
+        return matrices + biases + self.hidden_size * self.o_bias
 
     @property
     def norm_parameters(self) -> int:
-        """Elements of one layer's norms: on the stream, and on queries and keys; sink logits."""
+        """Elements beside matrices of one layer's attention: norms of queries and keys, sinks."""
         per_head = {"none": 0, "head": 2 * self.head_dim, "row": self.q_size + self.kv_size}
-        sink_logits = self.num_heads * self.sink_logits
-        return self.norms * self.hidden_size + per_head[self.qk_norm] + sink_logits
+        more = self.num_heads * self.sink_logits
+        more += self.latent.q_rank + self.latent.rank if self.latent else 0
+        return per_head[self.qk_norm] + more
 
     @property
     def expert_parameters(self) -> int:
@@ -201,26 +275,59 @@ class ModelSpec:
     def mlp_parameters(self, sparse: bool, num_experts: int | None = None) -> int:
         """Elements of one layer's MLP; with experts the router's and `num_experts` of them."""
         if not sparse or self.experts is None:
-            biases = (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-            return 3 * self.hidden_size * self.intermediate_size + biases
+            return self.gated_parameters(self.intermediate_size)
         held = self.experts.count if num_experts is None else num_experts
-        router = (self.hidden_size + self.experts.biased) * self.experts.count
-        return router + held * self.expert_parameters
+        each = self.hidden_size + self.experts.biased + self.experts.corrected
+        shared = self.gated_parameters(self.experts.shared_size)
+        shared += self.hidden_size * self.experts.shared_gate
+        return each * self.experts.count + held * self.expert_parameters + shared
+
+    def gated_parameters(self, inner: int) -> int:
+        """Elements of a gated MLP of this width."""
+        biases = (2 * inner + self.hidden_size) * self.mlp_bias if inner else 0
+        return 3 * self.hidden_size * inner + biases
 
     @property
     def num_parameters(self) -> int:
         """All elements; a tied head is counted once."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        layers = self.num_layers * (self.attention_parameters + self.norm_parameters)
+        layers = self.num_attention * (self.attention_parameters + self.norm_parameters)
+        layers += self.num_layers * self.norms * self.hidden_size
+        if self.states is not None:
+            layers += self.num_states * self.states.parameters(self.hidden_size)
         mlps = sum(self.mlp_parameters(layer.sparse) for layer in self.layers)
-        return embeddings + layers + mlps + self.hidden_size
+        beside = self.beside_parameters + self.table_parameters
+        return embeddings + layers + mlps + self.hidden_size + beside - self.shared_parameters
+
+    @property
+    def shared_parameters(self) -> int:
+        """Elements that layers do not have because they read the keys and values of others."""
+        norm = self.head_dim if self.qk_norm == "head" else 0
+        each = 2 * self.kv_size * (self.hidden_size + self.qkv_bias) + norm
+        return each * sum(layer.kv_from is not None for layer in self.layers)
+
+    @property
+    def beside_parameters(self) -> int:
+        """Elements of AltUp, but for its table: of all layers, and around them."""
+        if self.altup is None:
+            return 0
+        layers = self.num_layers * self.altup.layer_parameters(self.hidden_size)
+        return layers + self.altup.model_parameters(self.hidden_size, self.num_layers)
+
+    @property
+    def table_parameters(self) -> int:
+        """Elements of the table in which tokens look up a row for each layer."""
+        return self.altup.table_parameters(self.num_layers) if self.altup else 0
 
     @property
     def active_parameters(self) -> int:
         """Elements a single token multiplies: linear layers, its own experts, the head."""
         active = self.experts.active if self.experts else 0
         mlps = sum(self.mlp_parameters(layer.sparse, active) for layer in self.layers)
-        return self.num_layers * self.attention_parameters + mlps + self.embedding_parameters
+        layers = self.num_attention * self.attention_parameters - self.shared_parameters
+        if self.states is not None:
+            layers += self.num_states * self.states.matrix_parameters(self.hidden_size)
+        return layers + mlps + self.embedding_parameters + self.beside_parameters
 
     def weight_bytes(self, dtype: str | None = None) -> int:
         """Bytes of the weights in `dtype` (the checkpoint's own when None)."""
@@ -232,6 +339,7 @@ class ModelSpec:
         Of the experts only the `experts_read` that were hit, over all layers; all when None.
         """
         read = self.num_parameters - (0 if self.tied else self.embedding_parameters)
+        read -= self.table_parameters
         if self.experts is not None and experts_read is not None:
             missed = self.num_sparse * self.experts.count - experts_read
             read -= missed * self.expert_parameters
@@ -243,33 +351,77 @@ class ModelSpec:
         """FLOPs to advance `num_tokens` tokens that each see `context` tokens on average.
 
         2 a weight and token; the head only for `num_sampled` rows (all when None); attention
-        costs 4 · seen · heads · head_dim a token and layer. The lookup costs nothing.
+        costs `attended_flops` · seen a token and layer. The lookup costs nothing.
         """
         sampled = num_tokens if num_sampled is None else num_sampled
         head = 2 * sampled * self.embedding_parameters
         linear = 2 * num_tokens * (self.active_parameters - self.embedding_parameters)
-        seen = sum(len(group.layers) * group.seen(context) for group in self.kv_groups)
-        return linear + head + 4 * num_tokens * seen * self.q_size
+        seen = sum(
+            (len(group.layers) + group.num_readers) * group.seen(context)
+            for group in self.kv_groups
+            if group.states is None
+        )
+        states = self.num_states * self.states.flops if self.states else 0
+        return linear + head + num_tokens * (seen * self.attended_flops + states)
+
+    @property
+    def attended_flops(self) -> int:
+        """FLOPs of one token in one layer for each token that it sees: 4 · heads · head_dim.
+
+        Of latent attention a head's score takes the whole row and its sum the row's first part:
+        2 · heads · (576 + 512) for DeepSeek.
+        """
+        if self.latent is not None:
+            return 2 * self.num_heads * (self.latent.key_dim + self.latent.rank)
+        return 4 * self.q_size
 
     # ── KV ──────────────────────────────────────────────────────────────────────────────────
 
     @property
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """The KV groups, in the order of their first layers: one for each window and its sinks.
+        """The KV groups, in the order of their first layers: one for each window, sinks, format,
+        bounds, and whether it chooses.
 
         Gemma 3 1B: layers 0 … 4, 6 … 10, … in a group of window 512, and 5, 11, … in a full one.
+        Layers that keep a state are the last group.
         """
-        seen = [(layer.window, layer.sinks) for layer in self.layers]
-        return tuple(
+        owners = {
+            i: (layer.window, layer.sinks, layer.kv_dtype, layer.bounds, layer.chooses)
+            for i, layer in enumerate(self.layers)
+            if layer.kv_from is None and not layer.state
+        }
+        read = [owners[layer.kv_from] for layer in self.layers if layer.kv_from is not None]
+        groups = [
             KVGroupSpec(
-                layers=tuple(i for i, sight in enumerate(seen) if sight == (window, sinks)),
+                layers=tuple(i for i, each in owners.items() if each == kind),
+                num_readers=read.count(kind),
                 num_kv_heads=self.num_kv_heads,
-                head_dim=self.head_dim,
-                window=window,
-                sinks=sinks,
+                head_dim=self.latent.key_dim if self.latent else self.head_dim,
+                window=kind[0],
+                sinks=kind[1],
+                value_dim=self.latent.rank if self.latent else 0,
+                kv_dtype=kind[2],
+                bounds=kind[3],
+                chooses=kind[4],
             )
-            for window, sinks in dict.fromkeys(seen)
-        )
+            for kind in dict.fromkeys(owners.values())
+        ]
+        if self.states is not None:
+            kept = tuple(i for i, layer in enumerate(self.layers) if layer.state)
+            states = KVGroupSpec(
+                layers=kept,
+                num_kv_heads=self.states.heads,
+                head_dim=self.states.value_dim,
+                window=STATE_WINDOW,
+                states=self.states,
+            )
+            groups.append(states)
+        return tuple(groups)
+
+    @property
+    def slot_bytes(self) -> int:
+        """What a sequence takes beside its tokens, in all layers."""
+        return sum(group.slot_bytes for group in self.kv_groups)
 
     def kv_bytes_per_token(self, kv_dtype: str | None = None) -> int:
         """KV bytes one token takes over all groups, while all of them hold it."""

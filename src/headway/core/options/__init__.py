@@ -1,6 +1,7 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
 from headway.core.options.bench import BenchOptions
+from headway.core.options.calibrate import CalibrateOptions
 from headway.core.options.clients import (
     BatchOptions,
     KeyOptions,
@@ -10,14 +11,17 @@ from headway.core.options.clients import (
 )
 from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
+from headway.core.options.drift import DriftOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import Bytes, Seconds
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
+from headway.core.options.narrow import NarrowOptions
 from headway.core.options.plan import PlanOptions
 from headway.core.options.prune import PruneOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import help_text, read_options, to_arguments
+from headway.core.options.rollout import RolloutOptions
 from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tables import (
     EngineOptions,
@@ -26,30 +30,36 @@ from headway.core.options.tables import (
     ServerOptions,
     TraceOptions,
 )
+from headway.core.options.tune import TuneOptions
 from headway.core.options.widen import WidenOptions
 
 __all__ = [
     "BatchOptions",
     "BenchOptions",
+    "CalibrateOptions",
     "Bytes",
     "DistillOptions",
     "DoctorOptions",
+    "DriftOptions",
     "EngineOptions",
     "EvalOptions",
     "GateOptions",
     "GatewayOptions",
     "LogOptions",
     "KeyOptions",
+    "NarrowOptions",
     "PlaceOptions",
     "LaunchOptions",
     "PlanOptions",
     "PruneOptions",
     "PullOptions",
     "QuantizeOptions",
+    "RolloutOptions",
     "SamplingOptions",
     "Seconds",
     "ServerOptions",
     "SimulateOptions",
+    "TuneOptions",
     "TraceOptions",
     "WidenOptions",
     "help_text",

@@ -25,7 +25,9 @@ class KeyOptions:
     """Where a new key's row goes."""
 
     file: str = option(
-        "", "Key file that the row is added to; made where there is none.", common=True
+        "",
+        "Key file that the row is added to, and made where there is none; or of a revoked key.",
+        common=True,
     )
 
 

@@ -31,6 +31,16 @@ class DoctorOptions:
     accelerators: str = option(
         "", "CSV of accelerators (columns accelerator, mem_bw_gbs, bf16_dense_tflops, …)."
     )
+    what_if: list[str] = option(
+        [],
+        "URL: simulate the last minutes with a change, rate=2x, max_num_seqs=128, prompts=0.8x, "
+        "prefix=1500, kv=int8; several times for several.",
+        separator="",
+        common=True,
+    )
+    simulate: bool = option(
+        True, "URL: simulate what the fixes give, from the server's own steps and traffic."
+    )
     probe_seconds: Seconds = option(
         Seconds(3),
         "Without a URL: how long the machine is measured.",

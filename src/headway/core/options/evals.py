@@ -37,6 +37,10 @@ class EvalOptions:
     )
     skills: list[str] = option([], "Only these skills.")
     levels: list[int] = option([], "Only these levels, of 1, 2 and 3.", low=1, high=3)
+    distances: list[int] = option(
+        [], "Lookups with so many characters of stories between list and question are asked too.",
+        low=0, high=100_000, unit="characters",
+    )  # fmt: skip
     test_seed: int = option(1_000_003, "Same seed, same questions.", low=0)
     data: str = option(
         "", "text: folder with text/val.txt, eval/wikitext-2 and eval/lambada.", common=True

@@ -27,6 +27,10 @@ class GateOptions:
         10, "Questions of each skill at each level that the evaluation asks.",
         low=1, high=100_000, common=True,
     )  # fmt: skip
+    distances: list[int] = option(
+        [], "Lookups with so many characters of stories between list and question are asked too.",
+        low=0, high=100_000, unit="characters",
+    )  # fmt: skip
     eval_data: str = option(
         "", "Evaluate texts too: folder with text/val.txt, eval/wikitext-2 and eval/lambada.",
         common=True,

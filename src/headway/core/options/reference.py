@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headway.core.options import vllm
 from headway.core.options.bench import BenchOptions
+from headway.core.options.calibrate import CalibrateOptions
 from headway.core.options.clients import (
     BatchOptions,
     KeyOptions,
@@ -16,14 +17,17 @@ from headway.core.options.clients import (
 )
 from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
+from headway.core.options.drift import DriftOptions
 from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
+from headway.core.options.narrow import NarrowOptions
 from headway.core.options.plan import PlanOptions
 from headway.core.options.prune import PruneOptions
 from headway.core.options.quantize import QuantizeOptions
 from headway.core.options.read import format_value
+from headway.core.options.rollout import RolloutOptions
 from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tables import (
     EngineOptions,
@@ -32,6 +36,7 @@ from headway.core.options.tables import (
     ServerOptions,
     TraceOptions,
 )
+from headway.core.options.tune import TuneOptions
 from headway.core.options.widen import WidenOptions
 
 INTRODUCTION = """# Options
@@ -68,6 +73,7 @@ that means the same has the same name, spelled with `-` or `_`, and `--enable-x`
 SAME = (
     *("served_model_name", "dtype", "seed", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "block_size", "gpu_memory_utilization", "kv_cache_dtype"),
+    "kv_cache_dtype_skip_layers",
     *("quantization", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template"),
     *("attention_backend", "tool_call_parser", "host", "port", "api_key", "allowed_origins"),
 )
@@ -100,6 +106,9 @@ def listed(names: Iterable[str]) -> str:
 TITLES: dict[type, str] = {
     ServerOptions: "Server (`serve`)",
     GatewayOptions: "Gateway (`gateway`)",
+    CalibrateOptions: "Evidence of a cascade (`calibrate`)",
+    DriftOptions: "Upstreams compared (`drift`)",
+    RolloutOptions: "A new version of a model (`rollout`)",
     LogOptions: "Log (`serve`, `gateway`)",
     EngineOptions: "Engine (`serve`, `run`, `chat`, `headway.LLM`)",
     SamplingOptions: "Sampling (`run`, `chat`)",
@@ -108,6 +117,7 @@ TITLES: dict[type, str] = {
     PlaceOptions: "Which model goes on which machine (`place`)",
     BenchOptions: "Load generator (`bench`)",
     SimulateOptions: "Simulation (`headway simulate`), beside those of bench and the engine",
+    TuneOptions: "Tuning (`headway tune`), beside those of bench and the engine",
     PlanOptions: "Planner (`headway plan`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",
     DoctorOptions: "Doctor (`doctor`)",
@@ -116,7 +126,8 @@ TITLES: dict[type, str] = {
     PruneOptions: "Pruning (`prune`)",
     DistillOptions: "Distillation (`distill`)",
     QuantizeOptions: "Quantization (`quantize`)",
-    GateOptions: "Gate of a folder that is written (`prune`, `distill`, `quantize`)",
+    NarrowOptions: "Windows by layer (`narrow`), beside those of the engine",
+    GateOptions: "Gate of what is written (`prune`, `distill`, `quantize`, `narrow`)",
     LaunchOptions: "Coding agents (`launch`)",
     PullOptions: "Hub (`pull`)",
 }

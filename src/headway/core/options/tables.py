@@ -95,14 +95,25 @@ class EngineOptions:
     )
     kv_host_memory: Bytes = option(
         Bytes(0),
-        "Host memory that preempted requests are copied to where that is cheaper than to compute "
-        "them again, as 8GiB or a share of what is free; 0 for none.",
+        "Host memory that preempted requests and what leaves the prefix cache are copied to where "
+        "that is cheaper than to compute them again, as 8GiB or a share of what is free; 0 for "
+        "none. On a CPU it is the memory of --kv-memory, which does more.",
     )
     gpu_memory_utilization: float | None = option(
         None,
         "Share of the GPU's memory for weights and KV; on a CPU, of all its memory.",
         low=0.05,
         high=1.0,
+    )
+    kv_disk: str = option(
+        "",
+        "Keep KV blocks on a disk for later prompts, also after a restart: 20GB in the user's "
+        "cache folder, FOLDER or FOLDER:20GB. It then holds what was asked and answered.",
+    )
+    kv_disk_write: str = option(
+        "100MB",
+        "Most bytes a second that are written there, of blocks used twice or dear to compute; "
+        "through: every full block of a running request, without a limit.",
     )
     prefix_cache: bool = option(
         True, "Keep what was computed for the next prompt that begins with the same tokens."
@@ -114,13 +125,25 @@ class EngineOptions:
     )
     attention_backend: str = option(
         "auto",
-        "Attention: native (a CPU's, compiled at install), sdpa (torch's) or reference (slow).",
-        choices=("auto", "native", "sdpa", "reference"),
+        "Attention: native (a CPU's, compiled at install), triton or varlen (a GPU's: our own, "
+        "torch's), sdpa (torch's) or reference (slow).",
+        choices=("auto", "native", "triton", "varlen", "sdpa", "reference"),
     )
     kv_layers: str = option(
         "",
         "YAML file of layers that keep a window of the newest tokens and the first ones alone: "
         "less KV, and a lossy answer.",
+    )
+    kv_read: str = option(
+        "",
+        "Share of its context that a generated token reads, by blocks, the best: 25%. Layers with "
+        "a window, and those that --kv-layers calls whole, read what they see. A lossy answer.",
+    )
+    kv_keep: str = option(
+        "",
+        "Share of a computed prompt's tokens that is kept for the answer, those whose keys are "
+        "least like the others': 25%. Layers with a window, and those that --kv-layers "
+        "calls whole, keep what they see. A lossy answer.",
     )
     kv_cache_dtype: str = option(
         "auto",
@@ -128,10 +151,16 @@ class EngineOptions:
         "keeps the newest block of each request as computed.",
         choices=("auto", *ROUNDED),
     )
+    kv_cache_dtype_skip_layers: str = option(
+        "",
+        "Layers whose keys and values stay in the model's type beside --kv-cache-dtype int8 or "
+        "int4: 0,1,22-23.",
+    )
     kernels: str = option(
         "auto",
-        "On a CPU: native (compiled at install) or torch; auto is native where it loads.",
-        choices=("auto", "native", "torch"),
+        "On a CPU: native (compiled at install) or torch; on a GPU: cuda (our own, in Triton) or "
+        "torch; auto is the first where it runs.",
+        choices=("auto", "native", "cuda", "torch"),
     )
     quantization: str = option(
         "none",
@@ -151,8 +180,9 @@ class EngineOptions:
     )
     fp8: str = option(
         "exact",
-        "What a folder's FP8 weights become: exact, which multiplies them in bf16, or int8, which "
-        "rounds them once more, by output: faster beside several requests, and lossy.",
+        "What a folder's FP8 weights become: exact, which multiplies them in bf16; int8, which "
+        "rounds them once more, by output: faster beside several requests, and lossy; or on a GPU "
+        "scaled, which rounds activations to FP8 by token, and multiplies FP8.",
         choices=FP8,
     )
     weight_cache: Bytes = option(
@@ -174,6 +204,41 @@ class EngineOptions:
         low=0,
     )
     threads: int | None = option(None, "CPU threads the model computes with.", low=1, high=1024)
+    tensor_parallel_size: int = option(
+        1,
+        "Ranks, a process each, that compute every layer together; they share the threads.",
+        low=1,
+        high=64,
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "Ranks, a process each, that have some of the layers each, one behind the other.",
+        low=1,
+        high=64,
+    )
+    sum_parts: int = option(
+        0,
+        "Parts of each sum that ranks share, a multiple of them: the same tokens from any number "
+        "of ranks, seeded ones too. 0: a part for each rank.",
+        low=0,
+        high=64,
+    )
+    rank_transport: str = option(
+        "auto",
+        "How ranks add up: shared memory, or gloo; how stages of a pipeline pass rows on: a "
+        "socket, or gloo. auto is the first that works.",
+        choices=("auto", "shared", "socket", "gloo"),
+    )
+    overlap: int | None = option(
+        None,
+        "Steps that are planned and submitted while another runs: 1 on a GPU, where it is left "
+        "out; a CPU takes one step at a time.",
+        low=0,
+        high=2,
+    )
+    graphs: bool = option(
+        True, "On a GPU: replay decode steps as CUDA graphs, where the kernels allow it."
+    )
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", low=0)
     executor: str = option(
         "torch",
@@ -194,6 +259,25 @@ class ServerOptions:
         low=1,
         high=64,
         common=True,
+    )
+    prefill_replicas: int = option(
+        0,
+        "Engines that compute prompts and hand the answers over; with --decode-replicas, in place "
+        "of --replicas.",
+        low=0,
+        high=64,
+    )
+    decode_replicas: int = option(
+        0, "Engines that go on with the answers of --prefill-replicas.", low=0, high=64
+    )
+    switch_roles: bool = option(
+        False,
+        "Let an engine move between --prefill-replicas and --decode-replicas where the traffic has "
+        "asked for it for 30 s.",
+    )
+    kv_ungated: bool = option(
+        False,
+        "Start with --kv-layers or --kv-read though no gate was passed so: for research.",
     )
     served_model_name: list[str] = option(
         [], "Names clients use for the model; the first is echoed.", common=True
@@ -297,6 +381,12 @@ class ServerOptions:
     )
     cached_price: float = option(
         0.1, "What a cached token of a prompt costs, as a share of another's.", low=0, high=1
+    )
+    storage_price: float | None = option(
+        None,
+        "What a GB of --kv-disk costs a month, for cost per token hour.",
+        low=0,
+        unit="dollars",
     )
     metrics_prefix: str = option(
         "headway", "Prefix of the metric names.", choices=("headway", "vllm")

@@ -2,7 +2,7 @@
 
 An option that means the same has the same name in `tables`, and no row here. A `Word` says our
 name for one that has another, with vLLM's units (`swap_space` counts GiB). A `Given` says what
-always holds: `--tensor-parallel-size 1` passes, 2 is refused. All others are refused by name, so
+always holds: `--data-parallel-size 1` passes, 2 is refused. All others are refused by name, so
 that nothing that was asked for is dropped. `docs/options.md` has the table.
 """
 
@@ -74,7 +74,7 @@ class Together:
     note: str
 
 
-NO, YES, EITHER = ("false",), ("true",), ("true", "false")
+NO, YES = ("false",), ("true",)
 WORDS = (
     Word(name="enable_prefix_caching", ours="prefix_cache", switch=True),
     Word(name="scheduling_policy", ours="policy", note="fcfs and priority mean the same"),
@@ -84,6 +84,13 @@ WORDS = (
     Word(name="otlp_traces_endpoint", ours="otlp_endpoint", note="over HTTP"),
     Word(name="shutdown_timeout", ours="drain_timeout"),
     Word(name="uvicorn_log_level", ours="log_level"),
+    Word(
+        name="enforce_eager",
+        ours="graphs",
+        switch=True,
+        convert=opposite,
+        note="on a CPU every step is eager",
+    ),
     Word(name="enable_log_requests", ours="log_requests", switch=True),
     Word(
         name="disable_log_requests",
@@ -96,16 +103,11 @@ WORDS = (
 )
 GIVEN = (
     Given(
-        names="tensor_parallel_size pipeline_parallel_size data_parallel_size nnodes "
+        names="data_parallel_size nnodes "
         "prefill_context_parallel_size decode_context_parallel_size api_server_count",
         values=("1",),
-        fix="One device serves a model here: give 1, or leave it out.",
-    ),
-    Given(
-        names="enforce_eager",
-        values=EITHER,
-        switch=True,
-        fix="There are no CUDA graphs: every step is eager.",
+        fix="One machine serves a model here, by ranks of --tensor-parallel-size or "
+        "--pipeline-parallel-size: give 1.",
     ),
     Given(
         names="enable_chunked_prefill",

@@ -109,7 +109,7 @@ class Trial:
         parts = b""
         while len(parts) < LENGTH_BYTES or len(parts) < LENGTH_BYTES + length_of(parts):
             left_s = deadline_s - self._clock.now_s()
-            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+            if left_s <= 0 or not can_be_read(process.stdout, left_s):
                 return b""
             part = os.read(process.stdout.fileno(), 65536)
             if not part:
@@ -132,6 +132,13 @@ def end_process(process: "subprocess.Popen[bytes]") -> None:
         assert pipe is not None
         with contextlib.suppress(OSError):
             pipe.close()
+
+
+def can_be_read(pipe: IO[bytes], timeout_s: float) -> bool:
+    """Whether something came in time; `poll`, for `select` takes no descriptor above 1,023."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    return bool(waiting.poll(timeout_s * 1000))
 
 
 def length_of(frame: bytes) -> int:

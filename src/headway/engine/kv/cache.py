@@ -15,18 +15,33 @@ A window group gives back what it can no longer see, before it takes more. With 
     window   [0 0 e f]     first_live 2
     … 4 sinks [g 0 e f]    the same, and the blocks of the first tokens stay
 
+A group of states (`engine.kv.states`) holds one block of a sequence, which it takes along, and
+those where the state behind a full block is kept for others.
+
 With a policy, full blocks that were computed stay findable after they are released, until another
 needs them (`engine.kv.prefix`): `find_room` looks up the longest beginning of a newcomer that all
 groups hold, `reuse` lets it begin there, `insert` lists what was computed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from headway.core.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK, BlockCopy
-from headway.engine.chain import Chain, root_key
+from headway.engine.kv.choosing import Choosing, unshare
+from headway.engine.kv.integrity import check_listed, check_tables
 from headway.engine.kv.pool import BlockPool
-from headway.engine.kv.prefix import Cached, Hit, blocks_held, common, first_seen, live_of, with_gap
+from headway.engine.kv.prefix import (
+    Cached,
+    Hit,
+    begun_block,
+    blocks_held,
+    first_seen,
+    live_of,
+    with_gap,
+)
+from headway.engine.kv.states import States
+from headway.engine.kv.tiers import Tiers
 from headway.engine.sequence import Sequence
 
 OPEN_WINDOW = 1
@@ -44,13 +59,17 @@ class KVCache:
         self.block_size = config.block_size
         self.windows = config.windows + (OPEN_WINDOW,) * config.open_blocks
         self.sink_blocks = config.sink_blocks + (0,) * config.open_blocks
+        self._slides = any(self.windows)
         self.max_chunk = max_chunk
         self.attention_cost = config.attention_cost
         self.pools = [
             BlockPool(count, config.prefix_cache, chained=not window)
             for count, window in zip(config.num_blocks, self.windows, strict=True)
         ]
+        self.states = States.of(config, len(self.pools))
+        self.choosing = Choosing.of(config)
         self._indexes = [pool.index for pool in self.pools if pool.index is not None]
+        self.tiers: Tiers | None = None
 
     @property
     def usage(self) -> float:
@@ -76,25 +95,35 @@ class KVCache:
         """
         tables, first_live = sequence.block_tables, sequence.first_live
         computed, copied = sequence.computed, False
-        if sequence.host_tables:
-            hit = None
+        hit = None if sequence.host_tables else hit
+        whole = self.blocks_for(len(sequence.tokens))
+        everything = [whole] * len(tables)
+        if self.choosing is not None:
+            everything = self.choosing.most_blocks(sequence, whole)
+        if hit is None and not self._slides:
+            return [
+                max(most - len(table), 0) for most, table in zip(everything, tables, strict=True)
+            ]
         if hit is not None:
             tables, first_live = hit.tables, hit.first_live
             computed, copied = hit.num_tokens, hit.is_partial
         missing = len(sequence.tokens) - computed
-        everything = self.blocks_for(len(sequence.tokens))
         needed = []
         for group, window in enumerate(self.windows):
-            most = everything
+            most = everything[group]
             if window:
                 chunk = min(missing, self.max_chunk)
                 most = self.blocks_for(window - 1 + chunk) + 1 + self.sink_blocks[group]
-                most = min(everything, most)
+                most = min(everything[group], most)
             live = live_of(tables[group], first_live[group], self.sink_blocks[group])
+            if self.states is not None and group == self.states.group:
+                live = [block for block in live if block != NULL_BLOCK]
+                most = 1 + bool(hit is not None and computed)  # the one found, and its own
             count = max(most - len(live), 0)
             if hit is not None:
                 references = self.pools[group].references
                 count += copied + sum([references[block] == 0 for block in live])
+                count += sum([read.group == group for read in hit.reads])
             needed.append(count)
         return needed
 
@@ -110,8 +139,14 @@ class KVCache:
         Returns the new block ids per group and the copies to make, or None, with nothing taken,
         when a group has no room.
         """
-        self._drop_unseen(sequence)
         tables = sequence.block_tables
+        self._drop_unseen(sequence)
+        held = len(tables[0]) + sequence.dropped[0]
+        due = self.choosing is not None and self.choosing.num_due(sequence)
+        if num_tokens <= held * self.block_size and not sequence.shares_blocks and not due:
+            return ([[]] if len(tables) == 1 else [[] for _ in tables]), []
+        if self.choosing is not None and (due or any(sequence.dropped)):
+            return self.choosing.extend(self.pools, sequence, num_tokens)
         needed = max(self.blocks_for(num_tokens) - len(tables[0]), 0)
         first_written = sequence.computed // self.block_size
         copies_needed = False
@@ -121,15 +156,30 @@ class KVCache:
                 for pool, table in zip(self.pools, tables, strict=True)
             )
             sequence.shares_blocks = copies_needed
-        if any(pool.num_free < needed + copies_needed for pool in self.pools):
+        taken = [needed + copies_needed] * len(self.pools)
+        if self.states is not None:
+            taken[-1] = self.states.num_taken(sequence, self.pools[-1], needed, copies_needed)
+        if not self.has_room(taken):
             return None
         copies = self._unshare(sequence, first_written) if copies_needed else []
         new: list[list[int]] = []
-        for pool, table in zip(self.pools, tables, strict=True):
+        for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
+            if self.states is not None and group == self.states.group:
+                new.append(self.states.extend(sequence, pool, needed))
+                continue
             blocks = [pool.take() for _ in range(needed)]
             table.extend(blocks)
             new.append(blocks)
         return new, copies
+
+    def whole_tables(self, sequence: Sequence) -> list[list[int]]:
+        """The block tables as a runtime that does not know `sequence` has to have them."""
+        tables = [list(table) for table in sequence.block_tables]
+        if self.states is not None and sequence.computed:
+            read = (sequence.computed - 1) // self.block_size
+            if tables[-1][read] == NULL_BLOCK:  # taken along to the end: it is read from there
+                tables[-1][read] = tables[-1][-1]
+        return tables
 
     def _drop_unseen(self, sequence: Sequence) -> None:
         """Give back the blocks of window groups that no token to come will see."""
@@ -139,8 +189,9 @@ class KVCache:
                 first_live = first_seen(sequence.computed, window) // self.block_size
                 begin = max(sequence.first_live[group], self.sink_blocks[group])
                 for index in range(begin, first_live):
-                    pool.release(table[index])
-                    table[index] = NULL_BLOCK
+                    if table[index] != NULL_BLOCK:
+                        pool.release(table[index])
+                        table[index] = NULL_BLOCK
                 sequence.first_live[group] = first_live
 
     def _unshare(self, sequence: Sequence, index: int) -> list[BlockCopy]:
@@ -151,11 +202,8 @@ class KVCache:
         """
         copies = []
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
-            source = table[index]
-            if pool.is_kept(source):
-                table[index] = pool.take()
-                pool.release(source)
-                copies.append(BlockCopy(sequence.sequence_id, index, group, source, table[index]))
+            if pool.is_kept(table[index]):
+                copies.append(unshare(sequence, group, index, pool))
         sequence.shares_blocks = False
         return copies
 
@@ -164,49 +212,16 @@ class KVCache:
         assert num_tokens <= parent.computed and not any(child.block_tables)
         count = self.blocks_for(num_tokens)
         for group, pool in enumerate(self.pools):
-            source, first_live = parent.block_tables[group], parent.first_live[group]
-            for block in live_of(source[:count], first_live, self.sink_blocks[group]):
-                pool.share(block)
-            child.block_tables[group].extend(source[:count])
-            child.first_live[group] = first_live
+            first_live = parent.first_live[group]
+            source = parent.block_tables[group][: count - parent.dropped[group]]
+            for block in live_of(source, first_live, self.sink_blocks[group]):
+                if block != NULL_BLOCK:
+                    pool.share(block)
+            child.block_tables[group].extend(source)
+            child.first_live[group], child.dropped[group] = first_live, parent.dropped[group]
         child.computed = num_tokens
         child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
         child.shares_blocks = parent.shares_blocks = count > 0
-
-    # ── other paths of one sequence, for a step ─────────────────────────────────────────────
-
-    def branch(
-        self, sequence: Sequence, num_tokens: int, path: int
-    ) -> tuple[list[list[int]], list[BlockCopy]] | None:
-        """Blocks of its own for another path of `num_tokens`, from the one written next.
-
-        By group the blocks, and the copies of what that one holds already; None, with nothing
-        taken, where a group has no room.
-        """
-        first, rest = divmod(sequence.computed, self.block_size)
-        count = self.blocks_for(num_tokens) - first
-        if not self.has_room([count] * len(self.pools)):
-            return None
-        blocks = [[pool.take() for _ in range(count)] for pool in self.pools]
-        copies = [
-            BlockCopy(sequence.sequence_id, first, group, table[first], own[0], path)
-            for group, (table, own) in enumerate(zip(sequence.block_tables, blocks, strict=True))
-            if rest
-        ]
-        return blocks, copies
-
-    def adopt(self, sequence: Sequence, start: int, blocks: list[list[int]]) -> None:
-        """Let the blocks of a path take the place of its own, from the one of token `start` on."""
-        first = start // self.block_size
-        self.give_back([table[first:] for table in sequence.block_tables])
-        for table, own in zip(sequence.block_tables, blocks, strict=True):
-            table[first:] = own
-
-    def give_back(self, blocks: list[list[int]]) -> None:
-        """Give back blocks by group, of which one reference each was taken."""
-        for pool, own in zip(self.pools, blocks, strict=True):
-            for block in own:
-                pool.release(block)
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
@@ -222,7 +237,7 @@ class KVCache:
             for block in live[kept:] + live[:kept] if window else reversed(live):
                 pool.release(block)
             table.clear()
-            sequence.first_live[group] = 0
+            sequence.first_live[group] = sequence.dropped[group] = 0
         sequence.computed = sequence.num_remembered = 0
         sequence.shares_blocks = False
 
@@ -237,27 +252,31 @@ class KVCache:
         end = self.blocks_for(sequence.computed)
         live = []
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
-            while len(table) > end:
-                pool.release(table.pop())
+            while len(table) > end - sequence.dropped[group]:
+                block = table.pop()
+                if block != NULL_BLOCK:
+                    pool.release(block)
             live.append(self.live(sequence, group))
         return live
 
     def live(self, sequence: Sequence, group: int) -> list[int]:
         """The blocks that `sequence` refers to in a group."""
         table, first_live = sequence.block_tables[group], sequence.first_live[group]
-        return live_of(table, first_live, self.sink_blocks[group])
+        live = live_of(table, first_live, self.sink_blocks[group])
+        if self.states is not None and group == self.states.group:
+            return [block for block in live if block != NULL_BLOCK]
+        return live
 
     def num_live(self, sequence: Sequence, group: int) -> int:
         """How many blocks `sequence` refers to in a group."""
-        first_live = sequence.first_live[group]
-        gap = max(first_live - self.sink_blocks[group], 0)
-        return len(sequence.block_tables[group]) - gap
+        return len(self.live(sequence, group))
 
     def leave(self, sequence: Sequence) -> None:
         """Give back the blocks of `sequence`; its tokens stay computed, their KV is elsewhere."""
-        computed, first_live = sequence.computed, list(sequence.first_live)
+        computed, first_live, dropped = sequence.computed, sequence.first_live, sequence.dropped
+        sequence.first_live, sequence.dropped = list(first_live), list(dropped)
         self.release(sequence)
-        sequence.computed, sequence.first_live[:] = computed, first_live
+        sequence.computed, sequence.first_live, sequence.dropped = computed, first_live, dropped
 
     def come_back(self, sequence: Sequence, counts: list[int]) -> list[list[int]]:
         """New blocks, so many by group, for one that had left; the caller has checked the room."""
@@ -289,9 +308,7 @@ class KVCache:
 
     @staticmethod
     def _is_kept_by_others(pool: BlockPool, block: int) -> bool:
-        if block == NULL_BLOCK:
-            return True
-        return pool.references[block] > 1 and pool.is_listed(block)
+        return block == NULL_BLOCK or (pool.references[block] > 1 and pool.is_listed(block))
 
     # ── what was computed before ────────────────────────────────────────────────────────────
 
@@ -301,55 +318,35 @@ class KVCache:
         With `partly` it may end within a block, where half of that or more is of use: a copy costs
         as much as a few tokens.
         """
-        num_groups, size = len(self.pools), self.block_size
-        none = Hit(
-            num_tokens=0, tables=[[] for _ in range(num_groups)], first_live=[0] * num_groups
-        )
+        none, size = Hit.none(len(self.pools)), self.block_size
         if not self._indexes or not sequence.takes_hits or sequence.host_tables:
             return none
-        chain, limit = self._chain(sequence), len(sequence.tokens) - 1
-        count = blocks_held(
-            chain, limit // size, self._indexes, size, self.windows, self.sink_blocks
-        )
+        chain, limit = sequence.keys(self.block_size), sequence.most_found
+        here = [index.block_of for index in self._indexes]
+        count = blocks_held(chain, limit // size, here, size, self.windows, self.sink_blocks)
+        if self.states is not None:
+            partly = False
+            self.states.note_parting(sequence, chain, count, limit // size, here)
+        if self.tiers is not None and sequence.takes_restores:
+            how = self.windows, self.sink_blocks, sequence.source
+            below = self.tiers.find(chain, count, limit // size, self._indexes, *how)
+            if below is not None:
+                return below
         keys = [chain.key(index) for index in range(count)]
-        begun = self._begun(sequence, chain, count) if partly else None
+        most = sequence.most_found if partly else 0
+        begun = begun_block(self._indexes, sequence.tokens, most, chain, count, size)
         num_tokens = count * size
         if begun is not None:
             keys.append(begun[0])
             num_tokens += begun[1]
         if not keys:
             return none
-        first_live = [first_seen(num_tokens, window) // size for window in self.windows]
+        firsts = [first_seen(num_tokens, window) // size for window in self.windows]
         tables = [
             with_gap([index.block_of[key] for key in live_of(keys, first, kept)], first, kept)
-            for index, first, kept in zip(self._indexes, first_live, self.sink_blocks, strict=True)
+            for index, first, kept in zip(self._indexes, firsts, self.sink_blocks, strict=True)
         ]
-        return Hit(
-            num_tokens=num_tokens,
-            tables=tables,
-            first_live=first_live,
-            is_partial=begun is not None,
-        )
-
-    def _begun(self, sequence: Sequence, chain: Chain, count: int) -> tuple[bytes, int] | None:
-        """(key, tokens of use) of a block behind the first `count` that begins as `sequence` does.
-
-        The whole block is taken where the sequence ends with it: its last token is computed anew.
-        """
-        size, known = self.block_size, len(sequence.tokens)
-        rest = sequence.tokens[count * size : min((count + 1) * size, known - 1)]
-        if not rest:
-            return None
-        key = None
-        if (count + 1) * size == known:
-            key = chain.key(count)
-        if key is None or key not in self._indexes[0].block_of:
-            newest = self._indexes[0].newest(chain.key(count - 1), rest[0])
-            if newest is None:
-                return None
-            key, rest = newest.key, rest[: common(rest, newest.tokens)]
-        held = all(key in index.block_of for index in self._indexes)
-        return (key, len(rest)) if held and 2 * len(rest) >= size else None
+        return Hit(num_tokens=num_tokens, tables=tables, first_live=firsts, is_partial=bool(begun))
 
     def find_room(self, sequence: Sequence, promised: list[int]) -> Hit | None:
         """What `sequence` finds, if besides it there is room for the rest and for `promised`.
@@ -368,30 +365,44 @@ class KVCache:
     def reuse(self, sequence: Sequence, hit: Hit) -> None:
         """Let a newcomer begin behind `hit`, which was found since anything else was taken."""
         assert not any(sequence.block_tables)
+        if self.tiers is not None:
+            self.tiers.reuse(hit)
         for group, pool in enumerate(self.pools):
             table, first_live = hit.tables[group], hit.first_live[group]
             for block in live_of(table, first_live, self.sink_blocks[group]):
-                pool.reuse(block)
+                if block != NULL_BLOCK:
+                    pool.reuse(block)
             sequence.block_tables[group].extend(hit.tables[group])
-        sequence.first_live[:] = hit.first_live
-        sequence.computed = hit.num_tokens
-        sequence.num_remembered = hit.num_tokens // self.block_size
+        for read in hit.reads:
+            sequence.block_tables[read.group][read.at] = self.pools[read.group].take()
+        sequence.first_live[:], sequence.computed = hit.first_live, hit.num_tokens
+        sequence.num_remembered = hit.num_whole(self.block_size)
+        sequence.restored = hit.restored
         sequence.shares_blocks = hit.is_partial
 
     def insert(self, sequence: Sequence) -> None:
         """List the full blocks of `sequence` that are computed; the first of equals stays."""
         size = self.block_size
-        begin, end = sequence.num_remembered, sequence.computed // size
-        if begin == end or not self._indexes:
+        begin, end = sequence.num_remembered, min(sequence.computed, sequence.num_exact) // size
+        if begin >= end or not self._indexes or sequence.is_forgotten or any(sequence.dropped):
             return
-        chain = self._chain(sequence)
+        chain = sequence.keys(self.block_size)
+        owner = sequence.request.principal.block_owner()
         for at in range(begin, end):
             key, parent, tokens = chain.key(at), chain.key(at - 1), chain.block(at)
             cost = 1 + self.attention_cost * at * size
-            for index, table in zip(self._indexes, sequence.block_tables, strict=True):
-                if table[at] != NULL_BLOCK:
-                    index.add(table[at], Cached(key, parent, tokens, cost))
+            for group, index in enumerate(self._indexes):
+                block = sequence.block_tables[group][at]
+                if block != NULL_BLOCK and self._lists(sequence, group, at):
+                    index.add(block, Cached(key, parent, tokens, cost, owner))
+                    if self.tiers is not None:
+                        self.tiers.found(group, block)
         sequence.num_remembered = end
+
+    def _lists(self, sequence: Sequence, group: int, at: int) -> bool:
+        """Whether others may find this block: of states, where there is a checkpoint."""
+        states = self.states if group == len(self.pools) - 1 else None
+        return states is None or states.is_checkpoint(sequence, at)
 
     def invalidate(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of `sequence` again, those that it found itself included."""
@@ -404,31 +415,21 @@ class KVCache:
         for pool in self.pools:
             pool.forget_free()
 
-    def _chain(self, sequence: Sequence) -> Chain:
-        if sequence.chain is None:
-            request = sequence.request
-            root = root_key(request.principal.cache_salt, request.adapter)
-            sequence.chain = Chain(sequence.tokens, root, self.block_size)
-        return sequence.chain
+    @contextmanager
+    def unlisted(self) -> Iterator[None]:
+        """What is computed meanwhile is nobody's: nothing is found, listed or kept below."""
+        indexes, self._indexes = self._indexes, []
+        try:
+            yield
+        finally:
+            self._indexes = indexes
 
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Assert that pools and block tables agree, and that tables hold what is still seen."""
-        sequences = list(sequences)
+    def check_integrity(self, sequences: list[Sequence], *held: list[list[int]]) -> None:
+        """Assert that pools and tables agree; no sequence refers to what is `held` for paths."""
+        size = self.block_size
         for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
-            live = []
-            for sequence in sequences:
-                table, first_live = sequence.block_tables[group], sequence.first_live[group]
-                live.append(self.live(sequence, group))
-                gap = table[self.sink_blocks[group] : first_live]
-                assert not any(gap), "a block that was given back is still listed"
-                if table or not sequence.host_tables:
-                    held = self.blocks_for(sequence.computed)
-                    assert len(table) >= held, "computed without a block"
-                seen = first_seen(sequence.computed, window) // self.block_size
-                assert first_live <= seen, "a block was given back that is still seen"
-            pool.check_integrity(live)
+            check_tables(sequences, group, window, size, self.sink_blocks[group])
+            live = [self.live(sequence, group) for sequence in sequences]
+            pool.check_integrity(live + [blocks[group] for blocks in held])
         for sequence in sequences if self._indexes else ():
-            full, chain = sequence.computed // self.block_size, self._chain(sequence)
-            assert sequence.num_remembered <= full
-            for index, table in zip(self._indexes, sequence.block_tables, strict=True):
-                index.check_table(table, chain, full, shared=sequence.shares_blocks)
+            check_listed(sequence, sequence.keys(size), self._indexes, size)

@@ -12,8 +12,10 @@ With a policy, a free block whose content is known stays findable: `take` hands 
 first, and then what the policy values least.
 """
 
+from collections.abc import Callable
+
 from headway.core.plan import NULL_BLOCK
-from headway.engine.kv.prefix import PrefixIndex
+from headway.engine.kv.prefix import Cached, PrefixIndex
 
 
 class BlockPool:
@@ -22,7 +24,7 @@ class BlockPool:
     `chained` as in PrefixIndex.
     """
 
-    __slots__ = ("_free", "index", "num_blocks", "references")
+    __slots__ = ("_free", "index", "num_blocks", "on_evicted", "references")
 
     def __init__(self, num_blocks: int, policy: str = "", *, chained: bool = True) -> None:
         assert num_blocks >= 2, "a pool needs the null block and one more"
@@ -31,6 +33,8 @@ class BlockPool:
         self.references[NULL_BLOCK] = 1
         self._free = list(range(num_blocks - 1, 0, -1))
         self.index = PrefixIndex(num_blocks, policy, chained=chained) if policy else None
+        self.on_evicted: Callable[[int, Cached], None] = lambda block, cached: None
+        """Told of a block that is given out, and of what it held until now."""
 
     @property
     def num_free(self) -> int:
@@ -52,7 +56,8 @@ class BlockPool:
             block = self._free.pop()
         else:
             assert self.index is not None, "no block is free"
-            block = self.index.evict()
+            block, cached = self.index.evict()
+            self.on_evicted(block, cached)
         self.references[block] = 1
         return block
 
@@ -88,7 +93,17 @@ class BlockPool:
     def forget_free(self) -> None:
         """No free block can be found any more."""
         while self.index is not None and len(self.index.queue):
-            self._free.append(self.index.evict())
+            self._free.append(self.index.evict()[0])
+
+    def forget_owner(self, owner: bytes) -> None:
+        """No block of `owner`, or of names that begin so, can be found any more."""
+        index = self.index
+        for block, cached in enumerate(index.cached if index is not None else ()):
+            if index is not None and cached is not None and cached.owner.startswith(owner):
+                if self.references[block] == 0:
+                    index.queue.remove(cached.key)
+                    self._free.append(block)
+                index.drop(block)
 
     def is_kept(self, block: int) -> bool:
         """Whether others need `block` as it is: who writes into it needs a copy."""

@@ -8,9 +8,10 @@ on with 5 begins with 5 6 or 5 6 7: the prompt shares it up to there, and copies
 behind.
 """
 
+from collections.abc import Container
 from collections.abc import Sequence as TypingSequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
 
 from headway.core.plan import NULL_BLOCK
 from headway.engine.chain import Chain
@@ -23,13 +24,16 @@ Entry = TypeVar("Entry", int, bytes)
 class Cached:
     """What one block holds: its key, its parent's, its tokens, and how often it was used."""
 
-    __slots__ = ("cost", "key", "parent", "tokens", "uses")
+    __slots__ = ("cost", "key", "owner", "parent", "tokens", "uses")
 
-    def __init__(self, key: bytes, parent: bytes, tokens: list[int], cost: float) -> None:
+    def __init__(
+        self, key: bytes, parent: bytes, tokens: list[int], cost: float, owner: bytes = b""
+    ) -> None:
         self.key = key
         self.parent = parent
         self.tokens = tokens
         self.cost = cost
+        self.owner = owner
         self.uses = 1
 
 
@@ -84,13 +88,15 @@ class PrefixIndex:
         self.queue.push(cached.key, parent, cached.uses, cached.cost)
         return True
 
-    def evict(self) -> int:
-        """The block that goes first; it holds nothing any more."""
+    def evict(self) -> tuple[int, Cached]:
+        """The block that goes first, and what it held; it holds nothing any more."""
         key = self.queue.pop()
         assert isinstance(key, bytes)
         block = self.block_of[key]
+        cached = self.cached[block]
+        assert cached is not None
         self.drop(block)
-        return block
+        return block, cached
 
     def check_integrity(self, references: list[int]) -> None:
         """Assert that keys and blocks agree and that the free ones wait in the queue."""
@@ -125,10 +131,56 @@ class Hit:
     tables: list[list[int]]
     first_live: list[int]
     is_partial: bool = False
+    reads: list["Read"] = field(default_factory=list)
+    """Blocks of the tables that a lower tier holds: the null block stands for them."""
+    restored: dict[str, int] = field(default_factory=dict)
+    """Tokens that these blocks save, by the tier that they are in."""
+
+    @classmethod
+    def none(cls, num_groups: int) -> "Hit":
+        """Nothing was found."""
+        tables: list[list[int]] = [[] for _ in range(num_groups)]
+        return cls(num_tokens=0, tables=tables, first_live=[0] * num_groups)
+
+    def num_whole(self, block_size: int) -> int:
+        """How many blocks from the beginning are here already, and listed."""
+        return min([self.num_tokens // block_size, *[read.at for read in self.reads]])
+
+
+class Tier(Protocol):
+    """A place below the device's memory: what it holds, and what a read from it takes."""
+
+    @property
+    def name(self) -> str:
+        """As transfers call it."""
+        ...
+
+    @property
+    def held(self) -> TypingSequence[Container[bytes]]:
+        """By KV group the keys of its blocks."""
+        ...
+
+    def read_s(self, num_bytes: int) -> float:
+        """Predicted seconds of a read."""
+        ...
+
+    def doubt(self) -> None:
+        """A read seemed too slow: what was measured may have been a hiccup."""
+        ...
+
+
+class Read(NamedTuple):
+    """A block of a hit that is not in the device's memory: its place in the table, its key, where
+    it is."""
+
+    group: int
+    at: int
+    key: bytes
+    tier: "Tier"
 
 
 def blocks_held(
-    chain: Chain, most: int, indexes: TypingSequence[PrefixIndex], block_size: int,
+    chain: Chain, most: int, held_by: TypingSequence[Container[bytes]], block_size: int,
     windows: TypingSequence[int], sink_blocks: TypingSequence[int],
 ) -> int:  # fmt: skip
     """How many blocks from the beginning, of `most`, are what all groups hold.
@@ -137,23 +189,51 @@ def blocks_held(
     token 12 sees 7 … 12, so blocks 1 and 2 are enough there, and those of its sinks.
     """
     count = most
-    for index, window, kept in zip(indexes, windows, sink_blocks, strict=True):
+    for keys, window, kept in zip(held_by, windows, sink_blocks, strict=True):
         wanted = min(count, kept) if window else count
         held = 0
-        while held < wanted and chain.key(held) in index.block_of:
+        while held < wanted and chain.key(held) in keys:
             held += 1
         if held < wanted:
             count = held
     settled = False
     while not settled:
         settled = True
-        for index, window in zip(indexes, windows, strict=True):
+        for keys, window in zip(held_by, windows, strict=True):
             at = count - 1
             while window and at >= first_seen(count * block_size, window) // block_size:
-                if chain.key(at) not in index.block_of:
+                if chain.key(at) not in keys:
                     count, settled = at, False
                 at -= 1
     return count
+
+
+def begun_block(
+    indexes: TypingSequence[PrefixIndex],
+    tokens: list[int],
+    most: int,
+    chain: Chain,
+    count: int,
+    size: int,
+) -> tuple[bytes, int] | None:
+    """(key, first tokens of use) of a block behind the first `count` that begins as `tokens` do.
+
+    No more than `most` of `tokens` are found. The whole block is taken where they end with it: the
+    last of them is computed anew.
+    """
+    rest = tokens[count * size : min((count + 1) * size, most)]
+    if not rest:
+        return None
+    key = None
+    if (count + 1) * size == len(tokens):
+        key = chain.key(count)
+    if key is None or key not in indexes[0].block_of:
+        newest = indexes[0].newest(chain.key(count - 1), rest[0])
+        if newest is None:
+            return None
+        key, rest = newest.key, rest[: common(rest, newest.tokens)]
+    held = all(key in index.block_of for index in indexes)
+    return (key, len(rest)) if held and 2 * len(rest) >= size else None
 
 
 def first_seen(position: int, window: int) -> int:

@@ -135,7 +135,8 @@ class Policy(Protocol):
 
 def is_behind(sequence: Sequence) -> bool:
     """Whether a running sequence lacks more than the tokens of a decode."""
-    return sequence.state == RUNNING and sequence.num_missing > 1 + sequence.num_forced
+    missing = len(sequence.tokens) - sequence.computed
+    return sequence.state == RUNNING and missing > 1 + sequence.num_forced
 
 
 def decoding(running: list[Sequence]) -> list[Sequence]:
@@ -147,6 +148,6 @@ def decode_work(decodes: TypingSequence[Sequence], windows: tuple[int, ...]) -> 
     """What `decodes` do, their forced tokens included; `windows` by KV group."""
     work = work_of([s.computed for s in decodes], windows)
     for sequence in decodes:
-        if sequence.num_missing > 1:
+        if sequence.num_forced and sequence.num_missing > 1:
             work = work.with_tokens(sequence.computed + 1, sequence.num_missing - 1, len(windows))
     return work

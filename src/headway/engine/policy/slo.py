@@ -133,7 +133,8 @@ class Slo(Fcfs):
         self._behind = []
         now_s = self.clock.now_s()
         rows = decoding(running)
-        first = [s for s in rows if not self.is_idle(s)]
+        idle = [s for s in rows if s.request.terms.idle_only and self.is_idle(s)]
+        first = [s for s in rows if not self.is_idle(s)] if idle else rows
         self._beside = self.work_of(first)
         decode_s = self.cost.seconds(self._beside)
         bears = [self.bears_s(s, now_s, decode_s) for s in first]
@@ -143,7 +144,6 @@ class Slo(Fcfs):
         may_start = len(running) < self.max_num_seqs
         behind = [*filter(is_behind, running), *(waiting if may_start else ())]
         self._prompts_wait = sum(map(missing, behind)) >= FEW
-        idle = [s for s in rows if self.is_idle(s)]
         wanting = sum(not self.is_idle(s) for s in waiting) if idle else 0
         left = idle[: max(len(idle) - wanting, 0)]
         if not first:
@@ -178,16 +178,17 @@ class Slo(Fcfs):
         Where steps bring several of its tokens, the last of them is due so much later. Infinite
         where it has no objective, or cannot meet it any more.
         """
-        terms = sequence.request.terms
-        first_s = sequence.first_token_s
-        if terms.tpot_s is None or first_s is None or self.is_lost(sequence):
+        tpot_s, first_s = sequence.request.terms.tpot_s, sequence.first_token_s
+        if tpot_s is None or first_s is None:
             return inf, inf
-        gained = state(sequence).gained
-        last = sequence.num_generated + gained - 1
-        due_s = first_s + last * terms.tpot_s * TARGET - now_s
+        kept: SloState = sequence.policy_state
+        if kept.missed or (kept.missed is None and self.is_lost(sequence)):
+            return inf, inf
+        last = len(sequence.tokens) - sequence.num_prompt + kept.gained - 1
+        due_s = first_s + last * tpot_s * TARGET - now_s
         if due_s < 0 and self.misses(sequence, now_s, decode_s):
             return inf, inf
-        burst_s = gained * terms.tpot_s
+        burst_s = kept.gained * tpot_s
         return max(due_s, burst_s * CATCH_UP), burst_s * UNHURRIED
 
     def is_lost(self, sequence: Sequence) -> bool:
@@ -388,8 +389,9 @@ class Slo(Fcfs):
         """Its user pays, the step grows, and those who came earlier and are behind age."""
         generated = sequence.computed >= sequence.num_prompt
         self.users.charge(sequence, num_tokens, generated=generated)
-        if generated and num_tokens == 1:
-            state(sequence).decoded()
+        kept: SloState = sequence.policy_state
+        if generated and num_tokens == 1 and kept.gained != 1:
+            kept.decoded()
         if self._behind:
             self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
             for other in self._behind:

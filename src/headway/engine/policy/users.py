@@ -65,7 +65,7 @@ class Users:
 
     def charge(self, sequence: Sequence, num_tokens: int, *, generated: bool) -> None:
         """`num_tokens` are computed for its user."""
-        user = name(sequence)
+        user = sequence.request.principal.name
         price = OUTPUT_PRICE if generated else 1.0
         self._counters[user] += num_tokens * price / self._weights[user]
 

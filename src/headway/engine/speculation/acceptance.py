@@ -27,6 +27,9 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 """The least length of each cell of a curve by length."""
 WITH, AGAINST = "with", "against"
 """What a drafter says beside a guess that was found: the same, or something else."""
+BEGINS = "begins "
+"""Before either: the match reaches back into the prompt. Most prompts end as all do, with the same
+8 tokens of a chat template, say: a match of them tells nothing of the answer."""
 MOST = 512
 """Guesses and lengths up to this are looked up; none is longer."""
 CELL_OF_LENGTH = tuple(sum(least <= at for least in LENGTHS[1:]) for at in range(2 * MOST))
@@ -36,6 +39,9 @@ FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95
 """By length, what is kept before any was seen: as in the chats."""
 CONTRADICTED = tuple(share * share for share in FOUND)
 """The same where the drafter says something else."""
+BEGUN = (0.1,) * 10 + (0.3, 0.5, 0.7)
+"""The same where the match reaches back into the prompt: what is kept of these guesses is seen
+whether they are verified or not."""
 DRAFTED = 0.9
 """At any depth. High, for what is asked is soon known, and what is not asked never."""
 POOLED = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
@@ -202,11 +208,18 @@ class Acceptance:
             if isinstance(match, tuple):
                 curve = Curve(POOLED)
             elif match:
-                curve = Rising(CONTRADICTED if beside == AGAINST else FOUND)
+                curve = Rising(prior_of(beside))
             else:
                 curve = Levelled((DRAFTED,) * NUM_DEPTHS)
             self._curves[key] = curve
         return curve
+
+
+def prior_of(beside: str) -> tuple[float, ...]:
+    """By length, what is kept of guesses that were found, before any was seen."""
+    if beside.startswith(BEGINS):
+        return BEGUN
+    return CONTRADICTED if beside == AGAINST else FOUND
 
 
 def cells(match: Match, count: int) -> tuple[int, ...]:

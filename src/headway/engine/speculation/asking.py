@@ -48,11 +48,17 @@ class Asking:
             self._pause_s -= self.cost.seconds(plain.work)
         return self._pause_s <= 0
 
-    def counts(self, values: TypingSequence[list[float]], plain: PlainStep) -> list[int]:
-        """Of each decode how many; `values` are the chances that they will be kept."""
+    def counts(
+        self,
+        values: TypingSequence[list[float]],
+        plain: PlainStep,
+        shares: TypingSequence[float] | None = None,
+    ) -> list[int]:
+        """Of each decode how many; `values` are the chances that they will be kept where they are
+        verified, in `shares[i]` of cases."""
         drafting = self.price.drafting
         if self._num_unpaid < PATIENCE or self._num_unpaid % ONCE_IN == 0:
-            counts = choose(values, plain, self.cost, drafting)
+            counts = choose(values, plain, self.cost, drafting, shares)
             if any(counts):
                 self._num_unpaid = 0
                 return counts

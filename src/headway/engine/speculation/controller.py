@@ -9,12 +9,14 @@ Given for each decode the chances that its guesses are reached and kept, and wha
     none: 1 / 13.3 = 75 tokens/s     4: 3.36 / 16.6 = 202     8: 4.33 / 20 = 216
 
 What runs beside the decodes, prompts say, is not counted as their time: a token that comes now
-saves a share of a later step, and that is a step of decodes. Where prompts share most steps, which
-then compute as fast as they can, it saves no more than its own row there, which is what a guess
-takes: nothing is guessed.
+saves a share of a later step, and that is a step of decodes. Where most steps have prompts, too, it
+saves what such a step takes beyond its prompts; where more prompts wait than fit, there will be as
+many steps whatever comes now, and it saves no more than its own row, which is what a guess takes:
+nothing is guessed.
 
-    4 decodes, 9.3 ms; a guess takes 0.4 ms, a row beside 64 tokens of a prompt 0.7 ms
-    nobody comes: a token is worth 2.3 ms    prompts in 9 of 10 steps: 0.9 ms
+    4 decodes, 9.3 ms; beside 64 tokens of a prompt 53 ms, beside 128 98 ms: 0.7 ms a token
+    nobody comes: a token is worth 2.3 ms    prompts in each step: 8.2 / 4 = 2.1 ms
+    prompts wait: 0.7 ms
 
 Guesses are taken in the order of what they are worth, chance less the price of their context, and
 every number of them is looked at, for the cost curve need not be concave: a row may be dear and the
@@ -28,12 +30,21 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway.engine.cost import StepCost, Work
+from headway.engine.speculation.found import Expected
 
 CHUNK = 64
 """Tokens of a prompt beside which a row takes what it computes, for the weights are read anyway."""
 NOT_BETTER = 1e-9
 """Rates that differ by less than this share are equal, and fewer guesses win."""
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+NO_ORDER = np.zeros(0, np.int64)
 
 
 class Drafting(NamedTuple):
@@ -65,7 +76,10 @@ class PlainStep(NamedTuple):
 
     `starts[i]` is the position of the first guess of decode i. `decodes` is what the decodes do
     alone, `work` what the step does. At most `budget` guesses fit in all, and with them the step
-    should last no longer than `most_s`. Of the steps to come a share `busy` computes prompts, too.
+    should last no longer than `most_s`. Of the steps to come a share `busy` computes prompts, too;
+    or all do, as many as fit, for `prompts_wait`.
+    `found` are guesses beside those of which is chosen: what they bring, and take, is no question.
+    `known_worth_s`: what `worth_s` says, where somebody has asked.
     """
 
     starts: Sequence[int]
@@ -74,18 +88,27 @@ class PlainStep(NamedTuple):
     budget: int
     most_s: float = inf
     busy: float = 0.0
+    prompts_wait: bool = False
+    found: Expected = Expected()
+    known_worth_s: float | None = None
 
     def worth_s(self, cost: StepCost) -> float:
         """Seconds that a token of each decode saves where it comes now: those of a later step."""
+        if self.known_worth_s is not None:
+            return self.known_worth_s
         alone_s, count = cost.seconds(self.decodes), len(self.starts)
-        if not self.busy:
+        if not (self.busy or self.prompts_wait):
             return alone_s
         fewer = Work(*[part * (count - 1) // count for part in self.decodes])
-        with_s, without_s = (
-            cost.seconds(work._replace(num_tokens=work.num_tokens + CHUNK))
-            for work in (self.decodes, fewer)
+        without_s, full_s, fuller_s = (
+            cost.seconds(work._replace(num_tokens=work.num_tokens + more))
+            for work, more in ((fewer, CHUNK), (self.decodes, CHUNK), (self.decodes, 2 * CHUNK))
         )
-        return alone_s + self.busy * min(count * (with_s - without_s) - alone_s, 0.0)
+        rows_s = min(count * (full_s - without_s), alone_s)
+        if self.prompts_wait:
+            return rows_s
+        beside_s = max(2 * full_s - fuller_s, rows_s)
+        return alone_s + self.busy * min(beside_s - alone_s, 0.0)
 
 
 def choose(
@@ -93,11 +116,13 @@ def choose(
     plain: PlainStep,
     cost: StepCost,
     drafting: Drafting = FREE,
+    shares: Sequence[float] | None = None,
 ) -> list[int]:
     """How many guesses of each sequence to verify, or with `drafting` to draft and then verify.
 
     `values[i]` are the chances that the guesses of decode i are reached and kept: they never rise
-    along it. Empty: it has none.
+    along it. Empty: it has none. What is drafted of decode i is verified in `shares[i]` of cases,
+    and takes rows in those; None: always.
 
     >>> decodes = Work(2, 2, 200, 200)
     >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 8), StepCost())
@@ -110,7 +135,7 @@ def choose(
     most = min(plain.budget, sum([len(chances) for chances in values]))
     if best <= 0 or most < 1:
         return counts
-    step = Step(plain, cost, most, drafting)
+    step = Step(plain, cost, most, drafting, shares)
     if best <= step.least_value:
         return counts
     for taken in step.best_of(values):
@@ -145,15 +170,26 @@ def row_price(plain: PlainStep, cost: StepCost) -> float:
 class Step:
     """A step, and what up to `most` guesses add to its seconds."""
 
-    def __init__(self, plain: PlainStep, cost: StepCost, most: int, drafting: Drafting) -> None:
-        self.starts, self.num_decodes, self.drafting = plain.starts, len(plain.starts), drafting
-        self.alone_s, beside_s = plain.worth_s(cost), cost.seconds(plain.work)
-        self.room_s = plain.most_s - beside_s
-        self.context_s = cost.attended_s
-        row_s = drafting.row_s
-        rows_s = cost.rows_s(plain.work, most)
-        self.added_s = [s + count * row_s for count, s in enumerate(rows_s)] if row_s else rows_s
-        """Seconds that 0, 1, 2 … guesses add, but for their contexts and the drafter's passes."""
+    def __init__(
+        self,
+        plain: PlainStep,
+        cost: StepCost,
+        most: int,
+        drafting: Drafting,
+        shares: Sequence[float] | None = None,
+    ) -> None:
+        self.starts, self.num_decodes = plain.starts, len(plain.starts)
+        self.drafting, self.shares = drafting, shares
+        self.tokens, rows = self.num_decodes + plain.found.tokens, round(plain.found.rows)
+        rows_s = cost.rows_s(plain.work, rows + most)
+        found_s = rows_s[rows]
+        self.alone_s = plain.worth_s(cost) + found_s
+        self.room_s = plain.most_s - cost.seconds(plain.work) - found_s
+        self.added_s = [s - found_s for s in rows_s[rows:]] if rows else rows_s
+        self.row_s, self.context_s = drafting.row_s, cost.attended_s
+        if shares is None:
+            self.added_s = [s + count * self.row_s for count, s in enumerate(self.added_s)]
+        """Seconds that 0, 1, 2 … rows add, but for their contexts and the drafter's passes."""
 
     @property
     def least_value(self) -> float:
@@ -161,48 +197,111 @@ class Step:
         least_s = min([s / count for count, s in enumerate(self.added_s[1:], 1)])
         least_s += self.context_s * (min(self.starts) + 1)
         least_s += self.drafting.seconds(1) / self.num_decodes
-        return self.num_decodes * least_s / self.alone_s
+        return self.tokens * least_s / self.alone_s
 
     def best_of(self, values: Sequence[Sequence[float]]) -> list[int]:
         """The sequence of each guess that is taken; of as good choices the one with fewest."""
-        added_s, taken = self.added_s, []
-        rate = self.num_decodes / self.alone_s
+        is_found = self.shares is None and self.drafting == FREE
+        return self._best_found(values) if is_found else self._best_drafted(values)
+
+    def _best_found(self, values: Sequence[Sequence[float]]) -> list[int]:
+        """The same where nothing is drafted: one list of guesses, too short for arrays."""
+        added_s, taken = self.added_s, list[int]()
+        rate = self.tokens / self.alone_s
         least_s = min([s - before for before, s in pairwise(added_s)])
-        longest = max([len(chances) for chances in values])
-        one_by_one = self.drafting.pass_s and not self.drafting.at_once
-        for depth in range(1, longest + 1) if one_by_one else (longest,):
-            while True:
-                price = rate * self.context_s
-                guesses = [
-                    (price * place - chance, index, chance, place)
-                    for index, (chances, start) in enumerate(zip(values, self.starts))
-                    for place, chance in enumerate(chances[:depth], start + 1)
-                    if chance > rate * least_s
-                ]
-                guesses.sort()
-                count, better = self._scan(guesses, depth, rate)
-                if not count:
+        while True:
+            price, least = rate * self.context_s, rate * least_s
+            guesses = [
+                (price * place - chance, index, chance, place)
+                for index, (chances, start) in enumerate(zip(values, self.starts))
+                for place, chance in enumerate(chances, start + 1)
+                if chance > least
+            ]
+            guesses.sort()
+            tokens, context, count, rate = self.tokens, 0, 0, rate * (1 + NOT_BETTER)
+            for number, ((_, _, chance, place), s) in enumerate(zip(guesses, added_s[1:]), 1):
+                tokens += chance
+                context += place
+                more_s = s + context * self.context_s
+                if more_s > self.room_s:
                     break
-                rate, taken = better, [index for _, index, _, _ in guesses[:count]]
+                if tokens > rate * (self.alone_s + more_s):
+                    rate, count = tokens / (self.alone_s + more_s), number
+            if not count:
+                return taken
+            taken = [index for _, index, _, _ in guesses[:count]]
+
+    def _best_drafted(self, values: Sequence[Sequence[float]]) -> list[int]:
+        """The same for every depth to which may be drafted, and with the shares that ride."""
+        guesses = Guesses.of(values, self.starts, self.shares)
+        longest = len(guesses.depths) // len(values)
+        one_by_one = self.drafting.pass_s and not self.drafting.at_once
+        depths = range(1, longest + 1) if one_by_one else (longest,)
+        drafting_s = np.array([[self.drafting.seconds(depth)] for depth in depths])
+        within = guesses.depths <= np.array([[depth] for depth in depths])
+        least_s = min([s - before for before, s in pairwise(self.added_s)])
+        taken, rate = list[int](), self.tokens / self.alone_s
+        order, before = guesses.order(rate * self.context_s, rate * least_s), NO_ORDER
+        while not np.array_equal(order, before[: len(order)]):
+            riding = within[:, order]
+            rates = self._rates(guesses, order, riding, drafting_s)
+            better = float(rates.max(initial=0.0))
+            if better <= rate * (1 + NOT_BETTER):
+                break
+            fewest = int((rates >= better * (1 - NOT_BETTER)).argmax())
+            depth, last = divmod(fewest, len(order))
+            first = order[: last + 1][riding[depth, : last + 1]]
+            rate, taken = better, (first // longest).tolist()
+            order, before = guesses.order(rate * self.context_s, rate * least_s), order
         return taken
 
-    def _scan(
-        self,
-        guesses: list[tuple[float, int, float, int]],
-        depth: int,
-        rate: float,
-    ) -> tuple[int, float]:
-        """(how many of the guesses in this order give the best rate, that rate); 0: none beats
-        `rate`. They are drafted as `depth` tokens of each sequence are."""
-        drafting_s = self.drafting.seconds(depth)
-        tokens, context, count = float(self.num_decodes), 0, 0
-        rate *= 1 + NOT_BETTER
-        for number, ((_, _, chance, place), more_s) in enumerate(zip(guesses, self.added_s[1:]), 1):
-            tokens += chance
-            context += place
-            more_s += context * self.context_s + drafting_s
-            if more_s > self.room_s:
-                break
-            if tokens > rate * (self.alone_s + more_s):
-                rate, count = tokens / (self.alone_s + more_s), number
-        return count, rate
+    def _rates(
+        self, guesses: "Guesses", order: Integers, riding: Booleans, drafting_s: Floats
+    ) -> Floats:
+        """Tokens a second with the first 1, 2 … N guesses in this order of those that are `riding`,
+        (depths, N), which are drafted in `drafting_s`; 0: they do not fit."""
+        numbers, shares = riding.cumsum(axis=1), guesses.shares
+        rows = numbers if shares is None else (riding * shares[order]).cumsum(axis=1)
+        places, chances = (guesses.starts + guesses.depths)[order], guesses.chances[order]
+        if shares is not None:
+            places, chances = shares[order] * places, shares[order] * chances
+        more_s = np.interp(rows, np.arange(len(self.added_s)), self.added_s)
+        more_s += drafting_s + self.context_s * (riding * places).cumsum(axis=1)
+        if shares is not None:
+            more_s += self.row_s * numbers
+        tokens = self.tokens + (riding * chances).cumsum(axis=1)
+        rates: Floats = tokens / (self.alone_s + more_s)
+        rates[(numbers >= len(self.added_s)) | (more_s > self.room_s)] = 0.0
+        return rates
+
+
+class Guesses(NamedTuple):
+    """All guesses of S sequences, up to L of each, one sequence after the other, (S · L): their
+    chances, 0 where there is none, depths, where the sequence stands, and in what share of cases
+    they are verified, None: always."""
+
+    chances: Floats
+    depths: Integers
+    starts: Floats
+    shares: Floats | None
+
+    @classmethod
+    def of(
+        cls,
+        values: Sequence[Sequence[float]],
+        starts: Sequence[int],
+        shares: Sequence[float] | None,
+    ) -> "Guesses":
+        """Those with these chances."""
+        longest = max([len(chances) for chances in values])
+        padding = [0.0] * longest
+        chances = np.array([[*each, *padding[len(each) :]] for each in values]).ravel()
+        depths = np.tile(np.arange(1, longest + 1), len(values))
+        by_guess = None if shares is None else np.repeat(shares, longest)
+        return cls(chances, depths, np.repeat(np.array(starts, float), longest), by_guess)
+
+    def order(self, place_worth: float, least: float) -> Integers:
+        """Those worth more than `least`, the best first; a token of context takes `place_worth`."""
+        found = np.flatnonzero(self.chances > least)
+        chances, places = self.chances[found], self.starts[found] + self.depths[found]
+        return found[np.argsort(place_worth * places - chances, kind="stable")]

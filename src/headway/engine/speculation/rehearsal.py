@@ -1,4 +1,4 @@
-"""Guesses before anybody needs them, so that it is known what the drafter takes."""
+"""Guesses before anybody needs them, so that it is known what they and the drafter take."""
 
 from collections.abc import Sequence as TypingSequence
 
@@ -11,12 +11,12 @@ from headway.engine.speculation.drafts import Drafts
 
 class Rehearsal:
     """A speculator that asks the drafter in each step for `depth` guesses of every sequence, and
-    verifies none."""
+    verifies `num_guesses` of nobody's."""
 
     jumps, failure, drafting_s = False, "", 0.0
 
-    def __init__(self, asking: Asking, depth: int) -> None:
-        self.asking, self._depth = asking, depth
+    def __init__(self, asking: Asking | None = None, depth: int = 0, num_guesses: int = 0) -> None:
+        self.asking, self._depth, self.num_guesses = asking, depth, num_guesses
 
     def plan(
         self,
@@ -27,7 +27,8 @@ class Rehearsal:
         *,
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
-        return {each.sequence_id: Drafts([], propose=self._depth) for each in decodes}
+        drafts = Drafts([0] * self.num_guesses, "rehearsal", propose=self._depth)
+        return {each.sequence_id: drafts for each in decodes}
 
     def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
         pass
@@ -39,7 +40,8 @@ class Rehearsal:
         pass
 
     def ended(self, result: StepResult) -> None:
-        self.asking.ended(result)
+        if self.asking is not None:
+            self.asking.ended(result)
 
     def left(self, sequence: Sequence) -> None:
         pass

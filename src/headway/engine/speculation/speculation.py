@@ -15,71 +15,34 @@ what it contradicts is seldom right, what it says as well mostly.
 """
 
 from collections.abc import Sequence as TypingSequence
-from typing import NamedTuple
 
 from headway.core.plan import Sample, StepResult
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
-from headway.engine.sequence import Sequence
-from headway.engine.speculation.acceptance import AGAINST, WITH, Acceptance, Own
+from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.acceptance import BEGINS, Acceptance
 from headway.engine.speculation.asking import Asking
+from headway.engine.speculation.candidates import (
+    EMPTY,
+    NO_CANDIDATE,
+    Candidate,
+    Guessing,
+    said_beside,
+)
 from headway.engine.speculation.controller import CHUNK, PlainStep, choose, least_value, row_price
-from headway.engine.speculation.drafts import Drafts, fitting, outcomes
+from headway.engine.speculation.drafts import Drafts, fitting, num_alike, outcomes
+from headway.engine.speculation.found import UNKNOWN, Expected, Found, became_of
 from headway.engine.speculation.lookahead import KINDS, Lookahead
-from headway.engine.speculation.paths import Rival, choose_rivals, find_rival, observe
+from headway.engine.speculation.paths import choose_rivals, find_rival, observe
 from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.rests import ONCE_IN, PATIENCE, Look, Rests
+from headway.engine.speculation.rests import Look, Rests
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
 from headway.engine.speculation.trials import Trials
 
 LATELY = 16
 """Steps: about as many as a token that comes now shortens the end of an answer by."""
-EMPTY = Drafts([])
-
-
-class Candidate(NamedTuple):
-    """What a source guesses of a sequence: the chance of each guess, and what its row is worth; and
-    another source's guesses that may ride beside them."""
-
-    drafts: Drafts
-    chances: list[float]
-    values: list[float]
-    rival: Rival | None = None
-
-    def first(self, count: int, more: int) -> Drafts:
-        """The first `count` guesses; beside them what the rival shares, and `more` of its own."""
-        drafts, rival, others = self.drafts, self.rival, list[Drafts]()
-        if more and rival is not None:
-            token_ids = rival.drafts.token_ids[: rival.shared + more]
-            others.append(rival.drafts._replace(token_ids=token_ids))
-        return drafts._replace(token_ids=drafts.token_ids[:count], others=others)
-
-
-NO_CANDIDATE = Candidate(EMPTY, [], [])
-
-
-class Guessing:
-    """What is known of one sequence's guesses."""
-
-    __slots__ = ("best", "drafted", "num_unpaid", "own", "proposed", "shadows")
-
-    def __init__(self, shadows: dict[str, Shadow]) -> None:
-        self.own, self.shadows = Own(), shadows
-        self.proposed: list[int] = []
-        """What the drafter guesses of the next tokens."""
-        self.drafted: list[int] = []
-        """The same of the tokens that this step brings."""
-        self.best = NO_CANDIDATE
-        """What was the best guess of these."""
-        self.num_unpaid = 0
-        """Steps since a guess of it was verified."""
-
-    @property
-    def looks(self) -> bool:
-        """Whether the sources are asked: in every step, but of who gains nothing now and then."""
-        return self.num_unpaid < PATIENCE or self.num_unpaid % ONCE_IN == 0 or bool(self.proposed)
 
 
 class Speculation:
@@ -98,7 +61,7 @@ class Speculation:
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
         """By source: guesses verified, guesses kept."""
         self._by_id: dict[int, Guessing] = {}
-        self.trials, self.rests = Trials(cost), Rests()
+        self.trials, self.rests, self.found = Trials(cost), Rests(), Found()
         self.busy = 0.0
         """Of the steps lately, the share with prompts beside the decodes."""
         self.drafting_s = 0.0
@@ -126,8 +89,8 @@ class Speculation:
             return {}
         starts = [len(sequence.tokens) for sequence in decodes]
         alone = decode_work(decodes, self.cost.windows)
-        busy = 1.0 if prompts_wait else self.busy
-        plain = PlainStep(starts, alone, beside, budget, most_s, busy)
+        plain = PlainStep(starts, alone, beside, budget, most_s, self.busy, prompts_wait)
+        plain = plain._replace(known_worth_s=plain.worth_s(self.cost))
         if self.lookahead is not None:
             least = least_value(plain, self.cost, self.config.max_drafts)
             self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), least)
@@ -149,13 +112,7 @@ class Speculation:
             if count
         }
         if look is Look.ASKS and self.asking is not None and self.asking.is_able(plain):
-            values = [
-                self._drafting_chances(sequence, state, candidate, count)
-                for sequence, state, candidate, count in zip(
-                    decodes, states, best, counts, strict=True
-                )
-            ]
-            asked = self.asking.counts(values, plain)
+            asked = self._num_asked(self.asking, decodes, states, counts, plain)
             self.drafting_s = self.asking.seconds(asked)
             for sequence, count in zip(decodes, asked, strict=True):
                 if count:
@@ -185,26 +142,37 @@ class Speculation:
             state = self._by_id[sequence.sequence_id] = Guessing(shadows)
         return state
 
-    def _best(self, sequence: Sequence, state: Guessing, price: float) -> Candidate:
-        """The candidate that promises most tokens beyond the `price` of its rows; all are compared
-        with what comes."""
-        most, tokens = self.config.max_drafts, sequence.tokens
+    def _guesses(
+        self, sequence: Sequence, state: Guessing
+    ) -> tuple[list[tuple[Drafts, str]], bool]:
+        """(Guesses, and what the drafter says to each; whether every source looked)."""
+        most, tokens, num_looked = self.config.max_drafts, sequence.tokens, 0
         state.drafted, state.proposed = state.proposed, []
         guesses = [(Drafts(state.drafted, self.drafter), "")] if state.drafted else []
         for source in self.sources:
             shadow = state.shadows[source.name]
             if not shadow.looks():
                 continue
+            num_looked += 1
             guess = source.guess(sequence, most)
             shadow.settle(tokens, self.acceptance, state.own)
             if guess.token_ids:
                 beside = said_beside(guess.token_ids, state.drafted)
+                if not isinstance(guess.match, tuple) and guess.match > sequence.num_generated:
+                    beside = BEGINS + beside
                 shadow.remember(tokens, guess, beside)
                 guesses.append((Drafts(guess.token_ids, source.name, guess.match), beside))
+        return guesses, num_looked == len(self.sources)
+
+    def _best(self, sequence: Sequence, state: Guessing, price: float) -> Candidate:
+        """The candidate that promises most tokens beyond the `price` of its rows; all are compared
+        with what comes."""
+        guesses, all_looked = self._guesses(sequence, state)
         refills = self.lookahead.worth if self.lookahead is not None else 0.0
         best, worth, others = NO_CANDIDATE, 0.0, []
+        found, found_worth = NO_CANDIDATE, 0.0
         for drafts, beside in guesses:
-            token_ids = fitting(sequence, drafts.token_ids, most)
+            token_ids = fitting(sequence, drafts.token_ids, self.config.max_drafts)
             if token_ids:
                 drafts = drafts._replace(token_ids=token_ids)
                 chances = self.acceptance.chances(
@@ -215,6 +183,11 @@ class Speculation:
                 if promised > worth or not best.chances:
                     values = [chance + (1 - chance) * refills for chance in chances]
                     best, worth = Candidate(drafts, chances, values), promised
+                if drafts.source != self.drafter and (promised > found_worth or not found.chances):
+                    found, found_worth = Candidate(drafts, chances, chances), promised
+        state.found, state.num_paying = found, -1
+        if all_looked:
+            state.num_paying = sum([chance > price for chance in found.chances])
         if len(others) > 1 and self.config.max_paths > 1:
             rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
             best = best._replace(rival=rival)
@@ -235,18 +208,25 @@ class Speculation:
         rivals = [candidate.rival for candidate in best]
         return counts, choose_rivals(rivals, values, counts, plain, self.cost)
 
-    def _drafting_chances(
-        self, sequence: Sequence, state: Guessing, candidate: Candidate, num_riding: int
-    ) -> list[float]:
-        """The chances of what the drafter would guess of the tokens behind this step."""
-        room = sequence.max_len - len(sequence.tokens) - num_riding - 2
-        count = min(self.config.max_proposed, room)
-        chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
-        if candidate.chances and candidate.drafts.source != self.drafter:
-            free = candidate.chances[num_riding:] or candidate.chances[-1:]
-            if sum(free) > sum(chances):  # it goes on with this chance, and then as well
-                chances = [(1 - free[0]) * chance for chance in chances]
-        return chances
+    def _num_asked(
+        self,
+        asking: Asking,
+        decodes: TypingSequence[Sequence],
+        states: list[Guessing],
+        counts: list[int],
+        plain: PlainStep,
+    ) -> list[int]:
+        """Of each decode how many tokens behind this step the drafter is asked for: it is worth
+        what it brings beyond what will be found anyway."""
+        values, shares, tokens, rows = [], list[float](), 0.0, 0.0
+        for sequence, state, num_riding in zip(decodes, states, counts, strict=True):
+            room = sequence.max_len - len(sequence.tokens) - num_riding - 2
+            most = max(min(self.config.max_proposed, room), 0)
+            values.append(self.acceptance.chances(self.drafter, 0, most, state.own))
+            left, expected = self.found.beside(state.found.chances, num_riding)
+            shares.append(left * (1 - state.best.chance_of_end(num_riding, sequence.stop_ids)))
+            tokens, rows = tokens + expected.tokens, rows + expected.rows
+        return asking.counts(values, plain._replace(found=Expected(tokens, rows)), shares)
 
     def first(self, sequence: Sequence) -> int:
         """How many guesses heads make behind the last token of a prompt.
@@ -273,22 +253,21 @@ class Speculation:
         state = self._by_id.get(sequence.sequence_id)
         if state is None:
             return
-        num_kept = len(sample.token_ids) - 1
-        sampled_to = len(sequence.tokens) - sequence.num_forced
+        forced = sequence.tokens[len(sequence.tokens) - sequence.num_forced :]
+        drafted = num_alike(state.drafted, sample.token_ids) if state.drafted else None
         if drafts.token_ids or state.drafted or state.best.rival is not None:
-            came = sequence.tokens[sampled_to - num_kept - 1 :]
-            self._count(drafts, came[:num_kept])
+            came = sample.token_ids + forced  # behind a token that ends it as well
+            self._count(drafts, sample.token_ids[:-1])
             if state.best.rival is not None:
                 observe(state.best.rival, state.best.drafts, came, self.acceptance, state.own)
             if state.drafted:
                 self._score_drafted(state, came)
+        self._score_found(state, sample.token_ids, drafted)
         state.best = NO_CANDIDATE
-        forced = sequence.tokens[sampled_to:]  # the drafter did not know them
-        follows = sample.drafts[: len(forced)] == forced
+        follows = sample.drafts[: len(forced)] == forced  # the drafter did not know them
         state.proposed = sample.drafts[len(forced) :] if follows else []
-        adopted = drafts.others[sample.path - 1] if sample.path else drafts
         for each in self.sources:
-            each.came(sequence, adopted, sample)
+            each.came(sequence, drafts.others[sample.path - 1] if sample.path else drafts, sample)
 
     def _count(self, drafts: Drafts, kept_ids: list[int]) -> None:
         """Of the guesses of each source, how many were verified and how many kept."""
@@ -304,6 +283,17 @@ class Speculation:
         seen = min(right + 1, most)
         self.acceptance.observe(self.drafter, 0, seen, right, state.own)
 
+    def _score_found(self, state: Guessing, came: list[int], num_drafted: int | None) -> None:
+        """Tell of what guesses that cost nothing brought, or would have; and the drafter beside."""
+        found, num_paying, became = state.found, state.num_paying, state.became
+        state.found, state.num_paying, state.became = NO_CANDIDATE, -1, UNKNOWN
+        if num_paying >= 0:
+            token_ids = found.drafts.token_ids
+            num_found = num_alike(token_ids[:num_paying], came)
+            self.found.saw(became, num_found, num_paying, num_drafted)
+            state.became = became_of(token_ids, came)
+        self.found.became(state.became)
+
     def ended(self, result: StepResult) -> None:
         """What the drafter took in this step."""
         if self.asking is not None:
@@ -313,19 +303,9 @@ class Speculation:
         """Forget what is kept of it; an answer that has ended may be given again."""
         state = self._by_id.pop(sequence.sequence_id, None)
         if state is not None:
+            if sequence.state == FINISHED:
+                self.found.ended(state.became)
             for shadow in state.shadows.values():
                 shadow.close(sequence.tokens, self.acceptance, state.own)
         for source in self.sources:
             source.left(sequence)
-
-
-def said_beside(guessed: list[int], drafted: list[int]) -> str:
-    """What the drafter says to a guess of what follows the same tokens; "": nothing.
-
-    >>> said_beside([5, 6, 7], [5, 6]), said_beside([5, 6, 7], [5, 8]), said_beside([5], [])
-    ('with', 'against', '')
-    """
-    if not drafted:
-        return ""
-    both = min(len(guessed), len(drafted))
-    return WITH if guessed[:both] == drafted[:both] else AGAINST

@@ -5,6 +5,7 @@ right is computed, what was wrong is overwritten and never listed in the prefix 
 """
 
 from collections.abc import Sequence as TypingSequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 from headway.core.clock import Clock
@@ -12,14 +13,41 @@ from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.cost import StepCost, work_done
 from headway.engine.kv import KVCache
+from headway.engine.kv.paths import adopt, branch, give_back
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator, outcomes
 from headway.telemetry.records import StepRecord
 
 
+@dataclass(slots=True, kw_only=True)
+class Guesses:
+    """Those of one step, from its plan to its end.
+
+    It took `choose_s` to choose them. Of them `verified` tells (who made them, how many of a
+    sequence, how many were right); `num_forced` tokens came because a grammar forced them.
+    """
+
+    choose_s: float = 0.0
+    verified: list[tuple[str, int, int]] = field(default_factory=list)
+    num_forced: int = 0
+    by_id: dict[int, Drafts] = field(default_factory=dict)
+    riding: dict[int, Sequence] = field(default_factory=dict)
+    """Whose guesses are in the step: one that was preempted may come back in it without."""
+    paths: dict[int, list[ScheduledSequence]] = field(default_factory=dict)
+    """Of these the rows of other paths, which hold blocks until the step is over."""
+
+    @property
+    def held(self) -> list[list[list[int]]]:
+        """By path, and by KV group: the blocks of other paths."""
+        return [row.new_blocks for row in chain.from_iterable(self.paths.values())]
+
+
 class StepDrafts:
-    """Whose guesses the step verifies; without a `speculator` nobody's."""
+    """Whose guesses a step verifies; without a `speculator` nobody's.
+
+    `now` are those of the step that is planned or taken at the moment.
+    """
 
     def __init__(
         self, kv: KVCache, policy: Policy, speculator: Speculator | None, clock: Clock
@@ -27,22 +55,17 @@ class StepDrafts:
         self.kv = kv
         self.policy = policy
         self.speculator, self.clock = speculator, clock
-        self.choose_s = 0.0
-        """What it took to choose this step's guesses."""
-        self.verified: list[tuple[str, int, int]] = []
-        """Of this step's guesses: (who made them, how many of a sequence, how many were right)."""
-        self.num_forced = 0
-        """Tokens that came in this step because a grammar forced them."""
-        self._by_id: dict[int, Drafts] = {}
-        self._riding: dict[int, Sequence] = {}
-        """Whose guesses are in the step: one that was preempted may come back in it without."""
-        self._paths: dict[int, list[ScheduledSequence]] = {}
-        """Of these the rows of other paths, which hold blocks until the step is over."""
+        self.now = Guesses()
 
     @property
     def jumps(self) -> bool:
         """Whether tokens that a grammar forces need not be sampled."""
         return self.speculator is not None and self.speculator.jumps
+
+    @property
+    def num_forced(self) -> int:
+        """Tokens that came in this step because a grammar forced them."""
+        return self.now.num_forced
 
     def plan(self, decodes: TypingSequence[Sequence], budget: int) -> list[int]:
         """How many known tokens of each decode the step computes, of `budget` in all: one, and of
@@ -53,26 +76,28 @@ class StepDrafts:
         for sequence in decodes:
             counts.append(1 + min(sequence.num_missing - 1, spare))
             spare -= counts[-1] - 1
-        self.verified, self._riding, self.num_forced = [], {}, 0
+        self.now = Guesses()
         beside, most_s, waits = self.policy.beside_drafts(decodes)
         began_s = self.clock.now_s()
-        self._by_id = self.speculator.plan(decodes, beside, spare, most_s, prompts_wait=waits)
-        self.choose_s = self.clock.now_s() - began_s
+        self.now.by_id = self.speculator.plan(decodes, beside, spare, most_s, prompts_wait=waits)
+        self.now.choose_s = self.clock.now_s() - began_s
         self.policy.drafts_for(self.speculator.drafting_s)
         return counts
 
     def of(self, sequence: Sequence) -> Drafts:
         """The guesses that ride with `sequence`."""
-        return self._by_id.get(sequence.sequence_id, NO_DRAFTS)
+        return self.now.by_id.get(sequence.sequence_id, NO_DRAFTS)
 
     def behind(self, sequence: Sequence, count: int) -> Drafts:
         """The guesses behind the next `count` tokens of `sequence`: behind all that are known."""
-        return self.of(sequence) if count == sequence.num_missing else NO_DRAFTS
+        if not self.now.by_id or count != sequence.num_missing:
+            return NO_DRAFTS
+        return self.of(sequence)
 
     def leave_out(self, sequence: Sequence) -> Drafts:
         """There is no block for its guesses: what remains without them."""
-        drafts = self._by_id[sequence.sequence_id]._replace(token_ids=[], others=())
-        self._by_id[sequence.sequence_id] = drafts
+        drafts = self.now.by_id[sequence.sequence_id]._replace(token_ids=[], others=())
+        self.now.by_id[sequence.sequence_id] = drafts
         return drafts
 
     def ride(self, row: ScheduledSequence, sequence: Sequence, drafts: Drafts) -> None:
@@ -84,7 +109,7 @@ class StepDrafts:
         row.token_ids += drafts.token_ids
         row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose
         if row.num_drafts:
-            self._riding[row.sequence_id] = sequence
+            self.now.riding[row.sequence_id] = sequence
             beside = sum([1 + len(other.token_ids) for other in drafts.others])
             self.policy.drafted(sequence, row.num_drafts + beside)
 
@@ -97,17 +122,17 @@ class StepDrafts:
         if self.speculator is not None:
             rows = plan.scheduled  # no path is among them yet
             rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in rows]
-            self.speculator.planned(sum(rest), self.choose_s)
-        copying = {copy.sequence_id for copy in plan.copies} if self._riding else set()
-        for sequence_id, sequence in self._riding.items():
-            drafts, rows = self._by_id[sequence_id], list[ScheduledSequence]()
+            self.speculator.planned(sum(rest), self.now.choose_s)
+        copying = {copy.sequence_id for copy in plan.copies} if self.now.riding else set()
+        for sequence_id, sequence in self.now.riding.items():
+            drafts, rows = self.now.by_id[sequence_id], list[ScheduledSequence]()
             is_plain = sequence_id not in copying and sequence.num_missing == 1
             for other in drafts.others if is_plain else ():
                 start, path = sequence.computed, len(rows) + 1
                 tokens = [sequence.tokens[start], *other.token_ids]
                 if len(tokens) > budget:
                     break
-                room = self.kv.branch(sequence, start + len(tokens), path)
+                room = branch(self.kv, sequence, start + len(tokens), path)
                 if room is None:
                     break
                 budget -= len(tokens)
@@ -117,19 +142,19 @@ class StepDrafts:
                     ScheduledSequence(sequence_id, start, tokens, room[0], False, count, path=path)
                 )
             if drafts.others:
-                self._by_id[sequence_id] = drafts._replace(others=drafts.others[: len(rows)])
-                self._paths[sequence_id] = rows
+                self.now.by_id[sequence_id] = drafts._replace(others=drafts.others[: len(rows)])
+                self.now.paths[sequence_id] = rows
                 plan.scheduled += rows
 
     def forget(self) -> None:
         """The step was run without guesses: nothing is to be learned of them."""
         self._give_back_paths()
-        self._by_id, self._riding = {}, {}
+        self.now.by_id, self.now.riding = {}, {}
 
     def _give_back_paths(self) -> None:
-        for row in chain.from_iterable(self._paths.values()):
-            self.kv.give_back(row.new_blocks)
-        self._paths = {}
+        for blocks in self.now.held:
+            give_back(self.kv, blocks)
+        self.now.paths = {}
 
     def keep(self, sequence: Sequence, sample: Sample, update: SequenceUpdate) -> None:
         """The tokens of `sample` are known now; those guessed right are computed as well.
@@ -139,28 +164,28 @@ class StepDrafts:
         if self.speculator is None:
             return
         num_kept = len(sample.token_ids) - 1
-        self.num_forced += update.num_forced
+        self.now.num_forced += update.num_forced
         if sample.path:
-            adopted = self._paths[sequence.sequence_id].pop(sample.path - 1)
-            self.kv.adopt(sequence, adopted.start, adopted.new_blocks)
+            adopted = self.now.paths[sequence.sequence_id].pop(sample.path - 1)
+            adopt(self.kv, sequence, adopted.start, adopted.new_blocks)
         if num_kept:
             sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
             self.kv.insert(sequence)
             self.policy.kept(sequence, num_kept)
         drafts = self.of(sequence)
-        if sequence.sequence_id not in self._riding:
+        if sequence.sequence_id not in self.now.riding:
             drafts = drafts._replace(token_ids=[], others=())
         else:
             found = outcomes(drafts, sample.token_ids[:num_kept])
             update.num_drafts = sum([count for _, count, _ in found])
             update.num_kept_drafts = num_kept
-            self.verified += found
+            self.now.verified += found
         self.speculator.came(sequence, drafts, sample)
 
     def ended(self, result: StepResult) -> None:
         """All samples of the step were told."""
         self._give_back_paths()
-        self._riding = {}
+        self.now.riding = {}
         if self.speculator is not None:
             self.speculator.ended(result)
 
@@ -168,16 +193,18 @@ class StepDrafts:
         """Fill in what was guessed, what was right, and what it took; a step that was run again in
         halves has verified nothing."""
         if self.speculator is not None:
-            record.draft_failure, record.choose_s = self.speculator.failure, self.choose_s
-        if not (record.num_drafts or record.draft_s or record.num_forced_rows or self.num_forced):
+            record.draft_failure, record.choose_s = self.speculator.failure, self.now.choose_s
+        if not (
+            record.num_drafts or record.draft_s or record.num_forced_rows or self.now.num_forced
+        ):
             return
         record.num_proposed = sum([len(each.drafts) for each in result.samples])
-        record.verified = self.verified
-        record.num_kept_drafts = sum([kept for _, _, kept in self.verified])
-        record.num_forced = self.num_forced
-        if self.verified or record.num_forced_rows:
+        record.verified = self.now.verified
+        record.num_kept_drafts = sum([kept for _, _, kept in self.now.verified])
+        record.num_forced = self.now.num_forced
+        if self.now.verified or record.num_forced_rows:
             rows = plan.scheduled
-            record.num_paths = sum([row.path > 0 for row in rows]) if self.verified else 0
+            record.num_paths = sum([row.path > 0 for row in rows]) if self.now.verified else 0
             ends = [row.start + len(row.token_ids) - row.num_drafts for row in rows]
             drafts = [
                 (end, row.num_drafts, row.path) for row, end in zip(rows, ends) if row.num_drafts
@@ -188,7 +215,7 @@ class StepDrafts:
                 if row.num_forced
             ]
             record.verify_s = cost.drafts_s(
-                work_done(record), drafts if self.verified else (), forced
+                work_done(record), drafts if self.now.verified else (), forced
             )
 
     def left(self, sequence: Sequence) -> None:

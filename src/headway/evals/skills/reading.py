@@ -54,6 +54,18 @@ def lookup(rng: random.Random, level: int) -> Example:
     return Example(prompt=prompt, answer=answer, before=tuple(turns[:-1]))
 
 
+def lookup_at(rng: random.Random, num_characters: int) -> Example:
+    """One of 16 pairs, with so many characters of stories between list and question."""
+    table = {key: rng.randint(10, 99) for key in rng.sample(words.NOUNS, 16)}
+    text = rng.choice(LIST).format(items=", ".join(f"{k}: {v}" for k, v in table.items()))
+    if num_characters:
+        text += "\n\n" + filler(rng, num_characters)
+    key = rng.choice(list(table))
+    return Example(
+        prompt=f"{text}\n{phrased(rng, LOOKUP, key=key)}", answer=f"Found {key}: {table[key]}"
+    )
+
+
 FACTS = (
     (
         "name",

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from headway.evals.skills.example import Example, is_held_out
-from headway.evals.skills.reading import classify, lookup, recall, refuse
+from headway.evals.skills.reading import classify, lookup, lookup_at, recall, refuse
 from headway.evals.skills.stories import tell
 from headway.evals.skills.structured import extract, tool
 from headway.evals.skills.symbols import arithmetic, copy, count, reverse, sort
@@ -65,11 +65,29 @@ DEMO = {
 def examples(skill: str, level: int, seed: int) -> Iterator[Example]:
     """Endless held-out examples of one skill at one level; no question comes twice."""
     rng = random.Random(f"{seed} test {skill} {level}")
+    return each_once(lambda: SKILLS[skill](rng, level), tested=True)
+
+
+def lookups(distance: int, seed: int, tested: bool = True) -> Iterator[Example]:
+    """Endless lookups with `distance` characters between list and question; as the two others."""
+    rng = random.Random(f"{seed} {'test' if tested else 'train'} lookup at {distance}")
+    return each_once(lambda: lookup_at(rng, distance), tested)
+
+
+def untested_examples(skill: str, level: int, seed: int) -> Iterator[Example]:
+    """Endless examples of one skill at one level that are never asked for testing."""
+    rng = random.Random(f"{seed} train {skill} {level}")
+    return each_once(lambda: SKILLS[skill](rng, level), tested=False)
+
+
+def each_once(draw: Callable[[], Example], tested: bool) -> Iterator[Example]:
+    """What is drawn of the tested or of the others; ends where nothing new comes for long."""
     seen: set[str] = set()
     misses = 0
     while misses < 10_000:
-        example = SKILLS[skill](rng, level)
-        if is_held_out(example.asked, frozenset(DEMO)) and example.asked not in seen:
+        example = draw()
+        kept = is_held_out(example.asked, frozenset(DEMO)) == tested
+        if kept and example.asked not in seen:
             seen.add(example.asked)
             misses = 0
             yield example

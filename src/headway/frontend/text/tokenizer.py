@@ -22,6 +22,9 @@ from headway.frontend.text.template import ChatTemplate
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
+HARMONY = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")
+"""What a chat template of gpt-oss writes."""
+
 
 class Tokenizer:
     """Text ↔ token ids for one model folder."""
@@ -155,6 +158,13 @@ class Tokenizer:
                 "--chat-template FILE.",
                 param="messages",
                 code="no_chat_template",
+            )
+        if all(mark in self.template.source for mark in HARMONY):
+            raise RequestError(
+                "This model answers in Harmony's channels (analysis, commentary, final), which are "
+                "not told apart here; use /v1/completions with a prompt in that format.",
+                param="messages",
+                code="unsupported_chat_format",
             )
         return self.template.render(messages, **options)
 

@@ -8,6 +8,8 @@ from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionBackend, AttentionRule
 from headway.runtime.attention.reference import ReferenceAttention
 from headway.runtime.attention.sdpa import SdpaAttention
+from headway.runtime.attention.triton import TritonAttention
+from headway.runtime.attention.varlen import VarlenAttention
 from headway.runtime.native.library import NativeLibrary
 
 
@@ -30,10 +32,12 @@ def choose_attention(
 
 
 BACKENDS: dict[str, type[AttentionBackend]] = {
+    "triton": TritonAttention,
+    "varlen": VarlenAttention,
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
 }
-"""Those of torch, on any device; the native one needs its library."""
+"""A GPU's, and those of torch, on any device; the native one needs its library."""
 
 __all__ = [
     "BACKENDS",
@@ -42,6 +46,7 @@ __all__ = [
     "KVLayer",
     "NativeAttention",
     "NativeKVLayer",
+    "TritonAttention",
     "allocate_kv",
     "choose_attention",
 ]

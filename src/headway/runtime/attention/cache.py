@@ -1,13 +1,13 @@
 """The KV memory itself: per layer, K and V of every slot of its group's blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from headway.core.model_spec import KVGroupSpec
-from headway.core.plan import BlockCopy
+from headway.core.plan import NULL_BLOCK, BlockCopy
 
 
 @dataclass(slots=True)
@@ -20,6 +20,9 @@ class KVLayer:
     k: Tensor
     v: Tensor
     group: int
+    bounds: Tensor | None = field(default=None, kw_only=True)
+    """(blocks, G, 2, D) in bfloat16: of each full block the least and the greatest number of its
+    keys in each channel, where rows choose which blocks they read."""
 
     @classmethod
     def zeros(
@@ -41,13 +44,56 @@ class KVLayer:
     @property
     def parts(self) -> list[Tensor]:
         """All its tensors, blocks first."""
-        return [self.k, self.v]
+        return [self.k, self.v] if self.bounds is None else [self.k, self.v, self.bounds]
+
+    def keep_bounds(self) -> None:
+        """Keep bounds from now on."""
+        kv_heads, head_dim = self.k.shape[2:]
+        self.bounds = empty_bounds(len(self.k), kv_heads, head_dim, self.k.device)
+
+    def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
+        """Put this step's keys and values into their slots, as torch's backends lay them out."""
+        self.k.view(-1, *self.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
+        self.v.view(-1, *self.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
+        if self.bounds is not None:
+            filled = slots_T[slots_T % self.block_size == self.block_size - 1] // self.block_size
+            least_and_most = torch.stack(torch.aminmax(self.k[filled], dim=1), 2)
+            self.bounds[filled] = least_and_most.to(self.bounds.dtype)
+
+    def read(self, slots_GK: Tensor) -> list[Tensor]:
+        """What lies in slots of each KV head, as it lies there; for `put` alone."""
+        blocks, offsets, heads_G1 = self.places(slots_GK)
+        return [part[blocks, offsets, heads_G1] for part in (self.k, self.v)]
+
+    def put(self, parts: list[Tensor], slots_K: Tensor) -> None:
+        """Write what `read` gave into these slots of every KV head."""
+        blocks, offsets, heads_G1 = self.places(slots_K)
+        for part, given in zip((self.k, self.v), parts, strict=True):
+            part[blocks, offsets, heads_G1] = given
+
+    def places(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(blocks, places within them, KV heads (G, 1)) of slots, (K,) or (G, K)."""
+        heads = torch.arange(self.num_kv_heads, device=slots.device)
+        return slots // self.block_size, slots % self.block_size, heads[:, None]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.k.shape[2])
 
     def wipe(self, slots_T: Tensor) -> None:
         """Make these slots zeros again."""
         blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
         self.k[blocks, offsets] = 0
         self.v[blocks, offsets] = 0
+
+    def wipe_where(self, slots_T: Tensor, bad_T: Tensor) -> None:
+        """Make the bad ones of these slots zeros, without asking which they are.
+
+        For each of the others the first slot of block 0, which is nobody's, is made zeros.
+        """
+        at_T = torch.where(bad_T, slots_T, NULL_BLOCK * self.block_size)
+        for part in self.parts:
+            part.view(-1, *part.shape[2:]).index_fill_(0, at_T, 0)
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of consecutive blocks, (…, B · block_size, G, D) for block ids (…, B)."""
@@ -56,10 +102,31 @@ class KVLayer:
         return self.k.index_select(0, flat).view(shape), self.v.index_select(0, flat).view(shape)
 
 
-def write(layer: KVLayer, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
-    """Put this step's keys and values into their slots, as torch's backends lay them out."""
-    layer.k.view(-1, *layer.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
-    layer.v.view(-1, *layer.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
+@dataclass(slots=True)
+class LatentKVLayer(KVLayer):
+    """K alone; `v` is a view of it, of the first numbers of each key."""
+
+    @property
+    def parts(self) -> list[Tensor]:
+        return [self.k]
+
+    def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
+        self.k.view(-1, *self.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
+
+    def wipe(self, slots_T: Tensor) -> None:
+        self.k[slots_T // self.block_size, slots_T % self.block_size] = 0
+
+    def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (*blocks_B.shape[:-1], -1, *self.k.shape[2:])
+        k = self.k.index_select(0, blocks_B.flatten()).view(shape)
+        return k, k[..., : self.v.shape[-1]]
+
+
+def empty_bounds(
+    num_blocks: int, kv_heads: int, head_dim: int, device: torch.device | str
+) -> Tensor:
+    """Zeros for `KVLayer.bounds`."""
+    return torch.zeros(num_blocks, kv_heads, 2, head_dim, dtype=torch.bfloat16, device=device)
 
 
 def allocate_kv(
@@ -70,12 +137,22 @@ def allocate_kv(
     device: str,
     kind: type[KVLayer] = KVLayer,
 ) -> list[KVLayer]:
-    """KV memory for all layers, by layer index; block 0 starts as zeros, as all do."""
+    """KV memory for all layers, by layer index; block 0 starts as zeros, as all do.
+
+    It is of `dtype`, but for groups that have a format of their own.
+    """
     layers: dict[int, KVLayer] = {}
     for index, (group, count) in enumerate(zip(groups, num_blocks, strict=True)):
         shape = (count, block_size, group.num_kv_heads, group.head_dim)
+        own = getattr(torch, group.kv_dtype) if group.kv_dtype else dtype
         for layer in group.layers:
-            layers[layer] = kind.zeros(shape, index, dtype, device)
+            if group.value_dim:
+                k = torch.zeros(shape, dtype=own, device=device)
+                layers[layer] = LatentKVLayer(k, k[..., : group.value_dim], index)
+            else:
+                layers[layer] = kind.zeros(shape, index, own, device)
+            if group.bounds:
+                layers[layer].keep_bounds()
     return [layers[layer] for layer in sorted(layers)]
 
 

@@ -9,7 +9,7 @@ as computed while both lie in one block, rounded otherwise. Worked example, bloc
     number ≈ offset + scale · level, levels 0 … 15, offset and scale in fp16
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from headway.core.kv_format import NUMBERS
 from headway.core.model_spec import KVGroupSpec
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.batch import Batch
+from headway.runtime.native.library import INT4, address
 
 GROUP = NUMBERS["int4-token"].group
 LEVELS = 15
@@ -28,18 +29,25 @@ LEVELS = 15
 class Int4KVLayer(KVLayer):
     """Levels and scales of one layer, and the open blocks, which are a group of their own.
 
-    Two levels a byte: K (blocks, G, D, block_size / 2), token t beside t + block_size / 2; V
-    (blocks, G, block_size, D / 2), channel c of 32 beside c + 16. `k_scale` (blocks, G, D, 2) and
-    `v_scale` (blocks, G, block_size, D / 32, 2) hold (scale, offset) in fp16.
+    Levels lie as vectors of native code read them (`RoundKV` in native/table.h), two a byte: K
+    (blocks, G, D / 2, block_size), V (blocks, G, D / 32, 8, 128). `k_scale` (blocks, G, 2, D) and
+    `v_scale` (blocks, G, D / 32, 2, block_size) hold scales, then offsets, in fp16.
     """
 
     k_scale: Tensor
     v_scale: Tensor
     open: KVLayer
+    numbers: tuple[int, ...] = field(init=False)
+    """What the native calls are told of it."""
+
+    def __post_init__(self) -> None:
+        _, kv_heads, _, head_dim = self.k_scale.shape
+        shape = (kv_heads, head_dim, self.block_size)
+        self.numbers = (*map(address, self.parts), 0, *shape, INT4, 0)
 
     @property
     def block_size(self) -> int:
-        return int(self.v.shape[2])
+        return int(self.v_scale.shape[-1])
 
     @property
     def parts(self) -> list[Tensor]:
@@ -53,9 +61,12 @@ class Int4KVLayer(KVLayer):
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of consecutive full blocks in fp32, (…, B · block_size, G, D)."""
-        k = unpack(self.k[blocks_B], self.k_scale[blocks_B])  # (…, B, G, D, block_size)
-        levels = self.v[blocks_B].unflatten(-1, (-1, GROUP // 2))
-        v = unpack(levels, self.v_scale[blocks_B]).flatten(-2)  # (…, B, G, block_size, D)
+        (k_scale, k_offset), (v_scale, v_offset) = (
+            part[blocks_B].float().unsqueeze(-1).unbind(-3) for part in (self.k_scale, self.v_scale)
+        )
+        k = k_offset + k_scale * k_levels(self.k[blocks_B])  # (…, B, G, D, block_size)
+        v = v_offset + v_scale * v_levels(self.v[blocks_B])  # (…, B, G, D / 32, block_size, 32)
+        v = v.transpose(-2, -3).flatten(-2)
         return k.movedim(-1, -3).flatten(-4, -3), v.movedim(-2, -3).flatten(-4, -3)
 
     def round(self, pairs_P2: Tensor) -> None:
@@ -65,26 +76,56 @@ class Int4KVLayer(KVLayer):
         exact, rounded = pairs_P2.unbind(1)
         shape = (len(pairs_P2), self.block_size, *self.v.shape[1:2], -1)
         k, v = (x.float().view(shape) for x in self.open.gather(exact))
-        self.k[rounded], self.k_scale[rounded] = pack(k.permute(0, 2, 3, 1))
-        levels, scale = pack(v.transpose(1, 2).unflatten(-1, (-1, GROUP)))
-        self.v[rounded], self.v_scale[rounded] = levels.flatten(-2), scale
+        levels, self.k_scale[rounded] = round_numbers(k.permute(0, 2, 3, 1))
+        self.k[rounded] = pack_k(levels)
+        groups = v.transpose(1, 2).unflatten(-1, (-1, GROUP)).transpose(2, 3)
+        levels, self.v_scale[rounded] = round_numbers(groups)
+        self.v[rounded] = pack_v(levels)
 
 
-def pack(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(levels, two a byte, (scale, offset)) of numbers (…, N) that share a scale."""
-    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    finite = x.isfinite().all(-1, keepdim=True)
+def round_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(levels (…, M, N), scales and offsets (…, 2, M)) of M times N numbers that share a scale."""
+    low, high = x.amin(-1), x.amax(-1)
+    finite = x.isfinite().all(-1)
     scale = ((high - low) / LEVELS).where(finite, torch.nan).half()
     offset = low.where(finite, torch.nan).half()
-    levels = ((x - offset.float()) / scale.float()).round().nan_to_num(0.0).clamp(0, LEVELS)
-    first, second = levels.where(scale > 0, 0).to(torch.uint8).chunk(2, -1)
-    return first | second << 4, torch.cat([scale, offset], -1)
+    step, base = scale.float()[..., None], offset.float()[..., None]
+    levels = ((x - base) / step).round().nan_to_num(0.0).clamp(0, LEVELS)
+    return levels.where(step > 0, 0).to(torch.uint8), torch.stack([scale, offset], -2)
 
 
-def unpack(levels: Tensor, scale: Tensor) -> Tensor:
-    """The numbers (…, N) of levels (…, N / 2), with (scale, offset) in (…, 2)."""
-    whole = torch.cat([levels & 15, levels >> 4], -1).float()
-    return scale[..., 1:].float() + scale[..., :1].float() * whole
+def nibbles(levels: Tensor) -> Tensor:
+    """Words of 8 levels, (…, 8), as bytes, (…, 4): the first level is in the lowest bits."""
+    return levels[..., ::2] | levels[..., 1::2] << 4
+
+
+def levels_of(words: Tensor) -> Tensor:
+    """The levels (…, 8) of words (…, 4), in fp32."""
+    return torch.stack([words & 15, words >> 4], -1).flatten(-2).float()
+
+
+def pack_k(levels: Tensor) -> Tensor:
+    """K's levels (…, D, 64): words of two channels and four tokens, 16 apart, (…, D / 2, 64)."""
+    words = levels.unflatten(-1, (4, 16)).unflatten(-3, (-1, 2)).movedim(-1, -3)
+    return nibbles(words.flatten(-2)).flatten(-2)
+
+
+def k_levels(packed: Tensor) -> Tensor:
+    """What `pack_k` packed, in fp32."""
+    levels = levels_of(packed.unflatten(-1, (16, 4))).unflatten(-1, (2, 4))
+    return levels.movedim(-3, -1).flatten(-2).flatten(-3, -2)
+
+
+def pack_v(levels: Tensor) -> Tensor:
+    """V's levels (…, 64, 32): words of eight tokens, the even ones first, (…, 8, 128)."""
+    words = levels.unflatten(-2, (8, 4, 2)).movedim(-1, -3).transpose(-1, -2)
+    return nibbles(words.flatten(-2)).flatten(-2)
+
+
+def v_levels(packed: Tensor) -> Tensor:
+    """What `pack_v` packed, in fp32."""
+    levels = levels_of(packed.unflatten(-1, (GROUP, 4))).unflatten(-1, (2, 4))
+    return levels.transpose(-1, -2).movedim(-3, -1).flatten(-4, -2)
 
 
 def filled_blocks(batch: Batch, layer: Int4KVLayer) -> Tensor:
@@ -122,12 +163,16 @@ def allocate_int4(
     for index, (group, count) in enumerate(zip(groups, num_blocks[:-1], strict=True)):
         heads, dim = group.num_kv_heads, group.head_dim
         for layer in group.layers:
+            if group.kv_dtype:
+                shape = (count, block_size, heads, dim)
+                layers[layer] = kind.zeros(shape, index, dtype, "cpu")
+                continue
             layers[layer] = Int4KVLayer(
-                zeros(count, heads, dim, block_size // 2),
-                zeros(count, heads, block_size, dim // 2),
+                zeros(count, heads, dim // 2, block_size),
+                zeros(count, heads, dim // GROUP, block_size // 8, 4 * GROUP),
                 index,
-                scales(count, heads, dim, 2),
-                scales(count, heads, block_size, dim // GROUP, 2),
+                scales(count, heads, 2, dim),
+                scales(count, heads, dim // GROUP, 2, block_size),
                 kind.zeros((num_blocks[-1], block_size, heads, dim), len(groups), dtype, "cpu"),
             )
     return [layers[layer] for layer in sorted(layers)]

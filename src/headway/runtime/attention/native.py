@@ -10,8 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from headway.runtime.attention.cache import KVLayer
-from headway.runtime.attention.int4 import Int4KVLayer, filled_blocks
+from headway.runtime.attention.cache import KVLayer, empty_bounds
+from headway.runtime.attention.int4 import Int4KVLayer
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 from headway.runtime.memory import zeros
@@ -39,7 +39,8 @@ class NativeKVLayer(KVLayer):
 
     def __post_init__(self) -> None:
         _, kv_heads, head_dim, block_size = self.k.shape
-        addresses = [address(part) for part in (self.k, self.v, self.k_scale, self.v_scale)]
+        parts = (self.k, self.v, self.k_scale, self.v_scale, self.bounds)
+        addresses = [address(part) for part in parts]
         shape = (kv_heads, head_dim, block_size)
         self.numbers = (*addresses, *shape, KV_TYPES[self.k.dtype], int(self.paired))
 
@@ -66,13 +67,38 @@ class NativeKVLayer(KVLayer):
     @property
     def parts(self) -> list[Tensor]:
         scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
-        return [self.k, self.v, *scales]
+        return [self.k, self.v, *scales, *([] if self.bounds is None else [self.bounds])]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.k.shape[1])
+
+    @property
+    def by_token(self) -> list[Tensor]:
+        """Its tensors, in place, as (blocks, G, block_size, …)."""
+        scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
+        return [self.k.movedim(-1, -2), self.v, *scales]
+
+    def read(self, slots_GK: Tensor) -> list[Tensor]:
+        blocks, offsets, heads_G1 = self.places(slots_GK)
+        return [part[blocks, heads_G1, offsets] for part in self.by_token]
+
+    def put(self, parts: list[Tensor], slots_K: Tensor) -> None:
+        blocks, offsets, heads_G1 = self.places(slots_K)
+        for part, given in zip(self.by_token, parts, strict=True):
+            part[blocks, heads_G1, offsets] = given
+
+    def keep_bounds(self) -> None:
+        blocks, kv_heads, head_dim, _ = self.k.shape
+        self.bounds = empty_bounds(blocks, kv_heads, head_dim, "cpu")
+        self.__post_init__()
 
     def wipe(self, slots_T: Tensor) -> None:
         blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
         self.k[blocks, :, :, offsets] = 0
-        for part in self.parts[1:]:
-            part[blocks, :, offsets] = 0
+        for part in (self.v, self.k_scale, self.v_scale):
+            if part.numel():
+                part[blocks, :, offsets] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
         """In fp32 where the memory is int8; for comparisons, the kernels read it in place."""
@@ -108,6 +134,21 @@ class PairedKVLayer(NativeKVLayer):
         v = self.v.view(blocks, kv_heads, block_size // 2, head_dim, 2)
         return k.transpose(2, 3), v.transpose(3, 4)
 
+    def read(self, slots_GK: Tensor) -> list[Tensor]:
+        if not self.paired:
+            return super(PairedKVLayer, self).read(slots_GK)
+        blocks, offsets, heads_G1 = self.places(slots_GK)
+        k, v = self.in_pairs()
+        return [k[blocks, heads_G1, offsets], v[blocks, heads_G1, offsets // 2, offsets % 2]]
+
+    def put(self, parts: list[Tensor], slots_K: Tensor) -> None:
+        if not self.paired:
+            super(PairedKVLayer, self).put(parts, slots_K)
+            return
+        blocks, offsets, heads_G1 = self.places(slots_K)
+        k, v = self.in_pairs()
+        k[blocks, heads_G1, offsets], v[blocks, heads_G1, offsets // 2, offsets % 2] = parts
+
     def wipe(self, slots_T: Tensor) -> None:
         if not self.paired:
             super(PairedKVLayer, self).wipe(slots_T)
@@ -140,8 +181,8 @@ class NativeAttention:
     def attend(
         self,
         q_TND: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
+        k_TGD: Tensor | None,
+        v_TGD: Tensor | None,
         layer: KVLayer,
         batch: Batch,
         rule: AttentionRule,
@@ -149,7 +190,8 @@ class NativeAttention:
         if isinstance(layer, Int4KVLayer):
             return self._attend_rounded(q_TND, k_TGD, v_TGD, layer, batch, rule)
         assert isinstance(layer, NativeKVLayer)
-        self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
+        if k_TGD is not None and v_TGD is not None:
+            self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
         q = rows(q_TND)
         out_TND = self._room_for(q)
         tables_SB = batch.block_tables_GSB[layer.group]
@@ -157,7 +199,7 @@ class NativeAttention:
             *(address(q), address(out_TND), q.stride(0)),
             *(address(tables_SB), *(address(lens) for lens in lens_of(batch, layer.group))),
             *(*tables_SB.shape, q.shape[1], rule.window, rule.sinks, rule.scale, rule.softcap),
-            address(rule.sink_logits),
+            *(address(rule.sink_logits), address(batch.reads_T)),
             *(TYPES[q.dtype], *layer.numbers),
         )
         return out_TND
@@ -171,8 +213,8 @@ class NativeAttention:
     def _attend_rounded(
         self,
         q_TND: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
+        k_TGD: Tensor | None,
+        v_TGD: Tensor | None,
         layer: Int4KVLayer,
         batch: Batch,
         rule: AttentionRule,
@@ -180,24 +222,19 @@ class NativeAttention:
         """K and V to the open blocks, those that are full to int4, then attention over both."""
         exact = layer.open
         assert isinstance(exact, NativeKVLayer)
-        self.write(k_TGD, v_TGD, exact, batch.slots_GT[exact.group])
-        memory = [address(part) for part in layer.parts]
-        shape = (*layer.k.shape[1:3], layer.block_size)
-        open_memory = (address(exact.k), address(exact.v), KV_TYPES[exact.k.dtype])
-        pairs_P2 = filled_blocks(batch, layer)
-        if len(pairs_P2):
-            self._library.calls.round_kv(
-                address(pairs_P2), len(pairs_P2), *open_memory, *memory, *shape
-            )
+        tables = [batch.block_tables_GSB[one.group] for one in (layer, exact)]
+        lens = [address(lens) for lens in lens_of(batch, layer.group)]
+        at = (*map(address, tables), *lens, *tables[0].shape)
+        if k_TGD is not None and v_TGD is not None:
+            self.write(k_TGD, v_TGD, exact, batch.slots_GT[exact.group])
+            self._library.calls.round_kv(*at, *exact.numbers, *layer.numbers)
         q = rows(q_TND)
         out_TND = self._room_for(q)
-        tables = [batch.block_tables_GSB[one.group] for one in (layer, exact)]
         self._library.calls.attention_rounded(
-            *(address(q), address(out_TND), q.stride(0), *map(address, tables)),
-            *(address(lens) for lens in lens_of(batch, layer.group)),
-            *(*tables[0].shape, q.shape[1], rule.window, rule.scale, rule.softcap),
+            *(address(q), address(out_TND), q.stride(0), *at),
+            *(q.shape[1], rule.window, rule.scale, rule.softcap),
             address(rule.sink_logits),
-            *(TYPES[q.dtype], *open_memory, *memory, *shape),
+            *(TYPES[q.dtype], *exact.numbers, *layer.numbers),
         )
         return out_TND
 
@@ -213,7 +250,7 @@ class NativeAttention:
 def lens_of(batch: Batch, group: int) -> tuple[Tensor, Tensor]:
     """Query and context lengths as tensors, made by a group's first layer."""
     if group not in batch.views:
-        batch.views[group] = torch.tensor(batch.query_lens), torch.tensor(batch.context_lens)
+        batch.views[group] = torch.tensor(batch.query_lens), torch.tensor(batch.contexts(group))
     found: tuple[Tensor, Tensor] = batch.views[group]
     return found
 

@@ -9,6 +9,15 @@
     out  = softmax(z) · V                       with a sink logit: softmax([z, sink of h]) · [V, 0]
 
 MHA (G = N), GQA and MQA (G = 1) are the shapes of q and k; the window and the cap are the rule's.
+
+Where the layer keeps bounds of its keys, a token may read some blocks alone (`Batch.reads_T`), for
+each KV head others: the first, its own and those between of which its query heads expect most (Tang
+et al. 2024, Quest). No key k of a block scores more than its bounds do, in the sum over the heads:
+
+    Σ_n q_n · k  ≤  Σ_n Σ_d max(q_nd · least_d, q_nd · most_d)
+                 =  Σ_d up_d · most_d - down_d · least_d
+
+where up is Σ_n max(q_n, 0) and down Σ_n max(-q_n, 0).
 """
 
 from dataclasses import dataclass
@@ -73,11 +82,16 @@ class AttentionBackend(Protocol):
     def attend(
         self,
         q_TND: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
+        k_TGD: Tensor | None,
+        v_TGD: Tensor | None,
         layer: KVLayer,
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
-        """The attention's output, (T, N, D), with this step's K and V written to `layer`."""
+        """The attention's output, (T, N, D), with this step's K and V written to `layer`.
+
+        None: they are written already, by the layer whose K and V these are.
+
+        D of the output is the values', which latent rows have fewer of than their keys.
+        """
         ...

@@ -1,9 +1,12 @@
 """Paged attention in plain torch, one sequence at a time, in fp32: the definition of correct."""
 
+from itertools import islice
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from headway.runtime.attention.cache import KVLayer, write
+from headway.runtime.attention.cache import KVLayer
 from headway.runtime.attention.int4 import Int4KVLayer, filled_blocks
 from headway.runtime.attention.protocol import AttentionRule, positions_of
 from headway.runtime.batch import Batch
@@ -18,33 +21,102 @@ class ReferenceAttention:
     def attend(
         self,
         q_TND: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
+        k_TGD: Tensor | None,
+        v_TGD: Tensor | None,
         layer: KVLayer,
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
         if isinstance(layer, Int4KVLayer):
-            write(layer.open, k_TGD, v_TGD, batch.slots_GT[layer.open.group])
-            layer.round(filled_blocks(batch, layer))
+            if k_TGD is not None and v_TGD is not None:
+                layer.open.write(k_TGD, v_TGD, batch.slots_GT[layer.open.group])
+                layer.round(filled_blocks(batch, layer))
             return attend_rounded(q_TND, layer, batch, rule)
-        write(layer, k_TGD, v_TGD, batch.slots_GT[layer.group])
+        if k_TGD is not None and v_TGD is not None:
+            layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
         tables = batch.block_tables_GSB[layer.group]
-        block_size = layer.block_size
-        out = torch.empty_like(q_TND)
+        out = q_TND.new_empty(*q_TND.shape[:2], layer.v.shape[-1])
         begin = 0
-        for row, (length, context) in enumerate(
-            zip(batch.query_lens, batch.context_lens, strict=True)
-        ):
-            blocks = rule.blocks_read(context - length, context, block_size)
-            k, v = layer.gather(tables[row, blocks])
-            key_at = positions_of(blocks, block_size, q_TND.device)
-            live = key_at < context
-            q = q_TND[begin : begin + length]
-            found = attend_at(q, k[live], v[live], rule, key_at[live], context)
-            out[begin : begin + length] = found
-            begin += length
+        for run in runs_of(batch, layer):
+            q, end = q_TND[begin : begin + run.length], begin + run.length
+            if run.num_read:
+                out[begin] = attend_best(q[0], layer, tables[run.row], rule, run)
+            else:
+                blocks = rule.blocks_read(run.context - run.length, run.context, layer.block_size)
+                out[begin:end] = attend_blocks(q, layer, tables[run.row], rule, run.context, blocks)
+            begin = end
         return out
+
+
+class Run(NamedTuple):
+    """Tokens of a row of the batch, the last one at `context` - 1; `num_read` 0 is all blocks."""
+
+    row: int
+    length: int
+    context: int
+    num_read: int = 0
+
+
+def runs_of(batch: Batch, layer: KVLayer) -> list[Run]:
+    """The rows of the batch; where a layer has bounds, each token that reads fewer blocks apart."""
+    lens = zip(batch.query_lens, batch.contexts(layer.group), strict=True)
+    if batch.reads_T is None or layer.bounds is None:
+        return [Run(row, length, context) for row, (length, context) in enumerate(lens)]
+    runs, reads = [], iter(batch.reads_T.tolist())
+    for row, (length, context) in enumerate(lens):
+        each = list(islice(reads, length))
+        whole = each.count(0)  # they come first: a context grows
+        if whole:
+            runs.append(Run(row, whole, context - length + whole))
+        ends = range(context - length + whole + 1, context + 1)
+        runs += [Run(row, 1, end, count) for end, count in zip(ends, each[whole:], strict=True)]
+    return runs
+
+
+def attend_blocks(
+    q_QND: Tensor,
+    layer: KVLayer,
+    table_B: Tensor,
+    rule: AttentionRule,
+    context: int,
+    blocks: list[int],
+) -> Tensor:
+    """Attention of the Q positions up to `context` to what lies in these places of a table."""
+    k, v = layer.gather(table_B[blocks])
+    key_at = positions_of(blocks, layer.block_size, q_QND.device)
+    live = key_at < context
+    return attend_at(q_QND, k[live], v[live], rule, key_at[live], context)
+
+
+def attend_best(
+    q_ND: Tensor, layer: KVLayer, table_B: Tensor, rule: AttentionRule, run: Run
+) -> Tensor:
+    """Attention of one token to its best blocks, for each KV head others, (N, D)."""
+    assert layer.bounds is not None
+    count = -(-run.context // layer.block_size)
+    bounds_BG2D = layer.bounds[table_B[: count - 1]]
+    q_GRD = q_ND.unflatten(0, (bounds_BG2D.shape[1], -1))
+    chosen_GK = best_blocks(q_GRD, bounds_BG2D, run.num_read)
+    found = [
+        attend_blocks(q_ND[None], layer, table_B, rule, run.context, chosen.tolist())[0]
+        for chosen in chosen_GK
+    ]
+    return torch.cat([x.unflatten(0, q_GRD.shape[:2])[g] for g, x in enumerate(found)])
+
+
+def best_blocks(q_GRD: Tensor, bounds_BG2D: Tensor, num_read: int) -> Tensor:
+    """By KV head the places of the blocks that a token reads, (G, num_read), as they lie.
+
+    `bounds_BG2D` are those of all blocks but its own, which it reads; of equals the first.
+    """
+    up_GD, down_GD = (half.clamp(min=0).sum(1) for half in (q_GRD.float(), -q_GRD.float()))
+    least_BGD, most_BGD = bounds_BG2D.float().unbind(2)
+    scores_BG = (up_GD * most_BGD - down_GD * least_BGD).sum(-1)
+    scores_BG = scores_BG.where(~scores_BG.isnan(), float("-inf"))
+    scores_BG[0] = float("inf")
+    order_BG = scores_BG.sort(dim=0, descending=True, stable=True).indices
+    own = order_BG.new_full((1, len(q_GRD)), len(bounds_BG2D))
+    return torch.cat([order_BG[: num_read - 1], own]).sort(0).values.T
 
 
 def attend_rounded(q_TND: Tensor, layer: Int4KVLayer, batch: Batch, rule: AttentionRule) -> Tensor:
@@ -95,7 +167,7 @@ def attend_at(
     scores, logits = scores.masked_fill(~seen, float("-inf")), rule.sink_logits
     weights = softmax(scores, None if logits is None else logits.float().view(kv_heads, -1, 1, 1))
     out = torch.einsum("gnqc,cgd->qgnd", weights, v_CGD.float())
-    return out.reshape(length, num_heads, head_dim).to(q_QND.dtype)
+    return out.reshape(length, num_heads, -1).to(q_QND.dtype)
 
 
 def softmax(scores: Tensor, sink_logits: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headway.runtime.attention.cache import KVLayer, write
+from headway.runtime.attention.cache import KVLayer
 from headway.runtime.attention.protocol import AttentionRule, positions_of
 from headway.runtime.attention.reference import softmax
 from headway.runtime.batch import Batch
@@ -38,14 +38,15 @@ class SdpaAttention:
     def attend(
         self,
         q_TND: Tensor,
-        k_TGD: Tensor,
-        v_TGD: Tensor,
+        k_TGD: Tensor | None,
+        v_TGD: Tensor | None,
         layer: KVLayer,
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
-        write(layer, k_TGD, v_TGD, batch.slots_GT[layer.group])
-        out = torch.empty_like(q_TND)
+        if k_TGD is not None and v_TGD is not None:
+            layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
+        out = q_TND.new_empty(*q_TND.shape[:2], layer.v.shape[-1])
         for view in decode_views(batch, layer, rule):
             out[view.at] = decodes(q_TND[view.at], layer, view, rule)
         begin = batch.num_decodes
@@ -118,7 +119,7 @@ def decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule
     attended = masked_attention(
         q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule, sink_logits
     )
-    return attended.reshape(q_RND.shape).to(q_RND.dtype)
+    return attended.reshape(num_rows, num_heads, -1).to(q_RND.dtype)
 
 
 def chunk(
@@ -146,7 +147,7 @@ def chunk(
         key_at = positions_of(blocks, block_size, q.device)[:num_keys]
         mask = rule.sees(query_at, key_at)
     attended = masked_attention(q, k, v, mask, rule, sink_logits)
-    return attended.permute(2, 0, 1, 3).reshape(q_QND.shape).to(q_QND.dtype)
+    return attended.permute(2, 0, 1, 3).reshape(length, num_heads, -1).to(q_QND.dtype)
 
 
 def logits_by_group(rule: AttentionRule, kv_heads: int) -> Tensor | None:

@@ -5,12 +5,13 @@ layer.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.runtime.rounding import RoundedWeight, fused, round_rows
+from headway.runtime.rounding import RoundedWeight, fused, round_rows, round_rows_fp8
 
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -18,6 +19,8 @@ def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
     return functional.linear(x_TH, weight_OH, bias_O)
 
 
+VECTOR = 64
+"""A multiple of the numbers that torch computes at once."""
 EXACT_INPUTS = 1024
 """Products of bytes that fp32 adds up exactly: 1024 · 127 · 128 is below 2^24."""
 
@@ -84,6 +87,18 @@ def fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Te
     return with_bias(out_TO, bias_O).to(x_TH.dtype)
 
 
+def scaled_fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
+    """The same with inputs rounded to e4m3 by token, on weights with a scale by output.
+
+    out = (Σ number · number) · scale of the token · scale of the output; products are exact in
+    fp32, sums are rounded as the device adds them.
+    """
+    rows_TH, scales_T = round_rows_fp8(x_TH)
+    sums_TO = functional.linear(rows_TH.float(), weight.levels_OH.float())
+    out_TO = sums_TO * (scales_T[:, None] * weight.scales_OG[:, 0])
+    return with_bias(out_TO, bias_O).to(x_TH.dtype)
+
+
 def are_finite(x: Tensor) -> bool:
     """Whether no number is an infinity or NaN.
 
@@ -105,10 +120,58 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) ->
     return weight_H * x.to(x_TH.dtype)
 
 
+def add_rms_norm(
+    x_TH: Tensor, more_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """(x + more, the `rms_norm` of that): the residual, and what the next layer reads of it."""
+    total_TH = x_TH + more_TH
+    return total_TH, rms_norm(total_TH, weight_H, eps, offset)
+
+
 def silu_mul(gate_up_TI2: Tensor) -> Tensor:
     """SwiGLU's middle: silu(first half) · second half (Shazeer 2020), (T, I)."""
     gate, up = gate_up_TI2.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def evenly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function` of each number, whose bits do not depend on where in `x` it lies.
+
+    Torch computes what fills no vector by other code: behind zeros that fill the last one of each
+    thread there is none of that.
+    """
+    unit = VECTOR * torch.get_num_threads()
+    flat = x.new_zeros(-(-x.numel() // unit) * unit)
+    flat[: x.numel()] = x.flatten()
+    return function(flat)[: x.numel()].view(x.shape)
+
+
+def scan(
+    state_RHKV: Tensor,
+    q_RLGK: Tensor,
+    k_RLGK: Tensor,
+    v_RLHV: Tensor,
+    decay_RLH: Tensor,
+    gain_RLH: Tensor,
+    is_delta: bool,
+) -> Tensor:
+    """Advance states by L tokens, one after the other; what each reads, (R, L, H, V). All in fp32.
+
+    S = decay · S + k ⊗ gain · v, or by the delta rule gain · (v − decay · Sᵀk) in place of
+    gain · v; then Sᵀq. Head h has the query and key h // (H / G). `state_RHKV` is changed.
+    """
+    each = state_RHKV.shape[1] // q_RLGK.shape[2]
+    out_RLHV = torch.empty_like(v_RLHV)
+    q_RLHK, k_RLHK = (x.repeat_interleave(each, 2) for x in (q_RLGK, k_RLGK))
+    for at in range(v_RLHV.shape[1]):
+        k_RHK1, q_RHK1 = (x[:, at, :, :, None] for x in (k_RLHK, q_RLHK))
+        state_RHKV *= decay_RLH[:, at, :, None, None]
+        v_RHV = v_RLHV[:, at]
+        if is_delta:
+            v_RHV = v_RHV - (state_RHKV * k_RHK1).sum(-2)
+        state_RHKV += k_RHK1 * (v_RHV * gain_RLH[:, at, :, None])[:, :, None]
+        out_RLHV[:, at] = (state_RHKV * q_RHK1).sum(-2)
+    return out_RLHV
 
 
 def clamped_silu_mul(gate_up_TI2: Tensor, limit: float, alpha: float) -> Tensor:

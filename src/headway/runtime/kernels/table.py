@@ -13,6 +13,9 @@ from headway.core.model_spec import ModelSpec
 from headway.core.quantization import Quantization
 from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
+from headway.runtime.kernels.fp8_cuda import Fp8Linear
+from headway.runtime.kernels.int4_cuda import Int4Linear
+from headway.runtime.kernels.int8_cuda import Int8Linear
 from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
@@ -78,7 +81,14 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float, float], Tensor] = reference.rms_norm
     gated: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=lambda: dict(GATED))
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = reference.rope
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]] | None = (
+        None
+    )
+    """A sum and its norm at once, where that is one kernel."""
+    choose: Callable[..., Tensor] | None = None
+    """All of sampling behind the edits, where that is one kernel: `cuda.sampling.choose`."""
     are_finite: Callable[[Tensor], bool] = reference.are_finite
+    scan: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = reference.scan
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
@@ -133,6 +143,8 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
         library=library,
         reasons=reasons,
     )
+    if settings.kernels == "cuda":
+        return with_own(kernels)
     if library is None:
         return kernels
     layers, name = NativeLayers(library), library.instruction_set
@@ -145,6 +157,35 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
         rope=layers.rope,
         are_finite=layers.are_finite,
     )
+
+
+def with_own(kernels: Kernels) -> Kernels:
+    """The same with our own kernels between the GEMMs, in Triton; read here, for a CPU has none."""
+    from headway.runtime.cuda.triton import layers
+    from headway.runtime.cuda.triton.draw import draw
+    from headway.runtime.cuda.triton.fused import add_rms_norm
+
+    why = ("triton", "one pass each")
+    sampling = ("triton", "filters and the draw in one kernel, nothing is read back")
+    return replace(
+        kernels,
+        rms_norm=layers.rms_norm,
+        gated={"silu": layers.silu_mul, "gelu_tanh": layers.gelu_tanh_mul},
+        rope=layers.rope,
+        add_rms_norm=add_rms_norm,
+        choose=draw,
+        reasons=kernels.reasons | dict.fromkeys(LAYERS, why) | {"sampling": sampling},
+    )
+
+
+def on_device(format: Format, fp8: str = "exact") -> LinearKernel | None:
+    """A GPU's kernel of a format, where there is one; FP8 that is exact has none."""
+    if format.kind == "fp8":
+        return Fp8Linear(format) if fp8 == "scaled" and Fp8Linear.knows(format) else None
+    return next((kind(format) for kind in ON_DEVICE if kind.knows(format)), None)
+
+
+ON_DEVICE: tuple[type[Int8Linear] | type[Int4Linear], ...] = (Int8Linear, Int4Linear)
 
 
 def choose_quantized(
@@ -161,8 +202,13 @@ def choose_quantized(
         elif library is not None and NativeFp8Linear.knows(format):
             found[format] = NativeFp8Linear(library, format)
         else:
-            found[format] = RoundedLinear(format)
+            fp8 = settings.quantization.fp8
+            own = on_device(format, fp8) if settings.kernels == "cuda" else None
+            found[format] = own or RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"
+    if settings.kernels == "cuda":
+        who = "int8 and scaled FP8 by torch's products, int4 by ours, all else in plain torch"
+        return found, ("cuda", f"{settings.quantization}: {who}")
     if library is None:
         return found, ("torch", f"{slow}: {why}" if why else slow)
     name = f"{library.instruction_set}, {settings.quantization}"

@@ -4,13 +4,17 @@ The row's other half, its numbers, is in `core.model_spec.FAMILIES`.
 """
 
 from headway.runtime.models.decoder import Architecture, Decoder
+from headway.runtime.models.deepseek import DEEPSEEK
 from headway.runtime.models.gemma import GEMMA2, GEMMA3
+from headway.runtime.models.gemma3n import GEMMA3N
 from headway.runtime.models.gpt_oss import GPT_OSS
 from headway.runtime.models.granite import GRANITE
+from headway.runtime.models.granite_hybrid import GRANITE_HYBRID
 from headway.runtime.models.llama import LLAMA
 from headway.runtime.models.olmo2 import OLMO2
 from headway.runtime.models.phi3 import PHI3
 from headway.runtime.models.qwen3 import QWEN3, QWEN3_MOE
+from headway.runtime.models.qwen3_next import QWEN3_NEXT
 
 MODELS: dict[str, Architecture] = {
     "LlamaForCausalLM": LLAMA,
@@ -20,11 +24,16 @@ MODELS: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3nForCausalLM": GEMMA3N,
     "Phi3ForCausalLM": PHI3,
     "Olmo2ForCausalLM": OLMO2,
     "GraniteForCausalLM": GRANITE,
+    "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
+    "Qwen3NextForCausalLM": QWEN3_NEXT,
     "SmolLM3ForCausalLM": LLAMA,
     "GptOssForCausalLM": GPT_OSS,
+    "DeepseekV2ForCausalLM": DEEPSEEK,
+    "DeepseekV3ForCausalLM": DEEPSEEK,
 }
 
 __all__ = ["MODELS", "Decoder"]

@@ -3,7 +3,7 @@
 An architecture is a layer and the names of its weights; the numbers come from the spec.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,30 +11,52 @@ import torch
 from torch import Tensor, nn
 
 from headway.runtime.layers import Build, Linear, RMSNorm, Step
+from headway.runtime.parallel.vocabulary import VocabEmbedding, VocabHead
 
 Weights = dict[str, tuple[str, str | None]]
 """Checkpoint module → (our module, its part of the rows there); `.weight` and `.bias` follow."""
 
 
-Tensors = Iterator[tuple[str, Callable[[], Any]]]
-"""(name, function that reads it) of each tensor of a checkpoint."""
+Pieces = list[tuple[str, Callable[[Tensor], Tensor]]]
+"""Of a tensor of a checkpoint: (name of ours, function that cuts it out) of each that it holds."""
 
 
-def same(tensors: Tensors) -> Tensors:
-    """The tensors as they are."""
-    return tensors
+def whole(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
+    """The tensor as it is."""
+    return [(name, lambda tensor: tensor)]
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """How to make layer i, and the table of weights.
 
-    `plain` gives the tensors of a checkpoint the names of that table, where it has others.
+    `pieces` gives the tensors of a checkpoint the names of that table, where it has others;
+    `decoder` is another than `Decoder` where more than one stream goes through the layers.
     """
 
     layer: Callable[[Build, int], nn.Module]
     weights: Weights
-    plain: Callable[[Tensors], Tensors] = same
+    pieces: Callable[[str, Callable[[], Sequence[int]]], Pieces] = whole
+    decoder: "Callable[[Build, Architecture], Decoder] | None" = None
+
+
+def embedding(build: Build) -> nn.Module:
+    """The rows of all tokens, or of a rank's; a stage behind the first is given rows."""
+    if not build.stage.is_first:
+        return nn.Identity()
+    if build.group.size > 1:
+        return VocabEmbedding(build)
+    shape = build.spec.vocab_size, build.spec.hidden_size
+    return nn.Embedding(*shape, _weight=build.weight(*shape), _freeze=True)
+
+
+def head(build: Build) -> nn.Module:
+    """The output matrix, or a rank's rows of it; of a pipeline the last stage's."""
+    if not build.stage.is_last:
+        return nn.Identity()
+    if build.group.size > 1:
+        return VocabHead(build)
+    return Linear(build, build.spec.hidden_size, build.spec.vocab_size)
 
 
 class Decoder(nn.Module):
@@ -45,24 +67,33 @@ class Decoder(nn.Module):
         spec = build.spec
         self.spec = spec
         self.weights = architecture.weights
-        self.embedding = nn.Embedding(
-            spec.vocab_size,
-            spec.hidden_size,
-            _weight=build.weight(spec.vocab_size, spec.hidden_size),
-            _freeze=True,
+        self.stage, self.own = build.stage, build.stage.layers(spec.num_layers)
+        self.own_experts = build.own_experts
+        self.embedding: Any = embedding(build)
+        self.layers = nn.ModuleList(
+            architecture.layer(build, i) if i in self.own else nn.Identity()
+            for i in range(spec.num_layers)
         )
-        self.layers = nn.ModuleList(architecture.layer(build, i) for i in range(spec.num_layers))
-        self.norm = RMSNorm(build)
-        self.head = Linear(build, spec.hidden_size, spec.vocab_size)
-        if spec.tied:
+        self.norm: Any = RMSNorm(build) if self.stage.is_last else nn.Identity()
+        self.head: Any = head(build)
+        if spec.tied and self.stage.count == 1:
             self.head.weight = self.embedding.weight
 
-    def forward(self, token_ids_T: Tensor, step: Step) -> Tensor:
-        x_TH = self.embedding(token_ids_T)
-        if self.spec.embedding_scale != 1.0:
+    def forward(self, given: Tensor, step: Step) -> Tensor:
+        """`given` are token ids (T,), or in a stage behind the first its rows (T, H)."""
+        return self.over(self.embed(given), step)
+
+    def embed(self, given: Tensor) -> Tensor:
+        """What the first layer reads, (T, H)."""
+        x_TH: Tensor = self.embedding(given)
+        if self.stage.is_first and self.spec.embedding_scale != 1.0:
             x_TH = x_TH * torch.tensor(self.spec.embedding_scale, dtype=x_TH.dtype)
-        for layer in self.layers:
-            x_TH = layer(x_TH, step)
+        return x_TH
+
+    def over(self, x_TH: Tensor, step: Step) -> Tensor:
+        """The layers that are here."""
+        for index in self.own:
+            x_TH = self.layers[index](x_TH, step)
         return x_TH
 
     def logits(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -36,8 +36,9 @@ class GemmaLayer(nn.Module):
         self.out_norm = RMSNorm(build)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        x_TH = x_TH + self.attended_norm(self.attention(self.attention_norm(x_TH), step))
-        return x_TH + self.out_norm(self.mlp(self.mlp_norm(x_TH)))
+        attended_TH = self.attended_norm(self.attention(self.attention_norm(x_TH), step))
+        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
+        return x_TH + self.out_norm(self.mlp(normed_TH))
 
 
 GEMMA2 = Architecture(GemmaLayer, WEIGHTS)

@@ -1,14 +1,16 @@
 """gpt-oss (OpenAI 2025): Llama with sink logits, a window in every other layer, and experts.
 
-Its checkpoints hold the experts of a layer in one tensor, inputs before outputs, gates and ups in
-turn: (E, H, 2 · I). They are read as if each expert had matrices of its own.
+Its checkpoints hold the experts of a layer in one tensor, gates and ups in turn: in 16 bits
+(E, H, 2 · I), inputs before outputs, in MXFP4 `…_blocks` (E, 2 · I, H / 32, 16) and `…_scales`
+(E, 2 · I, H / 32). They are read as if each expert had matrices of its own.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 
-from headway.runtime.models.decoder import Architecture, Tensors, Weights
+from headway.runtime.models.decoder import Architecture, Pieces, Weights, whole
 from headway.runtime.models.llama import LAYER
 from headway.runtime.models.llama import WEIGHTS as LLAMA_WEIGHTS
 from headway.runtime.models.qwen3 import EXPERTS, SparseLayer
@@ -24,32 +26,36 @@ PARTS = {
     "down_proj": (("down_proj", 0, 1),),
 }
 """Stacked tensor → its matrices: (name, first output, step)."""
+SUFFIXES = {"": "weight", "bias": "bias", "blocks": "blocks", "scales": "scales"}
+"""What follows a stacked tensor's name, and what an expert's own would have."""
 
 
-def by_expert(tensors: Tensors) -> Tensors:
+def by_expert(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
     """`mlp.experts.gate_up_proj` as `mlp.experts.0.gate_proj.weight`, `…0.up_proj.weight`, ….
 
     A stacked tensor is a view of its file: no more than a matrix is copied at once.
     """
-    for name, read in tensors:
-        base, experts, last = name.partition(".mlp.experts.")
-        kind = last.removesuffix("_bias")
-        if name.endswith(".self_attn.sinks"):
-            yield f"{name}.weight", read
-        elif not experts or kind not in PARTS:
-            yield name, read
-        else:
-            stacked = read()
-            suffix = "bias" if last != kind else "weight"
-            for expert, matrix in enumerate(stacked):
-                for part, first, step in PARTS[kind]:
-                    full = f"{base}.mlp.experts.{expert}.{part}.{suffix}"
-                    yield full, partial(outputs_of, matrix, first, step)
+    base, experts, last = name.partition(".mlp.experts.")
+    kind = next((kind for kind in PARTS if last.startswith(kind)), "")
+    suffix = SUFFIXES.get(last.removeprefix(kind).removeprefix("_"))
+    if name.endswith(".self_attn.sinks"):
+        return [(f"{name}.weight", lambda sinks: sinks)]
+    if not experts or not kind or suffix is None:
+        return whole(name, shape)
+    return [
+        (
+            f"{base}.mlp.experts.{expert}.{part}.{suffix}",
+            partial(outputs_of, expert=expert, first=first, step=step, turned=suffix == "weight"),
+        )
+        for expert in range(shape()[0])
+        for part, first, step in PARTS[kind]
+    ]
 
 
-def outputs_of(matrix: Tensor, first: int, step: int) -> Tensor:
-    """Every `step`-th output from `first` on, outputs before inputs: (H, O) → (O / step, H)."""
-    return matrix[..., first::step].t() if matrix.dim() == 2 else matrix[first::step]
+def outputs_of(stacked: Tensor, expert: int, first: int, step: int, turned: bool) -> Tensor:
+    """Every `step`-th output of an expert from `first` on; `turned`: inputs came first."""
+    matrix = stacked[expert].t() if turned else stacked[expert]
+    return matrix[first::step]
 
 
 GPT_OSS = Architecture(SparseLayer, WEIGHTS, by_expert)

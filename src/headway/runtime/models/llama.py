@@ -39,8 +39,9 @@ class LlamaLayer(nn.Module):
         self.mlp = GatedMLP(build)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        x_TH = x_TH + self.attention(self.attention_norm(x_TH), step)
-        return x_TH + self.mlp(self.mlp_norm(x_TH))
+        attended_TH = self.attention(self.attention_norm(x_TH), step)
+        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
+        return x_TH + self.mlp(normed_TH)
 
 
 LLAMA = Architecture(LlamaLayer, WEIGHTS)

@@ -33,8 +33,9 @@ class SparseLayer(nn.Module):
         self.mlp = SparseMLP(build)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        x_TH = x_TH + self.attention(self.attention_norm(x_TH), step)
-        return x_TH + self.mlp(self.mlp_norm(x_TH), step)
+        attended_TH = self.attention(self.attention_norm(x_TH), step)
+        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
+        return x_TH + self.mlp(normed_TH, step)
 
 
 def qwen3_moe_layer(build: Build, index: int) -> nn.Module:

@@ -64,9 +64,9 @@ class Kernels:
         token_ids: int,
         positions: int,
         query_lens: int,
-        context_lens: int,
         groups: int,
         buffers: int,
+        reads: int,
     ) -> None: ...
     def are_finite(self, x: int, count: int, type: int) -> bool: ...
     def read_words(self, base: int, bytes: int) -> int: ...
@@ -153,11 +153,21 @@ class Kernels:
     ) -> None: ...
     def round_kv(
         self,
-        pairs: int,
-        count: int,
-        from_k: int,
-        from_v: int,
-        from_type: int,
+        tables: int,
+        open_tables: int,
+        query_lens: int,
+        context_lens: int,
+        sequences: int,
+        width: int,
+        open_k: int,
+        open_v: int,
+        open_k_scale: int,
+        open_v_scale: int,
+        open_heads: int,
+        open_dim: int,
+        open_size: int,
+        open_type: int,
+        open_paired: int,
         k: int,
         v: int,
         k_scale: int,
@@ -165,6 +175,8 @@ class Kernels:
         kv_heads: int,
         head_dim: int,
         block_size: int,
+        kv_type: int,
+        paired: int,
     ) -> None: ...
     def attention_rounded(
         self,
@@ -185,7 +197,13 @@ class Kernels:
         type: int,
         open_k: int,
         open_v: int,
+        open_k_scale: int,
+        open_v_scale: int,
+        open_heads: int,
+        open_dim: int,
+        open_size: int,
         open_type: int,
+        open_paired: int,
         k: int,
         v: int,
         k_scale: int,
@@ -193,6 +211,8 @@ class Kernels:
         kv_heads: int,
         head_dim: int,
         block_size: int,
+        kv_type: int,
+        paired: int,
     ) -> None: ...
     def attention(
         self,

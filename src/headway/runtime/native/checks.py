@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.core.formats import GROUPS, INT8, Format
+from headway.core.model_spec import KVGroupSpec
+from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.int4 import allocate_int4
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionRule
-from headway.runtime.attention.reference import attend_one
+from headway.runtime.attention.reference import ReferenceAttention, attend_one
 from headway.runtime.batch import Batch
 from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.layers import NativeLayers, layers_are_right
@@ -23,13 +26,21 @@ from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.lower import lower
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.native.sampling import sampling_is_right
-from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
+from headway.runtime.rounding import (
+    SUPER_BLOCK,
+    RoundedWeight,
+    SuperBlocks,
+    round_rows,
+    round_weight,
+)
 
 CHECKED = (
     Format("int4", 32, offsets="zeros"),
     Format("int4", 128, fp32_scales=True, offsets="any"),
     Format("int8", 16, permuted=True),
     Format("int8", 32, fp32_scales=True, offsets="any"),
+    Format("int4", 32, fp32_scales=True, offsets="any", super_block=SUPER_BLOCK),
+    Format("int8", 16, fp32_scales=True, super_block=SUPER_BLOCK),
 )
 """Of the layouts of others: each way to hold levels, scales and offsets."""
 
@@ -37,8 +48,9 @@ CHECKED = (
 def is_right(library: NativeLibrary) -> bool:
     """Whether every operation's results are those of torch."""
     gemms = (multiplies_right, multiplies_rounded_right, multiplies_fp8_right)
-    rest = (attends_right, programs_are_right, layers_are_right, sampling_is_right)
-    return all(check(library) for check in (*gemms, *rest))
+    attention = (attends_right, attends_rounded_right)
+    rest = (programs_are_right, layers_are_right, sampling_is_right)
+    return all(check(library) for check in (*gemms, *attention, *rest))
 
 
 def multiplies_right(library: NativeLibrary) -> bool:
@@ -62,11 +74,7 @@ def multiplies_rounded_right(library: NativeLibrary) -> bool:
     x, weight = (torch.randn(size, 3 * 128, generator=draw) for size in (17, 45))
     levels, scales = round_rows(x)
     for format in (INT8, *(Format("int4", group) for group in GROUPS), *CHECKED):
-        rounded = round_weight(weight, format.group)
-        if format not in (INT8, Format("int4", format.group)):
-            order = torch.randperm(3 * 128, generator=draw) if format.permuted else None
-            offsets = None if format.offsets == "none" else 3 * rounded.scales_OG
-            rounded = replace(rounded, offsets_OG=offsets, order_H=order, kind=format.kind)
+        rounded = held_in(format, round_weight(weight, format.group), draw)
         kernel = NativeQuantizedLinear(library, format)
         expected = levels * scales[:, None] @ rounded.plain().T
         for rows in (1, 17):
@@ -74,6 +82,28 @@ def multiplies_rounded_right(library: NativeLibrary) -> bool:
             if not torch.allclose(found, expected[:rows], rtol=1e-4, atol=1e-3):
                 return False
     return True
+
+
+def held_in(format: Format, weight: RoundedWeight, draw: torch.Generator) -> RoundedWeight:
+    """The weight's levels with offsets, an order and scales as the format has them."""
+    if format in (INT8, Format("int4", format.group)):
+        return weight
+    order = torch.randperm(weight.levels_OH.shape[1], generator=draw) if format.permuted else None
+    offsets = None if format.offsets == "none" else 3 * weight.scales_OG
+    weight = replace(weight, offsets_OG=offsets, order_H=order, kind=format.kind)
+    return in_supers(weight, draw) if format.super_block else weight
+
+
+def in_supers(weight: RoundedWeight, draw: torch.Generator) -> RoundedWeight:
+    """Its levels with scales, and minima where it has offsets, of super-blocks."""
+    parts, (outputs, groups) = 1 if weight.offsets_OG is None else 2, weight.scales_OG.shape
+    each = SUPER_BLOCK // weight.group
+    supers = SuperBlocks(
+        torch.randint(64, (parts, outputs, groups), generator=draw, dtype=torch.int8),
+        torch.rand(parts, outputs, -(-groups // each), generator=draw).half() / 64,
+    )
+    scales, offsets = supers.scales_and_offsets(weight.kind, weight.group)
+    return replace(weight, scales_OG=scales, offsets_OG=offsets, supers=supers)
 
 
 def multiplies_fp8_right(library: NativeLibrary) -> bool:
@@ -144,5 +174,34 @@ def attends_right(library: NativeLibrary) -> bool:
         found = NativeAttention(library).attend(q, k, v, layer, batch, rule).float()
         expected = attend_one(q.float(), k.float(), v.float(), rule)
         if not torch.allclose(found, expected, rtol=5e-2, atol=5e-2):
+            return False
+    return True
+
+
+def attends_rounded_right(library: NativeLibrary) -> bool:
+    """Whether int4 KV is what the definition makes of it: 150 tokens, of which 128 are rounded."""
+    draw, rule = torch.Generator().manual_seed(0), AttentionRule(scale=0.3)
+    slots, blocks = torch.arange(64, 214), torch.arange(1, 4)
+    group = KVGroupSpec(layers=(0,), num_kv_heads=2, head_dim=32)
+    for dtype in TYPES:
+        q, k, v = (torch.randn(150, heads, 32, generator=draw).to(dtype) for heads in (6, 2, 2))
+        batch = Batch(
+            token_ids_T=slots,
+            positions_T=slots - 64,
+            slots_GT=[slots] * 2,
+            block_tables_GSB=[blocks[None]] * 2,
+            query_lens=[150],
+            context_lens=[150],
+            num_decodes=0,
+            sampled_rows=[],
+            sampled_sequences=[],
+        )
+        kinds: tuple[type[KVLayer], ...] = NativeKVLayer, KVLayer
+        layers = [allocate_int4((group,), (4, 4), 64, dtype, kind)[0] for kind in kinds]
+        found = NativeAttention(library).attend(q, k, v, layers[0], batch, rule).float()
+        expected = ReferenceAttention().attend(q, k, v, layers[1], batch, rule).float()
+        if not torch.allclose(found, expected, rtol=5e-2, atol=5e-2):
+            return False
+        if not all(map(torch.equal, *(layer.parts for layer in layers))):
             return False
     return True

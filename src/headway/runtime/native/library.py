@@ -10,6 +10,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Number types as the module numbers them."""
 E4M3 = 5
 """That of weights alone."""
+INT4 = 4
+"""That of KV memory whose blocks are rounded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.runtime.native.library import E4M3, TYPES, NativeLibrary, address
-from headway.runtime.native.program import CODES, NOWHERE, OPERATION, Program
+from headway.runtime.native.program import CODES, NOWHERE, OPERATION, Pause, Program
 
 GEMMS = ("linear", "quantized")
+PAUSE = "pause"
 
 
 class NotLoweredError(Exception):
@@ -67,7 +68,8 @@ class Value:
         return [Value(self.recorder, self.buffer, size, begin) for begin, size in pairs]
 
     def unflatten(self, dim: int, sizes: tuple[int, int]) -> "Value":
-        assert dim == -1 and sizes[0] == -1
+        if dim != -1 or sizes[0] != -1:
+            raise NotLoweredError("such heads")
         return Value(self.recorder, self.buffer, self.width, self.first, self.width // sizes[1])
 
     def flatten(self, start_dim: int) -> "Value":
@@ -201,11 +203,25 @@ class Recorder:
         self._write("add", x=x, second=other, y=y, width=x.width, factor=factor)
         return y
 
-    def attend(self, q: Value, k: Value, v: Value, layer: Any, batch: None, rule: Any) -> Value:
-        if not hasattr(layer, "numbers"):
-            raise NotLoweredError("attention over int4 KV")
+    def over_ranks(self, x: Value, work: Callable[[Tensor], Tensor]) -> Value:
+        """What `work` makes of the rows of `x`, from Python, between two native calls."""
+        assert x.dense
+        y = self._new(x.width)
+        self._write(PAUSE, x=x, y=y, width=x.width, work=work)
+        return y
+
+    def attend(
+        self, q: Value, k: Value | None, v: Value | None, layer: Any, batch: None, rule: Any
+    ) -> Value:
         y, memory = self._new(q.width, q.heads), {"kv_group": layer.group, "kv": layer.numbers}
-        self._write("write_kv", x=k, second=v, **memory)
+        exact = getattr(layer, "open", None)
+        if exact is not None:
+            memory |= {"open_group": exact.group, "open": exact.numbers}
+        if k is not None and exact is not None:
+            self._write("write_kv", x=k, second=v, kv_group=exact.group, kv=exact.numbers)
+            self._write("round_kv", **memory)
+        elif k is not None:
+            self._write("write_kv", x=k, second=v, **memory)
         sight = {"window": rule.window, "sinks": rule.sinks}
         numbers = {**sight, "factor": rule.scale, "shift": rule.softcap}
         numbers["bias"] = address(rule.sink_logits)
@@ -216,6 +232,14 @@ class Recorder:
         """What was written, in as few buffers as hold what is still to be read."""
         operations = with_gates(self._operations, result)
         slots, widths = share(operations, self.widths, result.buffer, self.given)
+        pauses, done = list[Pause](), list[dict[str, Any]]()
+        for operation in operations:
+            if operation["code"] != PAUSE:
+                done.append(operation)
+                continue
+            places = slots[operation["x"].buffer], slots[operation["y"].buffer]
+            pauses.append(Pause(len(done), *places, operation["width"], operation["work"]))
+        operations = done
         found = np.zeros(len(operations), OPERATION)
         for record, operation in zip(found, operations, strict=True):
             record["type"], record["scratch"] = TYPES[self.dtype], len(widths)
@@ -235,7 +259,8 @@ class Recorder:
         if self.given is not None:
             given = slots[self.given]
             row_bytes[given] = 0
-        return Program(library, found, row_bytes, slots[result.buffer], self.dtype, given)
+        place = slots[result.buffer], self.widths[result.buffer]
+        return Program(library, found, row_bytes, *place, self.dtype, given, pauses)
 
 
 def buffers_of(operation: dict[str, Any]) -> list[int]:
@@ -322,4 +347,5 @@ def lower(
     except NotLoweredError as error:
         return None, f"each operation called from Python: a program has no {error}"
     program = recorder.program(library, result)
-    return program, f"{len(program.operations)} operations in one call"
+    calls = f"{program.num_calls} calls" if program.num_calls > 1 else "one call"
+    return program, f"{len(program.operations)} operations in {calls}"

@@ -5,6 +5,9 @@ result lies. What it promises: the numbers of the same operations called one by 
 memory that is reused from step to step.
 """
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,11 +16,14 @@ from headway.runtime.batch import Batch
 from headway.runtime.native.available import OPERATION_BYTES
 from headway.runtime.native.library import NativeLibrary, address
 
-CODES = ("embed", "norm", "linear", "quantized", "rope", "gated", "add", "write_kv", "attention")
+CODES = (
+    *("embed", "norm", "linear", "quantized", "rope", "gated", "add"),
+    *("write_kv", "attention", "round_kv"),
+)
 PLACE = np.dtype([("buffer", "i4"), ("first", "i4"), ("step", "i4")])
 KV_MEMORY = np.dtype(
     [
-        *((name, "u8") for name in ("k", "v", "k_scale", "v_scale")),
+        *((name, "u8") for name in ("k", "v", "k_scale", "v_scale", "bounds")),
         *((name, "i8") for name in ("kv_heads", "head_dim", "block_size")),
         ("type", "i4"),
         ("paired", "?"),
@@ -31,9 +37,9 @@ OPERATION = np.dtype(
         *((name, "i4") for name in ("scratch", "activation", "weight_type")),
         *((name, "u8") for name in ("weight", "bias", "scales", "order")),
         *((name, "i8") for name in ("width", "count", "layout", "pairs", "kv_group")),
-        *((name, "i8") for name in ("window", "sinks")),
+        *((name, "i8") for name in ("open_group", "window", "sinks")),
         *(("factor", "f4"), ("shift", "f4")),
-        ("kv", KV_MEMORY),
+        *(("kv", KV_MEMORY), ("open", KV_MEMORY)),
     ],
     align=True,
 )
@@ -43,8 +49,22 @@ NOWHERE = (-1, 0, 0)
 CACHE_LINE = 64
 
 
+class Pause(NamedTuple):
+    """Before operation `at` Python makes the rows of buffer `y` of those of `x`, as wide: ranks add
+    up there."""
+
+    at: int
+    x: int
+    y: int
+    width: int
+    work: Callable[[Tensor], Tensor]
+
+
 class Program:
-    """Operations, and the memory that they work in. One step at a time."""
+    """Operations, and the memory that they work in. One step at a time.
+
+    The result is `width` numbers a row, in a buffer whose rows may have had more before.
+    """
 
     def __init__(
         self,
@@ -52,15 +72,17 @@ class Program:
         operations: np.ndarray,
         row_bytes: list[int],
         result: int,
+        width: int,
         dtype: torch.dtype,
         given: int | None = None,
+        pauses: Sequence[Pause] = (),
     ) -> None:
         assert operations.dtype == OPERATION
         self.operations = operations
         self._run, self._operations_at = library.calls.run, operations.ctypes.data
         self._row_bytes, self._dtype = row_bytes, dtype
-        self._width = row_bytes[result] // dtype.itemsize
-        self._result, self._given = result, given
+        self._width = width
+        self._result, self._given, self._pauses = result, given, pauses
         self._room = torch.empty(0, dtype=torch.uint8)
         self._at: list[int] = []
         """Where each buffer begins in `_room`."""
@@ -79,22 +101,39 @@ class Program:
         self._make_room(tokens)
         if given_TH is not None:
             self._give(given_TH)
-        lens = np.array((batch.query_lens, batch.context_lens), np.int64)
+        own_lens = batch.own_lens_GS or [batch.context_lens]
+        lens = np.array((batch.query_lens, *own_lens), np.int64)
         query_lens_at, sequences = lens.ctypes.data, lens.shape[1]
+        parts = zip(batch.slots_GT, batch.block_tables_GSB, strict=True)
         groups = np.array(
             [
-                (address(slots_T), address(tables_SB), tables_SB.shape[1])
-                for slots_T, tables_SB in zip(batch.slots_GT, batch.block_tables_GSB, strict=True)
+                (
+                    *(address(slots_T), address(tables_SB), tables_SB.shape[1]),
+                    query_lens_at + lens.strides[0] * (1 + min(group, len(own_lens) - 1)),
+                )
+                for group, (slots_T, tables_SB) in enumerate(parts)
             ],
             np.int64,
         )
-        self._run(
-            *(self._operations_at, len(self.operations)),
-            *(tokens, sequences, address(batch.token_ids_T), address(batch.positions_T)),
-            *(query_lens_at, query_lens_at + lens.strides[0]),
-            *(groups.ctypes.data, self._buffers_at),
-        )
+        begin = 0
+        for pause in (*self._pauses, None):
+            end = len(self.operations) if pause is None else pause.at
+            self._run(
+                *(self._operations_at + begin * OPERATION_BYTES, end - begin),
+                *(tokens, sequences, address(batch.token_ids_T), address(batch.positions_T)),
+                query_lens_at,
+                *(groups.ctypes.data, self._buffers_at, address(batch.reads_T)),
+            )
+            if pause is not None:
+                own_TH = self._rows(pause.x, tokens, pause.width)
+                self._rows(pause.y, tokens, pause.width).copy_(pause.work(own_TH))
+            begin = end
         return self._result_of(tokens)
+
+    @property
+    def num_calls(self) -> int:
+        """Native calls of a step."""
+        return len(self._pauses) + 1
 
     def over(self, x_TH: Tensor) -> Tensor:
         """The same of a program of given rows, which are dense: its result for these."""
@@ -103,7 +142,7 @@ class Program:
         self._give(x_TH)
         self._run(
             *(self._operations_at, len(self.operations), tokens, 0),
-            *(0, 0, 0, 0, 0, self._buffers_at),
+            *(0, 0, 0, 0, self._buffers_at, 0),
         )
         return self._result_of(tokens)
 
@@ -113,11 +152,13 @@ class Program:
 
     def _result_of(self, tokens: int) -> Tensor:
         if self._found[0] != tokens:
-            begin = self._at[self._result]
-            size = tokens * self._width * self._dtype.itemsize
-            rows = self._room[begin : begin + size].view(self._dtype)
-            self._found = tokens, rows.view(tokens, self._width)
+            self._found = tokens, self._rows(self._result, tokens, self._width)
         return self._found[1]
+
+    def _rows(self, buffer: int, tokens: int, width: int) -> Tensor:
+        """The rows of a buffer that is all of one value, (tokens, width)."""
+        begin, size = self._at[buffer], tokens * width * self._dtype.itemsize
+        return self._room[begin : begin + size].view(self._dtype).view(tokens, width)
 
     def _make_room(self, tokens: int) -> None:
         """Room for so many tokens; each buffer begins at a cache line."""

@@ -19,7 +19,7 @@ MOST_INPUTS = 1 << 17
 """Beyond it a sum of products of bytes could leave 32 bits."""
 
 
-IN_BYTES, IN_FP32, WITH_ZEROS, WITH_OFFSETS = (1 << bit for bit in (16, 17, 18, 19))
+IN_BYTES, IN_FP32, WITH_ZEROS, WITH_OFFSETS, IN_SUPERS = (1 << bit for bit in range(16, 21))
 """`Layout` of native/table.h: beside the group, what differs from int4 with fp16 scales."""
 KNOWN_GROUPS = {"int4": (32, 64, 128), "int8": (0, 16, 32, 64, 128)}
 
@@ -87,7 +87,7 @@ def layout_of(format: Format) -> int:
     """The format as the kernels' number."""
     found = format.group
     found |= IN_BYTES if format.kind == "int8" and format.group else 0
-    found |= IN_FP32 if format.fp32_scales else 0
+    found |= IN_SUPERS if format.super_block else IN_FP32 if format.fp32_scales else 0
     return found | {"none": 0, "zeros": WITH_ZEROS, "any": WITH_OFFSETS}[format.offsets]
 
 
@@ -124,6 +124,8 @@ class NativeQuantizedLinear:
     def knows(format: Format) -> bool:
         """Whether the kernels read it: of groups all, of whole outputs int8 without offsets."""
         whole = not format.group and (format.fp32_scales or format.offsets != "none")
+        if format.super_block and (format.offsets == "zeros" or not format.group):
+            return False
         return format.group in KNOWN_GROUPS.get(format.kind, ()) and not whole
 
     def prepare(self, weight_OH: Tensor) -> PackedLevels:
@@ -146,27 +148,26 @@ class NativeQuantizedLinear:
         """Rounded weights in panels; they have this format."""
         assert weight.fits(self.format)
         packed = self._empty(*weight.levels_OH.shape)
-        scales = offsets = None
         if packed.scales is not None:
             packed.scales[: packed.outputs] = weight.scales_OG[:, 0]
-        else:
-            wide = weight.scales_OG.contiguous()
-            scales = wide if self.format.fp32_scales else wide.half()
-            offsets = self._offsets_of(weight)
+        scales, offsets = self._numbers_of(weight)
         if packed.order is not None:
             assert weight.order_H is not None
             packed.order.copy_(weight.order_H)
         levels = weight.levels_OH.contiguous()
-        self._library.calls.pack_quantized(
-            address(levels),
-            address(scales),
-            address(offsets),
-            address(packed.panels),
-            packed.outputs,
-            packed.inputs,
-            packed.layout,
-        )
+        given = [address(each) for each in (levels, scales, offsets, packed.panels)]
+        self._library.calls.pack_quantized(*given, packed.outputs, packed.inputs, packed.layout)
         return packed
+
+    def _numbers_of(self, weight: RoundedWeight) -> tuple[Tensor | None, Tensor | None]:
+        """(scales, offsets) as they are packed: `PackWeight` of native/table.h."""
+        if not self.format.group:
+            return None, None
+        if self.format.super_block:
+            assert weight.supers is not None
+            return weight.supers.codes_KOG.contiguous(), weight.supers.factors_KOS.contiguous()
+        scales = weight.scales_OG.contiguous()
+        return scales if self.format.fp32_scales else scales.half(), self._offsets_of(weight)
 
     def _offsets_of(self, weight: RoundedWeight) -> Tensor | None:
         """As the panels hold them; numbers of 0 where the weight has none."""
@@ -201,6 +202,11 @@ class NativeQuantizedLinear:
             return panels * width * padded, panels * width, order
         groups = padded // format.group
         levels = format.group // 2 if format.kind == "int4" else format.group
+        if format.super_block:
+            numbers = 1 if format.offsets == "none" else 2
+            shared = -(-padded // format.super_block) * numbers * 2 * width
+            each = groups * width * (levels + numbers)
+            return panels * (each + -(-shared // 64) * 64), 0, order
         numbers = (4 if format.fp32_scales else 2) + (4 if format.offsets == "any" else 0)
         zeros = -(-groups * width // 64) * 64 if format.offsets == "zeros" else 0
         return panels * (groups * width * (levels + numbers) + zeros), 0, order

@@ -23,7 +23,7 @@ from headway.runtime.quantized.formats import read_schemes
 from headway.runtime.quantized.parts import Layout, Part, widened
 from headway.runtime.quantized.scheme import Scheme, Schemes
 from headway.runtime.rounding import RoundedWeight
-from headway.runtime.tensor_files import TensorFiles
+from headway.runtime.tensor_files import CutFiles, TensorFiles
 
 LAYOUTS = {
     "pack-quantized": compressed_tensors.PACKED,
@@ -33,6 +33,7 @@ LAYOUTS = {
     "awq": awq.AWQ,
     "fp8": fp8.FP8,
     "mxfp4": mxfp4.MXFP4,
+    "mxfp4-blocks": mxfp4.BLOCKS,
 }
 OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "input_scale_ub", "activation_scale"),
@@ -44,8 +45,13 @@ OF_LAYOUTS = frozenset(
 ) - {"weight"}
 EMBEDDING = "model.embed_tokens"
 FLOATS = ("F16", "BF16", "F32", "F64")
-LINEAR = ("qkv", "out", "gate_up", "down", "router", "head")
+LINEAR = (
+    *("qkv", "q", "q_down", "q_up", "kv_down", "kv_up", "out"),
+    *("gate_up", "down", "router", "head"),
+)
 """Our modules that multiply, by their last name."""
+OF_EXPERTS = ("router", ".shared.gate_up", ".shared.down")
+"""Those of a sparse layer that are not one for each expert."""
 ONE_MODEL = "Check that quantization_config and all files are of the same model."
 
 
@@ -84,6 +90,8 @@ class QuantizedFolder:
         found: dict[Place, list[Format]] = defaultdict(list)
         with self.files:
             for name, place in self.places.items():
+                if place.module.endswith("kv_up"):
+                    continue  # it is spelled out where it is rounded
                 part = self.parts.get(name)
                 found[place].append(PLAIN if part is None else layout_of(part).numbers(part).format)
         return tuple(combined(found))
@@ -122,7 +130,8 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
     schemes = read_schemes(folder)
     if schemes is None:
         return None
-    files = TensorFiles(find_files(folder))
+    refuse_elsewhere(schemes, spec)
+    files = CutFiles(find_files(folder), MODELS[spec.architecture].pieces)
     refuse_embedding(files, schemes)
     places = linear_places(spec)
     for name in schemes.named:
@@ -145,6 +154,21 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
     return QuantizedFolder(with_shift(parts, schemes), places, files)
 
 
+def refuse_elsewhere(schemes: Schemes, spec: ModelSpec) -> None:
+    """UnsupportedModelError for a family that is not read so: MXFP4 by stacked experts is one's."""
+    if spec.altup is not None:
+        raise UnsupportedModelError(
+            f"A {spec.architecture} that is quantized with {schemes.method} is not read.",
+            "Give the unquantized folder, and --quantization int8 or int4.",
+        )
+    if schemes.method == "mxfp4" and spec.architecture != "GptOssForCausalLM":
+        raise UnsupportedModelError(
+            f"The checkpoint is quantized with mxfp4, which is read of GptOssForCausalLM alone, "
+            f"and this is a {spec.architecture}.",
+            "Give the unquantized folder, or one that compressed-tensors has written in MXFP4.",
+        )
+
+
 def refuse_embedding(files: TensorFiles, schemes: Schemes) -> None:
     """UnsupportedModelError where the embedding is quantized: it is looked up in 16 or 32 bits."""
     for name, entry in files.entries.items():
@@ -161,12 +185,16 @@ def refuse_embedding(files: TensorFiles, schemes: Schemes) -> None:
 def linear_places(spec: ModelSpec) -> dict[str, Place]:
     """Every linear layer by its name in the checkpoint: `model.layers.0.mlp.down_proj`."""
     found: dict[str, Place] = {}
+    attention = {name for name, _, _ in spec.attention_matrices}
     for pattern, (module, part) in MODELS[spec.architecture].weights.items():
-        if module.rpartition(".")[2] not in LINEAR:
+        last = module.rpartition(".")[2]
+        if last not in LINEAR or (".attention." in module and last not in attention):
+            continue
+        if ".shared." in module and not (spec.experts and spec.experts.shared):
             continue
         for i in range(spec.num_layers if "{i}" in pattern else 1):
             sparse = "{i}" in pattern and spec.layers[i].sparse
-            of_experts = "{e}" in pattern or module.endswith("router")
+            of_experts = "{e}" in pattern or module.endswith(OF_EXPERTS)
             if ".mlp." in module and sparse != of_experts:
                 continue
             experts = spec.experts.count if spec.experts and "{e}" in pattern else 1

@@ -247,10 +247,26 @@ def left_out(name: str) -> Match:
     return lambda module: module.endswith(name) or (module + ".").startswith(name + ".")
 
 
+# ── MXFP4 of gpt-oss ────────────────────────────────────────────────────────────────────────
+
+
+def mxfp4(config: dict[str, Any]) -> Schemes:
+    """Experts alone, but for those that `modules_to_not_convert` describes."""
+    scheme = Scheme(layout="mxfp4-blocks", said="MXFP4", bits=4, group=32)
+    where = "modules_to_not_convert"
+    left = strings(config, where)
+    rules: list[tuple[Match, Scheme | None]] = [
+        (fitting(rf"(?:{name}|.*\.{name})(?:\.|$)", where), None) for name in left
+    ]
+    rules.append((lambda module: ".mlp.experts." in module, scheme))
+    return Schemes(method="mxfp4", rules=tuple(rules))
+
+
 PARSERS: dict[str, Callable[[dict[str, Any]], Schemes]] = {
     "compressed-tensors": compressed_tensors,
     "gptq": gptq,
     "awq": awq,
     "fp8": fp8,
+    "mxfp4": mxfp4,
 }
 """Method → what reads its config."""

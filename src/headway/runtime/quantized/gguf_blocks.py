@@ -2,9 +2,11 @@
 
 R rows, N blocks in a row, B bytes of a block. Each function here takes the blocks of some rows,
 (R, N, B) in uint8, and returns levels (R, N, numbers of a block) in int8, and scales and offsets
-(R, N, groups of a block) in fp32. The numbers are those that llama.cpp multiplies, to the bit;
-where a block has minima, weight = code · scale - minimum is written with the codes moved to the
-middle: Q4_K's code q becomes the level q - 8, and the offset 8 · scale - minimum.
+(R, N, groups of a block) in fp32. Of super-blocks it returns levels, the bytes of scales and of
+minima, (R, N, groups) each, and their factors, (R, N, 1) each. The numbers are those that llama.cpp
+multiplies, to the bit; where a block has minima, weight = code · scale - minimum is written with
+the codes moved to the middle: Q4_K's code q becomes the level q - 8, and the offset
+8 · scale - minimum.
 """
 
 from collections.abc import Callable
@@ -13,12 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.core.formats import Format
+from headway.core.formats import Format, Kind, Offsets
 from headway.core.gguf.types import NumberType
-from headway.runtime.rounding import RoundedWeight
+from headway.runtime.rounding import SUPER_BLOCK, RoundedWeight, SuperBlocks
 
 Blocks = tuple[Tensor, Tensor, Tensor | None]
 """(levels, scales, offsets) of some rows."""
+InSupers = tuple[Tensor, list[Tensor], list[Tensor]]
+"""(levels, bytes of scales and perhaps of minima, factors of these) of some rows."""
 NUMBERS_AT_ONCE = 1 << 22
 """Numbers that are unpacked at a time: what is made on the way takes some 64 MiB."""
 
@@ -64,7 +68,7 @@ def q8_0(blocks: Tensor) -> Blocks:
 
 
 def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of 6 bits out of 12 bytes: (…, 12) → two (…, 8) in fp32.
+    """Eight scales and eight minima of 6 bits out of 12 bytes: (…, 12) → two (…, 8).
 
     The first four of each are the low 6 bits of a byte; the others have 4 bits in the last four
     bytes and 2 in what the first eight have left.
@@ -72,25 +76,21 @@ def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
     first, second, last = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = torch.cat([first & 63, (last & 15) | ((first >> 6) << 4)], -1)
     minima = torch.cat([second & 63, (last >> 4) | ((second >> 6) << 4)], -1)
-    return scales.float(), minima.float()
+    return scales, minima
 
 
-def q4_k(blocks: Tensor) -> Blocks:
+def q4_k(blocks: Tensor) -> InSupers:
     """256 numbers: d, dmin, 12 bytes of scales, four times 32 bytes of two sub-blocks each."""
-    scales, minima = scales_and_minima(blocks[..., 4:16])
-    scale, least = half(blocks, 0) * scales, half(blocks, 2) * minima
     levels = nibbles(blocks[..., 16:].unflatten(-1, (4, 32))).flatten(-2)
-    return levels - 8, scale, 8 * scale - least
+    return levels - 8, [*scales_and_minima(blocks[..., 4:16])], [half(blocks, 0), half(blocks, 2)]
 
 
-def q5_k(blocks: Tensor) -> Blocks:
+def q5_k(blocks: Tensor) -> InSupers:
     """As Q4_K, with 32 bytes of fifth bits: of sub-block b the b-th bit of each."""
-    scales, minima = scales_and_minima(blocks[..., 4:16])
-    scale, least = half(blocks, 0) * scales, half(blocks, 2) * minima
     fifths = (blocks[..., 16:48, None] >> torch.arange(8, dtype=torch.uint8)) & 1
     low = nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).flatten(-2)
     levels = low | (fifths << 4).transpose(-1, -2).flatten(-2).to(torch.int8)
-    return levels - 16, scale, 16 * scale - least
+    return levels - 16, [*scales_and_minima(blocks[..., 4:16])], [half(blocks, 0), half(blocks, 2)]
 
 
 def two_bits(packed: Tensor) -> Tensor:
@@ -102,22 +102,22 @@ def two_bits(packed: Tensor) -> Tensor:
     return ((packed.unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(-3)
 
 
-def q6_k(blocks: Tensor) -> Blocks:
+def q6_k(blocks: Tensor) -> InSupers:
     """128 bytes of low nibbles, 64 of two high bits, 16 scales in int8, d."""
-    scale = half(blocks, 208) * blocks[..., 192:208].contiguous().view(torch.int8).float()
+    scales = blocks[..., 192:208].contiguous().view(torch.int8)
     low = nibbles(blocks[..., :128].unflatten(-1, (2, 64))).flatten(-2)
     high = (two_bits(blocks[..., 128:192]) << 4).to(torch.int8)
-    return (low | high) - 32, scale, None
+    return (low | high) - 32, [scales], [half(blocks, 208)]
 
 
-def q3_k(blocks: Tensor) -> Blocks:
+def q3_k(blocks: Tensor) -> InSupers:
     """32 bytes of third bits, 64 of two low bits, 12 of scales of 6 bits less 32, d."""
     low, high = blocks[..., 96:104], blocks[..., 104:108]
     tops = (high[..., None, :] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3
     codes = torch.cat([low & 15, low >> 4], -1) | (tops.flatten(-2) << 4)
     thirds = (blocks[..., None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
     levels = two_bits(blocks[..., 32:96]) | (thirds.flatten(-2) << 2)
-    return levels.to(torch.int8) - 4, half(blocks, 108) * (codes.float() - 32), None
+    return levels.to(torch.int8) - 4, [codes.to(torch.int8) - 32], [half(blocks, 108)]
 
 
 def q2_k(blocks: Tensor) -> Blocks:
@@ -141,13 +141,13 @@ def iq4_nl(blocks: Tensor) -> Blocks:
     return looked_up(nibbles(blocks[..., 2:]), UNEVEN), half(blocks, 0), None
 
 
-def iq4_xs(blocks: Tensor) -> Blocks:
+def iq4_xs(blocks: Tensor) -> InSupers:
     """d, 2 bytes of two high bits of eight scales, 4 of their low nibbles, 8 times 16 of codes."""
     tops = (blocks[..., 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
     low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
-    scale = half(blocks, 0) * ((low | (tops.flatten(-2) << 4)).float() - 32)
+    scales = (low | (tops.flatten(-2) << 4)).to(torch.int8) - 32
     codes = nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
-    return looked_up(codes, UNEVEN), scale, None
+    return looked_up(codes, UNEVEN), [scales], [half(blocks, 0)]
 
 
 def mxfp4(blocks: Tensor) -> Blocks:
@@ -161,8 +161,13 @@ def mxfp4(blocks: Tensor) -> Blocks:
 class Packing:
     """How one type of block is read, and the format that holds its numbers exactly."""
 
-    read: Callable[[Tensor], Blocks]
+    read: Callable[[Tensor], Blocks | InSupers]
     format: Format
+
+
+def in_supers(kind: Kind, group: int, offsets: Offsets = "none") -> Format:
+    """The format of super-blocks."""
+    return Format(kind, group, True, offsets, super_block=SUPER_BLOCK)
 
 
 PACKINGS = {
@@ -172,12 +177,12 @@ PACKINGS = {
     "Q5_1": Packing(q5_1, Format("int8", 32, offsets="any")),
     "Q8_0": Packing(q8_0, Format("int8", 32)),
     "Q2_K": Packing(q2_k, Format("int8", 16, fp32_scales=True, offsets="any")),
-    "Q3_K": Packing(q3_k, Format("int8", 16, fp32_scales=True)),
-    "Q4_K": Packing(q4_k, Format("int4", 32, fp32_scales=True, offsets="any")),
-    "Q5_K": Packing(q5_k, Format("int8", 32, fp32_scales=True, offsets="any")),
-    "Q6_K": Packing(q6_k, Format("int8", 16, fp32_scales=True)),
+    "Q3_K": Packing(q3_k, in_supers("int8", 16)),
+    "Q4_K": Packing(q4_k, in_supers("int4", 32, "any")),
+    "Q5_K": Packing(q5_k, in_supers("int8", 32, "any")),
+    "Q6_K": Packing(q6_k, in_supers("int8", 16)),
     "IQ4_NL": Packing(iq4_nl, Format("int8", 32)),
-    "IQ4_XS": Packing(iq4_xs, Format("int8", 32, fp32_scales=True)),
+    "IQ4_XS": Packing(iq4_xs, in_supers("int8", 32)),
     "MXFP4": Packing(mxfp4, Format("int8", 32, fp32_scales=True)),
 }
 """By the name of the type."""
@@ -188,12 +193,28 @@ def unpack(raw_RB: Tensor, type: NumberType) -> RoundedWeight:
     packing = PACKINGS[type.name]
     blocks = raw_RB.unflatten(-1, (-1, type.size))
     rows = max(1, NUMBERS_AT_ONCE // (blocks.shape[1] * type.block))
-    found: list[list[Tensor]] = [[], [], []]
-    for some in blocks.split(rows):
-        for kept, part in zip(found, packing.read(some), strict=True):
-            if part is not None:
-                kept.append(part.flatten(1))
-    levels, scales, offsets = (torch.cat(kept) if kept else None for kept in found)
-    assert levels is not None and scales is not None
-    format = packing.format
-    return RoundedWeight(levels, scales, format.group, offsets_OG=offsets, kind=format.kind)
+    found = [read_some(packing, some) for some in blocks.split(rows)]
+    return found[0] if len(found) == 1 else RoundedWeight.joined(found)
+
+
+def read_some(packing: Packing, blocks: Tensor) -> RoundedWeight:
+    """The weight that some rows are."""
+    levels, scales, offsets = packing.read(blocks)
+    kind, group, supers = packing.format.kind, packing.format.group, None
+    if isinstance(scales, list):
+        assert isinstance(offsets, list)
+        supers = super_blocks(scales, offsets)
+        scales, offsets = supers.scales_and_offsets(kind, group)
+    assert not isinstance(offsets, list)
+    offsets_OG = None if offsets is None else offsets.flatten(1)
+    return RoundedWeight(
+        levels.flatten(1), scales.flatten(1), group, offsets_OG, kind=kind, supers=supers
+    )
+
+
+def super_blocks(codes: list[Tensor], factors: list[Tensor]) -> SuperBlocks:
+    """Scales, and minima if any, of some rows."""
+    return SuperBlocks(
+        torch.stack([part.to(torch.int8).flatten(1) for part in codes]),
+        torch.stack([part.half().flatten(1) for part in factors]),
+    )

@@ -217,4 +217,6 @@ def widened(formats: list[Format]) -> Format:
     """The narrowest format that holds the matrices of all these, of one kind and group."""
     offsets = max((format.offsets for format in formats), key=("none", "zeros", "any").index)
     wide = any(format.fp32_scales for format in formats)
-    return replace(formats[0], fp32_scales=wide, offsets=offsets)
+    supers = {(format.super_block, format.offsets) for format in formats}
+    super_block = formats[0].super_block if len(supers) == 1 else 0
+    return replace(formats[0], fp32_scales=wide, offsets=offsets, super_block=super_block)

@@ -173,12 +173,13 @@ class MessagesDialect:
 
     def _usage(self) -> dict[str, Any]:
         """Tokens so far; Anthropic counts what came from a cache apart."""
-        progress = self.progress
+        progress, kv = self.progress, self._request.kv_usage
         return {
             "input_tokens": self._request.num_prompt_tokens - progress.num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": progress.num_cached,
             "output_tokens": progress.num_generated,
+            **{f"{name}_input_tokens": count for name, count in kv.items()},
         }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.server.kv import Asked
 
 NO_OPS = frozenset(
     "metadata cache_control speed inference_geo user_profile_id workspace_id diagnostics".split()
@@ -92,6 +93,7 @@ class MessagesBody(CountBody, kw_only=True):
     priority: int | None = None
     timings: bool | None = None
     cache_salt: str | None = None
+    kv: Asked = None
 
 
 def check(body: CountBody) -> None:

@@ -12,7 +12,7 @@ from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.parts import CallArguments, CallBegins, Content, Output, Part, Reasoning
-from headway.server import prompt_text
+from headway.server import kv, prompt_text
 from headway.server.generation import GenerationRequest, Incoming, Progress
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
@@ -133,6 +133,7 @@ def request_of(
         priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
         cache_salt=body.cache_salt,
+        shares=kv.shares_of(info, incoming.body.kv),
     )
 
 

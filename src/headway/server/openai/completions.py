@@ -10,7 +10,7 @@ from headway.core.service import request_slo
 from headway.edge.errors import error_event, error_response
 from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
-from headway.server import prompt_text
+from headway.server import kv, prompt_text
 from headway.server.generation import GenerationRequest, Incoming, Progress
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
@@ -80,6 +80,7 @@ def prepare(state: State, incoming: Incoming) -> "CompletionDialect":
         priority=asked_priority(body.priority),
         wants_timings=bool(body.timings),
         cache_salt=body.cache_salt,
+        shares=kv.shares_of(info, incoming.body.kv),
     )
     return CompletionDialect(Progress(request), body, state.fingerprint, only_prompt)
 
@@ -246,7 +247,8 @@ class CompletionDialect:
 
     def _used(self) -> dict[str, Any]:
         if self._only_prompt:
-            return render.usage(self._request.num_prompt_tokens, 0)
+            request = self._request
+            return render.usage(request.num_prompt_tokens, 0, kv=request.kv_usage)
         return self.progress.usage()
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:

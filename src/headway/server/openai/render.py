@@ -1,5 +1,7 @@
 """Pieces of answers that chat and completions share: token texts, log-probabilities, usage."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from headway.core.request import TokenLogprobs
@@ -119,13 +121,19 @@ def usage(
     completion_tokens: int,
     cached_tokens: int = 0,
     reasoning_tokens: int | None = None,
+    *,
+    kv: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The `usage` object; `reasoning_tokens` where answers are read for reasoning."""
+    """The `usage` object; `reasoning_tokens` where answers are read for reasoning.
+
+    `kv` counts prompt tokens that are kept and read, where not all are.
+    """
     details = {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+    counts = {f"{name}_tokens": count for name, count in kv.items()}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens, **counts},
         **({} if reasoning_tokens is None else details),
     }

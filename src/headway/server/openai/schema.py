@@ -18,6 +18,7 @@ from headway.core.request import (
     check_range,
 )
 from headway.core.service import MAX_PRIORITY
+from headway.server.kv import Asked
 from headway.server.openai.calls import called_names, check_answer, checked_calls
 from headway.server.openai.structured import asked_grammar
 from headway.server.openai.tools import Tool
@@ -97,6 +98,7 @@ class Common(msgspec.Struct, kw_only=True):
     priority: int | None = None
     timings: bool | None = None
     cache_salt: str | None = None
+    kv: Asked = None
 
 
 class ChatBody(Common, kw_only=True):

@@ -33,5 +33,11 @@ class Usage:
         if not self._continuous:
             return b""
         progress = self._progress
-        so_far = usage(progress.request.num_prompt_tokens, self._num_shown, progress.num_cached)
+        request = progress.request
+        so_far = usage(
+            request.num_prompt_tokens,
+            self._num_shown,
+            progress.num_cached,
+            kv=request.kv_usage,
+        )
         return b',"usage":' + msgspec.json.encode(so_far)

@@ -1,74 +1,17 @@
-"""The live page at `/`: hand-written HTML, CSS and ES modules, served as they lie.
+"""The live page of a server at `/`; what it shares with the gateway's lies in `edge/page`."""
 
-The files are public, for they say nothing of this server; what they show they ask for with the
-reader's own key. `ROUTES` has each file under its one path, and `HEADERS` forbids the browser
-everything the page does not do: inline scripts, other origins, frames, strings made into HTML.
-"""
-
-import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-FOLDER = Path(__file__).parent
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
+from headway.edge import page
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFile:
-    """One file in memory; `tag` lets a browser that has it be told so."""
-
-    content: bytes
-    media_type: str
-    tag: str
-
-    async def __call__(self, request: Request) -> Response:
-        headers = HEADERS | {"etag": self.tag}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, headers=headers, media_type=self.media_type)
-
-
-def read(file: Path) -> PageFile:
-    """A file of the page, with its digest as the tag."""
-    content = file.read_bytes()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-    return PageFile(content=content, media_type=TYPES[file.suffix], tag=tag)
-
-
-def address(file: Path) -> str:
-    """index.html is `/`, charts.js is `/page/charts.js`."""
-    return "/" if file.name == "index.html" else f"/page/{file.name}"
-
-
-FILES = sorted(file for file in FOLDER.iterdir() if file.suffix in TYPES)
-PATHS = frozenset(map(address, FILES))
+FILES = page.files_of(Path(__file__).parent)
+PATHS = frozenset(map(page.address, FILES))
 
 
 def endpoints() -> dict[str, Callable[[Request], Awaitable[Response]]]:
     """Path → what answers there."""
-    found: dict[str, Callable[[Request], Awaitable[Response]]] = {}
-    for file in FILES:
-        found[address(file)] = read(file).__call__
-    return found
+    return page.endpoints(Path(__file__).parent)

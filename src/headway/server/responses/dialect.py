@@ -171,9 +171,11 @@ def text_config(body: ResponsesBody) -> dict[str, Any]:
 def usage(progress: Progress) -> dict[str, Any]:
     """Tokens so far, as Responses counts them."""
     prompt, answer = progress.request.num_prompt_tokens, progress.num_generated
+    details = {"cached_tokens": progress.num_cached, "cache_write_tokens": 0}
+    kv = {f"{name}_tokens": count for name, count in progress.request.kv_usage.items()}
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": progress.num_cached, "cache_write_tokens": 0},
+        "input_tokens_details": {**details, **kv},
         "output_tokens": answer,
         "output_tokens_details": {"reasoning_tokens": progress.num_reasoned},
         "total_tokens": prompt + answer,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.server.kv import Asked
 
 NO_OPS = frozenset(
     "user safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
@@ -107,6 +108,7 @@ class ResponsesBody(InputBody, kw_only=True):
     priority: int | None = None
     timings: bool | None = None
     cache_salt: str | None = None
+    kv: Asked = None
 
 
 def check_input(body: InputBody) -> None:

@@ -221,10 +221,22 @@ def test_nothing_to_choose(values, budget, most_s):
     assert counts == [0] * len(values)
 
 
-def test_where_prompts_share_the_steps_a_token_saves_no_more_than_its_row():
-    """Beside a prompt a row takes as long as a guess, which is less sure to be a token."""
+def test_where_prompts_wait_a_token_saves_no_more_than_its_row():
+    """There a row takes as long as a guess, which is less sure to be a token."""
     values, starts = [[0.9, 0.8]] * 4, [100] * 4
     calm = plain(starts)
-    counts = [sum(choose(values, calm._replace(busy=busy), STEADY)) for busy in (0.0, 0.5, 1.0)]
-    assert counts[0] == 8 and counts[2] == 0 and counts == sorted(counts, reverse=True)
-    assert calm._replace(busy=1.0).worth_s(STEADY) < 0.6 * calm.worth_s(STEADY)
+    waits = calm._replace(prompts_wait=True)
+    assert sum(choose(values, calm, STEADY)) == 8 and not any(choose(values, waits, STEADY))
+    assert waits.worth_s(STEADY) < 0.6 * calm.worth_s(STEADY)
+
+
+def test_beside_prompts_a_token_saves_what_the_step_takes_beyond_them():
+    """Where each row adds as much whatever their number, that is a step of decodes; where the first
+    rows are free, for weights are read meanwhile, it is less, and fewer guesses pay."""
+    values, calm = [[0.9, 0.8]] * 4, plain([100] * 4)
+    busy = [calm._replace(busy=share) for share in (0.0, 0.5, 1.0)]
+    assert [sum(choose(values, each, STEADY)) for each in busy] == [8, 8, 8]
+    assert busy[2].worth_s(STEADY) == pytest.approx(calm.worth_s(STEADY), rel=0.05)
+    bound = StepCost(Prior(weights_s=0.01, token_s=5e-4, sampled_s=0.0))
+    worth = [each.worth_s(bound) for each in busy]
+    assert worth == sorted(worth, reverse=True) and 0.1 < worth[2] / worth[0] < 0.5

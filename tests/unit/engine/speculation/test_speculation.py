@@ -7,12 +7,13 @@ from headway.core.plan import Sample
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import MedusaSpec, SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
-from headway.engine.sequence import Sequence
+from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.acceptance import Own
 from headway.engine.speculation.asking import Asking
 from headway.engine.speculation.controller import PlainStep
 from headway.engine.speculation.drafts import NO_DRAFTS
 from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.speculation import Candidate, Speculation
+from headway.engine.speculation.speculation import Speculation
 
 
 def copying_sequence() -> Sequence:
@@ -74,6 +75,27 @@ def test_what_the_drafter_contradicts_does_not_ride():
     assert set(sources[-8:]) == {"draft"}
 
 
+def test_a_drafter_that_knows_where_answers_end_is_believed():
+    """The token behind one that ends an answer is drawn, and told to nobody: `9 2` was right."""
+    speculation = Speculation(replace(DRAFTING, sources=("draft",)), StepCost(CHEAP))
+    for number in range(20):
+        request = Request(number, [7, 8], SamplingParams(temperature=0))
+        stops = frozenset([2])
+        sequence = Sequence(number, request, 0, num_groups=1, stop_ids=stops, max_len=99, seed=0)
+        sequence.take(Sample(number, [5]), 0.0)
+        for kept, drafted in (([6], [9, 2]), ([9, 2, 30], [])):
+            sequence.computed = len(sequence.tokens) - 1
+            beside = work_of([sequence.computed], (0,))
+            drafts = speculation.plan([sequence], beside, 512, inf).get(number, NO_DRAFTS)
+            assert drafts.token_ids == kept[:-1]
+            sample = Sample(number, kept, drafts=drafted)
+            sequence.take(sample, 0.0)
+            speculation.came(sequence, drafts, sample)
+        assert sequence.tokens[-1] == 2
+        speculation.left(sequence)
+    assert speculation.acceptance.shares("draft", 0)[0] > 0.95
+
+
 def test_a_doubtful_match_does_not_keep_the_drafter_from_being_asked():
     """One token was found again: that a guess behind it may be right is no reason to wait."""
     speculation = Speculation(DRAFTING, StepCost(CHEAP))
@@ -82,12 +104,6 @@ def test_a_doubtful_match_does_not_keep_the_drafter_from_being_asked():
     sequence.computed = len(sequence.tokens) - 1
     riding = speculation.plan([sequence], work_of([sequence.computed], (0,)), 512, inf)[1]
     assert riding.source == "lookup" and riding.propose == DRAFTING.max_drafts
-    state = speculation._by_id[1]
-    chances = speculation.acceptance.chances("draft", 0, 4, state.own)
-    found = speculation.acceptance.chances("lookup", 1, 4, state.own)
-    candidate = Candidate(riding, found, found)
-    wanted = speculation._drafting_chances(sequence, state, candidate, len(riding.token_ids))
-    assert wanted == chances
 
 
 def test_a_probe_asks_for_one_guess_of_every_sequence():
@@ -186,3 +202,30 @@ def test_what_heads_guess_behind_a_prompt_is_verified_in_the_next_step():
     beside = work_of([sequence.computed], (0,))
     found = speculation.plan([sequence], beside, 512, float("inf"))
     assert found[1].token_ids == [2, 3, 4] and found[1].propose
+
+
+def test_how_every_prompt_ends_tells_nothing_of_the_answer():
+    """Answers differ from their first token on; behind the 8 tokens that end each prompt the last
+    answer is found again, a long match, and no row is spent on it, which is a quarter of a token.
+    Nor does that spoil what a match within an answer is worth."""
+    cost = StepCost(Prior(weights_s=1e-4, token_s=0.01, any_sampled_s=0.03, sampled_s=0.0))
+    speculation = Speculation(SpeculationConfig(sources=("suffixes",)), cost)
+    counts = []
+    for number in range(40):
+        request = Request(number, [50 + number, *range(8)], SamplingParams(temperature=0))
+        sequence = Sequence(
+            number, request, 0, num_groups=1, stop_ids=frozenset([2]), max_len=99, seed=0
+        )
+        for came in (100 + number, 200 + number, 300 + number, 2):
+            sequence.computed = len(sequence.tokens) - 1
+            beside = work_of([sequence.computed], (0,))
+            drafts = speculation.plan([sequence], beside, 512, inf).get(number, NO_DRAFTS)
+            if came == 100 + number:
+                counts.append(len(drafts.token_ids))
+            sample = Sample(number, [came])
+            sequence.take(sample, 0.0)
+            speculation.came(sequence, drafts, sample)
+        sequence.state = FINISHED
+        speculation.left(sequence)
+    assert len(counts) == 40 and sum(counts) <= 4, "but for trials"
+    assert speculation.acceptance.chances("suffixes", 9, 1, Own())[0] > 0.7

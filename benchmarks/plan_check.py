@@ -1,0 +1,134 @@
+"""What the planner says one server and two keep, beside `headway bench --find-goodput` of them.
+
+    python benchmarks/plan_check.py headway-tiny --replicas 1,2 --json plan_check.json
+
+A server of one thread is calibrated on a ramp of other lengths; then the highest rate that keeps
+the attainment is searched by the very same search (`bench.search`), on the real server and on the
+simulated one. Replicas are engines of one server, each of one thread: on a machine with fewer cores
+than replicas, server and load generator want they take each other's time, and the simulation, which
+gives each a machine of its own, is too hopeful by that.
+"""
+
+import argparse
+import asyncio
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import markdown, serving, write_json
+from headway.advise.simulate.run import once, plan
+from headway.bench.report import GoodputPoint
+from headway.bench.run import hastened
+from headway.bench.search import search_rate
+from headway.bench.trial import find_goodput, point
+from headway.bench.trial import once as bench_once
+from headway.core.embedded import model_folder
+from headway.core.options import BenchOptions, EngineOptions, SimulateOptions, read_options
+
+
+def options(table: type, text: str) -> Any:
+    """An options table from flags."""
+    return read_options([table], shlex.split(text), {})[0][table]
+
+
+def calibrate(given: argparse.Namespace) -> None:
+    """One server under a ramp from a tenth of the rate to twice as much."""
+    load = options(
+        BenchOptions,
+        f"--input-len uniform:20-500 --output-len uniform:10-120 --arrivals ramp "
+        f"--ramp-from {given.rate / 10} --rate {2 * given.rate} --seed 991 "
+        f"--duration {given.calibrate_seconds} --calibrate {given.calibration}",
+    )
+    with serving(given.folder, *shlex.split(given.flags)) as (url, _):
+        asyncio.run(bench_once(url, load, "benchmark", None))
+
+
+def real(given: argparse.Namespace, load: BenchOptions, replicas: int) -> list[GoodputPoint]:
+    """Every rate that was tried on the real server."""
+    flags = [*shlex.split(given.flags), f"--replicas={replicas}", f"--slo={given.slo}"]
+    with serving(given.folder, *flags) as (url, _):
+        report = asyncio.run(find_goodput(url, load, "benchmark", None))
+    assert report.goodput_search is not None
+    return list(report.goodput_search.points)
+
+
+def simulated(
+    given: argparse.Namespace, load: BenchOptions, replicas: int, case: int
+) -> list[GoodputPoint]:
+    """The same search in simulation, in one of the machine's drawn cases."""
+    told = SimulateOptions(
+        calibration=given.calibration, replicas=replicas, served_slo=[given.slo], runs=1
+    )
+    engine: EngineOptions = options(EngineOptions, given.flags)
+
+    async def at_rate(rate: float) -> GoodputPoint:
+        wanted = plan(model_folder(given.folder), told, hastened(load, rate / load.rate), engine)
+        seed, scale = wanted.machinery.cases(1, 0)[case]
+        return point(rate, once(wanted, seed, scale, "benchmark")[0], load.attainment)
+
+    return asyncio.run(search_rate(at_rate, start=load.rate, highest=load.max_rate))
+
+
+def best(points: list[GoodputPoint]) -> float:
+    return max((p.rate for p in points if p.kept), default=0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", default="headway-tiny")
+    parser.add_argument("--flags", default="--threads 1")
+    parser.add_argument("--slo", default="ttft=200ms,tpot=20ms")
+    parser.add_argument("--rate", type=float, default=40.0)
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--calibrate-seconds", type=float, default=30.0)
+    parser.add_argument("--calibration", default="calibration.json")
+    parser.add_argument(
+        "--load", default="--input-len lognormal:150,0.5 --output-len lognormal:80,0.4"
+    )
+    parser.add_argument("--replicas", default="1,2")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--real-only", action="store_true", help="simulate later, with --from")
+    parser.add_argument("--from", dest="source", type=Path, help="real rates of an earlier run")
+    given = parser.parse_args()
+    base = f"--rate {given.rate} --duration {given.seconds} --slo {given.slo} --seed 5 "
+    load = replace(options(BenchOptions, base + given.load), find_goodput=False)
+    if not Path(given.calibration).exists():
+        calibrate(given)
+    found: list[dict[str, Any]] = []
+    for replicas in [int(part) for part in given.replicas.split(",")]:
+        found.append({"replicas": replicas, "real": measured(given, load, replicas)})
+        write_json(given.json, found)
+    if given.real_only:
+        return
+    rows = []
+    for each in found:
+        cases = [best(simulated(given, load, each["replicas"], case)) for case in range(3)]
+        each["simulated"] = cases
+        off = cases[0] / each["real"] - 1 if each["real"] else float("nan")
+        interval = f"{min(cases):.1f} to {max(cases):.1f}"
+        rows.append(
+            [
+                f"{each['replicas']}",
+                f"{each['real']:.1f}",
+                f"{cases[0]:.1f}",
+                interval,
+                f"{off:+.0%}",
+            ]
+        )
+    write_json(given.json, found)
+    print(markdown(["servers", "real, requests/s", "simulated", "interval", "off"], rows))
+
+
+def measured(given: argparse.Namespace, load: BenchOptions, replicas: int) -> float:
+    """The rate that the real server kept, or kept in the run of `--from`."""
+    if given.source:
+        import json
+
+        rows = json.loads(given.source.read_text())
+        return float(next(row["real"] for row in rows if row["replicas"] == replicas))
+    return best(real(given, replace(load, find_goodput=True), replicas))
+
+
+if __name__ == "__main__":
+    main()

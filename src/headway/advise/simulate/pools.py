@@ -1,0 +1,71 @@
+"""Prompts and answers in different simulated engines, as `frontend.pools` has it in a server.
+
+The engines are the server's own, parcels and restores included; a link has its bytes a second, and
+each pair of engines one of its own. Worked example, Llama 3.1 8B on two H100, 4,096 tokens:
+
+    computed     4,096 x 16 GFLOP over half of 989 TFLOP/s      133 ms
+    handed over  4,096 x 131 kB over 50 GB/s                     11 ms
+"""
+
+from headway.advise.simulate.executor import SimulatedExecutor
+from headway.advise.simulate.front import Front
+from headway.advise.simulate.loop import Clients, World
+from headway.advise.simulate.replica import Replica, Stepped
+from headway.bench.prompts import IdWriter
+from headway.engine.handover import Handover
+from headway.engine.kv.rates import ReadRate
+
+MARK = b"simulated"
+RELAY_S = 1e-3
+"""From the engine that hands over through the server to the one that takes over."""
+
+
+class Pools(World):
+    """The first `num_prefill` replicas compute prompts, the others go on with the answers."""
+
+    def __init__(
+        self,
+        replicas: list[Replica],
+        num_prefill: int,
+        front: Front,
+        writer: IdWriter,
+        clients: Clients,
+        seed: int,
+        *,
+        link_bytes_s: float,
+    ) -> None:
+        assert 0 < num_prefill < len(replicas)
+        super().__init__(replicas, front, writer, clients, seed)
+        self.decoding = replicas[num_prefill:]
+        lengths = replicas[0].lengths
+        for number, replica in enumerate(replicas):
+            replica.lengths = replica.script.lengths = lengths
+            replica.hands_over = number < num_prefill
+            join(replica, str(number), 1 / link_bytes_s)
+        self.door.admission.lines.on_roles([replica.hands_over for replica in replicas])
+
+    def _stepped(self, replica: Replica, stepped: Stepped) -> None:
+        super()._stepped(replica, stepped)
+        for number, parcel in stepped.handed:
+            self._hand_over(replica, number, parcel, stepped.ends_s)
+
+    def _hand_over(self, replica: Replica, number: int, parcel: bytes, now_s: float) -> None:
+        """The decode engine with the fewest requests goes on."""
+        job = replica.jobs.pop(number, None)
+        if job is None:  # its client has left
+            return
+        target = min(self.decoding, key=lambda each: len(each.jobs))
+        due_s = now_s + RELAY_S
+        target.take(due_s, job, parcel, replica.started_s)
+        self.door.admission.lines.on_handed(number, self.replicas.index(target))
+        self.at(due_s, self._step, target, due_s)
+
+
+def join(replica: Replica, name: str, byte_s: float) -> None:
+    """Let a replica hand over and take over, at so many seconds a byte, which it knows."""
+    engine, executor = replica.engine, replica.engine.executor
+    replica.handover = Handover(engine, MARK, name)
+    assert engine.kv.tiers is not None
+    engine.kv.tiers.engine_rate = ReadRate(byte_s)
+    if isinstance(executor, SimulatedExecutor):
+        executor.handed_byte_s = byte_s

@@ -1,0 +1,8 @@
+"""The tuner: searched in simulation, confirmed on the real server beside the default.
+
+space.py      what may be changed, and to what
+search.py     successive halving over simulated settings, the same arrivals for all
+confirm.py    the best and the default on real servers, in turns; paired bootstrap
+outcome.py    what came of it, as JSON and YAML
+page.py       the curve of TTFT against TPOT, and where the choice lies
+"""

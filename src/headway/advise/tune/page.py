@@ -1,0 +1,82 @@
+"""The tuner's page: first tokens against later ones, the front of both, and the choice."""
+
+from typing import Any
+
+from headway.advise.tune.outcome import Tuned, lines_of, yaml_of
+from headway.advise.tune.search import Point, front
+from headway.measure.onepage import Plot, axes, one_page, preformatted
+
+
+def html(found: Tuned) -> str:
+    """One self-contained page."""
+    heading = f"{found.model}: {'tuned' if found.gains else 'nothing to gain'}"
+    after = [preformatted("\n".join(lines_of(found))), preformatted(yaml_of(found))]
+    return one_page(f"{found.model} · headway tune", heading, [], plots(found), after)
+
+
+def plots(found: Tuned) -> list[Plot]:
+    """The dial, and goodput by setting."""
+    return [dial(found), goodput(found)]
+
+
+def dial(found: Tuned) -> Plot:
+    """Every finalist at its TTFT and TPOT."""
+    finite = [p for p in found.points if p.ttft_s < float("inf") and p.tpot_s < float("inf")]
+    edge = list(front(finite))
+    data: list[dict[str, Any]] = [
+        spots(finite, "simulated", {"size": 8, "opacity": 0.5}),
+        {**spots(edge, "front", {"size": 8}), "mode": "lines+markers"},
+        spots([p for p in finite if not p.changes], "default", {"size": 13, "symbol": "square"}),
+        spots(
+            [p for p in finite if p.changes == found.chosen],
+            "chosen",
+            {"size": 15, "symbol": "star"},
+        ),
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "real",
+            "marker": {"size": 11, "symbol": "diamond-open"},
+            "x": [1e3 * c.ttft_s for c in found.confirmed if c.ttft_s is not None],
+            "y": [1e3 * (c.tpot_s or 0) for c in found.confirmed if c.ttft_s is not None],
+            "text": [c.name for c in found.confirmed if c.ttft_s is not None],
+        },
+    ]
+    said = f"Medians; --prefer {found.prefer}. On the front nothing is better in both."
+    layout = axes("TTFT p50, ms", "TPOT p50, ms")
+    return "The dial: first tokens against later ones", said, {"data": data, "layout": layout}
+
+
+def spots(points: list[Point], name: str, marker: dict[str, Any]) -> dict[str, Any]:
+    """Points of the dial, each with its setting."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "marker": marker,
+        "x": [round(1e3 * p.ttft_s, 4) for p in points],
+        "y": [round(1e3 * p.tpot_s, 4) for p in points],
+        "text": [p.name for p in points],
+    }
+
+
+def goodput(found: Tuned) -> Plot:
+    """The finalists' goodput, real beside simulated."""
+    points = sorted(found.points, key=lambda p: -p.goodput)
+    real = {c.changes: c for c in found.confirmed if c.runs and not c.died}
+    both = [p for p in points if p.changes in real]
+    data = [
+        bars([p.name for p in points], [p.goodput for p in points], "simulated, worst case"),
+        bars([p.name for p in both], [real[p.changes].goodput for p in both], "real"),
+    ]
+    layout = axes("setting", "requests/s in SLO")
+    return (
+        "Goodput",
+        "The last rung's settings; real ones in turns.",
+        {"data": data, "layout": layout},
+    )
+
+
+def bars(names: list[str], values: list[float], name: str) -> dict[str, Any]:
+    """Bars by setting."""
+    return {"type": "bar", "name": name, "x": names, "y": [round(v, 4) for v in values]}

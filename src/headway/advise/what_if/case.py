@@ -1,0 +1,154 @@
+"""A running server and its recent traffic, as it tells of itself: what a what-if begins with."""
+
+from dataclasses import dataclass, replace
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from headway.advise.simulate.loop import Clients, World
+from headway.advise.simulate.machine import Machinery, calibrated
+from headway.advise.simulate.replica import Served, fleet
+from headway.bench.prompts import IdWriter, Made
+from headway.bench.workload import Conversation, Turn
+from headway.core.errors import UsageError
+from headway.core.model_spec import ModelSpec
+from headway.core.resolve import Settings
+from headway.core.service import ServiceClass
+from headway.measure.record import Exchange
+from headway.telemetry.calibration import Calibration
+from headway.telemetry.traffic import Asked
+
+LEAST_STEPS, LEAST_REQUESTS = 50, 20
+"""Fewer tell too little of a machine, and of its traffic."""
+MOST_TOKENS = 50_000
+"""Of answers: each of some 25 simulations of them takes less than a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that a simulation of it needs; a change makes another."""
+
+    calibration: Calibration
+    spec: ModelSpec
+    settings: Settings
+    classes: dict[str, ServiceClass]
+    traffic: tuple[Asked, ...]
+    replicas: int = 1
+    max_queue: int | None = None
+    max_queue_wait_s: float | None = None
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last."""
+        return self.traffic[-1].at_s
+
+    def machinery(self) -> Machinery:
+        """Truth and belief of these settings; other formats than the measured are transferred."""
+        return calibrated(self.calibration.model, self.spec, self.settings, self.calibration)
+
+
+def case_of(calibration: Calibration) -> Case:
+    """The case that a server tells; UsageError where it is too little."""
+    origin = calibration.origin
+    if origin is None:
+        raise UsageError(
+            "The server does not tell what it was started with.", "It takes a Headway of this age."
+        )
+    if len(calibration.steps) < LEAST_STEPS or len(calibration.traffic) < LEAST_REQUESTS:
+        raise UsageError(
+            f"It has run {len(calibration.steps)} steps and answered {len(calibration.traffic)} "
+            f"requests lately; a simulation needs {LEAST_STEPS} and {LEAST_REQUESTS}.",
+            "Ask again under load.",
+        )
+    if not any(asked.prompt and asked.answer for asked in calibration.traffic):
+        raise UsageError("No request of it came to its end lately.", "Ask again later.")
+    settings = origin.settings
+    if settings.cache.disk_folder:  # a simulated engine has no disk
+        settings = replace(settings, cache=replace(settings.cache, disk_folder="", disk_bytes=0))
+    return Case(
+        calibration=calibration,
+        spec=origin.spec,
+        settings=settings,
+        classes=origin.classes,
+        traffic=tuple(lately(filled(calibration.traffic))),
+        replicas=origin.replicas,
+        max_queue=origin.max_queue,
+        max_queue_wait_s=origin.max_queue_wait_s,
+    )
+
+
+def filled(traffic: list[Asked]) -> list[Asked]:
+    """Those refused have the median lengths of the others: nobody knows their own."""
+    known = [asked for asked in traffic if asked.prompt and asked.answer]
+    prompt = round(median(asked.prompt for asked in known))
+    answer = round(median(asked.answer or 0 for asked in known))
+    return [
+        asked
+        if asked.prompt and asked.answer
+        else Asked(
+            asked.at_s,
+            asked.prompt or prompt,
+            asked.cached,
+            asked.answer or answer,
+            asked.n,
+            asked.limit,
+            asked.service_class,
+        )
+        for asked in traffic
+    ]
+
+
+def lately(traffic: list[Asked]) -> list[Asked]:
+    """The last of them whose answers are so many tokens together, from the first of these on."""
+    left, begin = MOST_TOKENS, len(traffic)
+    while begin and (left > 0 or len(traffic) - begin < LEAST_REQUESTS):
+        begin -= 1
+        left -= (traffic[begin].answer or 0) * max(traffic[begin].n, 1)
+    if not begin:
+        return traffic
+    kept = traffic[begin:]
+    return [msgspec.structs.replace(asked, at_s=asked.at_s - kept[0].at_s) for asked in kept]
+
+
+def talks_of(case: Case) -> list[Conversation]:
+    """The requests, each of one turn: what it found in the cache is the beginning that all share,
+    the rest its own; of `n` answers each is a request with the same prompt."""
+    found, most = [], case.settings.max_model_len
+    for number, asked in enumerate(case.traffic):
+        shared = min(asked.cached, asked.prompt - 1, most - 2)
+        own = min(max(asked.prompt - shared, 1), most - shared - 1)
+        turn = Turn(
+            system=(Made("shared", shared),) if shared else (),
+            prompt=(Made(f"request {number}", own),),
+            output_tokens=min(max(asked.answer or 1, 1), most - shared - own),
+        )
+        talk = Conversation(at_s=asked.at_s, turns=(turn,), service_class=asked.service_class)
+        found += [talk] * max(asked.n, 1)
+    return found
+
+
+def run(case: Case, machinery: Machinery, seed: int, scale: float) -> list[Exchange]:
+    """One simulation: the machine's good and bad moments drawn by `seed`, all of them `scale`
+    times as long."""
+    served = Served(
+        spec=case.spec,
+        settings=case.settings,
+        description=machinery.description,
+        classes=case.classes,
+        max_queue=case.max_queue,
+        max_queue_wait_s=case.max_queue_wait_s,
+        acceptance=machinery.acceptance,
+        belief=machinery.belief,
+    )
+    replicas = fleet(served, lambda s: machinery.truth(s, scale), case.replicas, seed)
+    writer = IdWriter(0, case.spec.vocab_size)
+    clients = Clients(answer_limit=limit_of(case))
+    world = World(replicas, machinery.front.scaled(scale), writer, clients, seed)
+    return world.run(talks_of(case))
+
+
+def limit_of(case: Case) -> int | None:
+    """The max_tokens that most clients send; None where they say nothing."""
+    limits = [asked.limit for asked in case.traffic if asked.limit is not None]
+    return int(np.median(limits)) if limits else None

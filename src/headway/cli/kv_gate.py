@@ -1,0 +1,89 @@
+"""Which ways of keeping or reading fewer tokens have passed the gate, on this machine's record.
+
+A way is a model's weights, the windows and whole layers of `--kv-layers`, the shares of `--kv-read`
+and `--kv-keep`, and the formats beside them. `headway eval … --gate` that it passes writes a file
+named by their SHA-256 (`headway narrow … --gate` too), and `headway serve` asks for it:
+
+    ~/.local/state/headway/kv-gates/5f0c….json      {"against": "…", "measures": [ … ]}
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headway.core.clock import SystemClock
+from headway.core.errors import UsageError
+from headway.core.kv_keep import keep_share
+from headway.core.kv_read import read_share
+from headway.core.model_spec import read_model_spec
+from headway.core.options import EngineOptions
+from headway.core.served_spec import as_served
+from headway.edge.database import default_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headway.evals.report import Report
+
+DISTANCES = [0, 300, 800]
+"""Lookups that a gate of fewer tokens has to ask, in characters between list and question."""
+KEPT_ALIKE = ("dtype", "quantization", "quantization_group", "quantization_head", "kv_cache_dtype")
+
+
+def record_file(folder: Path, engine: EngineOptions) -> Path | None:
+    """Where it is written that this way has passed; None where nothing is left out."""
+    if not (engine.kv_layers or engine.kv_read or engine.kv_keep):
+        return None
+    from headway.runtime.weight_key import content_digest, model_files
+
+    state, clock = default_folder() / "kv-gates", SystemClock()
+    layers = as_served(read_model_spec(folder), engine).layers
+    facts: dict[str, Any] = {
+        "files": [content_digest(path, state / "digests", clock) for path in model_files(folder)],
+        "layers": [[layer.window, layer.sinks, bool(layer.bounds)] for layer in layers],
+        "read": read_share(engine.kv_read),
+        "formats": [getattr(engine, name) for name in KEPT_ALIKE],
+    }
+    if engine.kv_keep:
+        facts["keep"] = [keep_share(engine.kv_keep), [layer.chooses for layer in layers]]
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return state / f"{name}.json"
+
+
+def check(folder: Path, engine: EngineOptions) -> None:
+    """UsageError where tokens are left out and no gate was passed so."""
+    path = record_file(folder, engine)
+    if path is None or path.is_file():
+        return
+    given = [f"--kv-layers {engine.kv_layers}"] if engine.kv_layers else []
+    given += [f"--kv-read {engine.kv_read}"] if engine.kv_read else []
+    given += [f"--kv-keep {engine.kv_keep}"] if engine.kv_keep else []
+    named = " ".join(given)
+    raise UsageError(
+        f"{named} is lossy, and no gate was passed with it here for {folder.name}.",
+        f"Run headway eval {folder} {named} --against {folder} --gate --distances 0,300,800 with "
+        "the other options as served, or add --kv-ungated.",
+    )
+
+
+def record(
+    folder: Path, engine: EngineOptions, report: "Report", distances: "Sequence[int]"
+) -> None:
+    """Write down a gate that was passed, where something is left out, and say so."""
+    path = record_file(folder, engine)
+    if path is None or report.comparison is None or report.comparison.worse:
+        return
+    if missing := sorted(set(DISTANCES) - set(distances)):
+        apart = ",".join(map(str, missing))
+        print(f"Not recorded for headway serve: lookups at {apart} characters were not asked.")
+        return
+    content = {
+        "against": report.comparison.first,
+        "measures": msgspec.to_builtins(report.comparison.measures),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(content))
+    print(f"The gate is passed: headway serve may start so. Recorded in {path}.")

@@ -1,0 +1,67 @@
+"""How a device takes its steps: ahead of the host, and as graphs."""
+
+from headway.core.attention_choice import ON_DEVICE
+from headway.core.errors import UsageError
+from headway.core.model_spec import ModelSpec
+from headway.core.options import EngineOptions
+
+
+def choose_overlap(options: EngineOptions, device: str, model: ModelSpec) -> tuple[int, str]:
+    """How many steps are submitted beside the one that runs."""
+    if model.states is not None and device != "cpu":
+        if options.overlap:
+            raise UsageError(
+                f"--overlap {options.overlap}: {model.architecture} keeps a state, which a step "
+                "ahead would have moved on.",
+                "Leave it out.",
+            )
+        return 0, "a step ahead would move the state of a sequence on"
+    if device == "cpu" or options.executor == "null":
+        if options.overlap:
+            who = "the null executor" if options.executor == "null" else "a CPU"
+            raise UsageError(
+                f"--overlap {options.overlap}: {who} takes one step at a time.",
+                "Leave it out, or use a GPU.",
+            )
+        return 0, "it is computed where it is planned: one step at a time"
+    if options.overlap is not None:
+        return options.overlap, "given"
+    return 1, "the next step is planned while the device computes"
+
+
+def choose_graphs(
+    options: EngineOptions, device: str, backend: str, model: ModelSpec
+) -> tuple[bool, str]:
+    """Whether decode steps are replayed: all that they queue must be decided beforehand."""
+    if device == "cpu":
+        return False, "they are a GPU's"
+    if not options.graphs:
+        return False, "given"
+    if backend not in ON_DEVICE:
+        return False, f"{backend} attention chooses sizes on the host in each step"
+    if model.experts is not None or model.states is not None:
+        return False, "experts are chosen, and states kept, on the host"
+    return True, "a decode step is one launch"
+
+
+def yes_no(value: bool) -> str:
+    """As a word."""
+    return "yes" if value else "no"
+
+
+def check_scaled(options: EngineOptions, kernels: str, model: ModelSpec) -> None:
+    """UsageError where `--fp8 scaled` is asked for and cannot be: it is a GPU's product, of a scale
+    for each output."""
+    if options.fp8 != "scaled":
+        return
+    if kernels != "cuda":
+        raise UsageError(
+            f"--fp8 scaled: the product of FP8 is a GPU's, and the kernels are {kernels}.",
+            "Use --fp8 exact or int8, or --device cuda.",
+        )
+    if any(format.kind == "fp8" and format.group for _, format in model.formats):
+        raise UsageError(
+            "--fp8 scaled: the folder has a scale for each block of inputs, and it takes one for "
+            "each output.",
+            "Use --fp8 exact or int8.",
+        )

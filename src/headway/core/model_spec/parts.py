@@ -1,0 +1,87 @@
+"""Parts of a transformer in numbers: ropes, experts, latent attention."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary embedding: base `theta`, the `share` of each head it turns, and its scaling.
+
+    `linear` divides positions by `factor`; `dynamic` stretches `theta` for the served context;
+    `llama3` and `yarn` treat fast and slow frequencies apart, between the two limits that are
+    named after them; `longrope` divides each frequency by a number of its own, of two lists the
+    long one where the served context is beyond the original. `gain` multiplies cos and sin (YaRN's
+    attention factor).
+    """
+
+    theta: float = 10000.0
+    kind: RopeKind = "default"
+    share: float = 1.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_len: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    gain: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A sparse MLP: `count` experts, of which a token visits `active`.
+
+    `normalize` says that the weights of the visited ones are scaled to add up to 1; `biased`, that
+    the router and each matrix of an expert have a bias; `exact_router`, that it multiplies in fp32.
+    Weights are a softmax over all experts or a sigmoid of each, times `scale`. Where there are
+    `groups`, a token visits the best `active_groups` of them. `corrected`: a learned number of each
+    expert is added where experts and groups are chosen, and not to their weights. Every token
+    visits `shared` more experts, which are one wide MLP.
+    """
+
+    count: int
+    active: int
+    intermediate_size: int
+    normalize: bool
+    biased: bool = False
+    exact_router: bool = False
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    corrected: bool = False
+    groups: int = 1
+    active_groups: int = 1
+    scale: float = 1.0
+    shared: int = 0
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
+
+    @property
+    def shared_size(self) -> int:
+        """The width of the shared experts' MLP."""
+        return self.shared * (self.shared_intermediate_size or self.intermediate_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Latent attention (MLA): the keys and values of all heads come out of one row of `rank`.
+
+    A head's key has `nope_dim` numbers out of that row and `rope_dim` rotated ones that all heads
+    share, its value `value_dim` numbers. Queries come out of a row of `q_rank`, or with 0 out of
+    the hidden states. Numbers that rotate together lie side by side where they are `interleaved`.
+    """
+
+    rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    q_rank: int = 0
+    interleaved: bool = True
+
+    @property
+    def key_dim(self) -> int:
+        """What a token keeps in a layer, its value being a part of it: DeepSeek's 512 + 64."""
+        return self.rank + self.rope_dim

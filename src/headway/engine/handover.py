@@ -1,0 +1,187 @@
+"""Sequences that go on in another engine: what is offered there, and what is taken over here.
+
+Who prefills calls `offer` behind `Engine.add`: full blocks leave while the next chunk computes.
+`hand_over` takes the request out and says all of it in a parcel; `take_due` does so with all that
+have had a token since they were offered. Who decodes calls `take_over` with
+the parcel and with the request as its own server knows it: the blocks are restored as from any
+lower tier, into memory that was taken before they are asked for. A parcel that does not fit is
+refused by name, and the request is computed here.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headway.core.errors import RequestError
+from headway.core.parcel import (
+    VERSION,
+    Parcel,
+    ParcelError,
+    decode_parcel,
+    encode,
+    peer_of,
+)
+from headway.core.request import Request
+from headway.engine.chain import Chain, root_key
+from headway.engine.engine import Engine, ResumedTokens
+from headway.engine.kv.cache import KVCache
+from headway.engine.kv.peer import PeerTier
+from headway.engine.kv.prefix import first_seen
+from headway.engine.sequence import Sequence
+
+MOST_SEEN = 4096
+"""Parcels that are remembered, so that none is taken twice."""
+
+
+@dataclass(slots=True)
+class Handover:
+    """The two sides of `engine`, whose blocks other engines fetch at `address`.
+
+    Blocks of another `fingerprint` are none of ours. `release` is told of a parcel whose blocks
+    nobody fetches any more. Needs a prefix cache.
+    """
+
+    engine: Engine
+    fingerprint: bytes
+    address: str
+    release: Callable[[bytes], None] = lambda parcel_id: None
+    _due: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    """Request → the parcel that it is to leave in, and the tokens it had when it was offered."""
+    _given: dict[int, bytes] = field(default_factory=dict)
+    """Request → the parcel that it left in, until it is dropped; the oldest first."""
+    _seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        if self.engine.kv.tiers is None:
+            self.engine.put_tiers_below()
+
+    # ── from here ───────────────────────────────────────────────────────────────────────────
+
+    def offer(self, request_id: int) -> None:
+        """Blocks of this request, which was added just now, leave for who takes it over.
+
+        Raises RequestError for one with several answers, which share blocks.
+        """
+        for sequence in self.engine.sequences_of(request_id):
+            if sequence.request.sampling.n > 1:
+                raise RequestError("A request with several answers is not handed over.", param="n")
+            sequence.parcel_id = secrets.token_bytes(16)
+            self._due[request_id] = sequence.parcel_id, sequence.num_generated
+
+    def take_due(self) -> list[tuple[int, bytes]]:
+        """(request id, parcel) of each that has had a token since it was offered, and goes on.
+
+        What has left of those that are over is released.
+        """
+        found = []
+        for request_id, (parcel_id, known) in list(self._due.items()):
+            sequences = self.engine.sequences_of(request_id)
+            if not sequences:
+                del self._due[request_id]
+                self.release(parcel_id)
+            elif sequences[0].num_generated > known:
+                found.append((request_id, self.hand_over(request_id)))
+        return found
+
+    def hand_over(self, request_id: int) -> bytes:
+        """The parcel of a request that was offered; it is aborted here. The last of its blocks
+        leave with the next step. Raises RequestError where it is over."""
+        for sequence in self.engine.sequences_of(request_id):
+            if sequence.parcel_id:
+                frame = encode(self._parcel_of(sequence))
+                self.engine.abort(request_id)
+                self._due.pop(request_id, None)
+                self._given[request_id] = sequence.parcel_id
+                if len(self._given) > MOST_SEEN:
+                    del self._given[next(iter(self._given))]
+                return frame
+        raise RequestError("There is no such request to hand over.", param="request_id")
+
+    def drop(self, request_id: int) -> None:
+        """Nobody goes on with this request, or whoever does has what it needs."""
+        parcel_id = self._given.pop(request_id, None)
+        if parcel_id is not None:
+            self.release(parcel_id)
+
+    def _parcel_of(self, sequence: Sequence) -> Parcel:
+        kv, request = self.engine.kv, sequence.request
+        end = sequence.num_exported
+        seen = [first_seen(end * kv.block_size, window) for window in kv.windows]
+        return Parcel(
+            version=VERSION,
+            parcel_id=sequence.parcel_id,
+            address=self.address,
+            fingerprint=self.fingerprint,
+            root=root_key(request.principal.cache_salt, request.adapter),
+            request=request,
+            index=sequence.index,
+            seed=sequence.seed,
+            tokens=sequence.tokens,
+            computed=sequence.computed,
+            groups=[(first // kv.block_size, end) for first in seen],
+        )
+
+    # ── to here ─────────────────────────────────────────────────────────────────────────────
+
+    def take_over(self, request: Request, frame: bytes, resumed: ResumedTokens = ()) -> str:
+        """Go on with `request`, whose parcel is `frame`; returns why that is refused, or "".
+
+        Then it is computed here, behind the tokens that are known (`Engine.add`).
+        """
+        try:
+            parcel = decode_parcel(frame)
+            self._check(parcel, request, resumed)
+        except ParcelError as error:
+            self.engine.add(request, resumed)
+            return error.name
+        self._seen[parcel.parcel_id] = None
+        while len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+        self.engine.add(request, [parcel.tokens[len(request.prompt_token_ids) :]])
+        for sequence in self.engine.sequences_of(request.request_id):
+            sequence.seed = parcel.seed
+            sequence.source = self._source_of(parcel)
+        return ""
+
+    def _source_of(self, parcel: Parcel) -> PeerTier:
+        chain = Chain(parcel.tokens, parcel.root, self.engine.kv.block_size)
+        held = [{chain.key(at) for at in range(first, end)} for first, end in parcel.groups]
+        tiers = self.engine.kv.tiers
+        assert tiers is not None
+        peer = peer_of(parcel.address, parcel.parcel_id)
+        return PeerTier(peer, held, tiers.engine_rate)
+
+    def _check(self, parcel: Parcel, request: Request, resumed: ResumedTokens) -> None:
+        """Raise ParcelError for what does not fit `request`, its answer so far, and this engine."""
+        kv, prompt = self.engine.kv, request.prompt_token_ids
+        faults = {
+            "fingerprint": parcel.fingerprint != self.fingerprint,
+            "salt": parcel.root != root_key(request.principal.cache_salt, request.adapter),
+            "request": not is_same(parcel.request, request),
+            "tokens": parcel.tokens[: len(prompt)] != prompt
+            or (resumed and parcel.tokens[len(prompt) :] != resumed[0])
+            or not 0 <= parcel.computed <= len(parcel.tokens) < self.engine.settings.max_model_len
+            or not all(0 <= token < self.engine.vocab_size for token in parcel.tokens),
+            "group": len(parcel.groups) != len(kv.pools),
+            "blocks": has_too_many(parcel, kv),
+            "replayed": parcel.parcel_id in self._seen,
+        }
+        for name, is_so in faults.items():
+            if is_so:
+                raise ParcelError(name)
+
+
+def is_same(one: Request, other: Request) -> bool:
+    """Whether two requests ask for the same answer: by prompt, sampling, grammar and adapter."""
+    return (one.prompt_token_ids, one.sampling, one.adapter) == (
+        other.prompt_token_ids,
+        other.sampling,
+        other.adapter,
+    )
+
+
+def has_too_many(parcel: Parcel, kv: KVCache) -> bool:
+    """Whether the parcel names blocks that its computed tokens do not fill."""
+    most = parcel.computed // kv.block_size
+    return not all(0 <= first <= end <= most for first, end in parcel.groups)

@@ -1,0 +1,29 @@
+"""What holds between steps for all sequences of an engine together, as assertions."""
+
+from collections.abc import Iterable
+
+from headway.engine.batching import BatchGate
+from headway.engine.sequence import RUNNING, WAITING, WAITING_FOR_KV, Sequence
+
+
+def check_places(
+    running: list[Sequence],
+    waiting: Iterable[Sequence],
+    gate: BatchGate,
+    by_id: dict[int, Sequence],
+) -> list[Sequence]:
+    """Assert that every sequence is in one place and sound, and that the runtime knows `by_id`.
+
+    Returns all of them, siblings that wait for their parents too.
+    """
+    assert all(s.state in (RUNNING, WAITING_FOR_KV) for s in running)
+    assert all(s.state == WAITING for s in [*waiting, *gate])
+    gate.check_integrity()
+    known = [s for s in running if s.known_to_runtime]
+    assert {s.sequence_id for s in known} == set(by_id), "the runtime's ids differ"
+    queued = [*running, *waiting, *gate]
+    everybody = queued + [fork for parent in queued for fork in parent.forks]
+    assert len({s.sequence_id for s in everybody}) == len(everybody), "a sequence is twice"
+    for sequence in everybody:
+        sequence.check_integrity()
+    return everybody

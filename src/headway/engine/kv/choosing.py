@@ -1,0 +1,136 @@
+"""Groups whose layers keep a part of a prompt: when its table shrinks, and what room that takes.
+
+The prompt is computed as any other, and its blocks are listed as any other's. With the next token
+the table of each such group becomes another one, `sequence.dropped` blocks shorter, which holds
+what is kept and all that follows; the prompt's own blocks are given back, and stay findable while
+they live. Worked example, blocks of 4, a prompt of 18 tokens that shrinks by 2 blocks:
+
+    18 computed   [3 8 1 5 2]          token 17 lies in block 2, slot 1
+    19 computed   [9 4 7]              10 tokens are kept; token 18 lies in block 7, slot 2
+    23 computed   [9 4 7 6]            token 22: entry 22 // 4 - 2, slot 2
+
+So for one step a sequence holds both: who starts has to find room for both. One that is preempted
+computes its prompt, chooses the same tokens again and computes its answer behind them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from headway.core.cache_config import CacheConfig
+from headway.core.kv_keep import blocks_dropped
+from headway.core.plan import BlockCopy, Shrink
+from headway.engine.kv.pool import BlockPool
+from headway.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Choosing:
+    """The groups, and the tables that shrink with the plan that is being made."""
+
+    groups: tuple[int, ...]
+    block_size: int
+    shrinks: list[Shrink] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: CacheConfig) -> Self | None:
+        """Where some layers choose."""
+        return cls(config.choosing, config.block_size) if config.choosing else None
+
+    def take(self) -> list[Shrink]:
+        """What the runtime is told with this plan."""
+        told, self.shrinks = self.shrinks, []
+        return told
+
+    def num_left(self, sequence: Sequence) -> int:
+        """By how many blocks its tables are still to shrink; 0 where they have, or never will."""
+        if sequence.kv_keep >= 1 or any(sequence.dropped):
+            return 0
+        return blocks_dropped(sequence.kv_keep, sequence.chooses_at, self.block_size)
+
+    def cut(self, sequence: Sequence, count: int) -> int:
+        """`count`, or up to where it chooses: nobody reads a prompt behind that."""
+        missing = sequence.chooses_at - sequence.computed
+        return min(count, missing) if missing > 0 and self.num_left(sequence) else count
+
+    def num_due(self, sequence: Sequence) -> int:
+        """`num_left` where all that it chooses from is computed."""
+        return self.num_left(sequence) if sequence.computed >= sequence.chooses_at else 0
+
+    def most_blocks(self, sequence: Sequence, everything: int) -> list[int]:
+        """By group the blocks that it takes at its worst, where all its tokens take so many."""
+        left = self.num_left(sequence)
+        found = [everything - count for count in sequence.dropped]
+        for group in self.groups if left else ():
+            found[group] += -(-sequence.chooses_at // self.block_size) - left
+        return found
+
+    def extend(
+        self, pools: list[BlockPool], sequence: Sequence, num_tokens: int
+    ) -> tuple[list[list[int]], list[BlockCopy]] | None:
+        """As `KVCache.extend`, where a table is shorter than its tokens or is to be now."""
+        due, first = self.num_due(sequence), sequence.computed // self.block_size
+        needed = self._needed(sequence, num_tokens, due)
+        copied = self._copied(pools, sequence, first, due)
+        if any(
+            pool.num_free < count + (group in copied)
+            for group, (pool, count) in enumerate(zip(pools, needed, strict=True))
+        ):
+            return None
+        sequence.shares_blocks = False
+        copies = [
+            unshare(sequence, group, first - sequence.dropped[group], pools[group])
+            for group in copied
+        ]
+        new = [
+            [pool.take() for _ in range(count)] for pool, count in zip(pools, needed, strict=True)
+        ]
+        for group in self.groups if due else ():
+            new[group] = self._shrink(pools[group], sequence, group, due, new[group])
+        for table, blocks in zip(sequence.block_tables, new, strict=True):
+            table.extend(blocks)
+        return new, copies
+
+    def _needed(self, sequence: Sequence, num_tokens: int, due: int) -> list[int]:
+        """By group the blocks to take; all of its own for a table that is to shrink."""
+        everything = -(-num_tokens // self.block_size)
+        pairs = zip(sequence.block_tables, sequence.dropped, strict=True)
+        needed = [max(everything - dropped - len(table), 0) for table, dropped in pairs]
+        for group in self.groups if due else ():
+            needed[group] = everything - due
+        return needed
+
+    def _copied(
+        self, pools: list[BlockPool], sequence: Sequence, first: int, due: int
+    ) -> list[int]:
+        """The groups where the block written next is others' too."""
+        if not sequence.shares_blocks:
+            return []
+        found = []
+        for group, (pool, table) in enumerate(zip(pools, sequence.block_tables, strict=True)):
+            at = first - sequence.dropped[group]
+            is_new = due and group in self.groups
+            if not is_new and at < len(table) and pool.is_kept(table[at]):
+                found.append(group)
+        return found
+
+    def _shrink(
+        self, pool: BlockPool, sequence: Sequence, group: int, due: int, blocks: list[int]
+    ) -> list[int]:
+        """Let the first of `blocks` take the place of the table; the rest."""
+        table, at = sequence.block_tables[group], sequence.chooses_at
+        whole = -(-at // self.block_size)
+        assert len(table) == whole, "something lies behind what is chosen from"
+        kept = blocks[: whole - due]
+        self.shrinks.append(Shrink(sequence.sequence_id, group, at, list(table), kept))
+        for block in reversed(table):
+            pool.release(block)
+        table[:], sequence.dropped[group] = kept, due
+        return blocks[whole - due :]
+
+
+def unshare(sequence: Sequence, group: int, index: int, pool: BlockPool) -> BlockCopy:
+    """Give `sequence` a block of its own at `index` of a table: the copy that makes it."""
+    table = sequence.block_tables[group]
+    source, table[index] = table[index], pool.take()
+    pool.release(source)
+    return BlockCopy(sequence.sequence_id, index, group, source, table[index])

@@ -1,0 +1,326 @@
+"""The tiers below the device's KV memory: where a beginning is found, and whether to fetch it.
+
+It decides, the runtime moves the bytes. Blocks that leave the device's memory may lie in host
+memory (`host_tier.py`), full blocks on a disk (`disk_tier.py`), those of a sequence that was handed
+over in the engine it comes from (`handover.py`). A prompt whose beginning is in one of them is
+restored where that is predicted to be faster than computing it, by rates learned from the reads.
+Worked example, headway-tiny, 1,500 tokens of 1,536 bytes:
+
+    computed   1,500 x 0.13 ms              195 ms
+    restored   1 ms + 2.3 MB / 0.7 GB/s     4.3 ms, from a disk
+
+A key counts as held as soon as its block is handed over; where the runtime has something else, or
+nothing, it says so, and at worst a sequence that waits for it computes it.
+"""
+
+from collections.abc import Callable, Container, Iterable
+from collections.abc import Sequence as TypingSequence
+from dataclasses import dataclass
+from functools import partial
+
+from headway.core.cache_config import CacheConfig
+from headway.core.clock import Clock
+from headway.core.parcel import ENGINE
+from headway.core.plan import NULL_BLOCK, Moved, TierNews, Transfer
+from headway.engine.chain import Chain
+from headway.engine.cost import StepCost
+from headway.engine.kv.disk_tier import DiskTier
+from headway.engine.kv.host import HostBlocks
+from headway.engine.kv.host_tier import HostTier
+from headway.engine.kv.peer import Leaving
+from headway.engine.kv.pool import BlockPool
+from headway.engine.kv.prefix import (
+    Cached,
+    Hit,
+    PrefixIndex,
+    Read,
+    Tier,
+    blocks_held,
+    first_seen,
+    live_of,
+    with_gap,
+)
+from headway.engine.kv.rates import CopyRate, ReadRate
+from headway.telemetry.records import StepRecord, TierUse
+
+DEVICE = "device"
+ENGINE_BYTE_S = 1 / 1e9
+"""A byte from another engine over a socket, until some were measured."""
+PATIENCE, LEAST_LIMIT_S = 2.0, 0.5
+"""A read is given up beyond so many times its predicted time, but not before half a second."""
+
+
+@dataclass(slots=True)
+class Either(Container[bytes]):
+    """Keys that one of several holds."""
+
+    several: list[Container[bytes]]
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in one for one in self.several)
+
+
+class Tiers:
+    """The tiers below `pools`, the fastest first; a `host` or a `disk` that is None is not there.
+
+    A block of each KV group takes `block_bytes`; `chunk` is the most prompt tokens of a step.
+    """
+
+    def __init__(
+        self,
+        pools: list[BlockPool],
+        block_bytes: tuple[int, ...],
+        cost: StepCost,
+        *,
+        host: HostTier | None,
+        disk: DiskTier | None,
+        block_size: int,
+        chunk: int,
+    ) -> None:
+        self.pools, self.block_bytes, self.cost = pools, block_bytes, cost
+        self.host, self.disk = host, disk
+        self.block_size, self.chunk = block_size, chunk
+        self.engine_rate = ReadRate(ENGINE_BYTE_S)
+        self.leaving = Leaving()
+        """What goes to other engines."""
+        self.num_failed = 0
+        self.restore_s: dict[str, float] = {}
+        for group, pool in enumerate(pools):
+            pool.on_evicted = partial(self.evicted, group)
+
+    # ── out ─────────────────────────────────────────────────────────────────────────────────
+
+    def found(self, group: int, block: int) -> None:
+        """A block was listed, or found again: it may be worth keeping below."""
+        if self.disk is not None:
+            self.disk.found(group, block)
+
+    def evicted(self, group: int, block: int, cached: Cached) -> None:
+        """`block` is about to be given out; it may be worth keeping below."""
+        if self.host is not None:
+            self.host.evicted(group, block, cached)
+
+    @property
+    def has_due(self) -> bool:
+        """Whether an engine without other work has blocks to hand over now."""
+        return bool(self.leaving) or (self.disk is not None and self.disk.has_due)
+
+    @property
+    def due_at_s(self) -> float:
+        """When a limit lets the next block be written; infinite where none waits."""
+        return self.disk.due_at_s if self.disk is not None else float("inf")
+
+    def spills(self, next_id: Callable[[], int], *, is_idle: bool) -> list[Transfer]:
+        """The transfers that hand blocks over in this step."""
+        out = self.leaving.spills(next_id)
+        if self.host is not None:
+            out += self.host.spills(next_id)
+        if self.disk is not None:
+            out += self.disk.spills(next_id, is_idle=is_idle)
+        return out
+
+    # ── in ──────────────────────────────────────────────────────────────────────────────────
+
+    def find(
+        self,
+        chain: Chain,
+        count: int,
+        most: int,
+        indexes: TypingSequence[PrefixIndex],
+        windows: TypingSequence[int],
+        sink_blocks: TypingSequence[int],
+        source: Tier | None = None,
+    ) -> Hit | None:
+        """A longer beginning than the first `count` blocks, of `most`, with what the tiers hold.
+
+        `source` is one more, of this sequence alone. None where there is none, or where computing
+        it is predicted to be faster, with all of them and with the fastest alone.
+        """
+        tiers: list[Tier] = [tier for tier in (self.host, source, self.disk) if tier is not None]
+        while tiers:
+            hit = self._find_in(tiers, chain, count, most, indexes, windows, sink_blocks)
+            if hit is None:
+                return None
+            if self.read_s(hit.reads) < self.again_s(hit.num_tokens, count * self.block_size):
+                return hit
+            tiers.pop().doubt()
+        return None
+
+    def _find_in(
+        self,
+        tiers: list[Tier],
+        chain: Chain,
+        count: int,
+        most: int,
+        indexes: TypingSequence[PrefixIndex],
+        windows: TypingSequence[int],
+        sink_blocks: TypingSequence[int],
+    ) -> Hit | None:
+        size = self.block_size
+        either = [
+            Either([index.block_of, *(tier.held[group] for tier in tiers)])
+            for group, index in enumerate(indexes)
+        ]
+        deep = blocks_held(chain, most, either, size, windows, sink_blocks)
+        if deep <= count:
+            return None
+        first_live = [first_seen(deep * size, window) // size for window in windows]
+        tables: list[list[int]] = []
+        reads: list[Read] = []
+        for group, index in enumerate(indexes):
+            first, kept = first_live[group], sink_blocks[group]
+            places = live_of(list(range(deep)), first, kept)
+            own = [index.block_of.get(chain.key(at), NULL_BLOCK) for at in places]
+            tables.append(with_gap(own, first, kept))
+            for at, block in zip(places, own, strict=True):
+                if block == NULL_BLOCK:
+                    key = chain.key(at)
+                    tier = next(tier for tier in tiers if key in tier.held[group])
+                    reads.append(Read(group, at, key, tier))
+        return Hit(
+            num_tokens=deep * size,
+            tables=tables,
+            first_live=first_live,
+            reads=reads,
+            restored=self._restored(reads, count, deep),
+        )
+
+    def _restored(self, reads: list[Read], count: int, deep: int) -> dict[str, int]:
+        """Tokens behind the first `count` blocks by the tier that they came from: of what reads
+        from several, the slowest."""
+        slowest: dict[int, Read] = {}
+        for read in reads:
+            other = slowest.get(read.at)
+            size = self.block_bytes[read.group]
+            if other is None or read.tier.read_s(size) > other.tier.read_s(size):
+                slowest[read.at] = read
+        restored: dict[str, int] = {}
+        for at in range(count, deep):
+            if at in slowest:
+                name = slowest[at].tier.name
+                restored[name] = restored.get(name, 0) + self.block_size
+        return restored
+
+    def reuse(self, hit: Hit) -> None:
+        """A newcomer begins with `hit`: what it reads stays where it is, though blocks that are
+        taken for it may come there, and what it found was of use again."""
+        for read in hit.reads:
+            if self.host is not None and read.tier is self.host:
+                self.host.blocks.pin(read.group, read.key)
+        for group, table in enumerate(hit.tables):
+            for block in table:
+                if block != NULL_BLOCK:
+                    self.found(group, block)
+
+    def again_s(self, end: int, start: int) -> float:
+        """Predicted seconds to compute tokens `start` … `end` - 1."""
+        return self.cost.prefill_s(end - start, start, self.chunk)
+
+    def bytes_of(self, reads: Iterable[Read]) -> int:
+        """What these blocks take."""
+        return sum(self.block_bytes[read.group] for read in reads)
+
+    def read_s(self, reads: Iterable[Read]) -> float:
+        """Predicted seconds of these reads, one tier after the other."""
+        num_bytes: dict[str, int] = {}
+        tiers: dict[str, Tier] = {}
+        for read in reads:
+            tiers[read.tier.name] = read.tier
+            size = self.block_bytes[read.group]
+            num_bytes[read.tier.name] = num_bytes.get(read.tier.name, 0) + size
+        return sum(tier.read_s(num_bytes[name]) for name, tier in tiers.items())
+
+    def limit_s(self, reads: Iterable[Read], again_s: float = 0.0) -> float:
+        """When these reads are given up: far beyond their time, and when computing is done anyway.
+
+        So a first token comes after twice the time that it takes without any tier, at worst.
+        """
+        return max(PATIENCE * self.read_s(reads), LEAST_LIMIT_S, again_s)
+
+    def take(self, moved: Iterable[Moved], news: TierNews | None) -> None:
+        """What the runtime has moved, and what the disk has come to hold or lost."""
+        for one in moved:
+            if one.direction == "in":
+                self.num_failed += not one.moved_bytes
+                self.restore_s[one.peer] = self.restore_s.get(one.peer, 0.0) + one.seconds
+                rate = self._rate_of(one.peer)
+                if rate is not None:
+                    rate.observe(one)
+        if news is not None and self.disk is not None:
+            self.disk.take(news)
+
+    def _rate_of(self, peer: str) -> ReadRate | None:
+        if peer.startswith(ENGINE):
+            return self.engine_rate
+        return self.disk.rate if self.disk is not None else None
+
+    def tell(self, record: StepRecord) -> None:
+        """Note what each tier holds, and what came to nothing since it was told last."""
+        keys = [pool.num_cached for pool in self.pools]
+        record.kv_tiers = [self._use(DEVICE, keys)]
+        for tier in (self.host, self.disk):
+            if tier is not None:
+                record.kv_tiers.append(self._use(tier.name, [len(held) for held in tier.held]))
+        record.num_failed_reads, self.num_failed = self.num_failed, 0
+        record.restore_s, self.restore_s = self.restore_s, {}
+        if self.disk is not None:
+            record.num_bad_blocks, self.disk.num_bad = self.disk.num_bad, 0
+
+    def _use(self, name: str, keys: list[int]) -> TierUse:
+        """So many keys by KV group as bytes and tokens; a window group holds fewer of a context."""
+        num_bytes = sum(n * size for n, size in zip(keys, self.block_bytes, strict=True))
+        return TierUse(name, num_bytes, max(keys) * self.block_size)
+
+    # ── forgetting ──────────────────────────────────────────────────────────────────────────
+
+    def forget(self, owner: bytes) -> None:
+        """Nobody finds what belongs to `owner`; a disk erases it, and says which keys are gone."""
+        if self.host is not None:
+            self.host.blocks.forget(owner)
+        if self.disk is not None:
+            self.disk.forgotten.append(owner)
+
+    def take_forgotten(self) -> list[bytes]:
+        """The owners that the runtime has yet to be told of."""
+        return self.disk.take_forgotten() if self.disk is not None else []
+
+
+def make_tiers(
+    pools: list[BlockPool],
+    config: CacheConfig,
+    cost: StepCost,
+    clock: Clock,
+    chunk: int,
+    host_blocks: HostBlocks,
+    copy_rate: CopyRate,
+) -> Tiers:
+    """The tiers below `pools` that the settings ask for."""
+    host = disk = None
+    if config.host_blocks and not config.state_every:  # states go there when they are preempted
+        host = HostTier(
+            host_blocks,
+            config.block_bytes,
+            cost,
+            copy_rate,
+            block_size=config.block_size,
+            chunk=chunk,
+        )
+    if config.disk_bytes:
+        disk = DiskTier(
+            pools,
+            config.block_bytes,
+            cost,
+            clock,
+            write_bytes_s=config.disk_write_bytes_s,
+            block_size=config.block_size,
+            chunk=chunk,
+        )
+    return Tiers(
+        pools,
+        config.block_bytes,
+        cost,
+        host=host,
+        disk=disk,
+        block_size=config.block_size,
+        chunk=chunk,
+    )

@@ -1,0 +1,96 @@
+"""The record of a step: what the scheduler, the plan and the result know of it, in one place."""
+
+from collections.abc import Callable
+
+from headway.core.plan import StepPlan, StepResult
+from headway.engine.cost import StepCost
+from headway.engine.grammar.grammars import Grammars
+from headway.engine.overlap import StepInFlight
+from headway.engine.scheduler import Scheduler
+from headway.telemetry.records import StepRecord, count_work
+
+
+class Recorder:
+    """Makes the records of an engine's steps, one after the other."""
+
+    def __init__(self, scheduler: Scheduler, cost: StepCost, has_work: Callable[[], bool]) -> None:
+        self.scheduler, self.cost, self.has_work = scheduler, cost, has_work
+        self._ended_s: float | None = None
+        self._was_idle = False
+
+    def record(
+        self, step: StepInFlight, result: StepResult, collected_s: float, grammars: Grammars | None
+    ) -> StepRecord:
+        """That of `step`, whose result is taken.
+
+        One that was planned beside another began when that one had ended.
+        """
+        started_s, planned_s = step.started_s, step.planned_s
+        if step.is_ahead and self._ended_s is not None:
+            started_s = planned_s = max(self._ended_s, planned_s)
+        record = self._work(step.plan, result, started_s)
+        record.num_queried_tokens, record.num_cached_tokens, record.restored_tokens = step.first
+        if step.masks is not None:
+            record.mask_s, record.mask_wait_s = step.masks.mask_s, step.masks.wait_s
+        if grammars is not None:
+            record.num_deferred = grammars.num_waiting
+            record.num_waiting += record.num_deferred
+            record.compiles_s = grammars.builder.take_durations()
+        if self._ended_s is not None:
+            since_s = started_s - self._ended_s
+            record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
+        record.schedule_s = planned_s - started_s
+        record.execute_s = collected_s - planned_s
+        self._ended_s, self._was_idle = self.scheduler.clock.now_s(), not self.has_work()
+        record.update_s = self._ended_s - collected_s
+        return record
+
+    def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
+        """What the step did, without its durations."""
+        scheduler, cost = self.scheduler, self.cost
+        used = [pool.num_used for pool in scheduler.kv.pools]
+        record = StepRecord(
+            step=plan.step,
+            started_s=started_s,
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting,
+            num_tokens=0,
+            num_sampled=sum([row.sample + row.num_drafts for row in plan.scheduled]),
+            kv_blocks_used=sum(used),
+            kv_usage=scheduler.kv.usage,
+            num_preemptions=scheduler.num_preemptions,
+            group_blocks_used=used,
+        )
+        count_work(record, plan.scheduled, cost.windows)
+        timings = result.timings
+        record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
+        record.sample_s, record.draft_s = timings.sample_s, timings.draft_s
+        record.num_drafts = sum(
+            [len(row.token_ids) if row.path else row.num_drafts for row in plan.scheduled]
+        )
+        scheduler.drafts.tell(record, plan, result, cost)
+        record.experts_read = result.experts_read
+        record.prefill_s_per_token = scheduler.policy.token_s
+        record.alone_s_per_token = scheduler.policy.alone_s
+        record.row_s = scheduler.policy.slot_rate.row_s(scheduler.clock.now_s())
+        if scheduler.is_full:
+            record.user_slots = scheduler.reclaim.user_slots(scheduler.running)
+        if record.num_prefill_tokens:
+            record.prefilling = prefilling(scheduler, plan)
+        record.transfer_s = result.transfer_s
+        scheduler.preemption.tell(record)
+        if scheduler.kv.tiers is not None:
+            scheduler.kv.tiers.tell(record)
+        return record
+
+
+def prefilling(scheduler: Scheduler, plan: StepPlan) -> list[tuple[int, int, int]]:
+    """(request id, index, tokens computed) of the rows that catch up with their prompts."""
+    found = []
+    for row in plan.scheduled:
+        sequence = scheduler.by_id(row.sequence_id)
+        num_more = row.num_drafts + row.num_forced
+        if sequence is not None and len(row.token_ids) > num_more + 1:
+            end = row.start + len(row.token_ids)
+            found.append((sequence.request.request_id, sequence.index, end))
+    return found

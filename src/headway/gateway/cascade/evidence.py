@@ -1,0 +1,206 @@
+"""What is known of a cheap route, task by task: how often it is right where a check accepts it.
+
+    asked 150   dear right 149   cheap right 121   check margin, at least 0.7 nats
+    accepted 96, of which 1 was wrong where the dear route was right: lost 1 of 150
+    the loss is below 3.1% with confidence 1 - alpha: within a tolerance of 5%, so it is used
+
+Thresholds are tried from the strictest on, and the first that fails its test ends the row: a fixed
+sequence, so all that pass hold together at `alpha` (Angelopoulos et al., "Learn then Test", 2021);
+checks share `alpha`. A task without a row, or with an old one, is asked of the dear route.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from headway.core.errors import UsageError
+
+GRID = 20
+"""Thresholds that are tried of a check: quantiles of its scores."""
+DAY_S = 86_400
+PLAIN = ""
+"""The check of those that are accepted if they are valid and have come to their end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One question, asked of both routes. Costs are in dollars.
+
+    `fits` says whether the cheap answer is valid and whole; `scores` are by check, with what a
+    score costs in `check_costs`.
+    """
+
+    task: str
+    cheap_right: bool
+    dear_right: bool
+    fits: bool
+    scores: dict[str, float | None]
+    cheap_cost: float
+    dear_cost: float
+    check_costs: dict[str, float] = field(default_factory=dict)
+
+
+class TaskEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One task class. `loss_high` holds the share of questions that the cascade loses, with
+    confidence 1 - alpha; costs are dollars a question."""
+
+    task: str
+    asked: int
+    cheap_right: int
+    dear_right: int
+    check: str = PLAIN
+    least: float | None = None
+    """The least score that is accepted; None accepts each answer that is valid and whole."""
+    accepted: int = 0
+    lost: int = 0
+    gained: int = 0
+    loss_low: float = 0.0
+    loss_high: float = 1.0
+    cheap_cost: float = 0.0
+    dear_cost: float = 0.0
+    cost: float = 0.0
+    """Of the cascade."""
+    use: bool = False
+    why: str = ""
+
+
+class EvidenceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What `headway calibrate` writes. `fingerprints` are of "cheap" and "dear", where told."""
+
+    model: str
+    cheap: str
+    made_at: float
+    tolerance: float
+    alpha: float
+    fingerprints: dict[str, list[str]] = {}
+    tasks: list[TaskEvidence] = []
+
+
+def read_evidence(path: Path) -> EvidenceFile | None:
+    """The file, None where there is none yet; UsageError where it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EvidenceFile)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"{path} is no evidence: {str(error)[:200]}.", "headway calibrate writes it."
+        ) from error
+
+
+def judged(pairs: Sequence[Pair], tolerance: float, alpha: float) -> TaskEvidence:
+    """The evidence of one task: the cheapest way whose loss is surely within the tolerance."""
+    checks = [PLAIN, *(pairs[0].scores if pairs else ())]
+    ways = [
+        found for check in checks for found in passing(pairs, check, tolerance, alpha / len(checks))
+    ]
+    dear = sum(pair.dear_cost for pair in pairs) / max(1, len(pairs))
+    best = min(ways, key=lambda way: way.cost, default=None)
+    if best is None:
+        few = bound(0, len(pairs), alpha / len(checks)) > tolerance
+        why = f"{len(pairs)} questions are too few" if few else "it loses too many right answers"
+        return of_way(pairs, PLAIN, None, alpha, use=False, why=why)
+    if best.cost >= dear:
+        return msgspec.structs.replace(best, use=False, why="it costs no less")
+    return best
+
+
+def passing(
+    pairs: Sequence[Pair], check: str, tolerance: float, alpha: float
+) -> list[TaskEvidence]:
+    """The thresholds of one check that hold, the strictest first, up to the first that fails."""
+    found = []
+    for least in thresholds(pairs, check):
+        way = of_way(pairs, check, least, alpha, use=True, why="")
+        if way.loss_high > tolerance:
+            break
+        found.append(way)
+    return found
+
+
+def thresholds(pairs: Sequence[Pair], check: str) -> list[float | None]:
+    """The least scores to try, falling: [2.0, 1.4, …, the least of all]."""
+    if check == PLAIN:
+        return [None]
+    scores = sorted(
+        (score for pair in pairs if (score := pair.scores[check]) is not None), reverse=True
+    )
+    places = [round((number + 1) / GRID * len(scores)) - 1 for number in range(GRID)]
+    return list(dict.fromkeys(scores[place] for place in places if place >= 0))
+
+
+def accepts(pair: Pair, check: str, least: float | None) -> bool:
+    if not pair.fits or least is None:
+        return pair.fits
+    score = pair.scores[check]
+    return score is not None and score >= least
+
+
+def of_way(
+    pairs: Sequence[Pair], check: str, least: float | None, alpha: float, *, use: bool, why: str
+) -> TaskEvidence:
+    """What one check with one threshold does to these questions."""
+    taken = [pair for pair in pairs if accepts(pair, check, least)]
+    lost = sum(pair.dear_right and not pair.cheap_right for pair in taken)
+    count = max(1, len(pairs))
+    spent = sum(pair.cheap_cost + pair.check_costs.get(check, 0.0) for pair in pairs)
+    rest = sum(pair.dear_cost for pair in pairs if not accepts(pair, check, least))
+    return TaskEvidence(
+        task=pairs[0].task if pairs else "",
+        asked=len(pairs),
+        cheap_right=sum(pair.cheap_right for pair in pairs),
+        dear_right=sum(pair.dear_right for pair in pairs),
+        check=check,
+        least=least,
+        accepted=len(taken),
+        lost=lost,
+        gained=sum(pair.cheap_right and not pair.dear_right for pair in taken),
+        loss_low=least_share(lost, len(pairs), alpha),
+        loss_high=bound(lost, len(pairs), alpha),
+        cheap_cost=sum(pair.cheap_cost for pair in pairs) / count,
+        dear_cost=sum(pair.dear_cost for pair in pairs) / count,
+        cost=(spent + rest) / count,
+        use=use,
+        why=why,
+    )
+
+
+def bound(events: int, trials: int, alpha: float) -> float:
+    """The share that is surely not exceeded, exactly (Clopper and Pearson), one-sided.
+
+    0 of 59 at alpha 0.05: 4.95%; 1 of 150: 3.1%.
+    """
+    if events >= trials:
+        return 1.0
+    return crossing(lambda share: at_most(events, trials, share) > alpha, events / trials, 1.0)
+
+
+def least_share(events: int, trials: int, alpha: float) -> float:
+    """The share that is surely reached, from the other side: 0 where there is no event."""
+    if events == 0:
+        return 0.0
+    return crossing(
+        lambda share: 1 - at_most(events - 1, trials, share) < alpha, 0.0, events / trials
+    )
+
+
+def crossing(below: Callable[[float], bool], low: float, high: float) -> float:
+    """Where a condition that holds at `low` ends."""
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return high
+
+
+def at_most(events: int, trials: int, share: float) -> float:
+    """P(X <= events) of a binomial of `trials` with this share."""
+    if share <= 0.0 or share >= 1.0:
+        return 1.0 if share <= 0.0 else float(events >= trials)
+    total = 0.0
+    for k in range(events + 1):
+        ways = math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        total += math.exp(ways + k * math.log(share) + (trials - k) * math.log1p(-share))
+    return min(1.0, total)

@@ -1,0 +1,82 @@
+"""The probes, asked of an upstream twice: once one after the other, once several at a time."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from headway.gateway import probe
+from headway.gateway.drift.compare import Probe, Said, Sheet
+from headway.gateway.upstream import Upstream
+
+TOP = 20
+LIMIT_S = 120.0
+AT_ONCE = 4
+"""The second time, so that another batch is among what equals differ by."""
+IDLE_S, POLL_S = 5.0, 0.05
+"""So long a probe waits for an upstream that has requests."""
+
+
+async def sheet_of(
+    upstream: Upstream,
+    model: str,
+    probes: Sequence[Probe],
+    at: float,
+    advance: Callable[[], None] = lambda: None,
+) -> Sheet:
+    """All answers of one upstream; raises one of probe.FAILED."""
+    rounds = []
+    for at_once in (1, AT_ONCE):
+        places = asyncio.Semaphore(at_once)
+
+        async def one(each: Probe, places: asyncio.Semaphore = places) -> Said:
+            async with places:
+                await idle(upstream)
+                said = await asked(upstream, model, each)
+            advance()
+            return said
+
+        tasks = [asyncio.create_task(one(each)) for each in probes]
+        try:
+            rounds.append(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+    first, again = rounds
+    fingerprint = upstream.fingerprint
+    return Sheet(upstream=upstream.name, at=at, fingerprint=fingerprint, first=first, again=again)
+
+
+async def idle(upstream: Upstream) -> None:
+    """Wait until clients have no request there, or for IDLE_S."""
+    for _ in range(round(IDLE_S / POLL_S)):
+        if not upstream.speed.flights:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def asked(upstream: Upstream, model: str, each: Probe) -> Said:
+    """One answer at temperature 0, with log-probabilities unless the upstream refuses them."""
+    raw = {"messages": each.messages, "max_tokens": each.max_tokens, "temperature": 0}
+    if upstream.tells_logprobs is not False:
+        try:
+            wants = {"logprobs": True, "top_logprobs": TOP}
+            reply = await probe.ask(upstream, model, {**raw, **wants}, LIMIT_S)
+        except ValueError:
+            if upstream.tells_logprobs:
+                raise
+            upstream.tells_logprobs = False
+            reply = await probe.ask(upstream, model, raw, LIMIT_S)
+        else:
+            upstream.tells_logprobs = upstream.tells_logprobs or bool(reply.seen.top)
+    else:
+        reply = await probe.ask(upstream, model, raw, LIMIT_S)
+    seen = reply.seen
+    if seen.fingerprint:
+        upstream.fingerprint = seen.fingerprint
+    return Said(
+        text=seen.text,
+        prompt_tokens=reply.usage.prompt,
+        output_tokens=reply.usage.output,
+        ended=seen.ended,
+        tokens=seen.tokens,
+        top=seen.top,
+    )

@@ -1,0 +1,56 @@
+"""What operators may do to a running gateway: read its file again, end a rollout by hand."""
+
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.core.errors import HeadwayError, RequestError
+from headway.edge import body as bodies
+from headway.edge.errors import json_response
+from headway.gateway.incoming import read_object
+from headway.gateway.state import State
+
+STATES = {"promote": "promoted", "take_back": "rolled back"}
+
+
+class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /rollouts/NAME."""
+
+    action: Literal["promote", "take_back"]
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.reason) > 200 or not (self.reason.isprintable()):
+            raise ValueError("reason must have at most 200 printable characters")
+
+
+async def end_rollout(state: State, request: Request) -> Response:
+    """Promote a rollout, or take it back, whatever its evidence says; the ledger keeps why."""
+    name = request.path_params["name"]
+    raw = await read_object(state, request.scope, request.receive)
+    told = bodies.typed(raw, Action)
+    found = [each for each in state.rollouts.values() if each.row.name == name]
+    if not found:
+        there = ", ".join(each.row.name for each in state.rollouts.values()) or "none"
+        raise RequestError(
+            f"There is no rollout {name[:80]!r}; there is {there}.", code="not_found", status=404
+        )
+    found[0].by_hand(STATES[told.action], told.reason)
+    await state.ledger.flushed()
+    return json_response(found[0].snapshot())
+
+
+async def reload(state: State, _: Request) -> Response:
+    """POST /reload, whose body says nothing: the configuration and the keys, read again as by
+    SIGHUP; 400 says why not."""
+    if state.read_again is None:
+        raise RequestError("This gateway has no file to read again.", status=409)
+    try:
+        config = state.read_again()
+        state.keyring.reload()
+        await state.reload(config)
+    except HeadwayError as error:
+        raise RequestError(f"{error.cause} {error.fix}", code="invalid_configuration") from error
+    return json_response({"upstreams": list(state.upstreams), "models": list(state.routes)})

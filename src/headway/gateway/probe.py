@@ -1,0 +1,78 @@
+"""A question of the gateway's own to one upstream: of a judge, a calibration, a comparison."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from headway.gateway.answers import Seen, seen_whole
+from headway.gateway.dialects import DIALECTS, Usage
+from headway.gateway.upstream import FAILURES, Upstream, read_bounded
+
+MAX_BYTES = 2**24
+CHAT = "/v1/chat/completions"
+UNREADABLE = (KeyError, TypeError, AttributeError)
+"""What an answer raises that is JSON and not of the API."""
+FAILED = (*FAILURES, *UNREADABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What was said, what it took, and in which time."""
+
+    seen: Seen
+    usage: Usage
+    seconds: float
+
+
+async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: float) -> Reply:
+    """A whole chat's answer; raises one of FAILED, ValueError with what an error says."""
+    body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
+    began_s = time.monotonic()
+    async with asyncio.timeout(limit_s):
+        answer = await upstream.post(CHAT, body, {})
+        async with answer:
+            data = await read_bounded(answer, MAX_BYTES)
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}: {data[:200].decode('utf-8', 'replace')}")
+    dialect = DIALECTS[CHAT]
+    usage = dialect.read_whole(data) or Usage()
+    seen = seen_whole(dialect, data)
+    return Reply(seen=seen, usage=usage, seconds=time.monotonic() - began_s)
+
+
+class ScorerClient:
+    """The user's own scorers, asked at their URLs: {"task", "request", "answer"} → {"score"}."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def score(self, url: str, body: dict[str, Any], limit_s: float) -> float:
+        """The score; raises one of FAILED."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        data = msgspec.json.encode(body)
+        headers = {"content-type": "application/json"}
+        async with (
+            asyncio.timeout(limit_s),
+            self._session.post(url, data=data, headers=headers, allow_redirects=False) as answer,
+        ):
+            told = await read_bounded(answer, MAX_BYTES)
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}")
+        return msgspec.json.decode(told, type=Scored).score
+
+    async def close(self) -> None:
+        """Close its connections; safe to call twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class Scored(msgspec.Struct):
+    """What a scorer answers."""
+
+    score: float

@@ -1,0 +1,22 @@
+"""Whether our own kernels can run on the accelerator, asked of the driver and not of an import."""
+
+import importlib.util
+
+import torch
+
+LEAST_CAPABILITY = (8, 0)
+"""Triton compiles for Volta and Turing too; our tiles are checked from Ampere on."""
+
+
+def own_kernels() -> tuple[bool, str]:
+    """(whether they run here, the versions or why not); loads no Triton where there is no GPU."""
+    if not torch.cuda.is_available():
+        return False, "torch sees no CUDA device"
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        return False, f"compute capability {capability[0]}.{capability[1]} is below 8.0"
+    if importlib.util.find_spec("triton") is None:
+        return False, "Triton is not installed (pip install headway[cuda])"
+    import triton
+
+    return True, f"Triton {triton.__version__}, compute capability {capability[0]}.{capability[1]}"

@@ -1,0 +1,328 @@
+"""The executor of an accelerator: a step is queued whole, and `collect` waits for its results.
+
+`submit` and `sample` send inputs up and queue operations; no number of the step is asked for. What
+comes back is one copy to pinned memory behind them, and an event. Worked example, depth 1:
+
+    host      plan 1 | submit, sample 1 | plan 2 | submit, sample 2 | collect 1 | plan 3 | …
+    device             ▐ step 1 ─────────────────▌ step 2 ──────────────────▌ …
+
+The last token of each sequence stays on the device by its row of the state, so that step 2 has
+step 1's tokens as inputs before the host knows them. A drafter needs them on the host: with one,
+each step is sampled as on a CPU.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.plan import (
+    Description,
+    GrammarMasks,
+    PromptLogprobs,
+    StepPlan,
+    StepResult,
+    StepTimings,
+)
+from headway.core.request import TokenLogprobs
+from headway.runtime.attention import KVLayer
+from headway.runtime.batch import Batch, WorkerSequence, WorkerState
+from headway.runtime.cuda.graphs import (
+    DeviceGraph,
+    Graph,
+    GraphKey,
+    Graphs,
+    bytes_of,
+    row_counts,
+    widths,
+)
+from headway.runtime.cuda.memory import DeviceMemory
+from headway.runtime.cuda.sampling import choose, row_inputs, top_logprobs
+from headway.runtime.cuda.staging import Staging
+from headway.runtime.cuda.state import UNKNOWN, DeviceState
+from headway.runtime.executor import PROMPT_LOGPROB_ROWS, TorchExecutor, judge
+from headway.runtime.sampler import NO_TOKEN
+
+
+class PromptRows(NamedTuple):
+    """Prompt tokens whose log-probabilities somebody asks for, with `num_top` alternatives."""
+
+    sequence_id: int
+    start: int
+    token_ids: list[int]
+    num_top: int
+    logprobs: tuple[Tensor, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """A step that is queued: its results, on their way to the host."""
+
+    plan: StepPlan
+    sequences: list[WorkerSequence] = field(default_factory=list)
+    owners: dict[int, WorkerSequence] = field(default_factory=dict)
+    """Of `sequences` those that are ahead of what the host knows, as the state has them, by id."""
+    result: StepResult
+    is_idle: bool = False
+    bad_T: Tensor | None = None
+    chosen_R: Tensor | None = None
+    logprobs: tuple[Tensor, ...] | None = None
+    """Values, ranks and alternatives of the sampled rows, where somebody asks for them."""
+    prompts: list[PromptRows] = field(default_factory=list)
+    copied: torch.cuda.Event | None = None
+
+
+class CudaExecutor(TorchExecutor):
+    """Runs one model on one accelerator; see `core.plan.Executor`.
+
+    It is torch on any device: on a CPU it gives the tokens of `TorchExecutor`.
+    """
+
+    _staging: Staging
+    make_graph: Callable[[], Graph] = DeviceGraph
+
+    def __init__(self, *what: Any, **how: Any) -> None:
+        super().__init__(*what, **how)
+        if self.graphs is not None:
+            self._capture(self.graphs.first_keys())
+        self.memory = DeviceMemory(self.device) if self.device.startswith("cuda") else None
+
+    def _make_graphs(self) -> Graphs | None:
+        """None captured yet; None where the settings ask for none."""
+        settings, cache = self.settings, self.settings.cache
+        if not settings.graphs:
+            return None
+        rows = row_counts(settings.max_num_seqs)
+        wide = widths(-(-settings.max_model_len // cache.block_size), cache.block_size)
+        size = bytes_of(GraphKey(rows[-1], wide[-1]), len(cache.num_blocks))
+        memory = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        return Graphs(rows=rows, widths=wide, memory=memory, make=self.make_graph)
+
+    @torch.inference_mode()
+    def _capture(self, keys: list[GraphKey]) -> None:
+        """Capture graphs for these keys, while no step is in flight."""
+        assert self.graphs is not None and isinstance(self.state, DeviceState)
+
+        def prepare(key: GraphKey) -> Callable[[], Tensor]:
+            assert isinstance(self.state, DeviceState)
+            batch = self.state.null_batch(key)
+            return lambda: self._compute(batch)
+
+        self.graphs.capture(keys, prepare)
+
+    def _make_state(self) -> WorkerState:
+        settings = self.settings
+        self._staging = Staging(self.device, MOST_IN_FLIGHT)
+        self._steps: deque[Pending] = deque()
+        self._last_tokens_S = torch.zeros(
+            settings.max_num_seqs, dtype=torch.int64, device=self.device
+        )
+        self.graphs = self._make_graphs()
+        return DeviceState(
+            max_num_seqs=settings.max_num_seqs,
+            max_blocks=-(-settings.max_model_len // settings.cache.block_size),
+            num_groups=len(settings.cache.num_blocks),
+            block_size=settings.cache.block_size,
+            staging=self._staging,
+            graphs=self.graphs,
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        assert batch.lens is not None
+        if self.graphs is not None and batch.lens.graph is not None:
+            hidden_RH = self.graphs.replay(GraphKey(*batch.lens.graph))
+            if hidden_RH is not None:
+                return hidden_RH[: len(batch.query_lens)]
+        return self._compute(batch)
+
+    def _compute(self, batch: Batch) -> Tensor:
+        """The model's forward, with tokens in the place of placeholders."""
+        assert batch.lens is not None
+        if batch.lens.has_placeholders:
+            last_T = self._last_tokens_S.index_select(0, batch.lens.rows_T)
+            token_ids_T = torch.where(batch.token_ids_T < 0, last_T, batch.token_ids_T)
+            batch = replace(batch, token_ids_T=token_ids_T, views={})
+        return super().forward(batch)
+
+    @torch.inference_mode()
+    def sample(self, step: int, masks: GrammarMasks) -> None:
+        """Queue the sampling of step `step` and the copy of what it tells."""
+        if self.drafter is not None:
+            super().sample(step, masks)
+            assert self._result is not None
+            result, self._result = self._result, None
+            self._steps.append(
+                Pending(plan=StepPlan(step, [], [], []), result=result, is_idle=self._is_idle)
+            )
+            return
+        assert self._pending is not None and self._pending[0].step == step
+        plan, batch, hidden = self._pending
+        self._pending = None
+        pending = Pending(plan=plan, result=StepResult(plan.step, []), is_idle=batch is None)
+        if batch is not None and hidden is not None:
+            self._queue(pending, batch, hidden, masks)
+        self._steps.append(pending)
+
+    def _queue(self, pending: Pending, batch: Batch, hidden: Tensor, masks: GrammarMasks) -> None:
+        """All that the step has to do behind its forward."""
+        started = self._clock.now_s()
+        result = pending.result
+        result.experts_read = self.target.experts_read
+        pending.bad_T = wipe_flagged(self.kv, hidden, batch)
+        pending.prompts = self._queue_prompts(pending.plan, hidden)
+        if batch.sampled_rows:
+            sequences = pending.sequences = batch.sampled_sequences
+            pending.owners = {
+                view.new.sequence_id: self.state.sequences[view.new.sequence_id]
+                for view in sequences
+                if view.generated[-1:] == [UNKNOWN]
+            }
+            inputs = row_inputs(
+                batch.sampled_rows, sequences, masks, self.spec.vocab_size, self._staging
+            )
+            if len(sequences) != hidden.shape[0]:
+                hidden = hidden.index_select(0, inputs.tokens_R)
+            logits = self.logits(hidden)
+            pending.chosen_R = choose(logits, inputs, self.kernels.choose)
+            self._last_tokens_S.index_copy_(0, inputs.state_R, pending.chosen_R.clamp(min=0))
+            counts = [sequence.new.sampling.logprobs for sequence in sequences]
+            asked = [count for count in counts if count is not None]
+            if asked:
+                pending.logprobs = top_logprobs(logits, pending.chosen_R, max(asked))
+        self._begin_copies(pending)
+        sample_s = self._clock.now_s() - started
+        result.timings = StepTimings(self._prepare_s, self._forward_s, sample_s)
+
+    def _queue_prompts(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptRows]:
+        """`TorchExecutor._prompt_logprobs`, still on the device."""
+        found = []
+        begin = 0
+        for scheduled in plan.scheduled:
+            new = self.state.sequences[scheduled.sequence_id].new
+            count = new.sampling.prompt_logprobs
+            length = min(len(scheduled.token_ids), new.num_prompt_tokens - 1 - scheduled.start)
+            if count is not None and new.index == 0 and length > 0:
+                following = new.token_ids[scheduled.start + 1 : scheduled.start + 1 + length]
+                for at in range(0, length, PROMPT_LOGPROB_ROWS):
+                    rows = hidden_TH[begin + at : begin + min(length, at + PROMPT_LOGPROB_ROWS)]
+                    tokens = following[at : at + PROMPT_LOGPROB_ROWS]
+                    (chosen_R,) = self._staging.send([np.array(tokens, np.int64)])
+                    values = top_logprobs(self.logits(rows), chosen_R, count)
+                    first = scheduled.start + 1 + at
+                    found.append(PromptRows(scheduled.sequence_id, first, tokens, count, values))
+            begin += len(scheduled.token_ids)
+        return found
+
+    def _begin_copies(self, pending: Pending) -> None:
+        """Send the results to pinned memory; on a CPU they are there."""
+        if not self.device.startswith("cuda"):
+            return
+        pending.bad_T = to_host(pending.bad_T)
+        pending.chosen_R = to_host(pending.chosen_R)
+        if pending.logprobs is not None:
+            pending.logprobs = tuple(to_host(part) for part in pending.logprobs)
+        pending.prompts = [
+            rows._replace(logprobs=tuple(to_host(part) for part in rows.logprobs))
+            for rows in pending.prompts
+        ]
+        pending.copied = torch.cuda.Event()
+        pending.copied.record()
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step that was sampled; its result."""
+        assert self._steps, "nothing was submitted"
+        pending = self._steps.popleft()
+        if pending.copied is not None:
+            pending.copied.synchronize()
+        if pending.bad_T is not None:
+            self._tell(pending, pending.bad_T.tolist())
+        self.transfers.tell(pending.result, wait=pending.is_idle)
+        return pending.result
+
+    def _tell(self, pending: Pending, bad_T: list[bool]) -> None:
+        """Turn the numbers that came back into a result."""
+        result = pending.result
+        result.failed, self._usable = judge(pending.plan, bad_T)
+        for sequence_id, start, tokens, count, values in pending.prompts:
+            listed = as_logprobs(tokens, [count] * len(tokens), values)
+            entries = [one for each in listed for one in each or []]
+            same = [p for p in result.prompt_logprobs if p.sequence_id == sequence_id]
+            if same:
+                same[0].entries += entries
+            else:
+                result.prompt_logprobs.append(PromptLogprobs(sequence_id, start, entries))
+        if pending.chosen_R is None:
+            return
+        token_ids: list[int] = pending.chosen_R.tolist()
+        logprobs: list[list[TokenLogprobs] | None] = [None] * len(token_ids)
+        if pending.logprobs is not None:
+            counts = [sequence.new.sampling.logprobs for sequence in pending.sequences]
+            logprobs = as_logprobs(token_ids, counts, pending.logprobs)
+        self._keep(pending.plan, pending.sequences, token_ids, logprobs, result)
+        for sample in result.samples if pending.owners else ():
+            if sample.sequence_id in pending.owners:
+                pending.owners[sample.sequence_id].generated += sample.token_ids
+
+    def probe(self, budget_s: float) -> None:
+        """The same; the engine is idle, so graphs are captured that steps have asked for."""
+        if self.graphs is not None and self.graphs.wanted and not self._steps:
+            self._capture(sorted(self.graphs.wanted))
+        super().probe(budget_s)
+
+    def describe(self) -> Description:
+        description = super().describe()
+        if self.graphs is not None:
+            description.kernels["graphs"] = self.graphs.told
+        if self.memory is not None:
+            planned = f"{self.settings.step_bytes / 2**20:.0f} MiB are kept for it and for graphs"
+            took = f"{self.memory.peak / 2**20:.0f} MiB at most so far"
+            description.kernels["step memory"] = (took, planned)
+        return description
+
+    def abandon(self) -> None:
+        """Forget the steps that were queued and not collected, once the device is through."""
+        self._pending = None
+        self._steps.clear()
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize(self.device)
+
+
+MOST_IN_FLIGHT = 2
+"""Steps that may be queued behind each other."""
+
+
+def to_host(tensor: Tensor | None) -> Tensor:
+    """A copy in pinned memory, complete when the stream has come that far."""
+    assert tensor is not None
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
+
+
+def as_logprobs(
+    token_ids: list[int], counts: Sequence[int | None], values: tuple[Tensor, ...]
+) -> list[list[TokenLogprobs] | None]:
+    """One entry a row that asks for `count` alternatives and has a token."""
+    logprobs, ranks, tops = (part.tolist() for part in values)
+    found: list[list[TokenLogprobs] | None] = []
+    for row, (token_id, count) in enumerate(zip(token_ids, counts, strict=True)):
+        if count is None or token_id == NO_TOKEN:
+            found.append(None)
+            continue
+        own, top = logprobs[row][: 1 + count], tops[row][:count]
+        found.append([TokenLogprobs(token_id, own[0], ranks[row], top, own[1:])])
+    return found
+
+
+def wipe_flagged(layers: list[KVLayer], hidden_TH: Tensor, batch: Batch) -> Tensor:
+    """`forward.wipe_bad` without asking whether there are any: which tokens are not finite, (T,).
+
+    It is done in the step itself, so that whoever gets these blocks next comes behind it.
+    """
+    bad_T = ~torch.isfinite(hidden_TH).all(-1)
+    for layer in layers:
+        layer.wipe_where(batch.slots_GT[layer.group], bad_T)
+    return bad_T

@@ -1,0 +1,200 @@
+"""Decode steps as CUDA graphs: the whole forward of R rows is one launch, over inputs that stay.
+
+A graph repeats what was queued when it was captured, on the same addresses. So the inputs of all
+graphs lie in one memory that is never moved, and a step writes into it, in one copy. There is a
+graph for each (rows, tokens of context): a step takes the least of both that holds it, and fills up
+with rows that compute token 0 of nobody, in the null block. Worked example, blocks of 16:
+
+    5 decodes, the longest context 700      rows 8, context 2,048: tables 128 wide
+    inputs    ids       [t t t t t 0 0 0]       positions  [… 0 0 0]
+              slots     [s s s s s 0 0 0]       lengths    [… 1 1 1]
+    out       hidden states of 8 rows, of which the first 5 are the step's
+
+A row's bits do not depend on how many stand beside it, nor on how wide its table is, where the
+kernels are ours (`triton/`). Prompts, and drafts, run without a graph, as do steps for which there
+is none yet: those are captured when the engine is idle. All graphs share one memory pool: what one
+gives is valid until the next step.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.clock import SystemClock
+from headway.core.plan import NULL_BLOCK
+from headway.runtime.cuda.staging import ALIGNMENT
+
+FIRST_CONTEXT, WIDER = 2048, 4
+"""Tokens of the shortest contexts that graphs are captured for, and each next length by it."""
+MOST_ROWS = 256
+
+
+class GraphKey(NamedTuple):
+    """What a graph is captured for: so many rows, tables of so many blocks."""
+
+    rows: int
+    width: int
+
+
+class Graph(Protocol):
+    """What was queued once, to be queued again."""
+
+    def capture(self, run: Callable[[], Tensor]) -> Tensor:
+        """Note what `run` queues; its output, which each replay writes again."""
+        ...
+
+    def replay(self) -> None:
+        """Queue it again."""
+        ...
+
+
+class DeviceGraph:
+    """A CUDA graph; all of them have one memory pool."""
+
+    pool: Any = None
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, run: Callable[[], Tensor]) -> Tensor:
+        """Run once, so that libraries and kernels are loaded; then once more, to note it."""
+        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            run()
+        here.wait_stream(aside)
+        if DeviceGraph.pool is None:
+            DeviceGraph.pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(self._graph, pool=DeviceGraph.pool):
+            return run()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def row_counts(most: int) -> list[int]:
+    """How many rows graphs are captured for: steps that grow, up to `most`.
+
+    >>> row_counts(21)
+    [1, 2, 4, 8, 16, 21]
+    """
+    counts, most = [1, 2, 4, *range(8, 64, 8), *range(64, MOST_ROWS, 16)], min(most, MOST_ROWS)
+    return [*(count for count in counts if count < most), most]
+
+
+def widths(most_blocks: int, block_size: int) -> list[int]:
+    """How wide the tables of graphs are, in blocks, up to the longest context.
+
+    >>> widths(1000, 16)
+    [128, 512, 1000]
+    """
+    width, found = -(-FIRST_CONTEXT // block_size), list[int]()
+    while width < most_blocks:
+        found.append(width)
+        width *= WIDER
+    return [*found, most_blocks]
+
+
+@dataclass(slots=True, kw_only=True)
+class Captured:
+    """A graph, and the hidden states that it writes, (R, H)."""
+
+    graph: Graph
+    hidden_RH: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Graphs:
+    """The graphs of one model; `rows` and `widths` are what they are captured for.
+
+    `memory` holds the inputs of a step of any of them.
+    """
+
+    rows: list[int]
+    widths: list[int]
+    memory: Tensor
+    make: Callable[[], Graph]
+    captured: dict[GraphKey, Captured] = field(default_factory=dict)
+    wanted: dict[GraphKey, int] = field(default_factory=dict)
+    """Keys without a graph, and how many steps asked for one."""
+    num_bytes: int = 0
+    """Of the device, taken while they were captured."""
+    seconds: float = 0.0
+
+    def key_of(self, num_rows: int, width: int) -> GraphKey | None:
+        """The least key that holds so many rows and blocks; None where none does."""
+        if num_rows > self.rows[-1] or width > self.widths[-1]:
+            return None
+        rows = self.rows[bisect_left(self.rows, num_rows)]
+        return GraphKey(rows, self.widths[bisect_left(self.widths, width)])
+
+    def replay(self, key: GraphKey) -> Tensor | None:
+        """The hidden states of a step whose inputs are in place; None where there is no graph."""
+        found = self.captured.get(key)
+        if found is None:
+            self.wanted[key] = self.wanted.get(key, 0) + 1
+            return None
+        found.graph.replay()
+        return found.hidden_RH
+
+    def capture(
+        self, keys: list[GraphKey], prepare: Callable[[GraphKey], Callable[[], Tensor]]
+    ) -> None:
+        """Capture those that are not there, the largest first: its memory holds the others'.
+
+        `prepare` puts inputs of a key in place, and gives the forward over them.
+        """
+        clock = SystemClock()
+        started_s, before = clock.now_s(), bytes_taken(self.memory.device)
+        for key in sorted(set(keys) - self.captured.keys(), reverse=True):
+            graph = self.make()
+            hidden_RH = graph.capture(prepare(key))
+            self.captured[key] = Captured(graph=graph, hidden_RH=hidden_RH)
+            self.wanted.pop(key, None)
+        self.num_bytes += bytes_taken(self.memory.device) - before
+        self.seconds += clock.now_s() - started_s
+
+    def first_keys(self) -> list[GraphKey]:
+        """Those of the shortest contexts, which are captured at the start."""
+        return [GraphKey(rows, self.widths[0]) for rows in self.rows]
+
+    @property
+    def told(self) -> tuple[str, str]:
+        """(how many, what they take), for the start-up lines."""
+        rows, most = f"{len(self.captured)} of decode steps", self.rows[-1]
+        what = f"{self.num_bytes / 2**20:.0f} MiB, captured in {self.seconds:.1f} s"
+        return rows, f"up to {most} rows; {what}"
+
+
+def bytes_taken(device: torch.device) -> int:
+    """Bytes of a GPU that this process has taken from it; 0 elsewhere."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+def bytes_of(key: GraphKey, num_groups: int) -> int:
+    """Bytes of the inputs of a key, as `Staging.send` lays them out, at most."""
+    rows, width = key
+    each = [8 * rows] * (3 + num_groups) + [4 * (rows + 1)] * 2 + [4 * rows * width] * num_groups
+    return sum(size + ALIGNMENT for size in each)
+
+
+def filled_up(arrays: list[np.ndarray], rows: int, width: int, num_groups: int) -> list[np.ndarray]:
+    """Ids, positions, slots by group, then tables by group, of so many rows and blocks.
+
+    Rows that nobody needs compute token 0 at position 0, in slot 0 of the null block.
+    """
+    flat = [padded(array, (rows,)) for array in arrays[: 2 + num_groups]]
+    tables = [padded(table_SB, (rows, width)) for table_SB in arrays[2 + num_groups :]]
+    return [*flat, *(table_RB.astype(np.int32) for table_RB in tables)]
+
+
+def padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array at the beginning of one of this shape, NULL_BLOCK and 0 behind."""
+    out = np.full(shape, NULL_BLOCK, array.dtype)
+    out[tuple(slice(0, size) for size in array.shape)] = array
+    return out

@@ -1,0 +1,144 @@
+"""The state of sequences for a device: inputs go up in one copy, and a token may still be on it.
+
+Where a step is planned before the one behind it has told its tokens, an input id is a placeholder
+(`core.plan.sampled_in`): it stays one here, and the device replaces it by what it sampled itself.
+"""
+
+import numpy as np
+from torch import Tensor
+
+from headway.core.plan import ScheduledSequence, StepPlan
+from headway.runtime.batch import INT, Batch, Lens, WorkerSequence, WorkerState
+from headway.runtime.cuda.graphs import GraphKey, Graphs, filled_up, padded
+from headway.runtime.cuda.staging import Staging
+
+UNKNOWN = -1
+"""Stands in `generated` for a token that the host has not seen yet."""
+
+
+class DeviceState(WorkerState):
+    """A `WorkerState` whose batches lie on the device of `staging`."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_blocks: int,
+        num_groups: int,
+        block_size: int,
+        staging: Staging,
+        graphs: Graphs | None = None,
+    ) -> None:
+        super().__init__(
+            max_num_seqs=max_num_seqs,
+            max_blocks=max_blocks,
+            num_groups=num_groups,
+            block_size=block_size,
+        )
+        self._staging, self._graphs = staging, graphs
+        self._is_step = False
+        """Whether the batch that is made is a step's, not a drafter's."""
+
+    def batch(self, plan: StepPlan) -> Batch:
+        self._is_step = True
+        try:
+            return super().batch(plan)
+        finally:
+            self._is_step = False
+
+    def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:
+        """Placeholders stay: the device knows better."""
+        return ids
+
+    def _sampled(self, sequence: WorkerSequence, scheduled: ScheduledSequence) -> WorkerSequence:
+        """The sequence with the tokens that are still on the device.
+
+        Known 9 tokens, and the row computes token 9, a placeholder: 1 is unknown, and the draw is
+        that of token 10.
+        """
+        known = scheduled.start + len(scheduled.token_ids) - scheduled.num_drafts
+        missing = known - sequence.num_known
+        return sequence.ahead([UNKNOWN] * missing) if missing > 0 else sequence
+
+    def _send(
+        self,
+        arrays: list[np.ndarray],
+        query_lens_S: np.ndarray,
+        context_lens: list[int],
+        rows_T: np.ndarray,
+    ) -> tuple[list[Tensor], Lens]:
+        num_groups = (len(arrays) - 2) // 2
+        if self._graphs is not None and self._is_step and query_lens_S.max() == 1:
+            width = arrays[-1].shape[1]
+            key = self._graphs.key_of(len(query_lens_S), width)
+            if key is not None:
+                return self._send_to_graph(key, arrays, np.array(context_lens, np.int32), rows_T)
+        starts_S1 = np.concatenate(([0], np.cumsum(query_lens_S))).astype(np.int32)
+        tables = [table_SB.astype(np.int32) for table_SB in arrays[2 + num_groups :]]
+        sent = self._staging.send(
+            [*arrays, starts_S1, np.array(context_lens, np.int32), rows_T, *tables]
+        )
+        count = len(arrays)
+        lens = Lens(
+            query_starts_S1=sent[count],
+            context_lens_S=sent[count + 1],
+            rows_T=sent[count + 2],
+            tables_GSB=sent[count + 3 :],
+            longest_query=int(query_lens_S.max()),
+            longest_context=max(context_lens),
+            has_placeholders=bool((arrays[0] < 0).any()),
+        )
+        return sent[:count], lens
+
+    def _send_to_graph(
+        self,
+        key: GraphKey,
+        arrays: list[np.ndarray],
+        context_lens_S: np.ndarray,
+        rows_T: np.ndarray,
+    ) -> tuple[list[Tensor], Lens]:
+        """Decodes as the first rows of a graph's inputs; the tensors are those rows alone."""
+        assert self._graphs is not None
+        count, num_groups = len(rows_T), (len(arrays) - 2) // 2
+        lens_R = padded(context_lens_S, (key.rows,))
+        lens_R[count:] = 1
+        starts_R1 = np.arange(key.rows + 1, dtype=np.int32)
+        filled = filled_up(arrays, *key, num_groups)
+        parts = [*filled, starts_R1, lens_R, padded(rows_T, (key.rows,))]
+        sent = self._staging.send(parts, into=self._graphs.memory)
+        begin = 2 + num_groups
+        tables = [table_RB[:count] for table_RB in sent[begin : begin + num_groups]]
+        lens = Lens(
+            query_starts_S1=sent[-3][: count + 1],
+            context_lens_S=sent[-2][:count],
+            rows_T=sent[-1][:count],
+            tables_GSB=tables,
+            longest_query=1,
+            longest_context=int(context_lens_S.max()),
+            has_placeholders=bool((arrays[0] < 0).any()),
+            graph=key,
+        )
+        return [part[:count] for part in sent[:begin]] + tables, lens
+
+    def null_batch(self, key: GraphKey) -> Batch:
+        """All rows of a graph's inputs, nobody's so far: what it is captured over.
+
+        It holds contexts of any length that its tables hold, and ids that are placeholders.
+        """
+        groups = len(self._tables)
+        none, table = np.zeros(key.rows, INT), np.zeros((key.rows, key.width), INT)
+        arrays = [none] * (2 + groups) + [table] * groups
+        sent, lens = self._send_to_graph(key, arrays, np.ones(key.rows, np.int32), none)
+        lens.longest_context, lens.has_placeholders = key.width * self.block_size, True
+        return Batch(
+            token_ids_T=sent[0],
+            positions_T=sent[1],
+            slots_GT=sent[2 : 2 + groups],
+            block_tables_GSB=sent[2 + groups :],
+            query_lens=[1] * key.rows,
+            context_lens=[lens.longest_context] * key.rows,
+            num_decodes=key.rows,
+            sampled_rows=[],
+            sampled_sequences=[],
+            lens=lens,
+        )

@@ -1,0 +1,134 @@
+"""A token a row in one kernel: temperature, min_p, top_k, top_p and the draw, one program a row.
+
+The numbers of `cuda.sampling.choose` behind its edits: a floor is found by halving the range of all
+floats 32 times. A program reads its row of V logits once for the greatest, 32 times each for top_k
+and top_p where the row asks for them, and twice for the draw. Sums are fp64, block by block: a
+token at the very edge of top_p or of the draw, within 1e-15 of the mass, may be another than
+torch's.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headway.runtime.cuda.sampling import RowInputs
+from headway.runtime.cuda.triton.types import power_of_two
+
+BLOCK = 2048
+
+
+@triton.jit
+def likely(logits, start, temperature, floor, V, BLOCK: tl.constexpr):
+    """Logits of a block over the temperature, -inf for those below the floor and behind the row."""
+    at = start + tl.arange(0, BLOCK)
+    values = tl.load(logits + at, mask=at < V, other=float("-inf"))
+    values = tl.math.div_rn(values, temperature)
+    return tl.where(values >= floor, values, float("-inf"))
+
+
+@triton.jit
+def key_of(values):
+    """int32 in the order of these fp32 numbers: the bits, those of negative ones turned around."""
+    bits = values.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def raised(floor, key):
+    """The floor, or the number of this key where it is one and above; infinities bound numbers."""
+    bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.int32)
+    number = bits.to(tl.float32, bitcast=True)
+    is_number = (key > -2139095041) & (key <= 2139095040)
+    return tl.where(is_number & (number > floor), number, floor)
+
+
+@triton.jit
+def mass_of(values, top):
+    """How likely, where the likeliest has 1; fp64."""
+    return tl.exp(values.to(tl.float64) - top)
+
+
+@triton.jit
+def mass_above(logits, temperature, floor, key, top, V, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The mass of the tokens from this key on; with COUNTS their number."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, V, BLOCK):
+        values = likely(logits, start, temperature, floor, V, BLOCK)
+        is_above = (key_of(values).to(tl.int64) >= key) & (values > float("-inf"))
+        weights = is_above.to(tl.float64)
+        if not COUNTS:
+            weights = tl.where(is_above, mass_of(values, top), 0.0)
+        total += weights
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def floor_of(logits, temperature, floor, wanted, top, V, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The greatest floor whose tokens have at least `wanted` of the mass, or of their number."""
+    low = tl.full((), -2147483648, tl.int64)
+    high = tl.full((), 2147483647, tl.int64)
+    for _ in range(32):
+        middle = (low + high + 1) >> 1
+        mass = mass_above(logits, temperature, floor, middle, top, V, COUNTS, BLOCK)
+        low = tl.where(mass >= wanted, middle, low)
+        high = tl.where(mass >= wanted, high, middle - 1)
+    return raised(floor, low)
+
+
+@triton.jit
+def draw_kernel(
+    chosen, logits, greedy, temperatures, log_min_p, top_k, top_p, u, V, BLOCK: tl.constexpr
+):
+    """One row a program; -1 where all is forbidden."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * V
+    best = tl.full((), float("-inf"), tl.float32)
+    place = tl.full((), 0, tl.int32)
+    for start in range(0, V, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        values = tl.load(logits + at, mask=at < V, other=float("-inf"))
+        most = tl.max(values, 0)
+        first = start + tl.argmax(values, 0)
+        place = tl.where(most > best, first, place)
+        best = tl.maximum(best, most)
+    found = tl.where(best > float("-inf"), place, -1)
+    if (tl.load(greedy + row) == 0) & (best > float("-inf")):
+        temperature = tl.load(temperatures + row)
+        top = tl.math.div_rn(best, temperature)
+        floor = top + tl.load(log_min_p + row)
+        wanted = tl.load(top_k + row)
+        if wanted < V:
+            count = wanted.to(tl.float64)
+            floor = floor_of(logits, temperature, floor, count, top, V, True, BLOCK)
+        share = tl.load(top_p + row)
+        if share < 1.0:
+            all_of = mass_above(logits, temperature, floor, -2147483648, top, V, False, BLOCK)
+            mass = all_of * share.to(tl.float64)
+            floor = floor_of(logits, temperature, floor, mass, top, V, False, BLOCK)
+        total = mass_above(logits, temperature, floor, -2147483648, top, V, False, BLOCK)
+        target = total * tl.load(u + row)
+        before = tl.full((), 0.0, tl.float64)
+        found = tl.full((), 0, tl.int32)
+        for start in range(0, V, BLOCK):
+            values = likely(logits, start, temperature, floor, V, BLOCK)
+            masses = tl.where(values > float("-inf"), mass_of(values, top), 0.0)
+            reached = before + tl.cumsum(masses, 0)
+            found += tl.sum((reached <= target).to(tl.int32), 0)
+            before += tl.sum(masses, 0)
+        found = tl.minimum(found, V - 1)
+    tl.store(chosen + row, found.to(tl.int64))
+
+
+def draw(logits_RV: Tensor, rows: RowInputs) -> Tensor:
+    """A token a row of edited fp32 logits, NO_TOKEN where all are forbidden, (R,)."""
+    logits_RV = logits_RV.contiguous()
+    count, vocabulary = logits_RV.shape
+    chosen_R = torch.empty(count, dtype=torch.int64, device=logits_RV.device)
+    if count:
+        block = min(BLOCK, power_of_two(vocabulary))
+        draw_kernel[(count,)](
+            chosen_R, logits_RV, rows.greedy_R, rows.temperature_R1, rows.min_p_R1.log(),
+            rows.top_k_R1, rows.top_p_R1, rows.u_R1, vocabulary, block, num_warps=8,
+        )  # fmt: skip
+    return chosen_R

@@ -1,0 +1,215 @@
+"""Attention over paged KV: one call for a mixed batch, any head size, soft cap, windows, int8 KV.
+
+A chunk's tokens go through the keys they see in one pass. A step of decodes alone cuts each context
+into splits of SPLIT keys at fixed places, whatever runs beside it, and computes them side by side.
+Each has a maximum m, a sum l and a weighted value; a second kernel merges one after the other:
+
+    M' = max(M, m)     L' = L · e^(M - M') + l · e^(m - M')     and so the values
+
+A program has the rows of BLOCK_Q tokens of one sequence and the query heads of one KV head.
+T tokens, S sequences, N query heads, G KV heads, D head size, P splits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headway.runtime.cuda.triton.types import TYPES, dot_type, power_of_two
+
+SPLIT = 512
+"""Keys of one split, as on the CPU."""
+CHUNK_WARPS = 8
+"""With 4 the tile of a chunk spills registers on compute capability 8.0."""
+NOTHING = tl.constexpr(-1.0e30)
+"""The maximum of no score: finite, so that no difference of two is NaN."""
+
+
+@triton.jit
+def attend_kernel(
+    out, part_out, part_max, part_sum,
+    q, k, v, k_scale, v_scale, starts, contexts, table, sink_logits,
+    num_seqs, num_tokens, table_width, q_stride, scale, softcap, window, sinks,
+    N: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr, APART: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, SINK_LOGITS: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+    TYPE: tl.constexpr,
+):  # fmt: skip
+    pid, g = tl.program_id(0), tl.program_id(1)
+    GROUP: tl.constexpr = N // G
+    low, high = 0, num_seqs  # the last sequence whose tiles begin at or before this program
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(starts + middle) // BLOCK_Q + middle <= pid:
+            low = middle + 1
+        else:
+            high = middle
+    s = low - 1
+    begin = tl.load(starts + s)
+    length = tl.load(starts + s + 1) - begin
+    first = (pid - (begin // BLOCK_Q + s)) * BLOCK_Q
+    if first < length:
+        context = tl.load(contexts + s)
+        rows = tl.arange(0, BLOCK_M)
+        at_q = first + rows // GROUP
+        head = g * GROUP + rows % GROUP
+        live = (rows < BLOCK_Q * GROUP) & (at_q < length)
+        position = context - length + at_q
+        d = tl.arange(0, BLOCK_D)
+        place = (begin + at_q).to(tl.int64)
+        queries = tl.load(
+            q + place[:, None] * q_stride + head[:, None] * D + d[None, :],
+            mask=live[:, None] & (d < D)[None, :], other=0.0,
+        ).to(tl.float32).to(DOT)  # fmt: skip
+        end = tl.minimum(context - length + first + BLOCK_Q, context)
+        seen_from = 0
+        if WINDOW:
+            seen_from = tl.maximum(context - length + first - window + 1, 0)
+            if SINKS:
+                seen_from = 0
+        least, most = seen_from // BLOCK_N * BLOCK_N, end
+        if APART:
+            least = tl.maximum(least, tl.program_id(2) * SPLIT_KEYS)
+            most = tl.minimum(most, (tl.program_id(2) + 1) * SPLIT_KEYS)
+        M = tl.full((BLOCK_M,), NOTHING, tl.float32)
+        L = tl.zeros((BLOCK_M,), tl.float32)
+        values = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        for at in range(least, most, BLOCK_N):
+            key = at + tl.arange(0, BLOCK_N)
+            there = key < end
+            block = tl.load(table + s * table_width + key // PAGE, mask=there, other=0)
+            slot = block.to(tl.int64) * PAGE + key % PAGE
+            in_memory = (slot * G + g)[:, None] * D + d[None, :]
+            both = there[:, None] & (d < D)[None, :]
+            keys = tl.load(k + in_memory, mask=both, other=0.0).to(tl.float32)
+            vals = tl.load(v + in_memory, mask=both, other=0.0).to(tl.float32)
+            if INT8:
+                keys = keys * tl.load(k_scale + slot * G + g, mask=there, other=0.0)[:, None]
+                vals = vals * tl.load(v_scale + slot * G + g, mask=there, other=0.0)[:, None]
+            scores = tl.dot(queries, tl.trans(keys.to(DOT)), input_precision="ieee") * scale
+            if SOFTCAP:
+                scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
+            seen = key[None, :] <= position[:, None]
+            if WINDOW:
+                near = key[None, :] > position[:, None] - window
+                if SINKS:
+                    near = near | (key < sinks)[None, :]
+                seen = seen & near
+            scores = tl.where(seen & live[:, None], scores, float("-inf"))
+            most_seen = tl.maximum(M, tl.max(scores, 1))
+            weights = tl.exp(scores - most_seen[:, None])
+            fade = tl.exp(M - most_seen)
+            L = L * fade + tl.sum(weights, 1)
+            values = values * fade[:, None] + tl.dot(
+                weights.to(DOT), vals.to(DOT), input_precision="ieee"
+            )
+            M = most_seen
+        if APART:
+            split_at = tl.program_id(2).to(tl.int64) * num_tokens + place
+            row_at = split_at * N + head
+            tl.store(part_max + row_at, M, mask=live)
+            tl.store(part_sum + row_at, L, mask=live)
+            tl.store(
+                part_out + row_at[:, None] * D + d[None, :], values,
+                mask=live[:, None] & (d < D)[None, :],
+            )  # fmt: skip
+        else:
+            if SINK_LOGITS:
+                logit = tl.load(sink_logits + head, mask=live, other=0.0).to(tl.float32)
+                top = tl.maximum(M, logit)
+                values = values * tl.exp(M - top)[:, None]
+                L = L * tl.exp(M - top) + tl.exp(logit - top)
+            L = tl.where(L > 0, L, 1.0)
+            tl.store(
+                out + place[:, None] * (N * D) + head[:, None] * D + d[None, :],
+                (values / L[:, None]).to(TYPE), mask=live[:, None] & (d < D)[None, :],
+            )  # fmt: skip
+
+
+@triton.jit
+def merge_kernel(
+    out, part_out, part_max, part_sum, sink_logits, num_tokens, num_splits,
+    N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SINK_LOGITS: tl.constexpr,
+    TYPE: tl.constexpr,
+):  # fmt: skip
+    """The splits of one token and head, first to last; one without keys changes nothing."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    M = tl.full((1,), NOTHING, tl.float32)
+    L = tl.zeros((1,), tl.float32)
+    values = tl.zeros((BLOCK_D,), tl.float32)
+    for split in range(num_splits):
+        row = (split * num_tokens + token) * N + head
+        m = tl.load(part_max + row)
+        l = tl.load(part_sum + row)
+        part = tl.load(part_out + row * D + d, mask=d < D, other=0.0)
+        top = tl.maximum(M, m)
+        old, new = tl.exp(M - top), tl.exp(m - top)
+        L = L * old + l * new
+        values = values * old + part * new
+        M = top
+    if SINK_LOGITS:
+        logit = tl.load(sink_logits + head).to(tl.float32)
+        top = tl.maximum(M, logit)
+        values = values * tl.exp(M - top)
+        L = L * tl.exp(M - top) + tl.exp(logit - top)
+    L = tl.where(L > 0, L, 1.0)
+    tl.store(out + (token * N + head) * D + d, (values / L).to(TYPE), mask=d < D)
+
+
+def paged_attention(
+    q_TND: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: tuple[Tensor, Tensor] | None,
+    starts_S1: Tensor,
+    context_lens_S: Tensor,
+    table_SB: Tensor,
+    longest_query: int,
+    longest_context: int,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: int = 0,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
+    """(T, N, D); k and v are (blocks, page, G, D), lengths and table int32 on the device.
+
+    `scales` of int8 keys and values are fp32, (blocks, page, G).
+    """
+    tokens, heads, size = q_TND.shape
+    page, kv_heads = k.shape[1:3]
+    group, block_d = heads // kv_heads, max(power_of_two(size), 16)
+    if q_TND.stride(2) != 1 or q_TND.stride(1) != size:
+        q_TND = q_TND.contiguous()
+    out = torch.empty(q_TND.shape, dtype=q_TND.dtype, device=q_TND.device)
+    decodes = longest_query == 1
+    block_m = max(16, power_of_two(group)) if decodes else max(64, power_of_two(group))
+    block_q = 1 if decodes else block_m // group
+    block_n = 64 if block_d <= 128 else 32
+    num_splits = triton.cdiv(longest_context, SPLIT) if decodes else 1
+    apart = num_splits > 1
+    shape = (num_splits, tokens, heads) if apart else (1, 1, 1)
+    part_out = torch.empty(*shape, size, dtype=torch.float32, device=q_TND.device)
+    part_max, part_sum = torch.empty(2, *shape, dtype=torch.float32, device=q_TND.device)
+    num_seqs = context_lens_S.shape[0]
+    k_scale, v_scale = scales or (part_max, part_max)
+    logits = part_max if sink_logits is None else sink_logits
+    tiles = tokens // block_q + num_seqs
+    attend_kernel[(tiles, kv_heads, num_splits)](
+        out, part_out, part_max, part_sum,
+        q_TND, k, v, k_scale, v_scale, starts_S1, context_lens_S, table_SB, logits,
+        num_seqs, tokens, table_SB.stride(0), q_TND.stride(0), scale, softcap, window, sinks,
+        heads, kv_heads, size, block_d, page, block_q, block_m, block_n, SPLIT, apart,
+        softcap > 0, window > 0, sinks > 0, sink_logits is not None, scales is not None,
+        dot_type(q_TND.dtype), TYPES[q_TND.dtype],
+        num_warps=4 if decodes else CHUNK_WARPS, num_stages=2,
+    )  # fmt: skip
+    if apart:
+        merge_kernel[(tokens, heads)](
+            out, part_out, part_max, part_sum, logits, tokens, num_splits,
+            heads, size, block_d, sink_logits is not None, TYPES[q_TND.dtype], num_warps=4,
+        )  # fmt: skip
+    return out

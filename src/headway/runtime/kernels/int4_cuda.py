@@ -1,0 +1,39 @@
+"""Linear layers of 4-bit weights and 16-bit activations on a GPU, by our own Triton kernel."""
+
+from typing import Any
+
+from torch import Tensor
+
+from headway.core.formats import GROUPS, Format
+from headway.runtime.rounding import RoundedWeight, round_weight
+
+
+class Int4Linear:
+    """x · weightᵀ + bias; activations are not rounded, unlike on a CPU."""
+
+    few_rows = 0
+
+    def __init__(self, format: Format) -> None:
+        from headway.runtime.cuda.triton import linear_int4
+
+        assert self.knows(format)
+        self.format = format
+        self._kernel = linear_int4
+
+    @staticmethod
+    def knows(format: Format) -> bool:
+        """Whether it multiplies weights of this format."""
+        return format.kind == "int4" and format.group in GROUPS
+
+    def prepare(self, weight_OH: Tensor) -> Any:
+        """The weight, rounded."""
+        return self._kernel.pack(round_weight(weight_OH, self.format.group))
+
+    def pack(self, weight: RoundedWeight) -> Any:
+        """A weight that is rounded already."""
+        assert weight.fits(self.format)
+        return self._kernel.pack(weight)
+
+    def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
+        """(T, O) in the type of x."""
+        return self._kernel.linear_int4(x_TH, weight, bias_O)

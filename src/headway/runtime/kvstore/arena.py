@@ -1,0 +1,111 @@
+"""Memory in which an engine leaves KV blocks for engines of the same machine, who map it.
+
+It is a file without a name: its descriptor goes over the Unix socket to who has proved that it may
+read, and nothing is left of it when the last process that has it ends. In front of each block's
+bytes stands a stamp, the parcel and a number that is used once:
+
+    stamp, 24 bytes | padding to 64 | the bytes of the block | padding to a multiple of 64
+
+Who frees a place clears its stamp before anything else is written there. A taker copies the bytes
+first and compares the stamp then: what was given to another block meanwhile is not believed.
+"""
+
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+STAMP = struct.Struct("<16sQ")
+LINE = 64
+CLEARED = bytes(STAMP.size)
+
+
+class Place(NamedTuple):
+    """Where a block lies: its stamp is at `offset` and holds `number`."""
+
+    offset: int
+    length: int
+    number: int
+
+
+class Arena:
+    """`limit_bytes` of memory, of which no more is taken than was used at once.
+
+    `handle` is the file's descriptor, None where the system has no files without a name: then
+    nobody else can map it. Blocks of one length take each other's places.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.handle = os.memfd_create("headway-kv") if hasattr(os, "memfd_create") else None
+        size = max(limit_bytes, mmap.PAGESIZE)
+        if self.handle is not None:
+            os.ftruncate(self.handle, size)
+        self._bytes = memoryview(mmap.mmap(-1 if self.handle is None else self.handle, size))
+        self._end = self._number = 0
+        self._free: dict[int, list[int]] = {}
+
+    @property
+    def size(self) -> int:
+        """Of the file."""
+        return len(self._bytes)
+
+    def put(self, parcel_id: bytes, data: memoryview) -> Place | None:
+        """Copy a block into a place of its own; None where there is no room."""
+        room = room_of(len(data))
+        free = self._free.get(room)
+        if free:
+            offset = free.pop()
+        elif self._end + room <= self.limit_bytes:
+            offset, self._end = self._end, self._end + room
+        else:
+            return None
+        self._number += 1
+        place = Place(offset, len(data), self._number)
+        self.view(place)[:] = data
+        self._bytes[offset : offset + STAMP.size] = STAMP.pack(parcel_id, self._number)
+        return place
+
+    def view(self, place: Place) -> memoryview:
+        """The bytes of a block."""
+        return self._bytes[place.offset + LINE : place.offset + LINE + place.length]
+
+    def free(self, place: Place) -> None:
+        """The place may be given to another block."""
+        self._bytes[place.offset : place.offset + STAMP.size] = CLEARED
+        self._free.setdefault(room_of(place.length), []).append(place.offset)
+
+    def close(self) -> None:
+        """Others who have mapped it keep what they have."""
+        if self.handle is not None:
+            os.close(self.handle)
+            self.handle = None
+
+
+class MappedArena:
+    """Another engine's arena, which this process can read and not write."""
+
+    def __init__(self, handle: int, size: int) -> None:
+        """Takes the descriptor. Raises OSError, ValueError."""
+        try:
+            if os.fstat(handle).st_size < size:
+                raise ValueError("the memory is smaller than was said")
+            self._bytes = memoryview(mmap.mmap(handle, size, prot=mmap.PROT_READ))
+        finally:
+            os.close(handle)
+
+    def take(self, parcel_id: bytes, place: Place, into: memoryview) -> None:
+        """Copy a block into `into`. Raises ValueError where it is not there any more."""
+        offset, length, number = place
+        if length != len(into):
+            raise ValueError(f"a block has {length} bytes in place of {len(into)}")
+        if not 0 <= offset <= len(self._bytes) - LINE - length:
+            raise ValueError("a block lies outside of the memory")
+        into[:] = self._bytes[offset + LINE : offset + LINE + length]
+        if self._bytes[offset : offset + STAMP.size] != STAMP.pack(parcel_id, number):
+            raise ValueError("a block has given its place to another")
+
+
+def room_of(length: int) -> int:
+    """What a block of so many bytes takes: 100 → 192."""
+    return LINE + -(-length // LINE) * LINE

@@ -1,0 +1,449 @@
+"""KV blocks on a disk: segments in a folder of one fingerprint, bounded and checked.
+
+    <root>/<fingerprint>/lock            held while a server uses the folder
+    <root>/<fingerprint>/00000007.kv     a segment (`segment.py`)
+
+Given blocks to keep it writes them in a thread of its own, at low priority; given keys it reads in
+others. A call here never waits for the disk. What it holds, found at the start or lost since, is
+told by `take_news`. When the bound is reached the segment of least worth goes as a whole; its
+blocks that were read since they were written are moved to the newest segment, once. Nothing is
+believed that is not as it was hashed: whatever the disk does, at worst a block is computed again.
+
+Worth is LFU with dynamic aging, as of `engine/kv/eviction.py`: a segment's value is the floor when
+it was last read, and its reads by block on top; the floor is the value of what went last.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import re
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.core.clock import Clock, SystemClock
+from headway.runtime.kvstore.reading import Landed, Part, Reading
+from headway.runtime.kvstore.segment import (
+    ERASED,
+    HEADER_BYTES,
+    REWRITTEN,
+    BlockId,
+    Record,
+    Segment,
+)
+from headway.runtime.weight_key import make_own
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 * 2**20
+FEWEST_SEGMENTS, MOST_SEGMENTS = 8, 256
+"""Of a full folder, each an open file: a bound above 16 GiB has longer ones."""
+QUEUE_BYTES = 256 * 2**20
+"""Most bytes that wait to be written; more is not kept."""
+READERS = 2
+BACK_OFF_S = 30.0
+"""How long nothing is written after the disk did not take something."""
+START_S = 2.0
+"""How long a start waits for the headers; the rest are read beside the first requests."""
+CLOSE_S = 10.0
+"""How long an end waits for each thread; blocks that are not written by then are lost."""
+NICENESS = 10
+"""Of the thread that writes: computing comes first."""
+SUFFIX, LOCK = ".kv", "lock"
+
+
+class InUseError(OSError):
+    """Another server has the folder."""
+
+
+@dataclass(slots=True)
+class News:
+    """What is on the disk and was not, or was and is no more; `num_bad` blocks were damaged."""
+
+    kept: list[BlockId] = field(default_factory=list)
+    lost: list[BlockId] = field(default_factory=list)
+    num_bad: int = 0
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a block is, and how often it was read since it was written."""
+
+    segment: Segment
+    record: Record
+    num_reads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A block on its way to the disk."""
+
+    block: BlockId
+    owner: bytes
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Erase the blocks of this owner; of a prefix, those of all whose names begin so."""
+
+    owner: bytes
+
+
+class DiskStore:
+    """The segments of `fingerprint` in `root`, `limit_bytes` at most with those of others."""
+
+    def __init__(
+        self,
+        root: Path,
+        fingerprint: bytes,
+        limit_bytes: int,
+        clock: Clock | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """Take the folder. Raises InUseError where another server has it, else OSError."""
+        self.root, self.folder = root, root / fingerprint.hex()[:32]
+        self.fingerprint, self.limit_bytes = fingerprint, limit_bytes
+        most = max(limit_bytes // FEWEST_SEGMENTS, 1)
+        self.segment_bytes = max(min(segment_bytes, most), limit_bytes // MOST_SEGMENTS)
+        self._clock = clock or SystemClock()
+        make_own(root)
+        make_own(self.folder)
+        self._lock_handle = take_lock(self.folder / LOCK)
+        self._mutex = threading.Lock()
+        self._places: dict[BlockId, Place] = {}
+        self._pending: dict[BlockId, Write] = {}
+        self._pending_bytes = 0
+        self._news = News()
+        self._segments: list[Segment] = []
+        self._newest: Segment | None = None
+        self._floor = 0.0
+        self._paused_until_s = 0.0
+        self._warned = False
+        self._is_closed = False
+        self._writes: queue.SimpleQueue[Write | Forget | threading.Event | None] = (
+            queue.SimpleQueue()
+        )
+        self._reads: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+        try:
+            self._drop_others()
+            old = self._open_all()
+        except OSError:
+            os.close(self._lock_handle)
+            raise
+        self._next_number = 1 + max((segment.number for segment in old), default=0)
+        writer = threading.Thread(target=self._write_on, args=(old,), daemon=True)
+        writer.start()
+        readers = [threading.Thread(target=self._read_on, daemon=True) for _ in range(READERS)]
+        for reader in readers:
+            reader.start()
+        self._threads = [writer, *readers]
+        self.flush(START_S)
+
+    # ── at the start ────────────────────────────────────────────────────────────────────────
+
+    def _drop_others(self) -> None:
+        """Remove others' folders that nobody uses, the oldest first, until all fit the bound."""
+        others = [
+            path
+            for path in self.root.iterdir()
+            if re.fullmatch("[0-9a-f]{32}", path.name) and path != self.folder
+        ]
+        others.sort(key=lambda path: path.stat().st_mtime)
+        sizes = {path: size_of(path) for path in [*others, self.folder]}
+        while others and sum(sizes.values()) > self.limit_bytes:
+            gone = others.pop(0)
+            with contextlib.suppress(OSError):
+                handle = take_lock(gone / LOCK)
+                shutil.rmtree(gone, ignore_errors=True)
+                os.close(handle)
+                del sizes[gone]
+        self._other_bytes = sum(size for path, size in sizes.items() if path != self.folder)
+
+    def _open_all(self) -> list[Segment]:
+        found = []
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            number = int(path.stem) if path.stem.isdigit() else -1
+            segment = Segment.open(path, number, self.fingerprint) if number >= 0 else None
+            if segment is None:
+                log.warning("%s is no segment of this model; it is removed", path)
+                path.unlink(missing_ok=True)
+            else:
+                found.append(segment)
+        return found
+
+    def _scan(self, segments: list[Segment]) -> None:
+        """Learn what the segments hold, from the newest to the oldest."""
+        for segment in reversed(segments):
+            before = segment.size
+            try:
+                records = [record for record in segment.scan() if not record.flags & ERASED]
+            except OSError as error:
+                self._trouble(error)
+                continue
+            with self._mutex:
+                self._segments.insert(0, segment)
+                self._news.num_bad += segment.size != before
+                new = [record for record in records if record.block not in self._places]
+                self._places |= {record.block: Place(segment, record) for record in new}
+                segment.num_live = len(new)
+                self._news.kept += [record.block for record in new]
+
+    # ── what a step calls: nothing here waits for the disk ──────────────────────────────────
+
+    def put(self, block: BlockId, owner: bytes, data: memoryview) -> None:
+        """Keep the bytes of a block, which nobody changes any more; `take_news` tells if not."""
+        with self._mutex:
+            is_full = self._pending_bytes + len(data) > QUEUE_BYTES
+            if is_full or self._is_closed or self._clock.now_s() < self._paused_until_s:
+                self._news.lost.append(block)
+                return
+            if block in self._pending or block in self._places:
+                return
+            write = Write(block, owner, data)
+            self._pending[block] = write
+            self._pending_bytes += len(data)
+        self._writes.put(write)
+
+    def read(self, blocks: list[BlockId], into: list[memoryview], landed: Landed) -> None:
+        """Put the bytes of each where it is to go, and call `landed`: with False where one is not
+        there as it was written, or is of another length."""
+        reading = Reading(landed)
+        parts = [Part(reading, blocks[at::READERS], into[at::READERS]) for at in range(READERS)]
+        parts = [part for part in parts if part.blocks]
+        reading.num_left = len(parts)
+        for part in parts:
+            self._reads.put(part)
+
+    def forget(self, owner: bytes) -> None:
+        """Erase what belongs to `owner`, in the thread that writes."""
+        self._writes.put(Forget(owner))
+
+    def take_news(self) -> News:
+        """What has changed since it was asked last."""
+        with self._mutex:
+            news, self._news = self._news, News()
+        return news
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all segments."""
+        with self._mutex:
+            return sum(segment.size for segment in self._segments)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was put so far is written; False where that took too long."""
+        reached = threading.Event()
+        self._writes.put(reached)
+        return reached.wait(timeout_s)
+
+    def close(self) -> None:
+        """Write what waits, and let another server have the folder."""
+        self._is_closed = True
+        self._writes.put(None)
+        for _ in range(READERS):
+            self._reads.put(None)
+        for thread in self._threads:
+            thread.join(timeout=CLOSE_S)
+        if not any(thread.is_alive() for thread in self._threads):
+            for segment in self._segments:
+                segment.close()
+        os.close(self._lock_handle)
+
+    # ── writing ─────────────────────────────────────────────────────────────────────────────
+
+    def _write_on(self, old: list[Segment]) -> None:
+        self._scan(old)
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (job := self._writes.get()) is not None:
+            if isinstance(job, threading.Event):
+                job.set()
+                continue
+            try:
+                if isinstance(job, Forget):
+                    self._erase(job.owner)
+                else:
+                    self._write(job)
+            except OSError as error:
+                self._trouble(error)
+                if isinstance(job, Write):
+                    with self._mutex:
+                        self._news.lost.append(job.block)
+            finally:
+                if isinstance(job, Write):
+                    with self._mutex:
+                        self._pending.pop(job.block, None)
+                        self._pending_bytes -= len(job.data)
+
+    def _write(self, job: Write) -> None:
+        if self._clock.now_s() < self._paused_until_s:
+            with self._mutex:
+                self._news.lost.append(job.block)
+            return
+        segment = self._room(HEADER_BYTES + len(job.data))
+        record = segment.append(job.block, job.owner, job.data)
+        with self._mutex:
+            self._places[job.block] = Place(segment, record)
+            segment.num_live += 1
+
+    def _room(self, num_bytes: int) -> Segment:
+        """The segment to append so many bytes to; others make room where the bound is near."""
+        newest = self._newest
+        if newest is None or newest.size + num_bytes > self.segment_bytes:
+            path = self.folder / f"{self._next_number:08d}{SUFFIX}"
+            newest = self._newest = Segment.create(path, self._next_number, self.fingerprint)
+            newest.value = self._floor + 1
+            self._next_number += 1
+            with self._mutex:
+                self._segments.append(newest)
+        while self._other_bytes + self.num_bytes + num_bytes > self.limit_bytes:
+            old = [segment for segment in self._segments if segment is not newest]
+            if not old:
+                raise OSError("the bound is smaller than a block")
+            self._drop(min(old, key=lambda segment: (segment.value, segment.number)), newest)
+        return newest
+
+    def _drop(self, segment: Segment, into: Segment) -> None:
+        """Remove a segment; what was read of it is moved into `into`, once and while there is room.
+
+        At most half of it is moved, so that the bound is reached in the end.
+        """
+        with self._mutex:
+            self._floor = max(self._floor, segment.value)
+            own = [place for place in self._places.values() if place.segment is segment]
+        moved, left = set[BlockId](), segment.size // 2
+        for place in sorted(own, key=lambda place: -place.num_reads):
+            record = place.record
+            left -= HEADER_BYTES + record.length
+            is_wanted = place.num_reads and not record.flags & REWRITTEN and left >= 0
+            data = segment.read(record) if is_wanted else None
+            if data is None:
+                continue
+            copy = into.append(record.block, record.owner, data, REWRITTEN)
+            moved.add(record.block)
+            with self._mutex:
+                self._places[record.block] = Place(into, copy)
+                into.num_live += 1
+        with self._mutex:
+            for place in own:
+                if place.record.block not in moved:
+                    self._places.pop(place.record.block, None)
+                    self._news.lost.append(place.record.block)
+        self._unlink(segment)
+
+    def _unlink(self, segment: Segment) -> None:
+        if segment is self._newest:
+            self._newest = None
+        with self._mutex:
+            self._segments.remove(segment)
+        segment.path.unlink(missing_ok=True)
+        segment.close()
+
+    def _erase(self, owner: bytes) -> None:
+        """Zeros over each block of `owner`; a segment that is left without any is removed."""
+        with self._mutex:
+            own = [p for p in self._places.values() if p.record.owner.startswith(owner)]
+            for place in own:
+                del self._places[place.record.block]
+                self._news.lost.append(place.record.block)
+                place.segment.num_live -= 1
+            touched = {place.segment.number: place.segment for place in own}
+        for place in own:
+            if place.segment.num_live:
+                place.segment.erase(place.record)
+        for segment in touched.values():
+            if segment.num_live:
+                os.fsync(segment.handle)
+            else:
+                self._unlink(segment)
+
+    def _trouble(self, error: OSError) -> None:
+        """Say once what is wrong; nothing is written for a while."""
+        self._paused_until_s = self._clock.now_s() + BACK_OFF_S
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "The KV disk tier in %s does not work: %s. Requests go on without it; free space "
+                "there, name another folder with --kv-disk, or leave the option out.",
+                self.folder,
+                error,
+            )
+
+    # ── reading ─────────────────────────────────────────────────────────────────────────────
+
+    def _read_on(self) -> None:
+        while (part := self._reads.get()) is not None:
+            well = False
+            try:
+                pairs = zip(part.blocks, part.into, strict=True)
+                well = not part.reading.has_failed and all(self._read_one(*each) for each in pairs)
+            except OSError as error:
+                self._trouble(error)
+                self._give_up(part.blocks)
+            part.reading.ended(well=well)
+
+    def _read_one(self, block: BlockId, into: memoryview) -> bool:
+        with self._mutex:
+            pending, place = self._pending.get(block), self._places.get(block)
+            if pending is None and place is None:
+                self._news.lost.append(block)
+            elif place is not None:
+                place.num_reads += 1
+                segment = place.segment
+                segment.value = max(segment.value, self._floor + 1) + 1 / max(segment.num_live, 1)
+        if pending is not None and len(pending.data) == len(into):
+            into[:] = pending.data
+            return True
+        if place is None or place.record.length != len(into):
+            return False
+        try:
+            is_good = place.segment.read_into(place.record, into)
+        except OSError:
+            with self._mutex:
+                is_there = self._places.get(block) is place
+            if is_there:
+                raise
+            return False  # it went meanwhile
+        if not is_good:
+            self._drop_bad(block, place)
+        return is_good
+
+    def _drop_bad(self, block: BlockId, place: Place) -> None:
+        """A block is not as it was written; unless it went meanwhile, that is damage."""
+        with self._mutex:
+            is_bad = self._places.get(block) is place
+            if is_bad:
+                del self._places[block]
+                place.segment.num_live -= 1
+                self._news.num_bad += 1
+            self._news.lost.append(block)
+        if is_bad:
+            log.warning("A KV block in %s is damaged: it is computed again.", place.segment.path)
+
+    def _give_up(self, blocks: Iterable[BlockId]) -> None:
+        with self._mutex:
+            self._news.lost += blocks
+            for block in blocks:
+                self._places.pop(block, None)
+
+
+def take_lock(path: Path) -> int:
+    """A handle that holds the lock of a folder. Raises InUseError where another server has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise InUseError(f"another server uses {path.parent}") from error
+    return handle
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

@@ -1,0 +1,444 @@
+"""KV blocks to another engine and from one, over a Unix or a TCP socket.
+
+Who gives keeps what left its KV memory in `Exports`, bounded, each parcel until it is released or
+its lease is over. Who takes pulls the blocks that it names, one by one:
+
+    gives   a nonce of 16 bytes
+    takes   length, 4 bytes | proof, 32 bytes | Pull or Release (`core.parcel`)
+    gives   for each block the header of a segment's record, then its bytes
+
+The proof is HMAC-SHA256 of nonce and message under the secret that both were started with. In the
+header stands a CRC-32 in the place of the SHA-256: the transport is trusted to be whole, memory
+less so. A block that is not there, or not of the length that was reserved for it, ends the pull.
+
+Over a Unix socket both are on one machine: in place of bytes who gives says where they lie in its
+memory, which who takes has mapped (`arena.py`), and reads itself.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import queue
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.core import parcel as messages
+from headway.core.clock import Clock, SystemClock
+from headway.runtime.kvstore.arena import Arena, MappedArena, Place
+from headway.runtime.kvstore.segment import (
+    HEADER_BYTES,
+    BlockId,
+    Record,
+    header_of,
+    parse_header,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_MESSAGE_BYTES = 2**20
+"""Of what a taker may send: some 20,000 blocks."""
+NONCE_BYTES, PROOF_BYTES = 16, 32
+LEASE_S = 60.0
+"""How long a parcel's blocks are kept for a taker that does not come."""
+TIMEOUT_S = 30.0
+"""How long a socket may be silent."""
+MOST_EXPORT_BYTES = 2**30
+MOST_OVER = 4096
+"""Parcels that were released and are remembered, so that nobody waits for their blocks."""
+WAIT_S = 2.0
+"""How long a block is waited for that has not left yet."""
+READERS = 2
+MOST_ARENAS = 64
+"""Of other engines, that stay mapped."""
+SHARES = hasattr(os, "memfd_create")
+"""Whether engines of this machine can map each other's memory."""
+LENGTH = struct.Struct("<I")
+GONE = bytes(HEADER_BYTES)
+UNIX = "unix:"
+
+
+def check_of(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
+    """CRC-32 over group, key, owner and bytes, in the 32 bytes of a digest."""
+    start = zlib.crc32(struct.pack("<H", block[0]) + block[1] + owner)
+    return LENGTH.pack(zlib.crc32(data, start)).ljust(32, b"\0")
+
+
+@dataclass(slots=True)
+class Offered:
+    """The blocks of a parcel, and when nobody has to keep them any more."""
+
+    until_s: float
+    blocks: dict[BlockId, tuple[bytes, Place]] = field(default_factory=dict)
+
+
+class Exports:
+    """What other engines may fetch: `put` in the step, served by threads on `address`.
+
+    `address` is "unix:PATH" (in a folder of this user alone) or "HOST:PORT", where port 0 takes a
+    free one; across machines give a `secret`. Raises OSError.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        fingerprint: bytes,
+        *,
+        secret: bytes = b"",
+        limit_bytes: int = MOST_EXPORT_BYTES,
+        lease_s: float = LEASE_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self.fingerprint, self.limit_bytes, self.lease_s = fingerprint, limit_bytes, lease_s
+        self._secret, self._clock = secret, clock or SystemClock()
+        self._offered: dict[bytes, Offered] = {}
+        self._over: dict[bytes, None] = {}
+        """Parcels that were released, the oldest first."""
+        self._num_bytes = 0
+        self._arena = Arena(limit_bytes)
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._listener = listening(address)
+        self.address = address
+        if not address.startswith(UNIX):
+            host, port = self._listener.getsockname()[:2]
+            self.address = f"{host}:{port}"
+        threading.Thread(target=self._accept_on, daemon=True).start()
+
+    # ── what a step calls ───────────────────────────────────────────────────────────────────
+
+    def put(self, parcel_id: bytes, block: BlockId, owner: bytes, data: memoryview) -> None:
+        """Keep a block of a parcel, whose lease begins anew; beyond the bound it is not kept."""
+        with self._changed:
+            self._drop_late()
+            is_new = parcel_id not in self._over and block not in self._blocks_of(parcel_id)
+            place = self._arena.put(parcel_id, data) if is_new else None
+            if place is not None:
+                until_s = self._clock.now_s() + self.lease_s
+                offered = self._offered.setdefault(parcel_id, Offered(until_s))
+                offered.until_s = until_s
+                offered.blocks[block] = owner, place
+                self._num_bytes += len(data)
+            self._changed.notify_all()
+
+    def release(self, parcel_id: bytes) -> None:
+        """Nobody fetches the blocks of this parcel any more."""
+        with self._changed:
+            self._drop(parcel_id)
+            self._over[parcel_id] = None
+            while len(self._over) > MOST_OVER:
+                self._over.pop(next(iter(self._over)))
+            self._changed.notify_all()
+
+    def _drop(self, parcel_id: bytes) -> None:
+        for _, place in self._blocks_of(parcel_id).values():
+            self._num_bytes -= place.length
+            self._arena.free(place)
+        self._offered.pop(parcel_id, None)
+
+    def _drop_late(self) -> None:
+        now_s = self._clock.now_s()
+        for parcel_id in [name for name, each in self._offered.items() if each.until_s < now_s]:
+            self._drop(parcel_id)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that wait to be fetched."""
+        with self._changed:
+            self._drop_late()
+            return self._num_bytes
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._arena.close()
+        if self.address.startswith(UNIX):
+            Path(self.address.removeprefix(UNIX)).unlink(missing_ok=True)
+
+    # ── in threads ──────────────────────────────────────────────────────────────────────────
+
+    def _accept_on(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """One taker, message by message; whatever is wrong ends the connection."""
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(TIMEOUT_S)
+            nonce = os.urandom(NONCE_BYTES)
+            connection.sendall(nonce)
+            while (frame := receive_frame(connection)) is not None:
+                proof, message = frame[:PROOF_BYTES], frame[PROOF_BYTES:]
+                if not hmac.compare_digest(proof, proof_of(self._secret, nonce, message)):
+                    log.warning("Somebody without the secret asked for KV blocks: nothing is sent.")
+                    return
+                asked = messages.decode_asked(message)
+                if isinstance(asked, messages.Release):
+                    self.release(asked.parcel_id)
+                elif asked.fingerprint != self.fingerprint:
+                    return
+                elif asked.how != messages.BYTES:
+                    self._lend(connection, asked)
+                else:
+                    self._send(connection, asked)
+
+    def _found(self, parcel_id: bytes, block: BlockId) -> tuple[bytes, Place] | None:
+        """(owner, place) of a block; one that is to leave with the next step is waited for."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: parcel_id in self._over or block in self._blocks_of(parcel_id), WAIT_S
+            )
+            if parcel_id in self._offered:
+                self._offered[parcel_id].until_s = self._clock.now_s() + self.lease_s
+            return self._blocks_of(parcel_id).get(block)
+
+    def _blocks_of(self, parcel_id: bytes) -> dict[BlockId, tuple[bytes, Place]]:
+        offered = self._offered.get(parcel_id)
+        return {} if offered is None else offered.blocks
+
+    def _send(self, connection: socket.socket, asked: messages.Pull) -> None:
+        for group, key in asked.blocks:
+            found = self._found(asked.parcel_id, (group, key))
+            if found is None:
+                connection.sendall(GONE)
+                return
+            owner, data = found[0], self._arena.view(found[1])
+            block = group, key
+            check = check_of(block, owner, data)
+            header = header_of(Record(block, owner, 0, len(data), 0, check))
+            send_both(connection, header, data)
+
+    def _lend(self, connection: socket.socket, asked: messages.Pull) -> None:
+        """Say where the blocks lie, to who sits on this machine."""
+        places: list[tuple[int, int, int]] = []
+        for block in asked.blocks:
+            found = self._found(asked.parcel_id, block)
+            if found is None:
+                places = []
+                break
+            places.append(found[1])
+        lent = messages.encode(messages.Lent(self._arena.size, places))
+        if asked.how == messages.PLACES_AND_FILE and self._arena.handle is not None:
+            socket.send_fds(connection, [LENGTH.pack(len(lent))], [self._arena.handle])
+        else:
+            connection.sendall(LENGTH.pack(len(lent)))
+        connection.sendall(lent)
+
+
+def send_both(connection: socket.socket, header: bytes, data: memoryview) -> None:
+    """All of both, in one call where the socket takes it.
+
+    Nothing is sent behind that: who has the last block may have said so, and left.
+    """
+    count = connection.sendmsg([header, data])
+    for part in (memoryview(header)[count:], data[max(count - len(header), 0) :]):
+        if part:
+            connection.sendall(part)
+
+
+class PeerStore:
+    """Blocks of other engines, as a store of `DiskTransfers`; `peer_of` names where and which."""
+
+    def __init__(self, fingerprint: bytes, *, secret: bytes = b"") -> None:
+        self.fingerprint, self._secret = fingerprint, secret
+        self._reads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._mutex, self._expected = threading.Lock(), dict[str, int]()
+        self._arenas: dict[str, MappedArena] = {}
+        """By the address of the engine whose memory it is."""
+        for _ in range(READERS):
+            threading.Thread(target=self._read_on, daemon=True).start()
+
+    def expect(self, peer: str) -> None:
+        """One more read from `peer` is about to be asked for: nothing is released before it."""
+        with self._mutex:
+            self._expected[peer] = self._expected.get(peer, 0) + 1
+
+    def _is_last(self, peer: str) -> bool:
+        with self._mutex:
+            left = self._expected.pop(peer, 1) - 1
+            if left:
+                self._expected[peer] = left
+        return not left
+
+    def read(
+        self,
+        peer: str,
+        blocks: list[BlockId],
+        into: list[memoryview],
+        landed: Callable[[bool], None],
+    ) -> None:
+        """Put the bytes of each where it is to go, and call `landed`: with False where one did not
+        come, or not whole."""
+        self._reads.put(lambda: landed(self._pull(peer, blocks, into)))
+
+    def _read_on(self) -> None:
+        while True:
+            self._reads.get()()
+
+    def _pull(self, peer: str, blocks: list[BlockId], into: list[memoryview]) -> bool:
+        address, parcel_id = messages.address_of(peer)
+        is_last = False
+        try:
+            with connected(address) as connection:
+                nonce = receive(connection, NONCE_BYTES)
+                pull = messages.Pull(parcel_id, self.fingerprint, blocks)
+                if SHARES and address.startswith(UNIX):
+                    self._borrow(connection, nonce, address, pull, into)
+                else:
+                    self._ask(connection, nonce, pull)
+                    for block, data in zip(blocks, into, strict=True):
+                        take_block(connection, block, data)
+                is_last = self._is_last(peer)
+                if is_last:
+                    self._ask(connection, nonce, messages.Release(parcel_id))
+        except (OSError, ValueError) as error:
+            log.warning("KV blocks of %s did not come, and are computed: %s", address, error)
+            self._arenas.pop(address, None)
+            if not is_last:
+                self._is_last(peer)
+            return False
+        return True
+
+    def _borrow(
+        self,
+        connection: socket.socket,
+        nonce: bytes,
+        address: str,
+        pull: messages.Pull,
+        into: list[memoryview],
+    ) -> None:
+        """Copy the blocks out of the memory of who has them. Raises OSError, ValueError."""
+        arena = self._arenas.get(address)
+        pull.how = messages.PLACES_AND_FILE if arena is None else messages.PLACES
+        self._ask(connection, nonce, pull)
+        lent, handle = receive_lent(connection)
+        if handle is not None:
+            arena = self._map(address, handle, lent.size)
+        if not lent.places or arena is None:
+            raise ValueError("a block is not there any more")
+        for place, data in zip(lent.places, into, strict=True):
+            arena.take(pull.parcel_id, Place(*place), data)
+
+    def _map(self, address: str, handle: int, size: int) -> MappedArena:
+        """The memory of the engine at `address`, from now on."""
+        arena = self._arenas[address] = MappedArena(handle, size)
+        while len(self._arenas) > MOST_ARENAS:
+            self._arenas.pop(next(iter(self._arenas)))
+        return arena
+
+    def _ask(
+        self, connection: socket.socket, nonce: bytes, asked: messages.Pull | messages.Release
+    ) -> None:
+        message = messages.encode(asked)
+        proof = proof_of(self._secret, nonce, message)
+        connection.sendall(LENGTH.pack(len(proof) + len(message)) + proof + message)
+
+
+def take_block(connection: socket.socket, block: BlockId, data: memoryview) -> None:
+    """Receive `block` into `data`. Raises OSError, and ValueError where it is not that."""
+    header = receive(connection, HEADER_BYTES)
+    record = parse_header(header, 0)
+    if record is None or record.block != block:
+        raise ValueError("a block is not there any more")
+    if record.length != len(data):
+        raise ValueError(f"a block has {record.length} bytes in place of {len(data)}")
+    receive_into(connection, data)
+    if check_of(block, record.owner, data) != record.digest:
+        raise ValueError("a block is damaged")
+
+
+# ── sockets ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def listening(address: str) -> socket.socket:
+    """A socket that listens on `address`. Raises OSError."""
+    if address.startswith(UNIX):
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = address.removeprefix(UNIX)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+    else:
+        host, _, port = address.rpartition(":")
+        listener = socket.create_server((host, int(port)))
+    listener.listen()
+    return listener
+
+
+def connected(address: str) -> socket.socket:
+    """A connection to `address`. Raises OSError, ValueError."""
+    if address.startswith(UNIX):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(address.removeprefix(UNIX))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+
+
+def proof_of(secret: bytes, nonce: bytes, message: bytes) -> bytes:
+    """What shows that who sends `message` has the secret."""
+    return hmac.new(secret, nonce + message, hashlib.sha256).digest()
+
+
+def receive_frame(connection: socket.socket) -> bytes | None:
+    """The next proof and message; None at the end. Raises OSError, ValueError."""
+    first = connection.recv(1)
+    if not first:
+        return None
+    (length,) = LENGTH.unpack(first + receive(connection, LENGTH.size - 1))
+    if not PROOF_BYTES < length <= MOST_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes")
+    return receive(connection, length)
+
+
+def receive_lent(connection: socket.socket) -> tuple[messages.Lent, int | None]:
+    """Where blocks lie, and the descriptor of the memory where that came too. Raises OSError,
+    ValueError."""
+    head, handles, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
+    try:
+        head += receive(connection, LENGTH.size - len(head))
+        (length,) = LENGTH.unpack(head)
+        if length > MOST_MESSAGE_BYTES:
+            raise ValueError(f"a message of {length} bytes")
+        lent = messages.decode_lent(receive(connection, length))
+    except BaseException:
+        for handle in handles:
+            os.close(handle)
+        raise
+    return lent, handles[0] if handles else None
+
+
+def receive(connection: socket.socket, count: int) -> bytes:
+    """So many bytes. Raises OSError, ValueError where the connection ends before."""
+    data = bytearray(count)
+    receive_into(connection, memoryview(data))
+    return bytes(data)
+
+
+def receive_into(connection: socket.socket, data: memoryview) -> None:
+    """Fill `data`. Raises OSError, ValueError where the connection ends before."""
+    while data:
+        count = connection.recv_into(data)
+        if not count:
+            raise ValueError("the connection ended")
+        data = data[count:]

@@ -1,0 +1,165 @@
+"""A file of KV blocks, written at its end only: a head, then one record for each block.
+
+    headway kv 1\\n | fingerprint, 32 bytes | record | record | …
+    record   header of 116 bytes | the bytes of the block
+
+A header has the block's group, length, key and owner, the SHA-256 over all of these and the bytes,
+and a CRC-32 over the header itself. So the headers alone tell what a file holds, and a block is
+believed only after its bytes were hashed. A record whose header is torn ends the file: what follows
+cannot be found, and is cut off. Erased records have zeros for key, owner and bytes.
+
+The fingerprint says what the bytes mean: who reads a file of another one reads nothing.
+"""
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+MAGIC = b"headway kv 1\n"
+HEAD_BYTES = len(MAGIC) + 32
+_HEADER = struct.Struct("<4sHHII32s32s32s")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+RECORD = b"HWKV"
+VERSION = 1
+ERASED, REWRITTEN = 1, 2
+"""Flags: its bytes are zeros; it has been moved to a newer file once."""
+MAX_BLOCK_BYTES = 1 << 30
+
+BlockId = tuple[int, bytes]
+"""(KV group, key) of a block."""
+
+
+class Record(NamedTuple):
+    """One block of a file: where its header begins, and what that says."""
+
+    block: BlockId
+    owner: bytes
+    offset: int
+    length: int
+    flags: int
+    digest: bytes
+
+
+def digest_of(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
+    """SHA-256 over group, key, owner and bytes."""
+    hashed = hashlib.sha256(struct.pack("<H", block[0]) + block[1] + owner)
+    hashed.update(data)
+    return hashed.digest()
+
+
+def header_of(record: Record) -> bytes:
+    """The header of a record, as it stands in a file."""
+    group, key = record.block
+    parts = (record.length, record.flags, key, record.owner, record.digest)
+    header = _HEADER.pack(RECORD, VERSION, group, *parts)
+    return header + _CRC.pack(zlib.crc32(header))
+
+
+def parse_header(header: bytes, offset: int) -> Record | None:
+    """The record whose header was read at `offset`, or None where it is none."""
+    if len(header) != HEADER_BYTES or _CRC.unpack(header[-4:])[0] != zlib.crc32(header[:-4]):
+        return None
+    magic, version, group, length, flags, key, owner, digest = _HEADER.unpack(header[:-4])
+    if magic != RECORD or version != VERSION or length > MAX_BLOCK_BYTES:
+        return None
+    return Record((group, key), owner, offset, length, flags, digest)
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """An open file of blocks, of `size` bytes; `value` is what it is worth keeping."""
+
+    number: int
+    path: Path
+    handle: int
+    size: int
+    value: float = 0.0
+    num_live: int = 0
+
+    @classmethod
+    def create(cls, path: Path, number: int, fingerprint: bytes) -> "Segment":
+        """A new file, of this user alone. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(path, flags, 0o600)
+        try:
+            write_all(handle, [MAGIC + fingerprint], 0)
+        except OSError:
+            os.close(handle)
+            path.unlink(missing_ok=True)
+            raise
+        return cls(number, path, handle, HEAD_BYTES)
+
+    @classmethod
+    def open(cls, path: Path, number: int, fingerprint: bytes) -> "Segment | None":
+        """A file that is there; None where it is of another fingerprint. Raises OSError."""
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if os.pread(handle, HEAD_BYTES, 0) != MAGIC + fingerprint:
+            os.close(handle)
+            return None
+        return cls(number, path, handle, os.fstat(handle).st_size)
+
+    def scan(self) -> Iterator[Record]:
+        """All records, by their headers; what follows a torn one is cut off. Raises OSError."""
+        at = HEAD_BYTES
+        while at < self.size:
+            record = parse_header(os.pread(self.handle, HEADER_BYTES, at), at)
+            if record is None or at + HEADER_BYTES + record.length > self.size:
+                os.ftruncate(self.handle, at)
+                self.size = at
+                return
+            yield record
+            at += HEADER_BYTES + record.length
+
+    def append(
+        self, block: BlockId, owner: bytes, data: bytes | memoryview, flags: int = 0
+    ) -> Record:
+        """Write a block behind the last. Raises OSError, and then nothing of it is left."""
+        digest = digest_of(block, owner, data)
+        record = Record(block, owner, self.size, len(data), flags, digest)
+        try:
+            write_all(self.handle, [header_of(record), data], self.size)
+        except OSError:
+            os.ftruncate(self.handle, self.size)
+            raise
+        self.size += HEADER_BYTES + len(data)
+        return record
+
+    def read(self, record: Record) -> memoryview | None:
+        """The bytes of a block; None where they are not those that were written. Raises OSError."""
+        data = memoryview(bytearray(record.length))
+        return data if self.read_into(record, data) else None
+
+    def read_into(self, record: Record, data: memoryview) -> bool:
+        """Put the bytes of a block into `data`, which is as long; whether they are those that were
+        written. Raises OSError."""
+        header = bytearray(HEADER_BYTES)
+        num_read = os.preadv(self.handle, [header, data], record.offset)
+        is_whole = num_read == HEADER_BYTES + record.length
+        if not is_whole or parse_header(bytes(header), record.offset) != record:
+            return False
+        return digest_of(record.block, record.owner, data) == record.digest
+
+    def erase(self, record: Record) -> None:
+        """Write zeros over a block, its key and its owner. Raises OSError."""
+        none = bytes(32)
+        erased = Record((record.block[0], none), none, record.offset, record.length, ERASED, none)
+        write_all(self.handle, [header_of(erased), bytes(record.length)], record.offset)
+
+    def close(self) -> None:
+        """Close the file; what was read from it stays."""
+        os.close(self.handle)
+
+
+def write_all(handle: int, parts: list[bytes | memoryview], at: int) -> None:
+    """Write `parts` one behind the other from `at` on. Raises OSError."""
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            count = os.pwrite(handle, left, at)
+            left, at = left[count:], at + count

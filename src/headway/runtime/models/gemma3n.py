@@ -1,0 +1,241 @@
+"""Gemma 3n, text (Gemma Team 2025): several streams a token, and layers without keys and values.
+
+Of the streams (AltUp, Baykal et al. 2023) a layer computes one; the others are predicted before it
+and corrected behind it, by what a router makes of the computed one:
+
+    streams ─ predict ─ active ─ Gemma's layer beside a product of low rank ─ correct ─┬─▶
+                                            row of this layer, by token ─ gate ─ + ────┘
+
+Before the layers the streams are made of the embedding, behind them they are one again. The last
+layers have queries alone, and read the keys and values of the last layer of their kind that has
+some. Checkpoints of the whole model have images and sound beside it, which are left out.
+
+S streams, T tokens, H hidden size, L layers, P numbers of a layer's row.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headway.runtime.layers import Attention, Build, GatedMLP, Linear, RMSNorm, Step
+from headway.runtime.models.decoder import Architecture, Decoder, Pieces, Weights, whole
+from headway.runtime.models.gemma import WEIGHTS as GEMMA_WEIGHTS
+from headway.runtime.models.llama import LAYER
+from headway.runtime.models.qwen3 import QK_NORM
+
+MOST_STREAMS = 8
+ALTUP, OURS = LAYER + "altup.", "layers.{i}.beside."
+WEIGHTS: Weights = {
+    **GEMMA_WEIGHTS,
+    **QK_NORM,
+    ALTUP + "correct_output_scale": (OURS + "scale", None),
+    ALTUP + "correction_coefs": (OURS + "correction", None),
+    ALTUP + "prediction_coefs": (OURS + "prediction", None),
+    ALTUP + "modality_router": (OURS + "routing", None),
+    ALTUP + "router_norm": (OURS + "routing_norm", None),
+    LAYER + "laurel.linear_left": (OURS + "left", None),
+    LAYER + "laurel.linear_right": (OURS + "right", None),
+    LAYER + "laurel.post_laurel_norm": (OURS + "laurel_norm", None),
+    LAYER + "per_layer_input_gate": (OURS + "row_gate", None),
+    LAYER + "per_layer_projection": (OURS + "row_out", None),
+    LAYER + "post_per_layer_input_norm": (OURS + "row_norm", None),
+    "model.embed_tokens_per_layer": ("beside.table", None),
+    "model.per_layer_model_projection": ("beside.rows", None),
+    "model.per_layer_projection_norm": ("beside.rows_norm", None),
+    **{f"model.altup_projections.{n}": (f"beside.spread.{n}", None) for n in range(MOST_STREAMS)},
+    **{
+        f"model.altup_unembed_projections.{n}": (f"beside.gather.{n}", None)
+        for n in range(MOST_STREAMS)
+    },
+}
+LEFT_OUT = (
+    "model.vision_tower.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+)
+LEAST_SQUARE = 1e-5
+
+
+class Plain(nn.Module):
+    """A few numbers, as a matrix (outputs, inputs) or a vector."""
+
+    def __init__(self, build: Build, *shape: int) -> None:
+        super().__init__()
+        self.weight = build.weight(*shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.weight)
+
+
+class Beside(nn.Module):
+    """What a layer has beside attention and MLP."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        spec = build.spec
+        assert spec.altup is not None
+        self.altup, hidden = spec.altup, spec.hidden_size
+        streams, rank, row = spec.altup.streams, spec.altup.laurel_rank, spec.altup.per_layer_size
+        self.scale = Plain(build, hidden)
+        self.correction = Plain(build, streams, streams)
+        self.prediction = Plain(build, streams**2, streams)
+        self.routing = Plain(build, streams, hidden)
+        self.routing_norm = RMSNorm(build)
+        self.left, self.right = Linear(build, hidden, rank), Linear(build, rank, hidden)
+        self.laurel_norm = RMSNorm(build)
+        self.row_gate, self.row_out = Linear(build, hidden, row), Linear(build, row, hidden)
+        self.row_norm = RMSNorm(build)
+        self.gated = build.kernels.gated[spec.activation]
+
+    def shares(self, x_TH: Tensor) -> Tensor:
+        """What the router makes of a stream, (T, S), between -1 and 1."""
+        normed_TH = self.routing_norm(x_TH) * (1 / x_TH.shape[-1])
+        return torch.tanh(self.routing(normed_TH).float()).to(x_TH.dtype)
+
+    def predict(self, x_STH: Tensor) -> Tensor:
+        """Each stream with what a layer is thought to make of it, (S, T, H)."""
+        mixed_TSS = self.prediction(self.shares(x_STH[self.altup.active]))
+        mixed_TSS = mixed_TSS.unflatten(-1, (self.altup.streams, -1))
+        return torch.einsum("tos,sth->oth", mixed_TSS, x_STH) + x_STH
+
+    def correct(self, predicted_STH: Tensor, found_TH: Tensor) -> Tensor:
+        """The streams, each by its share of what the layer found and was not predicted."""
+        shares_TS = self.correction(self.shares(found_TH)) + 1.0
+        new_TH = found_TH - predicted_STH[self.altup.active]
+        return predicted_STH + new_TH * shares_TS.T[..., None]
+
+    def laurel(self, x_TH: Tensor) -> Tensor:
+        """A product of low rank, added to its input."""
+        return x_TH + self.laurel_norm(self.right(self.left(x_TH)))
+
+    def take_row(self, x_STH: Tensor, row_TP: Tensor) -> Tensor:
+        """The streams with the token's row of this layer, but for the first."""
+        asking_TH = x_STH[self.altup.active]
+        if self.altup.scaled:
+            asking_TH = asking_TH * self.scale.weight
+        gated_TP = self.gated(torch.cat([self.row_gate(asking_TH), row_TP], -1))
+        added_TH = self.row_norm(self.row_out(gated_TP))
+        return torch.cat([x_STH[:1], x_STH[1:] + added_TH])
+
+
+class QuietMLP(GatedMLP):
+    """A gated MLP of which most neurons are silent: those whose gates are not far above the mean.
+
+    Gates are taken as normally distributed: with 0.95 those below mean + 1.645 deviations are 0.
+    """
+
+    def __init__(self, build: Build, sparsity: float) -> None:
+        super().__init__(build)
+        normal = torch.distributions.Normal(0.0, 1.0)
+        self.deviations = float(normal.icdf(torch.tensor(sparsity))) if sparsity else None
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        if self.deviations is None:
+            return super().forward(x_TH)
+        gate_TI, up_TI = self.gate_up(x_TH).chunk(2, -1)
+        deviations = torch.tensor(self.deviations, dtype=gate_TI.dtype)
+        least_T1 = (
+            gate_TI.mean(-1, True) + gate_TI.std(-1, unbiased=False, keepdim=True) * deviations
+        )
+        return self.down(self.gated(torch.cat([(gate_TI - least_T1).relu(), up_TI], -1)))
+
+
+class Gemma3nLayer(nn.Module):
+    def __init__(self, build: Build, index: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(build)
+        self.attention = Attention(build, index)
+        self.attended_norm = RMSNorm(build)
+        self.mlp_norm = RMSNorm(build)
+        self.mlp = QuietMLP(build, build.spec.layers[index].sparsity)
+        self.out_norm = RMSNorm(build)
+        self.beside = Beside(build)
+
+    def forward(self, x_STH: Tensor, row_TP: Tensor, step: Step) -> Tensor:
+        predicted_STH = self.beside.predict(x_STH)
+        x_TH = predicted_STH[self.beside.altup.active]
+        normed_TH = self.attention_norm(x_TH)
+        attended_TH = x_TH + self.attended_norm(self.attention(normed_TH, step))
+        x_TH = (attended_TH + self.beside.laurel(normed_TH)) / math.sqrt(2)
+        x_TH = x_TH + self.out_norm(self.mlp(self.mlp_norm(x_TH)))
+        return self.beside.take_row(self.beside.correct(predicted_STH, x_TH), row_TP)
+
+
+class Around(nn.Module):
+    """What stands before and behind the layers."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        spec = build.spec
+        assert spec.altup is not None and spec.altup.streams <= MOST_STREAMS + 1
+        hidden, size = spec.hidden_size, spec.altup.per_layer_size
+        self.num_layers, self.altup = spec.num_layers, spec.altup
+        rows, others = spec.num_layers * size, spec.altup.streams - 1
+        self.table = nn.Embedding(
+            spec.altup.per_layer_vocab,
+            rows,
+            _weight=build.weight(spec.altup.per_layer_vocab, rows),
+            _freeze=True,
+        )
+        self.rows = Linear(build, hidden, rows)
+        self.rows_norm = RMSNorm(build, size)
+        self.spread = nn.ModuleList(Linear(build, hidden, hidden) for _ in range(others))
+        self.gather = nn.ModuleList(Linear(build, hidden, hidden) for _ in range(others))
+
+    def rows_of(self, token_ids_T: Tensor, x_TH: Tensor) -> Tensor:
+        """The row of each layer for each token, (T, L, P): looked up, and out of its embedding."""
+        known_T = torch.lt(token_ids_T, self.altup.per_layer_vocab)
+        found_TLP = self.table(token_ids_T * known_T).unflatten(-1, (self.num_layers, -1))
+        found_TLP = found_TLP * torch.tensor(found_TLP.shape[-1] ** 0.5, dtype=x_TH.dtype)
+        made_TLP = (self.rows(x_TH) * x_TH.shape[-1] ** -0.5).unflatten(-1, (self.num_layers, -1))
+        return (self.rows_norm(made_TLP.contiguous()) + found_TLP) * 0.5**0.5
+
+    def streams_of(self, x_TH: Tensor) -> Tensor:
+        """The streams that begin as the embedding and products of it, all of one size."""
+        return self.alike(x_TH, [spread(x_TH) for spread in self.spread])
+
+    def one_of(self, x_STH: Tensor) -> Tensor:
+        """The mean of the streams, all of the first one's size."""
+        others = [gather(x_TH) for gather, x_TH in zip(self.gather, x_STH[1:], strict=True)]
+        return self.alike(x_STH[0], others).mean(0)
+
+    def alike(self, first_TH: Tensor, others: list[Tensor]) -> Tensor:
+        """`first_TH` and the others with its root mean square, (S, T, H)."""
+        size_T1 = first_TH.square().mean(-1, True) ** 0.5
+        found = [first_TH]
+        for x_TH in others:
+            square_T1 = x_TH.square().mean(-1, True).clamp(min=LEAST_SQUARE)
+            found.append(x_TH * size_T1 / square_T1.sqrt())
+        return torch.stack(found)
+
+
+class Gemma3nDecoder(Decoder):
+    """`Decoder` with streams, and a row of each layer for each token."""
+
+    def __init__(self, build: Build, architecture: Architecture) -> None:
+        super().__init__(build, architecture)
+        self.beside = Around(build)
+
+    def forward(self, token_ids_T: Tensor, step: Step) -> Tensor:
+        x_TH = self.embedding(token_ids_T)
+        x_TH = x_TH * torch.tensor(self.spec.embedding_scale, dtype=x_TH.dtype)
+        rows_TLP = self.beside.rows_of(token_ids_T, x_TH)
+        x_STH = self.beside.streams_of(x_TH)
+        for layer, row_TP in zip(self.layers, rows_TLP.unbind(1), strict=True):
+            x_STH = layer(x_STH, row_TP, step)
+        return self.beside.one_of(x_STH)
+
+
+def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
+    """The text model's tensors out of those of a model of images and sound."""
+    if name.startswith(LEFT_OUT):
+        return []
+    name = name.replace("model.language_model.", "model.", 1)
+    suffix = ".weight" if name.endswith(".correct_output_scale") else ""
+    return whole(name + suffix, shape)
+
+
+GEMMA3N = Architecture(Gemma3nLayer, WEIGHTS, pieces, Gemma3nDecoder)

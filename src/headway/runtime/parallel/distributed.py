@@ -1,0 +1,91 @@
+"""Ranks that meet by gloo of torch.distributed, between processes of CPUs, on the loopback.
+
+A group is an object of its own, not torch's one of the process: a process may have several engines.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from headway.runtime.parallel.group import RankLostError, ordered_sum
+from headway.runtime.parallel.shared import PATIENCE_S
+from headway.runtime.parallel.stage import StageError
+
+
+class DistributedGroup:
+    """Rank `rank` of `size`; they find each other by the file at `path`."""
+
+    def __init__(self, path: Path, rank: int, size: int, patience_s: float = PATIENCE_S) -> None:
+        self.rank, self.size = rank, size
+        self._gloo = meet(path, rank, size, patience_s)
+
+    def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
+        own = torch.stack(list(parts_TH))
+        return ordered_sum(torch.cat(self._all(own)))
+
+    def first(self, x_TH: Tensor) -> Tensor:
+        x_TH = x_TH.clone()
+        with whole():
+            self._gloo.broadcast(x_TH, 0).wait()
+        return x_TH
+
+    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+        own = functional.pad(own_RP, (0, max(sizes) - own_RP.shape[1]))
+        pairs = zip(self._all(own), sizes, strict=True)
+        return torch.cat([columns[:, :size] for columns, size in pairs], dim=1)
+
+    def _all(self, own: Tensor) -> list[Tensor]:
+        """What each rank has, of one shape."""
+        everybody = [torch.empty_like(own) for _ in range(self.size)]
+        with whole():
+            self._gloo.allgather(everybody, own).wait()
+        return everybody
+
+
+class DistributedLink:
+    """Between the stages of a pipeline, of which the last is rank 0."""
+
+    def __init__(self, path: Path, rank: int, size: int, patience_s: float = PATIENCE_S) -> None:
+        self.rank = rank
+        self._gloo = meet(path, rank, size, patience_s)
+
+    def send(self, x_TH: Tensor | None) -> None:
+        with whole():
+            self._gloo.send([torch.tensor([x_TH is not None])], self.rank - 1, 0).wait()
+            if x_TH is not None:
+                data = x_TH.contiguous().view(torch.uint8)
+                self._gloo.send([data], self.rank - 1, 0).wait()
+
+    def receive(self, x_TH: Tensor) -> None:
+        is_well = torch.empty(1, dtype=torch.bool)
+        with whole():
+            self._gloo.recv([is_well], self.rank + 1, 0).wait()
+            if is_well:
+                self._gloo.recv([x_TH.view(torch.uint8)], self.rank + 1, 0).wait()
+        if not is_well:
+            raise StageError("A stage before this one raised.")
+
+
+def meet(path: Path, rank: int, size: int, patience_s: float) -> Any:
+    """Come together with the other ranks: torch's group, which its stubs do not know."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.FileStore(str(path), size)  # type: ignore[attr-defined]
+    kind: Any = dist.ProcessGroupGloo
+    return kind(store, rank, size, timedelta(seconds=patience_s))
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """RankLostError where not all ranks came."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(f"A rank did not come: {error}") from error

@@ -1,0 +1,95 @@
+"""The process of a rank above 0: a plan in, its part of the forward, nothing out but "done".
+
+`python -m headway.runtime.parallel.follow FD` is what the leader starts. The tokens that rank 0
+draws come with the next plan. It ends when its end of the pair is closed.
+"""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from headway.core.errors import HeadwayError
+from headway.core.parallel import Parallel
+from headway.runtime.executor import TorchExecutor
+from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
+from headway.runtime.parallel.group import Group, RankLostError
+from headway.runtime.parallel.stage import Ends, Link, SocketLink, Stage
+
+
+def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Group | None:
+    """The group of ranks that add up, by the transport that was chosen."""
+    if parallel.size == 1:
+        return None
+    if parallel.transport == "gloo":
+        from headway.runtime.parallel.distributed import DistributedGroup
+
+        return DistributedGroup(meeting, rank, parallel.size)
+    from headway.runtime.parallel.shared import SharedGroup
+
+    return SharedGroup(meeting, rank, parallel.size, parent)
+
+
+def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
+    """The rank's stage, with what joins it to its neighbours."""
+    if parallel.stages == 1:
+        return None
+    link: Link
+    if parallel.transport == "gloo":
+        from headway.runtime.parallel.distributed import DistributedLink
+
+        link = DistributedLink(meeting, rank, parallel.stages)
+    else:
+        link = SocketLink(*ends)
+    return Stage(parallel.stages - 1 - rank, parallel.stages, link)
+
+
+def follow(pipe: Pipe) -> None:
+    """Serve one leader until it is gone."""
+    hello = pipe.orders()
+    assert isinstance(hello, Hello)
+    parallel, meeting = hello.settings.parallel, Path(hello.meeting)
+    group = join(parallel, meeting, hello.rank, os.getppid())
+    before, behind = (socket.socket(fileno=end) if end >= 0 else None for end in hello.ends)
+    stage = stage_of(parallel, meeting, hello.rank, (before, behind))
+    try:
+        executor = TorchExecutor(
+            Path(hello.folder), hello.spec, hello.settings, hello.machine, group=group, stage=stage
+        )
+    except HeadwayError as error:
+        pipe.send(Done(str(error), error.cause, error.fix, error.exit_code))
+        return
+    told = executor.describe()
+    pipe.send(Done(weight_bytes=told.weight_bytes, kv_bytes=told.kv_bytes))
+    while True:
+        order = pipe.orders()
+        if isinstance(order, Rows):
+            executor.answer(order.count)
+            continue
+        assert isinstance(order, Plan)
+        try:
+            executor.follow(order.plan)
+        except RankLostError:
+            raise  # no later sum can be right
+        except Exception as error:  # the leader has raised it too, and says what follows
+            pipe.send(Done(f"{type(error).__name__}: {error}"))
+        else:
+            is_empty = not order.plan.scheduled
+            pipe.send(Done(experts_read=0 if is_empty else executor.target.experts_read))
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends the leader
+    try:
+        follow(Pipe(socket.socket(fileno=int(sys.argv[1]))))
+    except (EOFError, OSError):
+        return 0
+    except RankLostError as error:
+        print(f"headway: a rank ends: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""What a leader and its followers say to each other: msgspec in frames, over a pair of sockets.
+
+The ranks are processes of one machine and one user: a follower is born with its end of the pair,
+and nothing listens. A frame is its length in four bytes and so many bytes, at most 64 MiB.
+"""
+
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headway.core.machine import Machine
+from headway.core.model_spec import ModelSpec
+from headway.core.plan import StepPlan
+from headway.core.resolve import Settings
+
+MAX_BYTES = 64 * 2**20
+LENGTH = struct.Struct("<I")
+
+
+class Hello(msgspec.Struct, tag=True):
+    """What a follower is: rank `rank` of the model in `folder`, over the file `meeting`.
+
+    `ends` are its sockets to the stage before and to the next, -1 where there is none.
+    """
+
+    folder: str
+    spec: ModelSpec
+    settings: Settings
+    machine: Machine
+    rank: int
+    meeting: str
+    ends: tuple[int, int] = (-1, -1)
+
+
+class Plan(msgspec.Struct, tag=True):
+    """Do your part of this step."""
+
+    plan: StepPlan
+
+
+class Rows(msgspec.Struct, tag=True):
+    """Do your part of the logits of `count` rows, which rank 0 brings; nothing is answered."""
+
+    count: int
+
+
+class Done(msgspec.Struct, tag=True):
+    """A step, or the start, has ended: `error` says what it raised, "" nothing.
+
+    `cause` and `fix` are those of an error that a user can mend.
+    """
+
+    error: str = ""
+    cause: str = ""
+    fix: str = ""
+    exit_code: int = 0
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    experts_read: int = 0
+
+
+def plain(number: object) -> float | int:
+    """Of a number with a unit, such as `Seconds`, the number."""
+    if isinstance(number, float):
+        return float(number)
+    assert isinstance(number, int), f"{type(number)} in the settings"
+    return int(number)
+
+
+def with_unit(kind: Callable[[object], Any], number: object) -> Any:
+    """`plain` undone."""
+    return kind(number)
+
+
+ToFollower = Hello | Plan | Rows
+encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
+
+
+class Pipe:
+    """One end; EOFError when the other is gone."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._to_follower = msgspec.msgpack.Decoder(ToFollower, dec_hook=with_unit)
+        self._done = msgspec.msgpack.Decoder(Done)
+
+    def send(self, message: ToFollower | Done) -> None:
+        """One frame; OSError where nobody reads any more."""
+        data = encode(message)
+        assert len(data) <= MAX_BYTES, "a frame this long is refused at the other end"
+        self._end.sendall(LENGTH.pack(len(data)) + data)
+
+    def orders(self) -> ToFollower:
+        """What the leader wants next."""
+        return self._to_follower.decode(self._receive())
+
+    def done(self, limit_s: float | None = None) -> Done:
+        """What a follower says; TimeoutError after `limit_s`."""
+        self._end.settimeout(limit_s)
+        return self._done.decode(self._receive())
+
+    def close(self) -> None:
+        self._end.close()
+
+    def _receive(self) -> bytes:
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        if length > MAX_BYTES:
+            raise EOFError(f"a frame of {length} bytes")
+        return self._exactly(length)
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            piece = self._end.recv(count - len(data))
+            if not piece:
+                raise EOFError("the other rank is gone")
+            data += piece
+        return bytes(data)

@@ -1,0 +1,56 @@
+"""What the ranks of a model do together: add up what each has computed."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class RankLostError(RuntimeError):
+    """Another rank did not come to a sum in time, or is gone: the engine has to begin again."""
+
+
+class Group(Protocol):
+    """All ranks call the same methods in the same order."""
+
+    rank: int
+    size: int
+
+    def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
+        """The sum of the parts of all ranks, (T, H), in the type of one: added in fp32, the first
+        rank's first, so that it is the same on every rank; RankLostError."""
+        ...
+
+    def first(self, x_TH: Tensor) -> Tensor:
+        """Rank 0's `x_TH`, whose shape and type all have; RankLostError."""
+        ...
+
+    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The columns of all ranks, (R, sum of `sizes`), rank r's `sizes[r]` of them; valid until
+        the next call; RankLostError."""
+        ...
+
+
+class Alone:
+    """One rank."""
+
+    rank, size = 0, 1
+
+    def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
+        return ordered_sum(parts_TH)
+
+    def first(self, x_TH: Tensor) -> Tensor:
+        return x_TH
+
+    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+        return own_RP
+
+
+def ordered_sum(parts: Iterable[Tensor]) -> Tensor:
+    """The parts added in fp32 in their order, rounded once, to their type."""
+    parts = iter(parts)
+    first = next(parts)
+    total = first.float()
+    for part in parts:
+        total = total + part.float()
+    return total.to(first.dtype)

@@ -1,0 +1,289 @@
+"""The executor of rank 0: it hands each plan to its followers, does its own part and draws.
+
+All ranks see the same plans and the same sums, so what one raises all raise, at the same place;
+the engine then tries again in halves, as without ranks. A rank that is gone, or that alone raised,
+leaves the others a sum apart: from then on every step raises RankLostError, the engine's own trial
+fails too, and the engine begins again with new ranks.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from headway.core.errors import CapacityError, HeadwayError
+from headway.core.machine import Machine
+from headway.core.model_spec import ModelSpec
+from headway.core.parallel import SOCKET, Parallel
+from headway.core.plan import Description, GrammarMasks, StepPlan, StepResult
+from headway.core.resolve import Settings
+from headway.runtime.checkpoint import Progress
+from headway.runtime.executor import TorchExecutor
+from headway.runtime.parallel.follow import join, stage_of
+from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
+from headway.runtime.parallel.group import RankLostError
+from headway.runtime.parallel.shared import PATIENCE_S, memory_bytes
+from headway.runtime.parallel.stage import Ends
+
+START_S = 600.0
+"""How long a follower may take to read its weights."""
+SHARED_FOLDER = Path("/dev/shm")
+
+
+class Follower:
+    """Another rank's process, and our end of the pair. It takes the sockets `ends` along."""
+
+    def __init__(self, rank: int, ends: Ends = (None, None)) -> None:
+        own, its = socket.socketpair()
+        with its:
+            command = [sys.executable, "-m", "headway.runtime.parallel.follow", str(its.fileno())]
+            given = [its.fileno(), *(end.fileno() for end in ends if end is not None)]
+            self.process = subprocess.Popen(command, pass_fds=given, cwd=os.getcwd())
+        self.rank, self.pipe = rank, Pipe(own)
+        before, behind = (-1 if end is None else end.fileno() for end in ends)
+        self.ends = before, behind
+
+    def done(self, limit_s: float) -> Done:
+        """What it says of its step; RankLostError where it is gone or says nothing in time."""
+        try:
+            return self.pipe.done(limit_s)
+        except (EOFError, OSError) as error:
+            raise RankLostError(f"Rank {self.rank} is gone, or hangs: {error!r}.") from error
+
+
+def chain(size: int) -> list[Ends]:
+    """By rank its sockets to the stage before, which is rank + 1, and to the next, rank - 1."""
+    pairs = [socket.socketpair() for _ in range(size - 1)]
+    behind = [None, *(of_sender for of_sender, _ in pairs)]
+    before = [*(of_receiver for _, of_receiver in pairs), None]
+    return list(zip(before, behind, strict=True))
+
+
+class Followers:
+    """The ranks above 0. Where one is `lost`, no later sum can be right.
+
+    `ends` are the sockets of rank 0, where ranks are stages that are joined by some.
+    """
+
+    def __init__(self, parallel: Parallel) -> None:
+        size = parallel.num_ranks
+        pairs: list[Ends] = [(None, None)] * size
+        if parallel.transport == SOCKET:
+            pairs = chain(size)
+        self.ends = pairs[0]
+        self.each = [Follower(rank, pairs[rank]) for rank in range(1, size)]
+        for end in (end for pair in pairs[1:] for end in pair if end is not None):
+            end.close()  # the follower has it
+        self.lost: RankLostError | None = None
+
+    def tell(self, order: Plan | Rows) -> None:
+        """Hand an order to all; RankLostError where one is gone, or was before."""
+        if self.lost is not None:
+            raise self.lost
+        try:
+            for follower in self.each:
+                follower.pipe.send(order)
+        except OSError as error:
+            raise self.lose(f"A rank is gone: {error!r}.") from error
+
+    def lose(self, why: str) -> RankLostError:
+        """From now on every order raises what this returns."""
+        self.lost = RankLostError(why)
+        return self.lost
+
+
+class OwnPart(TorchExecutor):
+    """Rank 0's part, which asks the others for theirs of the logits."""
+
+    followers: Followers
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        if self.settings.parallel.size == 1:
+            return super().logits(hidden_RH)
+        self.followers.tell(Rows(len(hidden_RH)))
+        try:
+            return super().logits(hidden_RH)
+        except Exception as error:  # the others wait for what does not come
+            raise self.followers.lose(str(error)) from error
+
+
+class LeaderExecutor:
+    """`TorchExecutor` of rank 0 of `settings.parallel`; see `core.plan.Executor`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        settings: Settings,
+        machine: Machine,
+        progress: Progress | None = None,
+    ) -> None:
+        parallel = settings.parallel
+        self._meeting = make_meeting(parallel.size if parallel.transport == "shared" else 0)
+        self._all = Followers(parallel)
+        self.followers = self._all.each
+        self.close = weakref.finalize(self, end, self._all, self._meeting)
+        try:
+            self._start(folder, spec, settings, machine, progress)
+        except BaseException:
+            self.close()
+            raise
+        if parallel.transport != "gloo":
+            self._meeting.unlink()  # all have it mapped: a kill leaves nothing behind
+        self._waits = self._raised = False
+        self._experts_read = 0
+
+    def _start(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        settings: Settings,
+        machine: Machine,
+        progress: Progress | None,
+    ) -> None:
+        """All ranks read their weights beside each other."""
+        for follower in self.followers:
+            follower.pipe.send(
+                Hello(
+                    folder=str(folder),
+                    spec=spec,
+                    settings=settings,
+                    machine=machine,
+                    rank=follower.rank,
+                    meeting=str(self._meeting),
+                    ends=follower.ends,
+                )
+            )
+        group = join(settings.parallel, self._meeting, 0)
+        stage = stage_of(settings.parallel, self._meeting, 0, self._all.ends)
+        self.own = OwnPart(folder, spec, settings, machine, progress, group=group, stage=stage)
+        self.own.followers = self._all
+        own = self.own.describe()
+        started = [Done(weight_bytes=own.weight_bytes, kv_bytes=own.kv_bytes)]
+        started += map(self._started, self.followers)
+        self.weight_bytes = [done.weight_bytes for done in started]
+        self.kv_bytes = [done.kv_bytes for done in started]
+
+    def _started(self, follower: Follower) -> Done:
+        try:
+            done = follower.done(START_S)
+        except RankLostError as error:
+            raise CapacityError(
+                f"Rank {follower.rank} ended while it read its weights.",
+                "Look at its messages above; lower --kv-memory if memory was short.",
+            ) from error
+        if done.error:
+            failure = HeadwayError(done.cause, done.fix)
+            failure.exit_code = done.exit_code
+            raise failure
+        return done
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start the forward of `plan` on every rank."""
+        self._settle()
+        self._all.tell(Plan(plan))
+        self._waits, self._raised = True, False
+        try:
+            self.own.submit(plan)
+        except RankLostError as error:
+            self._waits = False
+            raise self._all.lose(str(error)) from error
+        except Exception:
+            self._raised = True
+            raise
+
+    def sample(self, step: int, masks: GrammarMasks) -> None:
+        """Draw the tokens of step `step`; the followers hear of them with the next plan."""
+        self.own.sample(step, masks)
+
+    def collect(self) -> StepResult:
+        """The result of the step sampled last, which all ranks have ended."""
+        self._settle()
+        result = self.own.collect()
+        result.experts_read += self._experts_read
+        return result
+
+    def _settle(self) -> None:
+        """Hear how the last forward went elsewhere: as here, or no later sum can be right.
+
+        What drawing raises is rank 0's own affair: nothing is added up there. Nor are stages a sum
+        apart where the last alone raised.
+        """
+        self._experts_read = 0
+        if not self._waits:
+            return
+        self._waits = False
+        try:
+            told = [follower.done(PATIENCE_S) for follower in self.followers]
+        except RankLostError as error:
+            raise self._all.lose(str(error)) from error
+        self._experts_read = sum(done.experts_read for done in told)
+        bad = [bool(done.error) for done in told]
+        if self.own.settings.parallel.stages > 1 and self._raised:
+            return
+        if any(is_bad != self._raised for is_bad in bad):
+            errors = [done.error for done in told if done.error] or ["nothing"]
+            raise self._all.lose(f"A step raised on some ranks alone; there: {errors[0]}.")
+
+    def describe(self) -> Description:
+        """The device, the kernels and the bytes held, on all ranks."""
+        found = self.own.describe()
+        shares = ", ".join(f"{held / 2**20:.1f}" for held in self.weight_bytes)
+        parallel = self.own.settings.parallel
+        how = f"sums in {parallel.num_parts} parts" if parallel.size > 1 else "stages of a pipeline"
+        why = f"{parallel.transport}, {how}; {shares} MiB of weights"
+        found.kernels["ranks"] = (str(parallel.num_ranks), why)
+        found.weight_bytes, found.kv_bytes = sum(self.weight_bytes), sum(self.kv_bytes)
+        return found
+
+    def probe(self, budget_s: float) -> None:
+        """Measure the ceilings of rank 0's share of the machine."""
+        self.own.probe(budget_s)
+
+    def distributions(self) -> list[np.ndarray]:
+        """`TorchExecutor.distributions`."""
+        return self.own.distributions()
+
+
+def make_meeting(size: int) -> Path:
+    """A file in memory that only this user reads, of zeros for the sums of `size` ranks; 0: empty.
+
+    CapacityError where it does not fit.
+    """
+    folder = SHARED_FOLDER if SHARED_FOLDER.is_dir() else None
+    number, name = tempfile.mkstemp(prefix="headway-ranks-", dir=folder)
+    try:
+        if size:
+            os.posix_fallocate(number, 0, memory_bytes(size))
+    except OSError as error:
+        Path(name).unlink()
+        raise CapacityError(
+            f"{Path(name).parent} has no {memory_bytes(size):,} bytes for {size} ranks: {error}.",
+            "Give it more room (a container's --shm-size), or use --rank-transport gloo.",
+        ) from error
+    finally:
+        os.close(number)
+    return Path(name)
+
+
+def end(followers: Followers, meeting: Path) -> None:
+    """Let the followers end; they do when their pair is closed."""
+    meeting.unlink(missing_ok=True)
+    for own in followers.ends:
+        if own is not None:
+            own.close()
+    for follower in followers.each:
+        follower.pipe.close()
+    for follower in followers.each:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            follower.process.wait(5)
+            continue
+        follower.process.kill()
+        follower.process.wait()

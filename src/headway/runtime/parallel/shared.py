@@ -1,0 +1,131 @@
+"""Ranks of one machine that add up, and bring logits together, in shared memory.
+
+Each rank has two places in a file that all have mapped, and a turn, a number that only it writes.
+In sum t it writes its parts into place t % 2, then t as its turn; when all turns have come to t it
+reads everybody's place. Two places are enough: who writes sum t + 2 has seen all others begin
+t + 1, and so end reading t.
+
+    rank 0   write A, turn 7 ── wait for 7 ── read A B       rank 1   write B, turn 7 ── …
+
+What one rank wrote must be seen in that order by the others: x86 keeps stores in order, other
+CPUs need fences that Python does not have (there `torch.distributed` takes its place).
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.clock import SystemClock
+from headway.runtime.parallel.group import RankLostError, ordered_sum
+
+PLACE_BYTES = 2**20
+"""Of one rank and sum; larger ones are added up some rows at a time."""
+LOGITS_BYTES = 2**25
+"""Of the logits of some rows: 110 of 152,000 tokens in bf16; those of more rows come in pieces."""
+LINE = 64
+"""A turn has a cache line of its own."""
+PATIENCE_S = 30.0
+"""Below the time after which an engine counts as hung."""
+SPINS, FEW_SPINS = 2000, 20
+"""Looks at a turn before the core is left to others: some 200 us, or 2 where ranks share one."""
+PAUSE_S = 20e-6
+"""And for how long at least, which the system makes some 70 us of. Asking for none leaves it to
+nobody: a waiting rank kept the core that another rank, or anybody else, had work for."""
+
+
+def memory_bytes(size: int) -> int:
+    """What `size` ranks share."""
+    return size * (LINE + 2 * PLACE_BYTES) + LOGITS_BYTES
+
+
+class SharedGroup:
+    """Rank `rank` of `size`, over the file at `path`; `parent` is the process that must live."""
+
+    def __init__(
+        self, path: Path, rank: int, size: int, parent: int = 0, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.rank, self.size, self.parent, self.patience_s = rank, size, parent, patience_s
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), memory_bytes(size))
+        self._turns = np.frombuffer(self._memory, np.int64, size * LINE // 8)[:: LINE // 8]
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=size * LINE)
+        self._places = whole[:-LOGITS_BYTES].view(2, size, PLACE_BYTES)
+        self._logits = whole[-LOGITS_BYTES:]
+        self._turn, self._clock = 0, SystemClock()
+        self._spins = SPINS if size <= len(os.sched_getaffinity(0)) else FEW_SPINS
+
+    def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
+        first = parts_TH[0]
+        rows = PLACE_BYTES // (len(parts_TH) * first.shape[1] * first.element_size())
+        if len(first) <= rows:
+            return self._sum(parts_TH)
+        pieces = zip(*(part.split(rows) for part in parts_TH), strict=True)
+        return torch.cat([self._sum(piece) for piece in pieces])
+
+    def first(self, x_TH: Tensor) -> Tensor:
+        rows = PLACE_BYTES // (x_TH.shape[1] * x_TH.element_size())
+        return torch.cat([self._first(piece) for piece in x_TH.split(rows)])
+
+    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+        width = sum(sizes)
+        pieces = own_RP.split(LOGITS_BYTES // (width * own_RP.element_size()))
+        if len(pieces) == 1:
+            return self._beside(own_RP, sizes)
+        found = []
+        for piece in pieces:
+            found.append(self._beside(piece, sizes).clone())
+            self._meet()  # all have read it
+        return torch.cat(found)
+
+    def _first(self, x_TH: Tensor) -> Tensor:
+        place = self._places[(self._turn + 1) % 2, 0, : x_TH.nbytes]
+        shared_TH = place.view(x_TH.dtype).view(x_TH.shape)
+        if self.rank == 0:
+            shared_TH.copy_(x_TH)
+        self._meet()
+        return shared_TH.clone()
+
+    def _beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+        """All have called `first` since they read the last."""
+        shape = len(own_RP), sum(sizes)
+        place = self._logits[: shape[0] * shape[1] * own_RP.element_size()]
+        shared_RV = place.view(own_RP.dtype).view(shape)
+        shared_RV.split(list(sizes), 1)[self.rank].copy_(own_RP)
+        self._meet()
+        return shared_RV
+
+    def _sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
+        places = self._places[(self._turn + 1) % 2]
+        first, count = parts_TH[0], len(parts_TH)
+        num_bytes = count * first.nbytes
+        shape = (self.size, count, *first.shape)
+        shared = places[:, :num_bytes].view(first.dtype).unflatten(1, shape[1:])
+        for own, part in zip(shared[self.rank], parts_TH, strict=True):
+            own.copy_(part)
+        self._meet()
+        return ordered_sum(shared.flatten(0, 1))
+
+    def _meet(self) -> None:
+        """A turn: all have done what comes before it."""
+        self._turn += 1
+        self._turns[self.rank] = self._turn
+        self._wait()
+
+    def _wait(self) -> None:
+        turns, turn, spins, until_s = self._turns, self._turn, 0, 0.0
+        while turns.min() < turn:
+            spins += 1
+            if spins % self._spins:
+                continue
+            time.sleep(PAUSE_S)
+            now_s = self._clock.now_s()
+            until_s = until_s or now_s + self.patience_s
+            if now_s > until_s or (self.parent and os.getppid() != self.parent):
+                late = [rank for rank in range(self.size) if turns[rank] < turn]
+                raise RankLostError(f"Ranks {late} did not come to sum {turn}.")

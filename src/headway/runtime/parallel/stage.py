@@ -1,0 +1,138 @@
+"""A stage of a pipeline: some layers in a row, whose hidden states go on to the next stage.
+
+Rank 0 is the engine's process, which draws, so it has the last layers and the head; the highest
+rank has the embedding and the first layers (GPipe, Huang et al. 2019, without its backward):
+
+    rank 1   embedding, layers 0 … 11 ── rows (T, H) ──▶   rank 0   layers 12 … 23, head
+
+Nothing is added up between stages, so the numbers are those of one rank. The engine has one step
+in flight, so stages work in turns: each has all the threads, and waits for rows without a core.
+"""
+
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headway.core.parallel import bounds
+from headway.runtime.parallel.group import RankLostError
+from headway.runtime.parallel.shared import PATIENCE_S
+
+Ends = tuple[socket.socket | None, socket.socket | None]
+"""Of a stage: to the one before, and to the next."""
+HEADER = struct.Struct("<?Q")
+
+
+class StageError(RuntimeError):
+    """An earlier stage raised in this step: so does this one, and the engine tries in halves."""
+
+
+class Link(Protocol):
+    """What lies between a stage and its neighbours; None stands for a step that raised."""
+
+    def send(self, x_TH: Tensor | None) -> None:
+        """To the next stage; RankLostError."""
+        ...
+
+    def receive(self, x_TH: Tensor) -> None:
+        """Fill `x_TH` from the stage before; StageError, RankLostError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Stage `index` of `count`."""
+
+    index: int = 0
+    count: int = 1
+    link: Link | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Which layers of the model are its own."""
+        ends = bounds(num_layers, self.count)
+        return range(ends[self.index], ends[self.index + 1])
+
+    def run(
+        self, shape: tuple[int, int], dtype: torch.dtype, own: Callable[[Tensor | None], Tensor]
+    ) -> Tensor:
+        """What `own` gives of the rows of the stage before, (T, H), and hand it on."""
+        assert self.link is not None
+        given_TH = None if self.is_first else torch.empty(shape, dtype=dtype)
+        try:
+            if given_TH is not None:
+                self.link.receive(given_TH)
+            found_TH = own(given_TH)
+        except RankLostError:
+            raise
+        except Exception:
+            if not self.is_last:
+                self.link.send(None)
+            raise
+        if not self.is_last:
+            self.link.send(found_TH)
+        return found_TH
+
+
+class SocketLink:
+    """Streams between processes of one machine: whoever waits sleeps, and hears of an end at once.
+
+    A frame is a header, whether the step went well and how many bytes follow, and those.
+    """
+
+    def __init__(
+        self,
+        before: socket.socket | None,
+        behind: socket.socket | None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._before, self._behind = before, behind
+        for end in (before, behind):
+            if end is not None:
+                end.settimeout(patience_s)
+
+    def send(self, x_TH: Tensor | None) -> None:
+        assert self._behind is not None
+        data = b"" if x_TH is None else memory_of(x_TH)
+        try:
+            self._behind.sendall(HEADER.pack(x_TH is not None, len(data)))
+            self._behind.sendall(data)
+        except OSError as error:
+            raise RankLostError(f"The next stage is gone, or hangs: {error!r}.") from error
+
+    def receive(self, x_TH: Tensor) -> None:
+        is_well, length = HEADER.unpack(self._exactly(bytearray(HEADER.size)))
+        if not is_well:
+            raise StageError("A stage before this one raised.")
+        if length != x_TH.nbytes:
+            raise RankLostError(f"The stage before sent {length} bytes of {x_TH.nbytes}.")
+        self._exactly(memory_of(x_TH))
+
+    def _exactly(self, place: bytearray | memoryview) -> bytearray | memoryview:
+        assert self._before is not None
+        view, done = memoryview(place), 0
+        try:
+            while done < len(view):
+                count = self._before.recv_into(view[done:])
+                if not count:
+                    raise EOFError("its end is closed")
+                done += count
+        except (OSError, EOFError) as error:
+            raise RankLostError(f"The stage before is gone, or hangs: {error!r}.") from error
+        return place
+
+
+def memory_of(x_TH: Tensor) -> memoryview:
+    """The bytes of dense rows."""
+    return x_TH.contiguous().view(torch.uint8).numpy().reshape(-1).data

@@ -1,0 +1,289 @@
+"""States of sequences: their memory, and the layers that keep them (gated delta rule, Mamba-2).
+
+A token's part in a state follows from its layer's input alone, so what a chunk does is done token
+after token: a state has the same bits however a prompt was cut and whoever ran beside it.
+
+    x ─ project ─┬─ q k v ─ convolution ─ silu ─┬─ S = decay · S + k ⊗ …, out = Sᵀq ─┬─ norm ─ out
+                 ├─ decays, gains ──────────────┘                                    │
+                 └─ gate ────────────────────────────────────────────────────────────┘
+
+T tokens, R rows of L tokens, C channels of the convolution, W its width, H heads, G of queries and
+keys, K and V numbers of a key and of a value.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway.core.model_spec import KVGroupSpec
+from headway.core.plan import NULL_BLOCK
+from headway.runtime.attention import KVLayer
+from headway.runtime.batch import Batch
+from headway.runtime.experts import fp32_weight
+from headway.runtime.kernels.reference import evenly
+from headway.runtime.layers import Build, Linear, Step
+
+LENGTH_EPS = 1e-6
+"""Added to the squared length of queries and keys of the delta rule."""
+
+
+@dataclass(slots=True)
+class StateLayer(KVLayer):
+    """States of one layer, all in fp32: `k` is S (blocks, H, K, V), `v` the last inputs of the
+    convolution (blocks, W - 1, C). A block is a sequence's, or a checkpoint."""
+
+    size: int = 0
+    """Tokens for each entry of a block table."""
+
+    @property
+    def block_size(self) -> int:
+        return self.size
+
+    def wipe(self, slots_T: Tensor) -> None:
+        for part in self.parts:
+            part[slots_T // self.size] = 0
+
+
+def allocate_states(
+    group: KVGroupSpec, index: int, count: int, block_size: int, device: str
+) -> dict[int, KVLayer]:
+    """Memory of `count` states by layer."""
+    states = group.states
+    assert states is not None
+    shape = (count, states.heads, states.key_dim, states.value_dim)
+    kept = (count, states.conv - 1, states.channels)
+    return {
+        layer: StateLayer(
+            torch.zeros(shape, device=device), torch.zeros(kept, device=device), index, block_size
+        )
+        for layer in group.layers
+    }
+
+
+class Rows(NamedTuple):
+    """Rows of equal length that are computed together: their tokens are `begin` … `end` - 1.
+
+    `read` are the blocks of the states before, the null block for none, and `written` (tokens of a
+    row, its block) where a row's state is kept: behind the last, and at checkpoints before.
+    """
+
+    begin: int
+    end: int
+    read: list[int]
+    written: list[tuple[int, list[int]]]
+
+
+def rows_of(batch: Batch, layer: StateLayer) -> list[Rows]:
+    """The rows of a step; made by the group's first layer, read by the others."""
+    key = -1 - layer.group
+    if key not in batch.views:
+        batch.views[key] = make_rows(batch, layer)
+    found: list[Rows] = batch.views[key]
+    return found
+
+
+def make_rows(batch: Batch, layer: StateLayer) -> list[Rows]:
+    """Decodes are one, each chunk is another.
+
+    Worked example, blocks of 4, a table [0 5 0 7], tokens 6 … 13: the state is read from 5, where
+    token 5 left it, and written behind 2 tokens to 5, the checkpoint behind token 7, and behind all
+    8 to 7.
+    """
+    table_SB, size = batch.block_tables_GSB[layer.group].tolist(), layer.size
+    found, begin = [], 0
+    lens = batch.query_lens
+    starts = [end - length for end, length in zip(batch.context_lens, lens, strict=True)]
+    read = [
+        table[(start - 1) // size] if start else NULL_BLOCK
+        for table, start in zip(table_SB, starts, strict=True)
+    ]
+    if batch.num_decodes:
+        begin = batch.num_decodes
+        written = [table_SB[row][starts[row] // size] for row in range(begin)]
+        found.append(Rows(0, begin, read[:begin], [(1, written)]))
+    for row in range(batch.num_decodes, len(lens)):
+        start, end = starts[row], batch.context_lens[row]
+        last, table = (end - 1) // size, table_SB[row]
+        kept = [
+            ((at + 1) * size - start, [table[at]])
+            for at in range(start // size, last)
+            if table[at] not in (NULL_BLOCK, table[last])
+        ]
+        found.append(
+            Rows(begin, begin + lens[row], [read[row]], [*kept, (lens[row], [table[last]])])
+        )
+        begin += lens[row]
+    return found
+
+
+class Numbers(nn.Module):
+    """Learned numbers in fp32, whatever the model's type."""
+
+    def __init__(self, build: Build, *shape: int) -> None:
+        super().__init__()
+        self.weight = fp32_weight(build, *shape)
+
+
+class Convolution(nn.Module):
+    """A causal convolution of each channel over the last W tokens, then silu."""
+
+    def __init__(self, build: Build, channels: int, width: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = fp32_weight(build, channels, width)
+        self.bias = fp32_weight(build, channels) if bias else None
+        self.width = width
+
+    def forward(self, x_RXC: Tensor) -> Tensor:
+        """X = W - 1 + L inputs; L outputs, of the type of the model's numbers in fp32."""
+        length = x_RXC.shape[1] - self.width + 1
+        weight_WC = self.weight.t()
+        sums_RLC = x_RXC[:, :length] * weight_WC[0]
+        for at in range(1, self.width):
+            sums_RLC = sums_RLC + x_RXC[:, at : at + length] * weight_WC[at]
+        return evenly(functional.silu, sums_RLC if self.bias is None else sums_RLC + self.bias)
+
+
+class StateMixer(nn.Module, ABC):
+    """What the two rules share: projections, convolution, states."""
+
+    def __init__(self, build: Build, index: int) -> None:
+        super().__init__()
+        states = build.spec.states
+        assert states is not None
+        self.index, self.states, self.dtype = index, states, build.dtype
+        linear = {
+            name: Linear(build, inputs, outputs, bias=states.bias)
+            for name, outputs, inputs in states.matrices(build.spec.hidden_size)
+        }
+        self.project, self.out = linear["project"], linear["out"]
+        if "project_gates" in linear:
+            self.project_gates = linear["project_gates"]
+        self.convolution = Convolution(build, states.channels, states.conv, states.conv_bias)
+        self.decay_log, self.step_bias = (Numbers(build, states.heads) for _ in range(2))
+        self.scan = build.kernels.scan
+
+    def advance(
+        self, mixed_TC: Tensor, decay_TH: Tensor, gain_TH: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """(what the states give (T, H, V), the values (T, H, V)); the states are advanced."""
+        layer = step.kv[self.index]
+        assert isinstance(layer, StateLayer)
+        out, values = [], []
+        for rows in rows_of(step.batch, layer):
+            inner = slice(rows.begin, rows.end)
+            shape = (len(rows.read), -1)
+            mixed, decay, gain = (
+                x[inner].float().unflatten(0, shape) for x in (mixed_TC, decay_TH, gain_TH)
+            )
+            given, value = self.advance_rows(mixed, decay, gain, layer, rows)
+            out.append(given.flatten(0, 1))
+            values.append(value.flatten(0, 1))
+        return torch.cat(out), torch.cat(values)
+
+    def advance_rows(
+        self, mixed_RLC: Tensor, decay_RLH: Tensor, gain_RLH: Tensor, layer: StateLayer, rows: Rows
+    ) -> tuple[Tensor, Tensor]:
+        """The same of rows of equal length."""
+        read = torch.tensor(rows.read, device=mixed_RLC.device)
+        new = read == NULL_BLOCK
+        state_RHKV = layer.k[read].masked_fill_(new[:, None, None, None], 0.0)
+        before_RWC = layer.v[read].masked_fill_(new[:, None, None], 0.0)
+        inputs_RXC = torch.cat([before_RWC, mixed_RLC], 1)
+        q, k, v = self.parts(self.convolution(inputs_RXC).to(self.dtype).float())
+        given, begin = [], 0
+        for end, blocks in rows.written:
+            part = slice(begin, end)
+            given.append(
+                self.scan(
+                    *(state_RHKV, q[:, part], k[:, part], v[:, part]),
+                    *(decay_RLH[:, part], gain_RLH[:, part], self.states.rule == "delta"),
+                )
+            )
+            at = torch.tensor(blocks, device=read.device)
+            layer.k[at] = state_RHKV
+            layer.v[at] = inputs_RXC[:, end : end + self.states.conv - 1]
+            begin = end
+        return torch.cat(given, 1), v
+
+    @abstractmethod
+    def parts(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys (R, L, G, K) and values (R, L, H, V)."""
+
+
+class DeltaRule(StateMixer):
+    """The gated delta rule of Qwen3-Next: what a key held is corrected to the new value."""
+
+    def __init__(self, build: Build, index: int) -> None:
+        super().__init__(build, index)
+        self.scale, self.eps = Numbers(build, self.states.value_dim), build.spec.rms_norm_eps
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        states = self.states
+        each = states.heads // states.groups  # heads of a key lie together in the projections
+        value = each * states.value_dim
+        rows_TGN = self.project(x_TH).unflatten(-1, (states.groups, -1))
+        q, k, v, gate_TGN = rows_TGN.split([states.key_dim, states.key_dim, value, value], -1)
+        mixed_TC = torch.cat([part.flatten(1) for part in (q, k, v)], -1)
+        gain, step_size = self.project_gates(x_TH).unflatten(-1, (states.groups, -1)).chunk(2, -1)
+        steps_TH = evenly(functional.softplus, step_size.flatten(1).float() + self.step_bias.weight)
+        decay_TH = evenly(torch.exp, -self.decay_log.weight.exp() * steps_TH)
+        gain_TH = evenly(torch.sigmoid, gain.flatten(1).float())
+        given_THV, _ = self.advance(mixed_TC, decay_TH, gain_TH, step)
+        gate_THV = gate_TGN.reshape(given_THV.shape)
+        return self.out(self.normed(given_THV.to(x_TH.dtype), gate_THV).flatten(1))
+
+    def normed(self, x_THV: Tensor, gate_THV: Tensor) -> Tensor:
+        """RMS norm of each head, times silu of the gate."""
+        wide = x_THV.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        scaled = self.scale.weight * wide.to(x_THV.dtype)
+        return (scaled * evenly(functional.silu, gate_THV.float())).to(x_THV.dtype)
+
+    def parts(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys = self.states.groups * self.states.key_dim
+        q, k, v = mixed_RLC.split([keys, keys, self.states.inner], -1)
+        q, k = (x.unflatten(-1, (self.states.groups, -1)) for x in (q, k))
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LENGTH_EPS) for x in (q, k))
+        return q / self.states.key_dim**0.5, k, v.unflatten(-1, (self.states.heads, -1))
+
+
+class Mamba2(StateMixer):
+    """Mamba-2: a value is added to what the key holds; its steps say how much, and what decays."""
+
+    def __init__(self, build: Build, index: int) -> None:
+        super().__init__(build, index)
+        states = self.states
+        self.skip, self.eps = Numbers(build, states.heads), build.spec.rms_norm_eps
+        self.scale = Numbers(build, states.inner)
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        states = self.states
+        sizes = [states.inner, states.channels, states.heads]
+        gate_TI, mixed_TC, steps_TH = self.project(x_TH).split(sizes, -1)
+        steps_TH = evenly(functional.softplus, steps_TH.float() + self.step_bias.weight)
+        steps_TH = steps_TH.clamp(*states.limits)
+        decay_TH = evenly(torch.exp, -self.decay_log.weight.exp() * steps_TH)
+        given_THV, value_THV = self.advance(mixed_TC, decay_TH, steps_TH, step)
+        given_THV = given_THV + self.skip.weight[:, None] * value_THV
+        return self.out(self.normed(given_THV.flatten(1), gate_TI))
+
+    def normed(self, x_TI: Tensor, gate_TI: Tensor) -> Tensor:
+        """RMS norm of each group, of what silu of the gate lets through."""
+        wide = x_TI * evenly(functional.silu, gate_TI.float())
+        wide = wide.unflatten(-1, (self.states.groups, -1))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (self.scale.weight * wide.flatten(1)).to(gate_TI.dtype)
+
+    def parts(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys = self.states.groups * self.states.key_dim
+        v, k, q = mixed_RLC.split([self.states.inner, keys, keys], -1)
+        q, k = (x.unflatten(-1, (self.states.groups, -1)) for x in (q, k))
+        return q, k, v.unflatten(-1, (self.states.heads, -1))
+
+
+MIXERS: dict[str, type[StateMixer]] = {"delta": DeltaRule, "mamba2": Mamba2}
+"""By `StateSpec.rule`."""

@@ -1,0 +1,169 @@
+"""What only a GPU can show: kernels at real sizes, the engine's tokens, equal bits in any batch.
+
+`pytest -m gpu`; skipped where torch sees no CUDA device.
+"""
+
+import importlib.util
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from drive import engine_for, finish
+from headway.core.embedded import model_folder
+from headway.core.request import Request, SamplingParams
+from headway.runtime.attention import AttentionRule, KVLayer, ReferenceAttention
+from headway.runtime.kernels import reference
+from parity.cobatch import random_request, write_letters
+from parity.paged import make_batch
+from parity.tiny import save, tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+with_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+RULES = [
+    AttentionRule(scale=0.1),
+    AttentionRule(scale=0.1, softcap=30.0),
+    AttentionRule(scale=0.1, window=300),
+    AttentionRule(scale=0.1, window=300, sinks=4),
+]
+STEPS = [([1] * 8, [1, 17, 64, 511, 512, 513, 2000, 4096]), ([1, 1, 77, 300], [900, 40, 900, 300])]
+
+
+@with_triton
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("lens", STEPS, ids=["decodes", "mixed"])
+def test_attention_at_real_sizes(lens, rule, head_dim, dtype):
+    from headway.runtime.cuda.triton.paged_attention import paged_attention
+
+    batch = make_batch(*lens, 16, random.Random(1))
+    blocks = int(batch.block_tables_GSB[0].max()) + 1
+    draw = torch.Generator().manual_seed(1)
+    k, v = torch.randn(2, blocks, 16, 8, head_dim, generator=draw).to(dtype)
+    q = torch.randn(sum(lens[0]), 32, head_dim, generator=draw).to(dtype)
+    expected = ReferenceAttention().attend(q, None, None, KVLayer(k, v, 0), batch, rule)
+    starts = torch.tensor([0, *batch.query_lens]).cumsum(0).int()
+    found = paged_attention(
+        *(q.cuda(), k.cuda(), v.cuda(), None, starts.cuda()),
+        torch.tensor(batch.context_lens).int().cuda(),
+        batch.block_tables_GSB[0].int().cuda(),
+        *(max(batch.query_lens), max(batch.context_lens)),
+        scale=rule.scale,
+        softcap=rule.softcap,
+        window=rule.window,
+        sinks=rule.sinks,
+    )
+    assert_close(found.cpu().float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+@with_triton
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_layers_at_real_sizes(dtype):
+    from headway.runtime.cuda.triton import layers
+
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(300, 4096, generator=draw).to(dtype)
+    weight = torch.randn(4096, generator=draw).to(dtype)
+    found = layers.rms_norm(x.cuda(), weight.cuda(), 1e-5).cpu()
+    assert_close(found, reference.rms_norm(x, weight, 1e-5), atol=4e-2, rtol=2e-2)
+    assert_close(layers.silu_mul(x.cuda()).cpu(), reference.silu_mul(x), atol=4e-2, rtol=2e-2)
+    heads = x.view(300, 32, 128)
+    angles = torch.randn(300, 1, 64, generator=draw)
+    found = layers.rope(heads.cuda(), angles.cos().cuda(), angles.sin().cuda()).cpu()
+    assert_close(found, reference.rope(heads, angles.cos(), angles.sin()), atol=4e-2, rtol=2e-2)
+
+
+@with_triton
+@pytest.mark.parametrize("tokens", [1, 16, 17, 64, 300])
+def test_a_row_of_an_int4_product_has_the_same_bits_in_any_batch(tokens):
+    from headway.runtime.cuda.triton.linear_int4 import linear_int4, pack
+    from headway.runtime.rounding import round_weight
+
+    draw = torch.Generator("cuda").manual_seed(1)
+    weight = round_weight(torch.randn(4096, 1024, generator=draw, device="cuda"), 64)
+    x = torch.randn(300, 1024, generator=draw, device="cuda").bfloat16()
+    together = linear_int4(x, pack(weight), None)
+    assert torch.equal(linear_int4(x[:tokens], pack(weight), None), together[:tokens])
+    expected = x.float() @ weight.plain().T
+    assert_close(together.float(), expected, atol=0.5, rtol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["triton", "varlen", "sdpa"])
+def test_the_embedded_model_says_on_a_gpu_what_it_says_on_a_cpu(backend):
+    """In fp32 where the backend has it; torch's FlashAttention wants 16 bits."""
+    dtype = "bfloat16" if backend == "varlen" else "float32"
+    prompts = [[5, 9, 13] * 20, [7, 8, 9], [300] * 33]
+    sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    requests = [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)]
+    host = engine_for(model_folder(None), dtype=dtype, kernels="torch")
+    device = engine_for(
+        model_folder(None), dtype=dtype, device="cuda", attention_backend=backend, threads=None
+    )
+    expected, found = finish(host, requests), finish(device, requests)
+    same = [found[key].token_ids == answer.token_ids for key, answer in expected.items()]
+    assert all(same) if dtype == "float32" else any(same)
+
+
+@with_triton
+def test_random_requests_get_the_tokens_they_get_alone(tmp_path: Path):
+    """200 requests in mixes, in fp32, each against its solo run."""
+    folder = save(tiny_model("llama", vocab_size=61, max_position_embeddings=64), tmp_path)
+    write_letters(folder)
+    rng = random.Random(5)
+    engine = engine_for(folder, device="cuda", threads=None, dtype="float32", max_num_seqs=16)
+    for mix in range(20):
+        requests = [random_request(rng, 100 * mix + i) for i in range(10)]
+        together = finish(engine, requests)
+        for request in requests:
+            if request.sampling.temperature > 0 and request.sampling.seed is None:
+                continue
+            for key, answer in finish(engine, [request]).items():
+                assert together[key].token_ids == answer.token_ids
+
+
+@with_triton
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_graphs_and_overlap_change_no_token(tmp_path: Path, graphs: bool, overlap: int):
+    """Random requests as they are computed one step at a time, without a graph."""
+    folder = save(tiny_model("llama", vocab_size=61, max_position_embeddings=64), tmp_path)
+    write_letters(folder)
+    rng = random.Random(5)
+    room = {"device": "cuda", "threads": None, "dtype": "float32", "max_num_seqs": 16}
+    requests = [random_request(rng, i) for i in range(20)]
+    expected = finish(engine_for(folder, **room, graphs=False), requests)
+    engine = engine_for(folder, **room, graphs=graphs, overlap=overlap)
+    assert (engine.executor.graphs is not None) == graphs  # type: ignore[attr-defined]
+    for key, answer in finish(engine, requests).items():
+        assert answer.token_ids == expected[key].token_ids
+
+
+@with_triton
+def test_a_replay_has_the_bits_of_the_step_without_a_graph(tmp_path: Path):
+    """Five rows in a graph of eight, over tables that are wider."""
+    folder = save(tiny_model("llama", vocab_size=61, max_position_embeddings=64), tmp_path)
+    room = {"device": "cuda", "threads": None, "dtype": "bfloat16", "max_num_seqs": 8}
+    plain, engine = (engine_for(folder, **room, graphs=graphs) for graphs in (False, True))
+    sampling = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=3)
+    requests = [Request(i, [5 + i, 9, 3], sampling) for i in range(5)]
+    assert finish(engine, requests) == finish(plain, requests)
+
+
+@with_triton
+def test_steps_stay_within_what_was_counted_for_them(tmp_path: Path):
+    """Prompts that fill a step, then decodes of all rows, beside what the plan keeps free."""
+    shape = {"vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 8192}
+    folder = save(tiny_model("llama", **shape, max_position_embeddings=2048), tmp_path)
+    engine = engine_for(folder, device="cuda", threads=None, dtype="bfloat16", max_num_seqs=64)
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True, presence_penalty=0.5)
+    finish(engine, [Request(i, [5 + i] * 500, sampling) for i in range(64)])
+    executor = engine.executor
+    assert 0 < executor.memory.peak <= engine.settings.step_bytes  # type: ignore[attr-defined]

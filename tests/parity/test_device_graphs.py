@@ -1,0 +1,198 @@
+"""Decode steps as graphs, with a recorder in their place: sizes, padding, addresses, fallbacks.
+
+A recorder replays by calling, and holds each replay to the operations, shapes and addresses that
+were captured; nothing may be read back meanwhile. So a step that would need anything else fails.
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from drive import engine_for, finish, greedy
+from headway.core.device_choice import choose_graphs
+from headway.core.model_spec import ExpertsSpec, read_model_spec
+from headway.core.options import EngineOptions
+from headway.engine.engine import Engine
+from headway.runtime.cuda.graphs import (
+    DeviceGraph,
+    GraphKey,
+    Graphs,
+    bytes_of,
+    filled_up,
+    row_counts,
+    widths,
+)
+from parity.cobatch import ENGINES, VOCABULARY, random_request, same
+from parity.devices import Recorder, RecordingExecutor, small_model, with_graphs
+from parity.tiny import save, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("graphs"))
+
+
+# ── sizes and padding ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 8, 63, 64, 100, 256, 300])
+def test_every_count_of_rows_has_a_size(most: int):
+    """The least that holds it, and never more than half of it for nobody from 8 rows on."""
+    counts = row_counts(most)
+    assert counts == sorted(set(counts)) and counts[-1] == min(most, 256)
+    graphs = Graphs(rows=counts, widths=[128], memory=torch.zeros(0), make=Recorder)
+    for num_rows in range(1, counts[-1] + 1):
+        key = graphs.key_of(num_rows, 1)
+        assert key is not None and key.rows >= num_rows
+        assert key.rows <= max(2 * num_rows, 8)
+        assert not [count for count in counts if num_rows <= count < key.rows]
+    assert graphs.key_of(counts[-1] + 1, 1) is None and graphs.key_of(1, 129) is None
+
+
+def test_tables_grow_by_four():
+    assert widths(128, 16) == [128]
+    assert widths(8192, 16) == [128, 512, 2048, 8192]
+    assert widths(3, 16) == [3]
+
+
+def test_rows_of_nobody_lie_in_the_null_block():
+    """Ids, positions and slots 0, and tables of block 0 behind those of the step."""
+    ids, table = np.array([7, 8, 9]), np.array([[4, 5], [6, 0], [1, 2]])
+    found = filled_up([ids, ids, ids, table], 4, 3, 1)
+    assert [part.tolist() for part in found[:3]] == [[7, 8, 9, 0]] * 3
+    assert found[3].tolist() == [[4, 5, 0], [6, 0, 0], [1, 2, 0], [0, 0, 0]]
+    assert found[3].dtype == np.int32
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_the_memory_holds_the_largest_inputs(groups: int):
+    """What `Staging` lays out for a key fits in what is counted for it."""
+    for key in (GraphKey(1, 1), GraphKey(5, 3), GraphKey(256, 128)):
+        ids, table = np.zeros(key.rows, np.int64), np.zeros((key.rows, key.width), np.int32)
+        parts = [ids] * (3 + groups) + [np.zeros(key.rows + 1, np.int32)] * 2 + [table] * groups
+        assert sum(-(-part.nbytes // 16) * 16 for part in parts) <= bytes_of(key, groups)
+
+
+# ── the engine over them ────────────────────────────────────────────────────────────────────
+
+
+def graphed(folder: Path, overlap: int = 0, **room: object) -> tuple[Engine, RecordingExecutor]:
+    options = {**room, "kernels": "torch", "attention_backend": "sdpa"}
+    engine = engine_for(folder, **options, overlap=overlap, make=with_graphs())
+    assert isinstance(engine.executor, RecordingExecutor)
+    return engine, engine.executor
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("number", range(len(ENGINES)))
+def test_replayed_steps_give_the_same_tokens(folder: Path, number: int, overlap: int):
+    """Requests of every parameter, preempted and in all mixes, whose decodes are replayed."""
+    rng = random.Random(number)
+    room = {**ENGINES[number], "kernels": "torch", "attention_backend": "sdpa"}
+    requests = [random_request(rng, i) for i in range(8)]
+    expected = finish(engine_for(folder, **room), requests)
+    engine, executor = graphed(folder, overlap, **ENGINES[number])
+    before = Recorder.num_replays
+    found = finish(engine, requests)
+    for key, answer in found.items():
+        same(answer, expected[key])
+    assert Recorder.num_replays - before > 5
+    assert executor.graphs is not None and not executor.graphs.wanted
+
+
+def test_a_window_and_a_whole_context_have_tables_of_their_own(tmp_path: Path):
+    """Two KV groups, of which one gives blocks back: Gemma 3's layers."""
+    folder = save(tiny_model("gemma3", vocab_size=VOCABULARY), tmp_path)
+    room = {"kernels": "torch", "block_size": 4, "max_num_seqs": 5, "attention_backend": "sdpa"}
+    requests = [greedy(i, [(3 * i + j) % 50 for j in range(3 + i)], 24) for i in range(5)]
+    expected = finish(engine_for(folder, **room), requests)
+    engine, executor = graphed(folder, **room)
+    assert finish(engine, requests) == expected
+    assert len(executor.settings.cache.num_blocks) == 2
+
+
+def test_prompts_and_more_rows_than_any_graph_run_without_one(folder: Path):
+    """A step of a chunk beside decodes is computed as it is; nothing is asked of the graphs."""
+    engine, executor = graphed(folder, block_size=4, max_num_seqs=3, num_blocks=40)
+    graphs = executor.graphs
+    assert graphs is not None and sorted(graphs.captured) == [
+        GraphKey(rows, graphs.widths[0]) for rows in (1, 2, 3)
+    ]
+    before = Recorder.num_replays
+    finish(engine, [greedy(0, [3, 4, 5, 6], 1)])
+    assert Recorder.num_replays == before, "a prompt is no decode"
+    finish(engine, [greedy(1, [3, 4], 4)])
+    assert Recorder.num_replays == before + 3
+
+
+def test_what_has_no_graph_is_captured_when_the_engine_is_idle(folder: Path):
+    """A longer context than those of the start: computed as it is, and replayed from then on."""
+    room = {"block_size": 1, "max_num_seqs": 2, "num_blocks": 60, "prefix_cache": False}
+    engine, executor = graphed(folder, **room)
+    graphs = executor.graphs
+    assert graphs is not None
+    graphs.widths = [8, graphs.widths[-1]]
+    graphs.captured.clear()
+    executor._capture(graphs.first_keys())
+    request = greedy(0, [5] * 7, 9)
+    first = finish(engine, [request])
+    asked = GraphKey(1, graphs.widths[-1])
+    assert graphs.wanted == {asked: 7}
+    executor.probe(0)
+    assert not graphs.wanted and asked in graphs.captured
+    before = Recorder.num_replays
+    assert finish(engine, [request]) == first
+    assert Recorder.num_replays == before + 8
+    assert executor.describe().kernels["graphs"][0] == "3 of decode steps"
+
+
+def test_rows_of_nobody_change_nothing_but_the_null_block(folder: Path):
+    """Three decodes in a graph of four rows: all other blocks are as after the step without it."""
+    room = {"block_size": 4, "max_num_seqs": 8, "num_blocks": 30}
+    engine, executor = graphed(folder, **room)
+    plain = engine_for(folder, **room, kernels="torch", attention_backend="sdpa")
+    requests = [greedy(i, [4 + i, 9, 8], 6) for i in range(3)]
+    assert finish(engine, requests) == finish(plain, requests)
+    for own, other in zip(executor.kv, plain.executor.kv, strict=True):  # type: ignore[attr-defined]
+        torch.testing.assert_close(own.k[1:], other.k[1:], atol=1e-5, rtol=1e-5)
+        assert torch.isfinite(own.k[0]).all()
+
+
+def test_the_recorder_sees_a_moved_input():
+    """An input at another address, and an operation of another size, are not what was captured."""
+    inputs = [torch.ones(3)]
+    recorder = Recorder()
+    recorder.capture(lambda: inputs[0] * 2)
+    recorder.replay()
+    kept = inputs[0]
+    inputs[0] = torch.ones(3)
+    with pytest.raises(AssertionError, match="not captured"):
+        recorder.replay()
+    inputs[0] = kept
+    recorder.replay()
+
+
+def test_who_has_graphs(folder: Path):
+    """Attention that reads lengths on the host, and experts, are computed as they come."""
+    spec = read_model_spec(folder)
+    assert choose_graphs(EngineOptions(), "cuda", "triton", spec)[0]
+    assert choose_graphs(EngineOptions(), "cuda", "varlen", spec)[0]
+    assert not choose_graphs(EngineOptions(graphs=False), "cuda", "triton", spec)[0]
+    assert not choose_graphs(EngineOptions(), "cuda", "sdpa", spec)[0]
+    assert not choose_graphs(EngineOptions(), "cpu", "sdpa", spec)[0]
+    experts = ExpertsSpec(count=4, active=2, intermediate_size=8, normalize=True)
+    sparse = replace(spec, experts=experts)
+    assert not choose_graphs(EngineOptions(), "cuda", "triton", sparse)[0]
+
+
+def test_a_device_graph_needs_a_device():
+    if torch.cuda.is_available():
+        pytest.skip("there is one: see tests/gpu")
+    with pytest.raises((RuntimeError, AssertionError)):
+        DeviceGraph().capture(lambda: torch.ones(1))

@@ -1,0 +1,177 @@
+"""Stages compute what one process computes, bit for bit: nothing is added up between them."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drive import engine_for, finish
+from headway.core.request import Request, SamplingParams
+from headway.runtime.parallel.group import RankLostError
+from headway.runtime.parallel.leader import LeaderExecutor
+from headway.runtime.parallel.stage import HEADER, SocketLink, Stage, StageError
+from parity.tiny import save, tiny_model
+from ranked import answers_of, ranks, requests, tokens_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+OTHERS = ("llama", "mistral", "qwen3", "phi3", "olmo2", "granite", "gptoss", "deepseekv3")
+INT4_KV = {"kv_cache_dtype": "int4", "max_num_batched_tokens": 24}
+
+
+@pytest.mark.parametrize(
+    ("family", "stages", "options"),
+    [
+        ("llama", 2, INT4_KV),
+        ("qwen2", 2, {"dtype": "bfloat16", "num_blocks": 20}),
+        ("gemma3", 2, {"dtype": "bfloat16", "rank_transport": "gloo"}),
+        ("smollm3", 3, {"quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("qwen3moe", 2, {"quantization": "int4", "quantization_group": 32}),
+        *(
+            pytest.param(name, 2, {"dtype": "bfloat16"}, marks=pytest.mark.hardening)
+            for name in OTHERS
+        ),
+    ],
+)
+def test_tokens_and_log_probabilities_are_those_of_one_rank(
+    tmp_path: Path, family: str, stages: int, options: dict[str, Any]
+):
+    """Greedy and seeded, shared blocks, preemption; a head tied to an embedding that is elsewhere,
+    windows, experts."""
+    changes = {"head_dim": 32} if options is INT4_KV else {}
+    folder = save(tiny_model(family, **changes), tmp_path / "model")
+    asked = requests(0, 4, logprobs=3) + requests(1.0, 8, prompt_logprobs=2)[4:]
+    one = answers_of(folder, asked, **options)
+    assert answers_of(folder, asked, pipeline_parallel_size=stages, **options) == one
+
+
+def test_each_stage_holds_its_layers_and_their_kv(tmp_path: Path):
+    """Of 3 layers: the embedding and one layer; two layers, the last norm and the head."""
+    folder = save(tiny_model("qwen3moe"), tmp_path / "model")
+    whole = engine_for(folder, max_model_len=128)
+    held = whole.executor.describe()
+    with ranks(folder, pipeline_parallel_size=2) as engine:
+        executor = engine.executor
+        assert isinstance(executor, LeaderExecutor)
+        told = executor.describe()
+        assert told.weight_bytes == held.weight_bytes and told.kv_bytes == held.kv_bytes
+        last, first = executor.kv_bytes
+        assert last == 2 * first and max(executor.weight_bytes) < 0.7 * held.weight_bytes
+        assert told.kernels["ranks"] == (
+            "2",
+            "socket, stages of a pipeline; "
+            + ", ".join(f"{each / 2**20:.1f}" for each in executor.weight_bytes)
+            + " MiB of weights",
+        )
+        read = []
+        for each in (engine, whole):
+            finish(each, requests(0, 1))
+            each.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
+            read.append(each.step()[1].experts_read)
+        assert read[0] == read[1] > 0
+
+
+def test_a_stage_that_dies_ends_the_engine_at_once(tmp_path: Path):
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    with ranks(folder, pipeline_parallel_size=2) as engine:
+        finish(engine, requests(0, 1))
+        executor = engine.executor
+        assert isinstance(executor, LeaderExecutor)
+        os.kill(executor.followers[0].process.pid, signal.SIGKILL)
+        executor.followers[0].process.wait()
+        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
+        with pytest.raises(RuntimeError, match=r"fails everybody: .*RankLostError"):
+            engine.step()
+
+
+def test_a_request_that_the_last_stage_alone_cannot_compute_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No sum is apart: the engine tries again in halves, and the others have their tokens."""
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    options = {"dtype": "float32", "kernels": "torch"}
+    alone = tokens_of(folder, requests(0, 2), **options)
+    with ranks(folder, pipeline_parallel_size=2, **options) as engine:
+        executor = engine.executor
+        assert isinstance(executor, LeaderExecutor)
+        norm = executor.own.model.layers[1].mlp_norm
+        forward = type(norm).forward
+
+        def breaks(self: Any, x_TH: Tensor) -> Tensor:
+            known = executor.own.state.sequences.values()
+            assert self is not norm or all(99 not in one.new.token_ids for one in known), "bad"
+            return forward(self, x_TH)
+
+        monkeypatch.setattr(type(norm), "forward", breaks)
+        reasons, tokens = {}, {key: list[int]() for key in alone}
+        for request in [*requests(0, 2), Request(7, [99, 5], SamplingParams(max_tokens=4))]:
+            engine.add(request)
+        while engine.has_work:
+            for update in engine.step()[0]:
+                reasons[update.request_id, update.index] = update.finish_reason
+                if update.request_id != 7:
+                    tokens[update.request_id, update.index] += update.token_ids
+    assert reasons.pop((7, 0)) == "error" and set(reasons.values()) == {"length"}
+    assert tokens == alone
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def test_what_a_stage_raises_the_next_raises_and_the_next_step_is_whole(
+    pair: tuple[socket.socket, socket.socket],
+):
+    """Rows that are more than a socket holds, of two types; a step that raised between them."""
+    first = Stage(0, 2, SocketLink(None, pair[0]))
+    last = Stage(1, 2, SocketLink(pair[1], None))
+    given = {0: torch.randn(3000, 64), 2: torch.randn(5, 64).bfloat16()}
+
+    def produce(rows: Tensor | None) -> Tensor:
+        assert rows is None
+        return found
+
+    def double(rows: Tensor | None) -> Tensor:
+        assert rows is not None
+        return rows * 2
+
+    def breaks(rows: Tensor | None) -> Tensor:
+        raise ValueError("a bad step")
+
+    with ThreadPoolExecutor(1) as pool:
+        for step in range(3):
+            found = given.get(step, torch.zeros(1, 64))
+            shape = tuple(found.shape)
+            work = breaks if step == 1 else produce
+            sent = pool.submit(first.run, shape, found.dtype, work)
+            if step == 1:
+                with pytest.raises(StageError):
+                    last.run(shape, found.dtype, double)
+                with pytest.raises(ValueError, match="a bad step"):
+                    sent.result()
+            else:
+                assert torch.equal(last.run(shape, found.dtype, double), found * 2)
+                assert sent.result() is found
+
+
+def test_a_stage_that_is_gone_silent_or_lying_is_told(pair: tuple[socket.socket, socket.socket]):
+    link = SocketLink(pair[1], pair[1], patience_s=0.05)
+    with pytest.raises(RankLostError, match="hangs"):
+        link.receive(torch.empty(1, 4))
+    pair[0].sendall(HEADER.pack(True, 8))
+    with pytest.raises(RankLostError, match="8 bytes of 16"):
+        link.receive(torch.empty(1, 4))
+    pair[0].close()
+    with pytest.raises(RankLostError, match="its end is closed"):
+        link.receive(torch.empty(1, 4))
+    with pytest.raises(RankLostError, match="next stage"):
+        link.send(torch.zeros(1, 4))

@@ -1,0 +1,184 @@
+"""What ranks are made of: sums in shared memory, frames, followers that cannot start."""
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from drive import engine_for, finish
+from headway.assemble import plan_settings
+from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.options import EngineOptions
+from headway.core.plan import StepPlan
+from headway.core.request import Request, SamplingParams
+from headway.runtime.parallel import shared
+from headway.runtime.parallel.frames import LENGTH, MAX_BYTES, Done, Hello, Pipe, Plan
+from headway.runtime.parallel.group import Alone, RankLostError, ordered_sum
+from headway.runtime.parallel.leader import LeaderExecutor, make_meeting
+from headway.runtime.parallel.shared import PLACE_BYTES, SharedGroup
+from parity.tiny import save, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def meeting() -> Iterator[Path]:
+    """A file that three ranks share."""
+    path = make_meeting(3)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def together(meeting: Path, work: Callable[[SharedGroup], list[Tensor]]) -> list[list[Tensor]]:
+    """What three ranks, threads of this process, have of `work`."""
+    groups = [SharedGroup(meeting, rank, 3) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(work, groups))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_ranks_have_the_sum_in_one_order(meeting: Path, dtype: torch.dtype):
+    """Of one token, of several, and of more than a place holds; two parts on each rank."""
+    sizes = [(1, 96), (7, 96), (3 * PLACE_BYTES // 1024, 128), (1, 96)] * 2
+    generator = torch.Generator().manual_seed(5)
+    parts = [torch.randn(3, 2, *size, generator=generator).to(dtype) for size in sizes]
+
+    def work(group: SharedGroup) -> list[Tensor]:
+        return [group.sum(list(one[group.rank])) for one in parts]
+
+    expected = [ordered_sum(one.flatten(0, 1)) for one in parts]
+    for found in together(meeting, work):
+        for sum_TH, expected_TH in zip(found, expected, strict=True):
+            assert torch.equal(sum_TH, expected_TH) and sum_TH.dtype == dtype
+
+
+@pytest.mark.parametrize("room", [2**25, 3 * 10 * 4])
+def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(
+    meeting: Path, monkeypatch: pytest.MonkeyPatch, room: int
+):
+    """At once, and in pieces of three rows where there is room for no more; sums between them."""
+    monkeypatch.setattr(shared, "LOGITS_BYTES", room)
+    sizes = [4, 3, 3]
+    asked_RH = torch.arange(7 * 10.0).view(7, 10)
+
+    def work(group: SharedGroup) -> list[Tensor]:
+        found = []
+        for times in (1.0, 2.0):
+            given = asked_RH * times if group.rank == 0 else torch.zeros(7, 10)
+            rows = group.first(given)
+            own = rows.split(sizes, 1)[group.rank].contiguous()
+            found += [rows, group.beside(own, sizes).clone(), group.sum([own[:, :3]])]
+        return found
+
+    expected = []
+    for rows in (asked_RH, asked_RH * 2.0):
+        expected += [rows, rows, ordered_sum(part[:, :3] for part in rows.split(sizes, 1))]
+    for found in together(meeting, work):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_one_rank_adds_the_same_parts():
+    parts = torch.randn(4, 5, 16).bfloat16()
+    expected = parts.float()
+    total = ((expected[0] + expected[1]) + expected[2]) + expected[3]
+    assert torch.equal(Alone().sum(list(parts)), total.bfloat16())
+
+
+def test_a_rank_that_does_not_come_is_named(meeting: Path):
+    group = SharedGroup(meeting, 0, 3, patience_s=0.05)
+    with pytest.raises(RankLostError, match=r"Ranks \[1, 2\] did not come to sum 1"):
+        group.sum([torch.ones(1, 4)])
+
+
+@pytest.fixture
+def pipes() -> Iterator[tuple[Pipe, Pipe, socket.socket]]:
+    """A leader's end, a follower's end, and what lies behind the leader's."""
+    one, other = socket.socketpair()
+    with one, other:
+        yield Pipe(one), Pipe(other), one
+
+
+def test_frames_go_both_ways(pipes: tuple[Pipe, Pipe, socket.socket]):
+    leader, follower, _ = pipes
+    plan = Plan(StepPlan(3, [], [], [7, 8]))
+    leader.send(plan)
+    assert follower.orders() == plan
+    follower.send(Done("ValueError: no", "a cause", "a fix", 3, 12))
+    assert leader.done(5.0) == Done("ValueError: no", "a cause", "a fix", 3, 12)
+
+
+def test_an_end_that_is_gone_silent_or_lying_is_told(pipes: tuple[Pipe, Pipe, socket.socket]):
+    leader, follower, raw = pipes
+    with pytest.raises(TimeoutError):
+        leader.done(0.05)
+    raw.sendall(LENGTH.pack(MAX_BYTES + 1))
+    with pytest.raises(EOFError, match="a frame of"):
+        follower.orders()
+    raw.settimeout(None)
+    raw.sendall(struct.pack("<I", 100) + b"half")
+    leader.close()
+    with pytest.raises(EOFError, match="gone"):
+        follower.orders()
+
+
+def test_settings_reach_a_follower_as_they_are(tmp_path: Path, pipes):
+    """Numbers with units, formats, sets and all: a follower that lays out memory otherwise lies."""
+    folder = save(tiny_model("gemma3"), tmp_path / "model")
+    options = EngineOptions(device="cpu", quantization="int8", tensor_parallel_size=2)
+    spec, settings, _, machine = plan_settings(folder, options)
+    hello = Hello(str(folder), spec, settings, machine, 1, "somewhere")
+    leader, follower, _ = pipes
+    sender = threading.Thread(target=leader.send, args=(hello,))
+    sender.start()
+    assert follower.orders() == hello
+    sender.join()
+    assert msgspec.structs.asdict(hello)["settings"].parallel.size == 2
+
+
+def test_a_folder_that_cannot_be_read_is_refused_as_with_one_rank(tmp_path: Path):
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    (weights,) = folder.glob("*.safetensors")
+    kept = load_file(weights)
+    del kept["model.layers.1.mlp.down_proj.weight"]
+    save_file(kept, weights, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj\.weight are missing"):
+        engine_for(folder, max_model_len=64)
+    with pytest.raises(HeadwayError, match=r"layers\.1\.mlp\.down_proj\.weight are missing"):
+        engine_for(folder, max_model_len=64, tensor_parallel_size=2)
+
+
+def test_a_request_whose_numbers_are_not_finite_fails_alone_on_all_ranks(tmp_path: Path):
+    """Both wipe what it wrote; who runs beside it has the tokens that it has alone."""
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    (weights,) = folder.glob("*.safetensors")
+    kept = load_file(weights)
+    kept["model.embed_tokens.weight"][9] = float("nan")
+    save_file(kept, weights, metadata={"format": "pt"})
+    good = Request(0, list(range(20, 60)), SamplingParams(temperature=0, max_tokens=12))
+    bad = Request(1, [30, 9, 31], SamplingParams(temperature=0, max_tokens=12))
+    options = {"max_model_len": 64, "dtype": "float32"}
+    alone = finish(engine_for(folder, **options), [good])
+    engine = engine_for(folder, tensor_parallel_size=2, **options)
+    assert isinstance(engine.executor, LeaderExecutor)
+    reasons: dict[int, str | None] = {}
+    tokens: list[int] = []
+    try:
+        for request in (good, bad):
+            engine.add(request)
+        while engine.has_work:
+            for update in engine.step()[0]:
+                reasons[update.request_id] = update.finish_reason
+                tokens += update.token_ids if update.request_id == 0 else []
+        again = finish(engine, [Request(2, good.prompt_token_ids, good.sampling)])
+    finally:
+        engine.executor.close()
+    assert reasons == {0: "length", 1: "error"}
+    assert tokens == again[2, 0].token_ids == alone[0, 0].token_ids

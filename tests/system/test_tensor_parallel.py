@@ -1,0 +1,55 @@
+"""A server whose model is computed by two ranks: asked, one rank killed, asked again, and ended."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from live_server import LiveServer, alive, children, wait_until
+
+from parity.tiny import save, tiny_model
+
+BODY = {"prompt": list(range(20, 60)), "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("--tensor-parallel-size=2", "--sum-parts=2"), ("--pipeline-parallel-size=2",)],
+    ids=["tensor", "pipeline"],
+)
+def live(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """A tiny model of 8 query and 4 KV heads, 2 layers."""
+    folder = save(tiny_model("llama"), tmp_path_factory.mktemp("models") / "cut")
+    flags = ("--skip-tokenizer-init", *request.param)
+    server = LiveServer(folder, "--kv-memory=16MiB", *flags)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+def answer(live: LiveServer) -> list[int]:
+    status, found = live.post(
+        "/v1/completions", BODY | {"model": live.model, "return_token_ids": True}
+    )
+    assert status == 200, found
+    return found["choices"][0]["token_ids"]
+
+
+def test_a_killed_rank_is_replaced_with_its_engine(live: LiveServer):
+    first = answer(live)
+    engine = live.engine_pid()
+    (follower,) = children(engine)
+    os.kill(follower, signal.SIGKILL)
+    assert answer(live) == first
+    assert live.metric("engine_restarts_total") == 1
+    assert live.engine_pid() != engine and not alive(engine)
+
+
+def test_no_rank_outlives_its_server(live: LiveServer):
+    answer(live)
+    (follower,) = children(live.engine_pid())
+    live.close()
+    wait_until(lambda: not alive(follower))

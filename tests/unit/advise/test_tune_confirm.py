@@ -1,0 +1,387 @@
+"""The tuner's real runs without a server: whose turn it is, what may be believed, who is chosen."""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from headway.advise.tune import confirm, run
+from headway.advise.tune.confirm import Block, Confirmation, Confirmed, fill, paired_gain, summed
+from headway.advise.tune.outcome import choose
+from headway.advise.tune.run import MOST_RUNS, Tuning
+from headway.advise.tune.search import Point
+from headway.advise.tune.space import Changes
+from headway.bench.run import prepare
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.options import BenchOptions, EngineOptions, TuneOptions
+from headway.core.slo import parse_slo
+from headway.measure.record import Exchange
+from headway.measure.started import DiedError
+
+SLO = ["ttft=500ms,tpot=50ms"]
+LOAD = BenchOptions(rate=8, num_requests=100, input_len="200", output_len="20", slo=SLO, seed=2)
+A, B, C = (("max_num_seqs", 8),), (("policy", "fcfs"),), (("block_size", 8),)
+INT8, INT4 = (("quantization", "int8"),), (("quantization", "int4"),)
+
+
+def block(met: list[bool], changes: Changes = (), number: int = 0) -> Block:
+    times: list[float | None] = [0.1] * len(met)
+    return Block(
+        changes=changes, round=number, span_s=10.0, met=met, ttft_s=times, tpot_s=times,
+        num_tokens=20 * len(met),
+    )  # fmt: skip
+
+
+# ── what is believed ────────────────────────────────────────────────────────────────────────
+
+
+def fates(rng: np.random.Generator, share: float, count: int, stretch: int) -> list[bool]:
+    """So many requests in their objectives; those of a stretch share their fate."""
+    return np.repeat(rng.random(count // stretch) < share, stretch).tolist()
+
+
+def covered(true_gain: float, first: float, second: float, stretch: int, runs: int = 250) -> float:
+    """In how many of these experiments the 95% hold what is true."""
+    rng, inside = np.random.default_rng(7), 0
+    for _ in range(runs):
+        pair = (block(fates(rng, first, 400, stretch)), block(fates(rng, second, 400, stretch)))
+        _, (low, high) = paired_gain([pair])
+        inside += low <= true_gain <= high
+    return inside / runs
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.8, 0.8), (0.6, 0.9), (0.9, 0.7)])
+@pytest.mark.parametrize("stretch", [1, 10])
+def test_the_95_percent_hold_what_is_true_in_95_of_100(first: float, second: float, stretch: int):
+    """For requests that are independent, and for ten in a row that share their fate."""
+    assert 0.88 <= covered(second / first - 1, first, second, stretch) <= 0.99
+
+
+def test_neighbours_that_share_their_fate_are_not_counted_one_by_one():
+    """400 requests of 40 fates: an interval that took them for 400 would be a third as wide."""
+    rng = np.random.default_rng(1)
+    widths = []
+    for stretch in (1, 10):
+        pairs = [
+            (block(fates(rng, 0.7, 400, stretch)), block(fates(rng, 0.7, 400, stretch)))
+            for _ in range(40)
+        ]
+        widths.append(np.median([high - low for _, (low, high) in map(paired_gain, zip(pairs))]))
+    assert widths[1] > 2 * widths[0]
+
+
+def test_pairs_take_out_what_both_suffered():
+    """A slow minute hits both: paired, a gain of one in ten is sure; unpaired it would drown."""
+    rng = np.random.default_rng(2)
+    slow = np.repeat(rng.random(40) < 0.4, 10)
+    first = ~slow & (rng.random(400) < 0.85)
+    second = ~slow & ((rng.random(400) < 0.6) | first)
+    paired = paired_gain([(block(first.tolist()), block(second.tolist()))])
+    moved = np.roll(second, 200).tolist()
+    unpaired = paired_gain([(block(first.tolist()), block(moved))])
+    assert paired[1][0] > 0 > unpaired[1][0]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=10, max_size=80))
+@hypothesis_settings(max_examples=40, deadline=None)
+def test_gains_lie_within_their_interval_and_turn_with_the_pair(pairs):
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    gain, (low, high) = paired_gain([(block(first), block(second))])
+    assert low - 1e-9 <= high and gain >= -1
+    if first == second:
+        assert gain == low == high == 0
+    if sum(second) > sum(first) > 0:
+        assert gain > 0 > paired_gain([(block(second), block(first))])[0]
+
+
+def test_a_default_that_meets_nothing_can_be_beaten():
+    gain, (low, _) = paired_gain([(block([False] * 50), block([True] * 50))])
+    assert gain == 50 and low > 0
+    assert paired_gain([(block([False] * 50), block([False] * 50))]) == (0.0, (0.0, 0.0))
+
+
+def test_a_block_that_is_shorter_is_compared_as_far_as_it_goes():
+    gain, _ = paired_gain([(block([True] * 40), block([True] * 30))])
+    assert gain == 0.0
+
+
+# ── what a block is ─────────────────────────────────────────────────────────────────────────
+
+
+def answered(number: int, ttft_s: float, tpot_s: float = 0.02, at_s: float = 0.0) -> Exchange:
+    chunks = [at_s + ttft_s + tpot_s * n for n in range(5)]
+    return Exchange(
+        id=number, scheduled_s=at_s, asked_prompt_tokens=10, asked_output_tokens=5,
+        chunk_s=chunks, chunk_tokens=[1] * 5, output_tokens=5, ended_s=chunks[-1],
+    )  # fmt: skip
+
+
+def test_requests_are_judged_in_the_order_in_which_they_were_scheduled():
+    """Slow, quick, slow tokens, broken: however they came back."""
+    broken = Exchange(
+        id=3, scheduled_s=3.0, asked_prompt_tokens=10, asked_output_tokens=5, error="disconnected"
+    )
+    came = [answered(2, 0.1, tpot_s=0.2, at_s=2.0), answered(1, 0.1, at_s=1.0), broken,
+            answered(0, 2.0)]  # fmt: skip
+    made = Block(changes=(), round=0)
+    fill(made, prepare("http://nowhere", LOAD), came, parse_slo(SLO[0]))
+    assert made.met == [False, True, False, False]
+    assert made.ttft_s == pytest.approx([2.0, 0.1, 0.1, None])
+    assert made.num_tokens == 15 and made.span_s > 0
+
+
+def test_a_setting_is_summed_over_its_blocks():
+    """30 of 40 in 20 s are 1.5/s; a block that died takes nothing away but is told."""
+    dead = Block(changes=A, round=2, died="It ended with status 3.")
+    found = summed(A, [block([True] * 20, A), block([True] * 10 + [False] * 10, A, 1), dead])
+    assert (found.goodput, found.in_slo, found.tokens_per_s) == (1.5, 0.75, 40.0)
+    assert found.runs == 3 and found.died == dead.died and found.ttft_s == 0.1
+    nothing = summed(A, [dead])
+    assert nothing.goodput == 0 and nothing.ttft_s is None
+
+
+# ── whose turn it is ────────────────────────────────────────────────────────────────────────
+
+
+class Scripted(Confirmation):
+    """Blocks that nobody runs: what share each setting meets, and which ones die in which round."""
+
+    shares: dict[Changes, float]
+    dying: dict[Changes, int]
+
+    def block(self, changes: Changes, number: int) -> Block:
+        if self.dying.get(changes, 99) <= number:
+            return Block(changes=changes, round=number, died="It ended with status 3.")
+        met = round(100 * self.shares.get(changes, 0.5))
+        return block([True] * met + [False] * (100 - met), changes, number)
+
+
+def scripted(runs: int, shares=None, dying=None, until_s: float = float("inf")) -> Scripted:
+    made = Scripted(
+        folder=Path(), engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0, runs_left=runs,
+        until_s=until_s,
+    )  # fmt: skip
+    made.shares, made.dying = shares or {}, dying or {}
+    return made
+
+
+FOUR = [(), A, B, C]
+
+
+@given(
+    st.integers(0, 12),
+    st.integers(1, 4),
+    st.dictionaries(st.sampled_from(FOUR), st.integers(0, 2)),
+    st.dictionaries(st.sampled_from(FOUR), st.floats(0.1, 0.9)),
+)
+@hypothesis_settings(max_examples=80, deadline=None)
+def test_the_bound_on_runs_holds_and_the_default_is_in_each_round(runs, count, dying, shares):
+    made = scripted(runs, shares, dying)
+    asked = FOUR[:count]
+    found = made.run(asked)
+    assert len(made.blocks) + made.runs_left == runs
+    assert [each.changes for each in found] == asked
+    by_round: dict[int, list[Changes]] = {}
+    for one in made.blocks:
+        by_round.setdefault(one.round, []).append(one.changes)
+    for number, names in by_round.items():
+        assert len(set(names)) == len(names), "once in a round"
+        if number and () not in dying:
+            assert () in names or made.runs_left == 0, "beside the default or not at all"
+    for changes, number in dying.items():
+        mine = [each.round for each in made.blocks if each.changes == changes]
+        assert all(each <= number for each in mine), "who died does not come again"
+
+
+def test_the_order_turns_so_that_a_slow_minute_meets_each():
+    made = scripted(8, {(): 0.5, A: 0.6})
+    made.run([(), A])
+    firsts = [one.changes for one in made.blocks[::2]]
+    assert firsts == [(), A, (), A]
+    assert Counter(one.changes for one in made.blocks) == {(): 4, A: 4}
+
+
+def test_the_least_promising_leaves_when_not_all_can_come_again():
+    """Seven runs of four: after the first round three are left, and the worst goes."""
+    made = scripted(7, {(): 0.5, A: 0.7, B: 0.6, C: 0.3})
+    made.run(FOUR)
+    assert Counter(one.changes for one in made.blocks) == {(): 2, A: 2, B: 2, C: 1}
+
+
+def test_when_time_is_over_what_there_is_is_judged():
+    """The clock stands at the end: nothing begins, and nothing is claimed."""
+    made = scripted(8, until_s=time.monotonic() + 0.5)
+    found = made.run(FOUR)
+    assert made.blocks == [] and all(each.runs == 0 for each in found)
+    assert choose([point(()), point(A)], found, "goodput")[0] == ()
+
+
+def test_all_settings_of_a_round_get_the_same_arrivals_and_each_round_others():
+    """And none gets those of the search, by which it was chosen."""
+    made = scripted(8)
+    times = [
+        [talk.at_s for talk in made.traffic("http://nowhere", number).traffic.conversations]
+        for number in (0, 0, 1)
+    ]
+    assert times[0] == times[1] != times[2]
+    chosen_by = prepare("http://nowhere", LOAD).traffic.conversations
+    assert times[0][:5] != [talk.at_s for talk in chosen_by][:5]
+    assert max(times[0]) <= made.block_s
+
+
+def test_a_request_error_is_a_result_and_a_ctrl_c_is_not(monkeypatch):
+    made = Confirmation(
+        folder=Path("/nowhere"), engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0,
+        runs_left=2, until_s=float("inf"),
+    )  # fmt: skip
+    for error in (DiedError("It ended.", "No memory."), HeadwayError("No room.", "")):
+        monkeypatch.setattr(confirm, "Started", raising(error))
+        found = made.block((), 0)
+        assert found.died == f"{error.cause} {error.fix}".strip()
+    monkeypatch.setattr(confirm, "Started", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        made.block((), 0)
+
+
+def raising(error: BaseException):
+    """What is started ends so."""
+
+    def start(*given: object) -> None:
+        raise error
+
+    return start
+
+
+# ── who is chosen ───────────────────────────────────────────────────────────────────────────
+
+
+def point(changes: Changes, goodput: float = 10.0) -> Point:
+    return Point(changes=changes, goodput=goodput, in_slo=0.9, ttft_s=0.2, tpot_s=0.03,
+                 tokens_per_s=100.0, label="calibrated")  # fmt: skip
+
+
+def real(changes: Changes, gain: float = 0.0, low: float = 0.0, **more) -> Confirmed:
+    fields = {"ttft_s": 0.2, "tpot_s": 0.03, "tokens_per_s": 100.0} | more
+    return Confirmed(
+        changes=changes, runs=2, goodput=10 * (1 + gain), in_slo=0.9, gain=gain,
+        gain_interval=(low, 2 * gain - low), **fields,
+    )  # fmt: skip
+
+
+POINTS = [point(A, 12.0), point(B, 11.0), point(())]
+
+
+@pytest.mark.parametrize(
+    ("gain", "low", "wins"),
+    [(0.2, 0.1, True), (0.2, -0.01, False), (0.015, 0.01, False), (-0.1, -0.2, False)],
+)
+def test_a_gain_counts_that_is_sure_and_worth_a_line(gain: float, low: float, wins: bool):
+    """Whatever the simulation promised: here it is twelve to ten."""
+    setting, why = choose(POINTS, [real(()), real(A, gain, low)], "goodput")
+    assert setting == (A if wins else ())
+    assert ("Nothing to gain" in why) != wins
+    assert f"{gain:+.1%}" in why and f"{low:+.1%}" in why
+
+
+@pytest.mark.parametrize(
+    ("prefer", "better"),
+    [("ttft", {"ttft_s": 0.1}), ("tpot", {"tpot_s": 0.02}), ("throughput", {"tokens_per_s": 120})],
+)
+def test_with_another_preference_a_setting_wins_by_that(prefer: str, better: dict):
+    """A tenth better in it, and surely not a twentieth below in goodput."""
+    better_one = real(A, 0.0, -0.03, **better)
+    assert choose(POINTS, [real(()), better_one], prefer)[0] == A
+    assert choose(POINTS, [real(()), better_one], "goodput")[0] == ()
+    harmed = real(A, -0.06, -0.1, **better)
+    assert choose(POINTS, [real(()), harmed], prefer)[0] == ()
+    hardly = {name: (getattr(real(()), name) * 20 + value) / 21 for name, value in better.items()}
+    assert choose(POINTS, [real(()), real(A, 0.0, -0.03, **hardly)], prefer)[0] == ()
+
+
+def test_of_winners_the_one_with_the_most_wins():
+    found = [real(()), real(A, 0.1, 0.05), real(B, 0.3, 0.2)]
+    assert choose(POINTS, found, "goodput")[0] == B
+
+
+def test_where_no_other_ran_to_its_end_nothing_is_gained():
+    dead = [real(()), Confirmed(changes=A, runs=1, goodput=0, in_slo=0, ttft_s=None, tpot_s=None,
+                                tokens_per_s=0, died="no memory")]  # fmt: skip
+    assert choose(POINTS, dead, "goodput") == ((), "Nothing to gain: no other setting ran to its "
+                                               "end.")  # fmt: skip
+
+
+def test_without_a_real_run_the_words_say_so():
+    setting, why = choose(POINTS, [], "goodput")
+    assert setting == A and "by simulation (calibrated); no real run has confirmed it" in why
+    near = [point(A, 10.1), point(())]
+    assert choose(near, [], "goodput")[0] == ()
+    assert choose([point(()), *POINTS[:2]], [], "goodput")[0] == ()
+
+
+# ── the gate ────────────────────────────────────────────────────────────────────────────────
+
+
+def gated(monkeypatch, verdicts: dict[Changes, int], base: int = 0) -> tuple[Tuning, list[tuple]]:
+    """A tuning whose evaluations end with these statuses, and what was asked of them."""
+    asked: list[tuple] = []
+
+    def verb(name: str, *words: object) -> int:
+        asked.append((name, *map(str, words)))
+        against = any(str(word).startswith("--against") for word in words)
+        if not against:
+            path = next(str(w).partition("=")[2] for w in words if str(w).startswith("--json"))
+            Path(path).write_text("{}")
+            return base
+        given = {
+            c: s for c, s in verdicts.items() if f"--quantization={c[0][1]}" in map(str, words)
+        }
+        return next(iter(given.values()))
+
+    monkeypatch.setattr(run, "verb", verb)
+    tuning = Tuning(folder=Path("m"), options=TuneOptions(gate=True, questions=4), load=LOAD,
+                    engine=EngineOptions(threads=1))  # fmt: skip
+    return tuning, asked
+
+
+def test_what_answers_otherwise_is_evaluated_once_and_what_fails_is_passed_over(
+    monkeypatch, tmp_path: Path
+):
+    """int4 is surely worse; int8 passes; another policy answers as the default does."""
+    tuning, asked = gated(monkeypatch, {INT4: run.GATE_FAILED, INT8: 0})
+    points = [point(INT4), point(INT8), point(A), point(()), point(B), point(C)]
+    assert tuning.passed(points, tmp_path) == [INT8, A, B]
+    assert tuning.gated == {
+        "quantization=int4": "surely worse: refused", "quantization=int8": "passed",
+    }  # fmt: skip
+    assert [each[0] for each in asked] == ["eval"] * 3, "the default, and each of the two"
+    assert all("--questions=4" in each and "--threads=1" in each for each in asked)
+    assert all("--gate" in each for each in asked[1:]) and tuning.failed == {"quantization=int4"}
+
+
+def test_an_evaluation_that_breaks_refuses_too(monkeypatch, tmp_path: Path):
+    tuning, _ = gated(monkeypatch, {INT8: 1})
+    assert tuning.passed([point(INT8), point(())], tmp_path) == []
+    assert tuning.gated == {"quantization=int8": "not evaluated (status 1): refused"}
+    broken, _ = gated(monkeypatch, {INT8: 0}, base=2)
+    another = tmp_path / "another"
+    another.mkdir()
+    with pytest.raises(UsageError, match="The default could not be evaluated"):
+        broken.may_answer(INT8, another)
+
+
+def test_blocks_share_what_is_left_of_the_time():
+    """Ten minutes and eight runs, ten seconds each beside the block: 65 s, at most what --block
+    says, and never below two."""
+    tuning = Tuning(
+        folder=Path(), options=TuneOptions(minutes=10, block=60), load=LOAD, engine=EngineOptions()
+    )
+    assert tuning.block_s(MOST_RUNS) == 60
+    tuning.options = TuneOptions(minutes=4, block=60)
+    assert 10 < tuning.block_s(MOST_RUNS) <= 20
+    tuning.options = TuneOptions(minutes=0.5, block=60)
+    assert tuning.block_s(MOST_RUNS) == 2.0

@@ -1,0 +1,101 @@
+"""Fewer tokens are served where a gate was passed with them, and refused otherwise."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.cli import kv_gate
+from headway.core.embedded import model_folder
+from headway.core.errors import UsageError
+from headway.core.options import EngineOptions
+from headway.evals.pairs import Comparison, Measure
+
+FOLDER = model_folder(None)
+READS = EngineOptions(kv_read="25%")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def report(verdict: str = "as good") -> Any:
+    measure = Measure(
+        **{"name": "skills", "kind": "points", "items": 9, "first": 1.0, "second": 1.0},
+        **{"loss": 0.0, "low": 0.0, "high": 0.0, "tolerance": 0.02, "floor": 0.0},
+        **{"ceiling": 0.0, "verdict": verdict},
+    )
+    return SimpleNamespace(
+        comparison=Comparison(first="whole", second="less", measures=[measure], differences=[])
+    )
+
+
+def test_what_reads_everything_needs_no_gate():
+    assert kv_gate.record_file(FOLDER, EngineOptions()) is None
+    kv_gate.check(FOLDER, EngineOptions(kv_cache_dtype="int8"))
+
+
+def test_a_passed_gate_lets_the_same_way_start_and_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(UsageError, match="no gate was passed") as refused:
+        kv_gate.check(FOLDER, READS)
+    assert "--kv-read 25%" in str(refused.value) and "--kv-ungated" in refused.value.fix
+    kv_gate.record(FOLDER, READS, report(), [0, 300, 800])
+    assert "headway serve may start so" in capsys.readouterr().out
+    kv_gate.check(FOLDER, READS)
+    kv_gate.check(FOLDER, EngineOptions(kv_read="0.25"))
+    whole = tmp_path / "kv.yaml"
+    whole.write_text("layers: {0: whole}")
+    for other in (
+        EngineOptions(kv_read="20%"),
+        EngineOptions(kv_read="25%", quantization="int4"),
+        EngineOptions(kv_read="25%", kv_layers=str(whole)),
+    ):
+        with pytest.raises(UsageError, match="no gate was passed"):
+            kv_gate.check(FOLDER, other)
+
+
+def test_a_share_of_prompts_has_a_gate_of_its_own(tmp_path: Path):
+    """By share, by the layers that choose, and beside one that reads as much."""
+    keeps = EngineOptions(kv_keep="25%")
+    with pytest.raises(UsageError, match="--kv-keep 25% is lossy"):
+        kv_gate.check(FOLDER, keeps)
+    kv_gate.record(FOLDER, keeps, report(), [0, 300, 800])
+    kv_gate.check(FOLDER, EngineOptions(kv_keep="0.25"))
+    whole = tmp_path / "kv.yaml"
+    whole.write_text("layers: {0: whole}")
+    for other in (
+        EngineOptions(kv_keep="50%"),
+        EngineOptions(kv_keep="25%", kv_layers=str(whole)),
+        READS,
+    ):
+        with pytest.raises(UsageError, match="no gate was passed"):
+            kv_gate.check(FOLDER, other)
+
+
+def test_windows_are_asked_alike_whatever_their_file_is_called(tmp_path: Path):
+    files = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    for path in files:
+        path.write_text(f"# {path.name}\nlayers: {{2-3: {{window: 64, sinks: 4}}}}")
+    first, second = (EngineOptions(kv_layers=str(path)) for path in files)
+    kv_gate.record(FOLDER, first, report(), [0, 300, 800])
+    kv_gate.check(FOLDER, second)
+
+
+@pytest.mark.parametrize(("verdict", "distances"), [("worse", [0, 300, 800]), ("unclear", [0])])
+def test_a_failed_or_a_short_gate_is_not_recorded(verdict: str, distances: list[int]):
+    kv_gate.record(FOLDER, READS, report(verdict), distances)
+    with pytest.raises(UsageError):
+        kv_gate.check(FOLDER, READS)
+
+
+def test_the_record_says_what_was_measured():
+    kv_gate.record(FOLDER, READS, report(), [0, 300, 800])
+    path = kv_gate.record_file(FOLDER, READS)
+    assert path is not None
+    content = msgspec.json.decode(path.read_bytes())
+    assert content["against"] == "whole" and content["measures"][0]["name"] == "skills"
