@@ -29,8 +29,13 @@ serve: install
 
 install: .venv/.installed
 
+# A test that failed beside others runs once more alone, in full sight: one that fails twice fails.
+PYTEST := $(BIN)/python -m pytest -m "not hardening"
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -m "not hardening" -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	rm -rf build/pytest
+	$(PYTEST) -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder || { \
+		echo "Failed beside others. Once more, alone; mend what is listed above all the same:"; \
+		$(PYTEST) --last-failed --last-failed-no-failures none --exitfirst; }
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
