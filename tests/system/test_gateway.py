@@ -93,16 +93,16 @@ def test_a_killed_server_costs_no_stream_a_token(
             extra = {"ignore_eos": True}
 
             def ask(seed: int) -> str:
-                return texts_of(
-                    client.chat.completions.create(
-                        model="tiny",
-                        messages=MESSAGES,
-                        seed=seed,
-                        max_tokens=400,
-                        stream=True,
-                        extra_body=extra,
-                    )
-                )
+                asked: dict[str, Any] = {
+                    **{"model": "tiny", "seed": seed, "max_tokens": 400},
+                    **{"stream": True, "extra_body": extra},
+                }
+                if seed % 2:
+                    plain = client.completions.create(prompt="Tell me of rivers.", **asked)
+                    chunks = [chunk for chunk in plain if chunk.choices]
+                    assert len({chunk.id for chunk in chunks}) == 1
+                    return "".join(chunk.choices[0].text for chunk in chunks)
+                return texts_of(client.chat.completions.create(messages=MESSAGES, **asked))
 
             expected = [ask(seed) for seed in range(6)]
             found: dict[int, str] = {}

@@ -203,6 +203,7 @@ class _Attempted:
         self._usage: Usage | None = None
         self._marked: Usage | None = None
         self._held = b""
+        self._is_known = False
         self._num_bytes = self._size = 0
         self._patience: Patience | None = None
 
@@ -303,6 +304,8 @@ class _Attempted:
             return self._end(event)
         if shown.hidden and (stream._hides_usage or shown.usage is None):
             return b""
+        if shown.content and not self._is_known:
+            self._know(event)
         data = self._encoded(event)
         if not shown.content:
             return self._passed(event, shown, data)
@@ -335,16 +338,24 @@ class _Attempted:
             return data
         if stream._shown and not self._skips_opening:
             return data
+        self._know(event)
         if self._skips_opening:
-            self._pairs += stream._ending.as_before(event)
             return b""
-        if stream._ending.identity is None:
-            stream._ending.identity = identity_of(self._dialect, event)
-        if self._is_marked and stream._resume is None and stream._ending.identity is not None:
-            stream._resume = Resume(*stream._ending.identity)
         stream._ending.note_opening(event, self._upstream, stream._state, self._incoming)
         stream._opening += data
         return b""
+
+    def _know(self, event: Event) -> None:
+        """What the stream is known by; the first event of a completion shows a token already."""
+        stream, ending = self._stream, self._stream._ending
+        self._is_known = True
+        if self._skips_opening:
+            self._pairs += [pair for pair in ending.as_before(event) if pair not in self._pairs]
+            return
+        if ending.identity is None:
+            ending.identity = identity_of(self._dialect, event)
+        if self._is_marked and stream._resume is None and ending.identity is not None:
+            stream._resume = Resume(*ending.identity)
 
     def _showed(self, shown: Shown | None = None) -> None:
         """A token is shown: from now on the deadline of the whole request alone holds."""
