@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_kernels_equal_the_reference_in_the_interpreter():
+def test_kernels_equal_the_reference_in_the_interpreter(tmp_path):
     source = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"-ocache_dir={tmp_path}"]
     ran = subprocess.run(
         [*command, str(TESTS / "interpret" / "cases.py")],
         env=environment,
