@@ -93,7 +93,7 @@ def test_a_killed_servers_blocks_are_found_by_the_next_and_by_no_second(start, t
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SEEDED: dict[str, Any] = {"temperature": 1, "seed": 3, "ignore_eos": True}
-LETTERS: dict[str, Any] = {"temperature": 0, "structured_outputs": {"regex": "[a-z ]{900}"}}
+LETTERS: dict[str, Any] = {"temperature": 0, "structured_outputs": {"regex": "[a-z ]{2700}"}}
 
 
 async def stream(http: aiohttp.ClientSession, body: dict[str, Any], tokens: list[int]) -> list[int]:
@@ -116,7 +116,7 @@ def full_blocks(came: list[list[int]]) -> int:
 async def test_what_runs_goes_on_from_the_disk_when_its_engine_dies(start, tmp_path: Path):
     """Greedy, seeded and structured: the tokens of the same requests that nobody disturbed."""
     live = start("--dtype=float32")
-    more = {"model": live.model, "max_tokens": 300, "return_token_ids": True}
+    more = {"model": live.model, "max_tokens": 900, "return_token_ids": True}
     bodies = [
         {"prompt": [200 + at, *PROMPT[:400]], **how, **more}
         for at, how in enumerate([GREEDY, SEEDED, LETTERS])

@@ -1,6 +1,7 @@
 """What an engine process says before it ends is heard, also on a machine that is busy."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -40,10 +41,17 @@ def busy_machine() -> Iterator[None]:
 
 def starve_readers() -> None:
     """ZeroMQ's threads in this process read only when no other wants a core."""
-    readers = [t for t in Path("/proc/self/task").iterdir() if "ZMQ" in (t / "comm").read_text()]
+    readers = [int(t.name) for t in Path("/proc/self/task").iterdir() if is_reader(t)]
     assert readers
     for thread in readers:
-        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
+def is_reader(thread: Path) -> bool:
+    """Whether it is one of ZeroMQ's, and has not ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return "ZMQ" in (thread / "comm").read_text()
+    return False
 
 
 async def why_not() -> str:

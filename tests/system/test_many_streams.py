@@ -52,7 +52,7 @@ async def test_dropped_streams_free_their_blocks_and_harm_no_other(server: LiveS
     engine, tokens = server.engine_pid(), server.probe()
     drops = [source.randrange(12) if i % 3 == 0 else None for i in range(NUM_STREAMS)]
     async with openai.AsyncOpenAI(
-        base_url=server.url + "/v1", api_key="none", max_retries=0
+        base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=280.0
     ) as client:
         counts = await asyncio.gather(*(stream(client, i, drop) for i, drop in enumerate(drops)))
     for index, (drop, count) in enumerate(zip(drops, counts, strict=True)):
