@@ -301,7 +301,7 @@ def faults_main(program: str, count: int) -> Iterator[str]:
 class Chats:
     """Chats that begin with one of 20 system prompts, each another question."""
 
-    def __init__(self, url: str, words: int, seed: int = 3) -> None:
+    def __init__(self, url: str, words: int, seed: int) -> None:
         self._url = url
         self._dice = random.Random(seed)
         self._systems = [self._text(words) for _ in range(20)]
@@ -357,7 +357,7 @@ def hits_main(given: argparse.Namespace) -> Iterator[str]:
         return [f"{asyncio.run(chats.at_rate(rate, given.seconds)):.1f}" for rate in rates]
 
     with contextlib.ExitStack() as stack:
-        chats = Chats(server(stack, 3 * given.kv), given.words)
+        chats = Chats(server(stack, 3 * given.kv), given.words, given.seed)
         big, seconds = asyncio.run(chats.in_turn(given.chats))
         name = f"one, KV {3 * given.kv} MiB"
         yield line((name, big, "", "", f"{seconds:.1f}", *goodput(chats)))
@@ -366,7 +366,7 @@ def hits_main(given: argparse.Namespace) -> Iterator[str]:
             urls = [server(stack, given.kv) for _ in range(3)]
             route = {"policy": policy, "name": "headway-tiny"}
             url, _ = stack.enter_context(ours(urls, **route))
-            chats = Chats(url + "/v1", given.words)
+            chats = Chats(url + "/v1", given.words, given.seed)
             cached, seconds = asyncio.run(chats.in_turn(given.chats))
             loads = asyncio.run(attempts_of(url))
             even = f"{max(loads) * len(loads) / sum(loads):.2f}"
@@ -391,6 +391,7 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=400)
     parser.add_argument("--words", type=int, default=1200, help="of a system prompt")
     parser.add_argument("--kv", type=int, default=20, help="MiB of KV memory of a small replica")
+    parser.add_argument("--seed", type=int, default=3, help="of the chats")
     parser.add_argument("--rates", default="40,80,120", help="chats a second, for goodput")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each rate")
     asked = parser.parse_args()

@@ -217,6 +217,8 @@ class Stub:
                 assert request.transport is not None
                 request.transport.abort()
                 return
+            if fault == f"hush{number}":
+                await asyncio.sleep(600)
             if self.token_s:
                 await asyncio.sleep(self.token_s)
             self.num_tokens += 1

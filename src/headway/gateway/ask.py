@@ -45,7 +45,8 @@ class Attempt:
     async def answer(self, content_type: str) -> AsyncIterator[aiohttp.ClientResponse]:
         """A 200 of this type; raises AttemptError, or one of FAILURES."""
         path = self._incoming.dialect.path
-        answer = await self.upstream.post(path, self.body, self.headers)
+        stream = content_type == STREAM
+        answer = await self.upstream.post(path, self.body, self.headers, stream=stream)
         try:
             if answer.status != 200:
                 raise await refused(self.upstream, answer)

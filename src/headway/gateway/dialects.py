@@ -196,15 +196,9 @@ class Chunks:
                 for calls in (delta.tool_calls, delta.function_call):
                     size += len(calls) if calls is not None else 0
             finished = finished or choice.finish_reason is not None
-        return Shown(
-            content=size > 0 or finished,
-            finished=finished,
-            hidden=not chunk.choices and usage is not None,
-            text=text,
-            size=size,
-            usage=usage,
-            error=chunk.error is not None,
-        )
+        hidden = not chunk.choices and usage is not None
+        is_error = chunk.error is not None
+        return Shown(size > 0 or finished, False, finished, hidden, text, size, usage, is_error)
 
     def read_whole(self, data: bytes) -> Usage | None:
         """The usage of a whole answer; ValueError where it is none."""

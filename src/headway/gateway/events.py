@@ -43,16 +43,25 @@ class EventCutter:
             held = data.endswith(b"\r")  # its \n may be on its way
             data = data.replace(b"\r\n", b"\n")
             data = data[:-1].replace(b"\r", b"\n") + b"\r" if held else data.replace(b"\r", b"\n")
-        *parts, self._rest = data.split(b"\n\n")
+        parts = data.split(b"\n\n")
+        self._rest = parts.pop()
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        return [event for part in parts for event in events_of(part)]
+        events: list[Event] = []
+        for part in parts:
+            if b"\n" in part:
+                events += events_of(part)
+            elif part.startswith(b"data: "):
+                events.append(Event(b"", part[6:]))
+            elif part.startswith(b":"):
+                events.append(Event(b"", b"", part))
+            else:
+                events += events_of(part)
+        return events
 
 
 def events_of(part: bytes) -> list[Event]:
     """The events of what stands between two blank lines: comments by themselves, then data."""
-    if part.startswith(b"data: ") and b"\n" not in part:
-        return [Event(data=part[6:])]
     name, found, lines = b"", [], []
     for line in part.split(b"\n"):
         field, colon, value = line.partition(b":")

@@ -11,6 +11,7 @@ Of a marked stream an event is shown when its mark is here, so that what was sho
 import asyncio
 import contextlib
 import time
+from math import inf
 from typing import Any
 
 import aiohttp
@@ -26,9 +27,9 @@ from headway.gateway.dialects import MALFORMED, Chunks, Shown, Usage
 from headway.gateway.endings import Ending, continued, identity_of
 from headway.gateway.events import Event, EventCutter
 from headway.gateway.incoming import Incoming, hold_of
-from headway.gateway.patience import Patience
+from headway.gateway.patience import Patience, Silence
 from headway.gateway.state import State
-from headway.gateway.upstream import FAILURES, Upstream
+from headway.gateway.upstream import FAILURES, SILENCE_S, Upstream
 
 MAX_STREAM_BYTES = 64 * 2**20
 PROGRESS_S = 1.0
@@ -242,7 +243,7 @@ class _Attempted:
         first_s, budget = self._incoming.route.first_token_s, stream._state.budget
         async with asyncio.timeout(way.left_s) as limit:
             self._patience = Patience(limit, budget, first_s)
-            with upstream.hurried(limit) as here:
+            with Silence(limit, SILENCE_S) as silence, upstream.hurried(limit) as here:
                 async with self._attempt.answer(STREAM) as answer:
                     here()
                     stream._accepted = True
@@ -252,13 +253,16 @@ class _Attempted:
                             (b"x-headway-attempts", str(way.num_attempts).encode()),
                             (b"x-headway-upstream", upstream.name.encode("ascii", "replace")),
                         ]
-                    await self._relay(answer)
+                    await self._relay(answer, silence)
 
-    async def _relay(self, answer: aiohttp.ClientResponse) -> None:
+    async def _relay(self, answer: aiohttp.ClientResponse, silence: Silence) -> None:
         """Read events and hand them on, those of one read in one write."""
         stream, cutter, readany = self._stream, EventCutter(), answer.content.readany
+        now_s = asyncio.get_running_loop().time
         while not stream._over:
+            silence.since_s = now_s()
             data = await readany()
+            silence.since_s = inf
             if not data:
                 self._end_of_bytes()
                 return
@@ -377,13 +381,12 @@ class _Attempted:
         held, self._held = self._held, b""
         if stream._resume is not None:
             stream._resume.tokens.extend(mark.tokens)
-        was = self._marked or Usage()
-        output = was.output + len(mark.tokens)
-        self._marked = Usage(mark.num_prompt, mark.num_cached, output)
-        first = self._was
-        stream._account.relayed = Usage(
-            first.prompt or mark.num_prompt, first.cached or mark.num_cached, self._before + output
-        )
+        output = len(mark.tokens) + (self._marked.output if self._marked is not None else 0)
+        told = self._marked = Usage(mark.num_prompt, mark.num_cached, output)
+        if self._before or self._was.prompt:
+            first, shown = self._was, self._before + output
+            told = Usage(first.prompt or told.prompt, first.cached or told.cached, shown)
+        stream._account.relayed = told
         if held:
             self._showed()
             self._attempt.flight.num_tokens += len(mark.tokens) - 1

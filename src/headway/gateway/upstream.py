@@ -23,6 +23,11 @@ from headway.gateway.speed import Speed
 log = logging.getLogger(__name__)
 
 CONNECT_S, SILENCE_S = 3.0, 120.0
+TIMEOUT, STREAM_TIMEOUT = (
+    aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_S, sock_read=silence_s)
+    for silence_s in (SILENCE_S, None)
+)
+"""Whoever reads a stream looks at its silence: a timer for each chunk of it costs more."""
 LOOK_S, LOOK_LIMIT_S = 1.0, 2.0
 LOST_LOOKS = 3
 """So many looks in a row that find nobody, and it counts as down."""
@@ -126,9 +131,7 @@ class Upstream:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers(),
-                timeout=aiohttp.ClientTimeout(
-                    total=None, connect=None, sock_connect=CONNECT_S, sock_read=SILENCE_S
-                ),
+                timeout=TIMEOUT,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -147,13 +150,19 @@ class Upstream:
         return headers
 
     async def post(
-        self, path: str, body: bytes, headers: Mapping[str, str]
+        self, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool = False
     ) -> aiohttp.ClientResponse:
-        """The beginning of an answer to POST `path` (as /v1/…); raises one of FAILURES."""
+        """The beginning of an answer to POST `path` (as /v1/…); raises one of FAILURES.
+
+        With `stream` nobody but the caller notices its silence.
+        """
         url = self.url + path.removeprefix("/v1")
         if not path.startswith("/v1"):
             url = self.url.removesuffix("/v1") + path
-        return await self.http().post(url, data=body, headers=headers, allow_redirects=False)
+        limits = STREAM_TIMEOUT if stream else TIMEOUT
+        return await self.http().post(
+            url, data=body, headers=headers, allow_redirects=False, timeout=limits
+        )
 
     async def request(
         self, method: str, path: str, headers: Mapping[str, str]

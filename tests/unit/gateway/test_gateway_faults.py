@@ -3,13 +3,14 @@
 import asyncio
 import random
 import time
+from math import inf
 
 import pytest
 
 from gateway_world import TOO_LONG, Answer, Stub, text_of, world
 from headway.core.clock import SystemClock
 from headway.gateway.breaker import RetryBudget
-from headway.gateway.patience import Patience
+from headway.gateway.patience import Patience, Silence
 from headway.gateway.stream import StreamedAnswer
 
 TURNS = ({"name": "tiny", "policy": "round_robin"},)
@@ -152,6 +153,38 @@ async def test_time_in_which_the_gateway_stood_still_is_not_the_upstreams() -> N
         loop.call_later(0.1, token.set_result, None)
         await token
         patience.end()
+
+
+@pytest.mark.parametrize("headway", [True, False])
+async def test_an_upstream_that_falls_silent_is_left(
+    headway: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing for `SILENCE_S` amid a stream: it goes on elsewhere, or ends with an error."""
+    monkeypatch.setattr("headway.gateway.stream.SILENCE_S", 0.3)
+    bad = Stub("a", headway=headway, fault=lambda number: "hush3")
+    async with world(bad, Stub("b", headway=headway), models=TURNS) as live:
+        answer = await asyncio.wait_for(live.chat(), 20.0)
+        assert live.state.metrics.of("attempts", upstream="a", outcome="timeout") == 1
+    assert answer.is_complete == headway
+    assert headway or (b'"upstream_timeout"' in answer.data and b"DONE" not in answer.data)
+
+
+async def test_time_in_which_nobody_reads_is_no_silence() -> None:
+    """While what it said is handed on it need say no more; then it is waited for."""
+    told: list[str] = []
+
+    async def listened_to() -> None:
+        async with asyncio.timeout(60.0) as limit:
+            with Silence(limit, 0.05) as silence:
+                silence.since_s = inf
+                await asyncio.sleep(0.4)
+                told.append("handed on")
+                silence.since_s = asyncio.get_running_loop().time()
+                await asyncio.sleep(60.0)
+
+    with pytest.raises(TimeoutError):
+        await listened_to()
+    assert told
 
 
 async def test_a_late_first_token_ends_its_attempt() -> None:
