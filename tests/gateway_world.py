@@ -82,7 +82,7 @@ class Stub:
         self.gap = gap
         """Nats between each token and the next likeliest, where log-probabilities are asked for."""
         self.fingerprint = fingerprint
-        self.boot = "1"
+        self.boot, self.elsewhere = "1", ""
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_tokens = 0
@@ -140,6 +140,8 @@ class Stub:
             return web.json_response({"error": error}, status=int(fault[6:]))
         if fault in TOO_LONG:
             return web.json_response({"error": TOO_LONG[fault]}, status=400)
+        if fault == "redirect":
+            return web.Response(status=307, headers={"location": self.elsewhere})
         if fault == "stall":
             await asyncio.sleep(600)
         if fault == "late":

@@ -108,15 +108,16 @@ class Way:
         return self.num_attempts == 1 and arm is not None and arm[1] and arm[0].share < 1
 
     def _candidates(self, only: Callable[[Upstream], bool]) -> Iterator[Upstream]:
-        """The best of each pool, the model's own first."""
+        """The best of each pool, the model's own first; then again, whatever breakers say."""
         unfit = {each for each in self._state.upstreams.values() if not only(each)}
         asked, arm = self._incoming.asked, self._incoming.arm
-        for route in self._routes():
-            pool = self._state.pools[route.name]
-            for others in barred(arm, route, pool.upstreams):
-                found = pool.choose(asked, self._without | unfit | others)
-                if found is not None:
-                    yield found
+        for last in (False, True):
+            for route in self._routes():
+                pool = self._state.pools[route.name]
+                for others in barred(arm, route, pool.upstreams):
+                    found = pool.choose(asked, self._without | unfit | others, last=last)
+                    if found is not None:
+                        yield found
 
     def _routes(self) -> Iterator[ModelRow]:
         """Its own model row, then its fallbacks, theirs behind them."""

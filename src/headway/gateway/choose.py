@@ -6,7 +6,7 @@
               least, round_robin, weighted, pinned
 
 Breakers never take the better half away: where less than half of a pool is allowed by them, all
-that are up are tried (panic).
+that are up are tried (panic). Where none is, fallbacks that are allowed go first.
 """
 
 import random
@@ -46,11 +46,16 @@ class Pool:
     """Whether only those may answer that serve the name which was asked for."""
     _turns: "count[int]" = field(default_factory=count)
 
-    def choose(self, asked: Asked, without: Collection[Upstream] = ()) -> Upstream | None:
-        """The next upstream to ask; None where no healthy one fits."""
+    def choose(
+        self, asked: Asked, without: Collection[Upstream] = (), *, last: bool = True
+    ) -> Upstream | None:
+        """The next upstream to ask; None where no healthy one fits.
+
+        A pool that is not the `last` to be asked gives nobody where breakers allow none of it.
+        """
         fitting = [each for each in self.fitting(asked) if not each.is_down]
         allowed = [each for each in fitting if each.breaker.allows]
-        if len(allowed) < PANIC_SHARE * len(fitting):
+        if len(allowed) < PANIC_SHARE * len(fitting) and (allowed or last):
             allowed = fitting
         free = [each for each in allowed if each not in without and not each.is_full]
         if not free:

@@ -125,6 +125,62 @@ async def test_a_retry_waits_for_the_budget_where_an_upstream_stands_ready(
     assert [answer.text for answer in answers] == [text_of(8)] * 8
 
 
+async def test_a_model_whose_only_upstream_fails_costs_no_attempt_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its breaker opens although it is alone: the fallback is asked first until it rests."""
+    for name, value in {"WINDOW_S": 0.3, "REST_S": 600.0, "LONGEST_REST_S": 600.0}.items():
+        monkeypatch.setattr(f"headway.gateway.breaker.{name}", value)
+    monkeypatch.setattr("headway.gateway.upstream.LOOK_S", 600.0)
+    bad, good = Stub("a", fault=lambda number: "status503"), Stub("b")
+    models = (
+        {"name": "tiny", "upstreams": ["a"], "fallbacks": ["big"]},
+        {"name": "big", "upstreams": ["b"]},
+    )
+    async with world(bad, good, models=models) as live:
+        answers = [await live.chat(stream) for stream in [True, False] * 10]
+    assert [answer.text for answer in answers] == [text_of(8)] * 20
+    assert len(bad.asked) == 5
+
+
+async def test_fallbacks_are_not_asked_over_and_over() -> None:
+    """Where all fail a request ends after two rounds, whatever the fallbacks of fallbacks are."""
+    stubs = [Stub(name, fault=lambda number: "status503") for name in "abc"]
+    models = (
+        {"name": "tiny", "upstreams": ["a"], "fallbacks": ["two", "three"]},
+        {"name": "two", "upstreams": ["b"], "fallbacks": ["three"]},
+        {"name": "three", "upstreams": ["c"]},
+    )
+    async with world(*stubs, models=models) as live:
+        live.state.budget = RetryBudget(SystemClock(), share=0.0, least=100)
+        answer = await live.chat()
+    assert answer.status == 503
+    assert [len(stub.asked) for stub in stubs] == [2, 2, 2]
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """URLs come from the configuration alone, whatever an upstream says."""
+    bad, good = Stub("a", fault=lambda number: "redirect"), Stub("b")
+    async with world(bad, good, models=TURNS) as live:
+        bad.elsewhere = good.url + "/chat/completions"
+        answers = [await live.chat(stream) for stream in (True, False)]
+        assert live.state.metrics.of("attempts", upstream="a", outcome="lied") == 1
+    assert [answer.text for answer in answers] == [text_of(8)] * 2
+    assert (len(bad.asked), len(good.asked)) == (1, 2)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_has_no_end_is_cut(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.gateway.stream.MAX_STREAM_BYTES", 1000)
+    monkeypatch.setattr("headway.gateway.whole.MAX_WHOLE_BYTES", 1000)
+    async with world(Stub("a")) as live:
+        answer = await live.chat(stream, max_tokens=2000)
+        assert live.state.metrics.of("attempts", outcome="lied") >= 1
+    assert b'"lied"' in answer.data and (b"DONE" not in answer.data)
+
+
 async def test_a_busy_upstream_is_told_at_once() -> None:
     """429 everywhere: waiting for a second try would only add to what is too much."""
     stubs = [Stub(name, fault=lambda number: "status429") for name in "ab"]
