@@ -40,7 +40,7 @@ def prompt_of(row: Row) -> list[int]:
     return tokens
 
 
-def engine_of(capacity: int, policy: str, at_once: int) -> Engine:
+def engine_of(capacity: int, policy: str, at_once: int, block_tokens: int = BLOCK_TOKENS) -> Engine:
     """A real engine with a cache of `capacity` blocks, over a runtime that computes nothing."""
     settings = Settings(
         device="null",
@@ -51,7 +51,7 @@ def engine_of(capacity: int, policy: str, at_once: int) -> Engine:
         max_num_seqs=at_once,
         max_num_batched_tokens=LONGEST * at_once,
         cache=CacheConfig(
-            block_size=BLOCK_TOKENS,
+            block_size=block_tokens,
             num_blocks=(capacity + 1,),
             prefix_cache=policy,
             attention_cost=ATTENTION_COST,
