@@ -2,13 +2,14 @@
 
 The model reads everything, and with `--kv-read` the best blocks alone, once with the layers of
 `--whole-layers` whole and once without any; or with `--option kv-keep` it keeps that much of a
-prompt. Each row answers lookups whose question stands so many characters behind the list, and is
+prompt, chosen by each of `--method`. Each row answers lookups whose question stands so many characters behind the list, and is
 compared with the whole model on windows of text, every token of which is read as if it had been
 generated; of prompts that are kept in part, those of the second half. Shares of KV are those of
 `--context` tokens, over all layers; bounds of keys count as held and as read.
 """
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from common import heading  # noqa: E402
 from headway.cli.common import model_folder  # noqa: E402
 from headway.core.kv_keep import tokens_kept  # noqa: E402
-from headway.core.kv_read import blocks_read, read_share  # noqa: E402
+from headway.core.kv_read import blocks_read  # noqa: E402
 from headway.evals.divergence import compare  # noqa: E402
 from headway.evals.questions import ask  # noqa: E402
 from headway.evals.text import TEXTS, read_text, windows  # noqa: E402
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default=None)
     parser.add_argument("--keep", default="50,25,12.5", help="percent that is read or kept")
     parser.add_argument("--option", choices=("kv-read", "kv-keep"), default="kv-read")
+    parser.add_argument("--method", default="keydiff", help="keydiff,snapkv,h2o; with kv-keep")
     parser.add_argument("--whole-layers", default="0,1")
     parser.add_argument("--distance", default="0,300,800", help="characters before the question")
     parser.add_argument("--questions", type=int, default=10, help="a third of the lookups")
@@ -96,13 +98,14 @@ def main() -> None:
         path = Path(place, "whole.yaml")
         rows = ", ".join(f"{layer}: whole" for layer in chosen.whole_layers.split(","))
         path.write_text(f"layers: {{{rows}}}\n")
-        for percent in chosen.keep.split(","):
-            for file in ("", str(path)):
-                share = {chosen.option.replace("-", "_"): f"{percent}%", "kv_layers": file}
-                name = f"{percent}%" + (f", layers {chosen.whole_layers} whole" if file else "")
-                read_share(f"{percent}%")
-                model = FolderModel(folder, **options, **share)
-                print(row(name, model, whole, chosen), flush=True)
+        methods = chosen.method.split(",") if chosen.option == "kv-keep" else [""]
+        kinds = itertools.product(chosen.keep.split(","), ("", str(path)), methods)
+        for percent, file, method in kinds:
+            given = f"{percent}%:{method}" if method else f"{percent}%"
+            share = {chosen.option.replace("-", "_"): given, "kv_layers": file}
+            name = given + (f", layers {chosen.whole_layers} whole" if file else "")
+            model = FolderModel(folder, **options, **share)
+            print(row(name, model, whole, chosen), flush=True)
 
 
 if __name__ == "__main__":

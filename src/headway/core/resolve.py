@@ -15,7 +15,7 @@ from headway.core.errors import UsageError
 from headway.core.formats import FORMATS, GROUPS, MARLIN
 from headway.core.kv_disk import plan_disk
 from headway.core.kv_format import kv_format
-from headway.core.kv_keep import keep_share
+from headway.core.kv_keep import keep_method, keep_share
 from headway.core.kv_read import read_share
 from headway.core.kv_states import checkpoint_blocks, refuse_unread
 from headway.core.machine import Machine
@@ -36,6 +36,7 @@ from headway.core.quantization import Quantization
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.speculation_config import Beside, SpeculationConfig
+from headway.core.told_settings import TOLD
 
 POLICIES = {
     "slo": "as many requests as possible within their objectives, none starves",
@@ -58,21 +59,6 @@ FP8_SAID = {
 }
 FORMATS_ON_DEVICE = {"cuda": frozenset({"int8", "int4", "fp8"})}
 """Kernels of an accelerator → the kinds of rounded weights that they multiply."""
-TOLD = {
-    "device": "device",
-    "dtype": "dtype",
-    "kv_dtype": "cache.dtype",
-    "quantization": "quantization",
-    "kernels": "kernels",
-    "attention_backend": "attention_backend",
-    "threads": "threads",
-    "prefix_cache": "cache.prefix_cache",
-    "batching": "scheduler.batching",
-    "policy": "scheduler.policy",
-    "speculate": "speculation.named",
-    "max_drafts": "speculation.max_drafts",
-}
-"""Name in `/stats` → where it is in the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +180,7 @@ def resolve(
             chooses=tuple(layer.chooses for layer in model.layers) if options.kv_keep else (),
             choosing=tuple(i for i, group in enumerate(model.kv_groups) if group.chooses),
             keep=keep_share(options.kv_keep),
+            keep_method=keep_method(options.kv_keep),
             state_every=checkpoint_blocks(model, kv_dtype, block_size),
             block_size=block_size,
             open_blocks=bool(kv_format(kv_dtype).block_size),

@@ -25,11 +25,11 @@ def start_forks(
 
     The prompt of `parent` is computed: its siblings share it, all but the last token. Each computes
     that token again, as a decode row, for a sample of its own. Those that queue up compute the
-    prompt themselves.
+    prompt themselves, as all do where its queries choose what is kept of it.
     """
     forks, parent.forks = parent.forks, []
     shared = parent.num_prompt - 1
-    is_there = parent.computed >= parent.num_prompt
+    is_there = parent.computed >= parent.num_prompt and not parent.is_watched
     if kv.states is not None:
         is_there = parent.computed == shared or not shared
     started = forks[: max(num_rows, 0)] if is_there else []

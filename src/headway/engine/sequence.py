@@ -17,6 +17,7 @@ computes the sampled token computes it too (jump forward).
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headway.core.kv_keep import blocks_dropped
 from headway.core.plan import NewSequence, Sample
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
 from headway.engine.chain import Chain, root_key
@@ -52,6 +53,7 @@ class Sequence:
         "known_to_runtime",
         "kv_keep",
         "kv_read",
+        "kv_watched",
         "max_len",
         "num_cached",
         "num_exported",
@@ -90,6 +92,7 @@ class Sequence:
         seed: int,
         kv_read: float = 1.0,
         kv_keep: float = 1.0,
+        kv_watched: int = 0,
     ) -> None:
         self.sequence_id = sequence_id
         self.request = request
@@ -123,6 +126,8 @@ class Sequence:
         """The share of its context that a token reads from `reads_from` on."""
         self.kv_keep = kv_keep
         """The share of its first `chooses_at` tokens that is kept for those behind."""
+        self.kv_watched = kv_watched
+        """How many of the last of these choose by their queries, all of them at most."""
         self.dropped = [0] * num_groups
         """By group: how many blocks shorter the table is for that than its tokens."""
         self.takes_restores = True
@@ -198,9 +203,28 @@ class Sequence:
         return len(self.tokens) if self.kv_read >= 1 else self.reads_from
 
     @property
+    def watched_from(self) -> int:
+        """The first of its tokens whose queries choose."""
+        return max(0, self.chooses_at - self.kv_watched)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether queries are to choose, or have chosen and the table is not shorter yet."""
+        if not self.kv_watched or self.kv_keep >= 1 or any(self.dropped):
+            return False
+        return blocks_dropped(self.kv_keep, self.chooses_at, 1) > 0
+
+    @property
+    def was_watched(self) -> bool:
+        """Whether such queries were computed: what they chose is known to the runtime alone."""
+        return self.computed > self.watched_from and self.is_watched
+
+    @property
     def most_found(self) -> int:
-        """How many of its tokens it may begin with as others computed them: not the last one."""
-        return min(len(self.tokens) - 1, self.num_exact)
+        """How many of its tokens it may begin with as others computed them: not the last one, nor
+        those whose queries choose."""
+        most = self.watched_from if self.is_watched else self.num_exact
+        return min(len(self.tokens) - 1, most)
 
     @property
     def num_known(self) -> int:
@@ -303,6 +327,7 @@ class Sequence:
         """What the runtime is told of a sequence it does not know: every token, forced ones too."""
         sampling = self.request.sampling
         self.num_forced = 0
+        watched = (self.watched_from, self.chooses_at) if self.is_watched else (0, 0)
         return NewSequence(
             self.sequence_id,
             self.index,
@@ -315,6 +340,7 @@ class Sequence:
             self.kv_read,
             self.reads_from,
             list(self.dropped) if any(self.dropped) else [],
+            *watched,
         )
 
     def check_integrity(self) -> None:

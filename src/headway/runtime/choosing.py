@@ -1,13 +1,20 @@
-"""Which tokens of a computed prompt a layer keeps: those whose keys are least like the others'.
+"""Which tokens of a computed prompt a layer keeps, for each KV head others.
 
-Keys of tokens that say little lie close to each other, and to their mean; those that stand apart
-are what queries look for (Park et al. 2025, *KeyDiff*). It needs neither queries nor scores, only
-what is in memory. For each KV head, of the keys k of C tokens:
+The first tokens and the newest are kept, and of the others those that a method ranks highest; of
+equals the first. Keys stay turned by their own positions. C tokens, K of them kept, G KV heads, D
+numbers of a key.
+
+*KeyDiff* (Park et al. 2025) ranks by what is in memory. Keys of tokens that say little lie close to
+each other, and to their mean; those that stand apart are what queries look for. Of a KV head's keys
+k, the least alike are the highest:
 
     unit_c = k_c / |k_c|      mean = Σ unit_c / C      alike_c = unit_c · mean / |mean|
 
-The first tokens and the newest are kept, and of the others those least alike; of equals the first.
-Keys stay turned by their own positions. C tokens, K of them kept, G KV heads, D numbers of a key.
+The others rank by the weights a that queries gave these keys (`runtime.watching`). *SnapKV* (Li et
+al. 2024) takes the last W tokens' and the mean over 5 neighbours, so that what stands beside a find
+is kept, too; *H2O* (Zhang et al. 2023) takes those of the whole prompt:
+
+    snapkv_c = Σ a_qj / 5   of q in the last W, |j - c| ≤ 2      h2o_c = Σ a_qc   of all q
 """
 
 from collections.abc import Sequence
@@ -17,10 +24,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.kv_keep import FIRST, NEWEST
+from headway.core.kv_keep import FIRST, KEYDIFF, NEWEST, SNAPKV
 from headway.core.plan import Shrink, StepPlan
 from headway.runtime.attention import KVLayer
 from headway.runtime.attention.cache import copy_blocks
+from headway.runtime.batch import WorkerState
+from headway.runtime.watched import Watched
+
+NEIGHBOURS = 5
+"""Over how many keys SnapKV takes the mean; odd."""
 
 
 class Kept(NamedTuple):
@@ -31,33 +43,48 @@ class Kept(NamedTuple):
     slots_K: Tensor
 
 
-def move(layers: list[KVLayer], plan: StepPlan) -> None:
+def move(layers: list[KVLayer], plan: StepPlan, state: WorkerState) -> None:
     """A plan's copies, and its shrinks: read before a copy is written where they lay."""
-    kept = choose(layers, plan.shrinks)
+    kept = list[Kept]()
+    for shrink in plan.shrinks:
+        sequence = state.sequences.get(shrink.sequence_id)
+        if sequence is not None:
+            kept += choose(layers, shrink, state.keeping.method, sequence.watched)
+            sequence.watched = None
     if plan.copies:
         copy_blocks(layers, plan.copies)
     put(kept)
 
 
-def choose(layers: Sequence[KVLayer], shrinks: Sequence[Shrink]) -> list[Kept]:
-    """What of each layer is kept; nothing is written yet."""
+def choose(
+    layers: Sequence[KVLayer],
+    shrink: Shrink,
+    method: str = KEYDIFF,
+    watched: Watched | None = None,
+) -> list[Kept]:
+    """What is kept of each layer of the group; nothing is written yet."""
     found = []
-    for shrink in shrinks:
-        for layer in layers:
-            if layer.group == shrink.group:
-                found.append(of_layer(layer, shrink))
+    for index, layer in enumerate(layers):
+        if layer.group == shrink.group:
+            scores_GC = None if watched is None else watched.scores[index]
+            found.append(of_layer(layer, shrink, method, scores_GC))
     return found
 
 
-def of_layer(layer: KVLayer, shrink: Shrink) -> Kept:
+def of_layer(layer: KVLayer, shrink: Shrink, method: str, scores_GC: Tensor | None) -> Kept:
     """The tokens that one layer keeps of one sequence."""
     size, device = layer.block_size, layer.k.device
     sources, targets = (
         torch.tensor(blocks, device=device) for blocks in (shrink.sources, shrink.blocks)
     )
     count = shrink.num_tokens - (len(sources) - len(targets)) * size
-    k_CGD, _ = layer.gather(sources)
-    places_GK = least_alike(k_CGD[: shrink.num_tokens], count)
+    if method == KEYDIFF:
+        k_CGD, _ = layer.gather(sources)
+        rank_CG = least_alike(k_CGD[: shrink.num_tokens])
+    else:
+        assert scores_GC is not None and scores_GC.shape[1] == shrink.num_tokens
+        rank_CG = (pooled(scores_GC) if method == SNAPKV else scores_GC).T
+    places_GK = highest(rank_CG, count)
     to_K = torch.arange(count, device=device)
     return Kept(
         layer,
@@ -72,11 +99,24 @@ def put(kept: Sequence[Kept]) -> None:
         layer.put(parts, slots_K)
 
 
-def least_alike(k_CGD: Tensor, count: int) -> Tensor:
-    """By KV head the places of the `count` tokens that are kept, (G, count), as they lie."""
+def least_alike(k_CGD: Tensor) -> Tensor:
+    """KeyDiff's rank of each key, (C, G): minus its cosine to the mean of their directions."""
     unit_CGD = functional.normalize(k_CGD.float(), dim=-1)
     mean_GD = functional.normalize(unit_CGD.mean(0), dim=-1)
-    alike_CG = (unit_CGD * mean_GD).sum(-1)
-    alike_CG = alike_CG.where(~alike_CG.isnan(), float("inf"))
-    alike_CG[:FIRST] = alike_CG[len(alike_CG) - min(NEWEST, count) :] = float("-inf")
-    return alike_CG.sort(dim=0, stable=True).indices[:count].sort(0).values.T
+    return -(unit_CGD * mean_GD).sum(-1)
+
+
+def pooled(scores_GC: Tensor) -> Tensor:
+    """SnapKV's rank, (G, C): the mean of a key's score and those beside it, which count as 0 beyond
+    the ends; the newest, whose queries these are, are kept anyway and give nothing."""
+    before_GC = scores_GC.clone()
+    before_GC[:, -NEWEST:] = 0
+    return functional.avg_pool1d(before_GC, NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)
+
+
+def highest(rank_CG: Tensor, count: int) -> Tensor:
+    """By KV head the places of the `count` tokens that are kept, (G, count), as they lie."""
+    rank_CG = rank_CG.where(~rank_CG.isnan(), float("-inf"))
+    rank_CG[:FIRST] = rank_CG[len(rank_CG) - min(NEWEST, count) :] = float("inf")
+    order_CG = rank_CG.sort(dim=0, descending=True, stable=True).indices
+    return order_CG[:count].sort(0).values.T

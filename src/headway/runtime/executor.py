@@ -117,6 +117,7 @@ class TorchExecutor:
             max_blocks=-(-settings.max_model_len // settings.cache.block_size),
             num_groups=len(settings.cache.num_blocks),
             block_size=settings.cache.block_size,
+            keeping=settings.cache.keeping,
         )
 
     def join_peers(
@@ -142,7 +143,7 @@ class TorchExecutor:
         if self.drafter is not None:
             self.drafter.follow(plan)
         self.transfers.keep(plan)
-        move(self.kv, plan)
+        move(self.kv, plan, self.state)
         if plan.transfers:
             self.transfers.begin(plan.transfers)
         if not plan.scheduled:

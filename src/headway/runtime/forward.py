@@ -162,13 +162,16 @@ class Forward:
         return [nobody] * self.stage.layers(self.spec.num_layers).start + self.kv
 
     def _own(self, batch: Batch, given_TH: Tensor | None) -> Tensor:
-        """The layers that are here, behind the rows of the stage before."""
-        if self.program is not None:
+        """The layers that are here, behind the rows of the stage before.
+
+        Where queries are watched each operation is called from Python: the numbers are the same.
+        """
+        if self.program is not None and batch.watch is None:
             if self.has_ranks:
                 given_TH = self.model.embed(batch.token_ids_T)
             return self.program(batch, given_TH)
         angles = [rope.at(batch.positions_T) for rope in self.ropes]
-        step = Step(batch=batch, kv=self.kv_by_layer, angles=angles)
+        step = Step(batch=batch, kv=self.kv_by_layer, angles=angles, watch=batch.watch)
         given = batch.token_ids_T if given_TH is None else given_TH
         hidden_TH: Tensor = self.model(given, step)
         self.experts_read = step.experts_read

@@ -32,7 +32,22 @@ def test_whole_blocks_are_given_up_and_never_too_many(share: float, size: int):
         assert kept < max(FEWEST, share * count) + 1 + size or kept == count
 
 
-@pytest.mark.parametrize("text", ["0", "101%", "a quarter", "-1"])
+@pytest.mark.parametrize("text", ["0.25", "25%", "25%:keydiff", "25%:snapkv", "0.25:h2o"])
+def test_a_method_stands_behind_the_share(text: str, tmp_path: Path):
+    """KeyDiff where none does; the settings tell it, and how many queries choose."""
+    assert keep_share(text) == 0.25
+    cache = planned(tmp_path, kv_keep=text)[1].cache
+    method = text.partition(":")[2] or "keydiff"
+    assert (cache.keep_method, cache.kept) == (method, f"0.25:{method}")
+    assert cache.keeping == ((0,), method)
+    assert min(cache.watched, 9999) == {"keydiff": 0, "snapkv": 16, "h2o": 9999}[method]
+    assert planned(tmp_path, kv_keep=text)[1].told()["kv_keep"] == cache.kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0", "101%", "a quarter", "-1", "25%:", "25%:best", ":snapkv", "25%:h2o:h2o", "snapkv:25%"],
+)
 def test_what_is_no_share_is_refused(text: str):
     with pytest.raises(UsageError, match="--kv-keep is"):
         keep_share(text)

@@ -156,6 +156,15 @@ def attend_at(
     q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
 ) -> Tensor:
     """Attention of the Q positions up to `context` to keys at these positions, (Q, N, D)."""
+    weights_GRQC = weights_at(q_QND, k_CGD, rule, key_at_C, context)
+    out = torch.einsum("gnqc,cgd->qgnd", weights_GRQC, v_CGD.float())
+    return out.reshape(*q_QND.shape[:2], -1).to(q_QND.dtype)
+
+
+def weights_at(
+    q_QND: Tensor, k_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
+) -> Tensor:
+    """The weights of the keys in that sum, by KV head and its query heads, (G, N / G, Q, C)."""
     length, num_heads, head_dim = q_QND.shape
     kv_heads = k_CGD.shape[1]
     q = q_QND.float().view(length, kv_heads, num_heads // kv_heads, head_dim)
@@ -165,9 +174,7 @@ def attend_at(
     query_at = torch.arange(context - length, context, device=q.device)[:, None]
     seen = rule.sees(query_at, key_at_C[None, :])
     scores, logits = scores.masked_fill(~seen, float("-inf")), rule.sink_logits
-    weights = softmax(scores, None if logits is None else logits.float().view(kv_heads, -1, 1, 1))
-    out = torch.einsum("gnqc,cgd->qgnd", weights, v_CGD.float())
-    return out.reshape(length, num_heads, -1).to(q_QND.dtype)
+    return softmax(scores, None if logits is None else logits.float().view(kv_heads, -1, 1, 1))
 
 
 def softmax(scores: Tensor, sink_logits: Tensor | None) -> Tensor:
