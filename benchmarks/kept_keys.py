@@ -2,10 +2,11 @@
 
 The model reads everything, and with `--kv-read` the best blocks alone, once with the layers of
 `--whole-layers` whole and once without any; or with `--option kv-keep` it keeps that much of a
-prompt, chosen by each of `--method`. Each row answers lookups whose question stands so many characters behind the list, and is
-compared with the whole model on windows of text, every token of which is read as if it had been
-generated; of prompts that are kept in part, those of the second half. Shares of KV are those of
-`--context` tokens, over all layers; bounds of keys count as held and as read.
+prompt, chosen by each of `--method`. Each row answers lookups whose question stands so many
+characters behind the list, and is compared with the whole model on windows of text, every token of
+which is read as if it had been generated; of prompts that are kept in part, those of the second
+half. Shares of KV are those of `--context` tokens, over all layers; bounds of keys count as held
+and as read.
 """
 
 import argparse

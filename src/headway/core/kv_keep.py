@@ -29,7 +29,7 @@ FIRST, NEWEST = 4, 16
 """Tokens at both ends of a prompt that every head keeps."""
 KEYDIFF, SNAPKV, H2O = "keydiff", "snapkv", "h2o"
 WATCHED = {KEYDIFF: 0, SNAPKV: NEWEST, H2O: 2**40}
-"""By method how many of a prompt's last tokens choose by their queries; the whole prompt at most."""
+"""By method how many of a prompt's last tokens choose by their queries; all of them at most."""
 
 
 class Keeping(NamedTuple):
@@ -37,6 +37,9 @@ class Keeping(NamedTuple):
 
     groups: tuple[int, ...] = ()
     method: str = KEYDIFF
+
+
+ALL_KEPT = Keeping()
 
 
 def keep_share(text: str) -> float:

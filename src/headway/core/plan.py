@@ -129,8 +129,9 @@ class Shrink(msgspec.Struct, array_like=True, gc=False):
     """Of the first `num_tokens` of a sequence each head of `group` keeps as many as `blocks` need.
 
     They are chosen by the runtime, from the keys in `sources` or by the queries that it watched,
-    and lie in `blocks` from now on, in their order; whatever comes behind follows. The table is len(sources) - len(blocks) entries
-    shorter, for good. Worked example, blocks of 4, a prompt of 18 tokens that shrinks by 2 blocks:
+    and lie in `blocks` from now on, in their order; whatever comes behind follows. The table is
+    len(sources) - len(blocks) entries shorter, for good. Worked example, blocks of 4, a prompt of
+    18 tokens that shrinks by 2 blocks:
 
         sources [3 8 1 5 2]   blocks [9 4 7]   10 tokens are kept, token 18 lies in block 7, slot 2
     """

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.kv_keep import Keeping
+from headway.core.kv_keep import ALL_KEPT, Keeping
 from headway.core.kv_read import FEWEST
 from headway.core.plan import NewSequence, ScheduledSequence, Shrink, StepPlan, sampled_in
 from headway.runtime.watched import Seen, Watch, Watched
@@ -127,7 +127,7 @@ class WorkerState:
         max_blocks: int,
         num_groups: int,
         block_size: int,
-        keeping: Keeping = Keeping(),
+        keeping: Keeping = ALL_KEPT,
     ) -> None:
         self.block_size, self.keeping = block_size, keeping
         self.sequences: dict[int, WorkerSequence] = {}

@@ -20,14 +20,14 @@ class Watched:
 
 
 class Seen(NamedTuple):
-    """Tokens of a batch whose queries are watched: those of its row `row`, `count` from the batch's
-    token `at` on, the first at `position`."""
+    """Tokens of a batch whose queries are watched: those of its row `row`, `length` from the
+    batch's token `at` on, the first at `position`."""
 
     watched: Watched
     row: int
     at: int
     position: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)

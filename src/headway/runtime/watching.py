@@ -35,9 +35,9 @@ def see(
     """The queries of layer `index`, whose keys of this step are written."""
     if layer.group not in watch.groups:
         return
-    for watched, row, at, position, count in watch.rows:
+    for watched, row, at, position, length in watch.rows:
         table_B = tables_GSB[layer.group][row]
-        look(watched, index, layer, table_B, rule, q_TND[at : at + count], position)
+        look(watched, index, layer, table_B, rule, q_TND[at : at + length], position)
 
 
 def look(

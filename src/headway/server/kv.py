@@ -31,7 +31,7 @@ LOSSY = "--kv-layers, --kv-read, --kv-keep and --kv-cache-dtype"
 
 class KVAsked(msgspec.Struct, forbid_unknown_fields=True):
     """The field `kv` as an object: the share of its context that a generated token reads, that of
-    its prompt that is kept, and by which method, which is the server's: the gate judged that one."""
+    its prompt that is kept, and by which method: the server's, for the gate judged that one."""
 
     read: float | None = None
     keep: float | None = None
