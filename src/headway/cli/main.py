@@ -44,6 +44,8 @@ from headway.core.options import (
     read_options,
 )
 
+DRY_RUN, CHAT = "--dry-run", "--chat"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
@@ -55,6 +57,8 @@ class Verb:
     function: str
     passes_on: bool = False
     """What stands behind `--` is for another program, in `Call.beyond`."""
+    switches: tuple[str, ...] = (DRY_RUN,)
+    """Words without a value that it takes, beside those of every verb."""
 
 
 VERBS = {
@@ -93,12 +97,14 @@ VERBS = {
         help="Make an API key and the row of a --key-file that lets it in, or end one.",
         tables=(KeyOptions,),
         function="headway.cli.key:key",
+        switches=(),
     ),
     "run": Verb(
         usage="run [FOLDER] PROMPT",
         help="Print the completion of a prompt; --chat applies the chat template.",
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:run",
+        switches=(DRY_RUN, CHAT),
     ),
     "chat": Verb(
         usage="chat [FOLDER]",
@@ -117,12 +123,14 @@ VERBS = {
         help="The models on this machine.",
         tables=(),
         function="headway.cli.hub:ls",
+        switches=(),
     ),
     "pull": Verb(
         usage="pull ORG/NAME",
         help="Fetch a model from the Hugging Face hub.",
         tables=(PullOptions,),
         function="headway.cli.hub:pull",
+        switches=(),
     ),
     "launch": Verb(
         usage="launch AGENT [-- …]",
@@ -130,24 +138,28 @@ VERBS = {
         tables=(LaunchOptions,),
         function="headway.cli.launch:launch",
         passes_on=True,
+        switches=(),
     ),
     "place": Verb(
         usage="place MODELS.yaml",
         help="Say which model goes on which of --machines, at the least price.",
         tables=(PlaceOptions,),
         function="headway.cli.place:place",
+        switches=(),
     ),
     "rules": Verb(
         usage="rules",
         help="Print Prometheus rules for the error budgets of a server's classes.",
         tables=(ServerOptions,),
         function="headway.cli.rules:rules",
+        switches=(),
     ),
     "trace": Verb(
         usage="trace URL OUT.json",
         help="Write the last seconds of a server as a trace for Perfetto.",
         tables=(TraceOptions,),
         function="headway.cli.trace:trace",
+        switches=(),
     ),
     "bench": Verb(
         usage="bench URL",
@@ -166,12 +178,14 @@ VERBS = {
         help="Which machines hold a traffic, how many, at what cost; what breaks first.",
         tables=(PlanOptions, BenchOptions, EngineOptions),
         function="headway.cli.plan:plan",
+        switches=(),
     ),
     "tune": Verb(
         usage="tune [FOLDER]",
         help="Which options serve a traffic best: searched in simulation, confirmed for real.",
         tables=(TuneOptions, BenchOptions, EngineOptions),
         function="headway.cli.tune:tune",
+        switches=(),
     ),
     "eval": Verb(
         usage="eval [MODEL | URL]",
@@ -184,6 +198,7 @@ VERBS = {
         help="What limits the server at a URL, a bench report, or this machine with a folder.",
         tables=(DoctorOptions, EngineOptions),
         function="headway.cli.doctor:doctor",
+        switches=(),
     ),
     "widen": Verb(
         usage="widen FOLDER OUT",
@@ -216,7 +231,11 @@ VERBS = {
         function="headway.cli.narrow:narrow",
     ),
 }
-SWITCHES = ("--dry-run", "--chat", "-v", "--verbose")
+VERBOSE = ("-v", "--verbose")
+SWITCH_HELP = {
+    DRY_RUN: "  --dry-run                          Say what would be done and with what, and stop.",
+    CHAT: "  --chat                             Apply the chat template to the prompt.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,8 +292,10 @@ def dispatch(arguments: list[str]) -> int:
     if topics:
         print(verb_help(verb, topics[0].partition("=")[2]))
         return 0
-    switches = frozenset(a for a in rest if a in SWITCHES)
-    rest = [a for a in rest if a not in SWITCHES]
+    switches = frozenset(a for a in rest if a in (DRY_RUN, CHAT, *VERBOSE))
+    if wrong := sorted(switches - {*verb.switches, *VERBOSE}):
+        raise UsageError(f"headway {name} has no {wrong[0]}.", f"Leave {wrong[0]} out.")
+    rest = [a for a in rest if a not in switches]
     options, positionals, sources = read_options(verb.tables, rest, os.environ)
     call = Call(
         options=options,
@@ -305,7 +326,7 @@ def verb_help(verb: Verb, topic: str) -> str:
     if not topic:
         lines += [
             "  --config FILE                      Options from a YAML file.",
-            "  --dry-run                          Print the settings with reasons, and stop.",
+            *(SWITCH_HELP[switch] for switch in verb.switches),
             "  -v                                 Tracebacks with errors.",
             "",
             "--help=all shows every option; each is also HEADWAY_NAME in the environment.",

@@ -1,0 +1,35 @@
+"""Words without a value: a verb honours `--dry-run` and `--chat`, or refuses them by name."""
+
+from pathlib import Path
+
+import pytest
+
+from headway.cli.main import CHAT, DRY_RUN, VERBS, main
+
+CLI = Path(main.__code__.co_filename).parent
+
+
+@pytest.mark.parametrize("switch", [DRY_RUN, CHAT])
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_takes_the_switches_that_its_module_reads(name, switch):
+    module = CLI / (VERBS[name].function.partition(":")[0].rpartition(".")[2] + ".py")
+    source, of_run = module.read_text(), name == "run"
+    reads = f'"{switch}" in call.switches' in source or f'"{switch}" not in call.switches' in source
+    assert (switch in VERBS[name].switches) == (reads and (switch != CHAT or of_run))
+
+
+def test_what_would_write_a_key_is_refused_beside_dry_run(tmp_path, capsys):
+    file = tmp_path / "keys.yaml"
+    assert main(["key", "alice", f"--file={file}", "--dry-run"]) == 2
+    assert "headway key has no --dry-run" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_help_shows_the_switches_of_a_verb(capsys):
+    shown = {}
+    for name in ("run", "serve", "tune"):
+        assert main([name, "--help"]) == 0
+        shown[name] = capsys.readouterr().out
+    assert "  --chat " in shown["run"] and "  --dry-run " in shown["run"]
+    assert "  --dry-run " in shown["serve"] and "  --chat " not in shown["serve"]
+    assert "  --dry-run " not in shown["tune"]
