@@ -18,6 +18,7 @@ from headway.cli.common import model_folder, model_name, print_settings
 from headway.cli.engines import count_engines, join_clients, make_clients, share_of_machine
 from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import UsageError
+from headway.core.formats import FORMATS
 from headway.core.logs import set_up_logs, written_aside
 from headway.core.model_files import read_document
 from headway.core.model_spec import read_model_spec
@@ -26,11 +27,18 @@ from headway.core.progress import bytes_bar
 from headway.core.served_spec import as_served
 from headway.core.service import LIKE_INTERACTIVE, ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS
+from headway.core.speculation_config import DRAFTERS
 
 log = logging.getLogger(__name__)
 
 FALLBACK_KV_MEMORY = Bytes(-20)
 """Share of the free memory that a second engine takes for KV: the first loads beside it."""
+OF_FIRST = (
+    *("max_model_len", "tokenizer", "chat_template", "fp8", "draft_model", "draft_vocab_size"),
+    *("kv_layers", "kv_read", "kv_keep", "kv_cache_dtype_skip_layers"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "sum_parts", "rank_transport"),
+)
+"""Options of the engine that are of one model alone: its layers, heads, weights and words."""
 
 if TYPE_CHECKING:
     from headway.admit.admission import Rules
@@ -155,14 +163,6 @@ def add_fallback(
         raise UsageError(
             f"--fallback-model {place}: the name {name} is taken.", f"Write other={place}."
         )
-    memory = engine_options.kv_memory or FALLBACK_KV_MEMORY
-    second_options = replace(
-        engine_options,
-        kv_memory=memory,
-        max_model_len=None,
-        tokenizer="",
-        chat_template="",
-    )
     options = replace(
         state.options,
         served_model_name=[name],
@@ -173,9 +173,26 @@ def add_fallback(
         switch_roles=False,
     )
     state.models[name] = make_model(
-        folder, second_options, options, logs, classes, lambda done, total: None
+        folder, of_second(engine_options), options, logs, classes, lambda done, total: None
     )
     state.fallback_model = name
+
+
+def of_second(options: EngineOptions) -> EngineOptions:
+    """What the engine of another folder is started with: all but what is of the first model alone.
+
+    `--kv-layers FILE` numbers layers of the first, its gate judged no other weights, and
+    `--speculate medusa,lookup` is `lookup` where other weights have no heads.
+    """
+    own = EngineOptions()
+    named = [source.strip() for source in options.speculate.split(",")]
+    return replace(
+        options,
+        **{name: getattr(own, name) for name in OF_FIRST},
+        kv_memory=options.kv_memory or FALLBACK_KV_MEMORY,
+        quantization=options.quantization if options.quantization in FORMATS else "none",
+        speculate=",".join(source for source in named if source not in DRAFTERS) or "off",
+    )
 
 
 def watch_cores(state: "State") -> None:
