@@ -9,6 +9,7 @@ named by their SHA-256 (`headway narrow … --gate` too), and `headway serve` as
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +32,27 @@ if TYPE_CHECKING:
 DISTANCES = [0, 300, 800]
 """Lookups that a gate of fewer tokens has to ask, in characters between list and question."""
 KEPT_ALIKE = ("dtype", "quantization", "quantization_group", "quantization_head", "kv_cache_dtype")
+GIVEN_ALIKE = ("kv_cache_dtype_skip_layers", "block_size", "fp8")
+"""Options that are a fact of the way where they are given: layers in the model's own type, tokens
+of a block, whose bounds are read, and what FP8 becomes."""
 
 
 def record_file(folder: Path, engine: EngineOptions) -> Path | None:
-    """Where it is written that this way has passed; None where nothing is left out."""
+    """Where it is written that this way has passed; None where nothing is left out.
+
+    A file of `--kv-layers` that only calls layers whole leaves nothing out by itself.
+    """
     if not (engine.kv_layers or engine.kv_read or engine.kv_keep):
+        return None
+    whole = read_model_spec(folder)
+    layers = as_served(whole, engine).layers
+    if layers == tuple(
+        replace(own, whole=layer.whole) for own, layer in zip(whole.layers, layers, strict=True)
+    ):
         return None
     from headway.runtime.weight_key import content_digest, model_files
 
     state, clock = default_folder() / "kv-gates", SystemClock()
-    layers = as_served(read_model_spec(folder), engine).layers
     facts: dict[str, Any] = {
         "files": [content_digest(path, state / "digests", clock) for path in model_files(folder)],
         "layers": [[layer.window, layer.sinks, bool(layer.bounds)] for layer in layers],
@@ -51,6 +63,9 @@ def record_file(folder: Path, engine: EngineOptions) -> Path | None:
         facts["keep"] = [keep_share(engine.kv_keep), [layer.chooses for layer in layers]]
         method = keep_method(engine.kv_keep)
         facts |= {"method": method} if method != KEYDIFF else {}
+    own = EngineOptions()
+    given = {name: getattr(engine, name) for name in GIVEN_ALIKE}
+    facts |= {name: value for name, value in given.items() if value != getattr(own, name)}
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return state / f"{name}.json"
 

@@ -1,5 +1,6 @@
 """Fewer tokens are served where a gate was passed with them, and refused otherwise."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,27 @@ def test_a_passed_gate_lets_the_same_way_start_and_no_other(
     ):
         with pytest.raises(UsageError, match="no gate was passed"):
             kv_gate.check(FOLDER, other)
+
+
+def test_blocks_of_another_size_and_skipped_layers_have_gates_of_their_own():
+    """Passed in blocks of 16 and with two layers in the model's type, asked without."""
+    skips = EngineOptions(
+        kv_read="25%", kv_cache_dtype="int8", kv_cache_dtype_skip_layers="0,1", block_size=16
+    )
+    kv_gate.record(FOLDER, skips, report(), [0, 300, 800])
+    kv_gate.check(FOLDER, skips)
+    for other in ({"kv_cache_dtype_skip_layers": ""}, {"block_size": 64}):
+        with pytest.raises(UsageError, match="no gate was passed"):
+            kv_gate.check(FOLDER, replace(skips, **other))
+
+
+def test_a_file_that_only_calls_layers_whole_leaves_nothing_out(tmp_path: Path):
+    whole = tmp_path / "kv.yaml"
+    whole.write_text("layers: {0-1: whole}")
+    assert kv_gate.record_file(FOLDER, EngineOptions(kv_layers=str(whole))) is None
+    windows = tmp_path / "windows.yaml"
+    windows.write_text("layers: {0: {window: 64}, 1: whole}")
+    assert kv_gate.record_file(FOLDER, EngineOptions(kv_layers=str(windows))) is not None
 
 
 def test_a_share_of_prompts_has_a_gate_of_its_own(tmp_path: Path):
