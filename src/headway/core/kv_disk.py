@@ -3,6 +3,7 @@
 20GB             20 GB in the user's cache folder, $XDG_CACHE_HOME/headway/kv
 /var/kv          10 GB in that folder
 /var/kv:20GB     both
+20XB             refused: a folder of that name is ./20XB
 """
 
 import re
@@ -14,6 +15,7 @@ from headway.core.reasons import Reasons
 
 DEFAULT_BYTES, LEAST_BYTES = 10 * 10**9, 10**6
 SIZE = re.compile(r"[0-9.]+\s*([kmgt]i?b?|b)?", re.IGNORECASE)
+LIKE_SIZE = re.compile(r"[0-9.]+\s*[a-z]{0,4}", re.IGNORECASE)
 THROUGH = "through"
 
 
@@ -26,6 +28,11 @@ def plan_disk(options: EngineOptions, reasons: Reasons) -> tuple[str, int, float
         raise UsageError(
             "--kv-disk keeps what the prefix cache lists, and --no-prefix-cache turns that off.",
             "Leave one of them out.",
+        )
+    if not num_bytes and options.kv_disk_write != EngineOptions().kv_disk_write:
+        raise UsageError(
+            f"--kv-disk-write {options.kv_disk_write}: without --kv-disk nothing is written.",
+            "Add --kv-disk 20GB, or leave it out.",
         )
     why = "no prompt and no answer reaches a disk"
     if num_bytes:
@@ -41,6 +48,11 @@ def read_kv_disk(text: str) -> tuple[str, int]:
     folder, _, size = ("", "", text) if SIZE.fullmatch(text) else text.rpartition(":")
     if not SIZE.fullmatch(size) or (not folder and size != text):
         folder, size = text, ""
+    if LIKE_SIZE.fullmatch(folder):
+        raise UsageError(
+            f"--kv-disk {text}: {folder} is neither a number of bytes nor a path.",
+            f"Give bytes as 20GB, or a folder as ./{folder}.",
+        )
     num_bytes = size_of(size, "--kv-disk") if size else DEFAULT_BYTES
     if num_bytes < LEAST_BYTES:
         raise UsageError(f"--kv-disk {text}: {num_bytes} bytes are too few.", "Give 1MB or more.")

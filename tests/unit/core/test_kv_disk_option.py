@@ -40,6 +40,15 @@ def test_too_few_bytes_are_refused(text: str):
     assert "1MB" in raised.value.fix
 
 
+@pytest.mark.parametrize("text", ["20XB", "20 gigs", "5.5.5GB:20GB", "7tbs"])
+def test_what_looks_like_a_size_and_is_none_names_no_folder(text: str):
+    with pytest.raises(UsageError, match="neither a number of bytes nor a path") as raised:
+        read_kv_disk(text)
+    folder, _, _ = text.partition(":")
+    assert f"./{folder}" in raised.value.fix
+    assert read_kv_disk(f"./{folder}") == (f"./{folder}", DEFAULT_BYTES)
+
+
 @pytest.mark.parametrize(
     ("text", "bytes_s"), [("through", 0.0), ("100MB", 1e8), ("1GiB", float(2**30)), ("1", 1.0)]
 )
@@ -89,3 +98,8 @@ def test_a_wrong_rate_is_refused_though_there_is_no_disk():
     """What is asked is honoured or refused, never dropped."""
     with pytest.raises(UsageError, match="--kv-disk-write"):
         planned(kv_disk_write="often")
+
+
+def test_a_rate_without_a_disk_is_refused():
+    with pytest.raises(UsageError, match="--kv-disk-write through: without --kv-disk"):
+        planned(kv_disk_write="through")
