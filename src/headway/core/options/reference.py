@@ -138,7 +138,7 @@ def row(table: type, field: "dataclasses.Field[object]") -> str:
     kind, many = value_type(table, field.name)
     rules = field.metadata
     type_name = "flag" if kind is bool else (rules["unit"] or kind.__name__.lower())
-    if many:
+    if many and not type_name.endswith("s"):
         type_name += "s"
     if rules["choices"]:
         type_name = " \\| ".join(rules["choices"])

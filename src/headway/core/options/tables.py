@@ -278,7 +278,7 @@ class ServerOptions:
     )
     kv_ungated: bool = option(
         False,
-        "Start with --kv-layers or --kv-read though no gate was passed so: for research.",
+        "Start with --kv-layers, --kv-read or --kv-keep though no gate was passed: for research.",
     )
     served_model_name: list[str] = option(
         [], "Names clients use for the model; the first is echoed.", common=True

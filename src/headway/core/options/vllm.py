@@ -187,7 +187,7 @@ REFUSED = (
     Refused(names="num_gpu_blocks_override", fix="Say how much memory: --kv-memory 4GiB, or 40%."),
     Refused(
         names="kv_offloading_size kv_offloading_backend kv_transfer_config",
-        fix="Preempted requests are copied to --kv-host-memory; there is no other tier.",
+        fix="KV blocks are copied to --kv-host-memory, and kept on a disk by --kv-disk.",
     ),
     Refused(
         names="long_prefill_token_threshold max_num_partial_prefills "
