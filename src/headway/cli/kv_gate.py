@@ -63,9 +63,9 @@ def record_file(folder: Path, engine: EngineOptions) -> Path | None:
         facts["keep"] = [keep_share(engine.kv_keep), [layer.chooses for layer in layers]]
         method = keep_method(engine.kv_keep)
         facts |= {"method": method} if method != KEYDIFF else {}
-    own = EngineOptions()
+    defaults = EngineOptions()
     given = {name: getattr(engine, name) for name in GIVEN_ALIKE}
-    facts |= {name: value for name, value in given.items() if value != getattr(own, name)}
+    facts |= {name: value for name, value in given.items() if value != getattr(defaults, name)}
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return state / f"{name}.json"
 
