@@ -48,7 +48,18 @@ class EventStream:
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send one or several events, behind whatever is on its way."""
+        """Send one or several events, behind whatever is on its way.
+
+        Amid a stream the lock is not taken: a ping that comes meanwhile is no trouble.
+        """
+        if self.started and not last and not self._lock.locked():
+            self._silent_s = 0.0
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            await self._in_turn(data, last)
+
+    async def _in_turn(self, data: bytes, last: bool = False) -> None:
+        """The same where order counts: the first, the last, and pings beside them."""
         async with self._lock:
             if not self.started:
                 await self._start()
@@ -73,9 +84,9 @@ class EventStream:
             self._silent_s += TICK_S
             if self.started:
                 if self._silent_s >= PING_INTERVAL_S:
-                    await self.write(self._ping)
+                    await self._in_turn(self._ping)
             elif self._due(self._silent_s):
-                await self.write(self._opening() or self._ping)
+                await self._in_turn(self._opening() or self._ping)
 
     def stop_pinging(self) -> None:
         self._keeper.cancel()

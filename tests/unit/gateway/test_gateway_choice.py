@@ -1,5 +1,6 @@
 """Which upstream is asked: breakers, budgets, beginnings of prompts, what fits, policies."""
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -206,6 +207,55 @@ async def test_chats_with_shared_beginnings_stay_together() -> None:
             homes.update({body["messages"][0]["content"] for body in stub.asked})
     assert sum(homes.values()) <= 22, "each beginning is computed once"
     assert max(loads) <= 1.3 * 20, loads
+
+
+def test_a_short_queue_has_no_beginning_computed_elsewhere() -> None:
+    """It is: once the queue is longer than computing it, and the wait of who comes next there."""
+    pool = Pool([upstream(VirtualClock(), name) for name in "ab"])
+    known, other = pool.upstreams
+    prompt = b"x" * 4096
+    asked = Asked(model="m", keys=page_keys("", prompt), num_bytes=4096, answer=0)
+    known.seen.add(list(asked.keys))
+    takes_s = 4096 / known.speed.bytes_per_token * known.speed.token_s
+    for queue, expected in ((0.9, known), (1.5, known), (4.0, other)):
+        known.speed.take(Load(queue_s=queue * takes_s, boot="1"))
+        assert pool.choose(asked) is expected, queue
+
+
+def test_one_hot_replica_leaves_the_others_their_beginnings() -> None:
+    """Whoever is known elsewhere goes there; the queue of one is nobody else's."""
+    pool = Pool([upstream(VirtualClock(), name) for name in "abc"])
+    prompts = {each.name: each.name.encode() * 4096 for each in pool.upstreams}
+    asked = {
+        name: Asked(model="m", keys=page_keys("", prompt), num_bytes=4096, answer=1)
+        for name, prompt in prompts.items()
+    }
+    for each in pool.upstreams:
+        each.seen.add(list(asked[each.name].keys))
+    pool.upstreams[0].speed.take(Load(queue_s=9.0, boot="1"))
+    chosen = {name: pool.choose(request) for name, request in asked.items()}
+    assert chosen["b"] is pool.upstreams[1] and chosen["c"] is pool.upstreams[2]
+    assert chosen["a"] is not pool.upstreams[0]
+
+
+async def test_a_replica_that_is_stuck_draws_no_traffic() -> None:
+    """It takes requests and says nothing: its cache stays the smallest, and its queue does not."""
+    stubs = [Stub("a", headway=True, fault=lambda number: "stall"), Stub("b", headway=True)]
+    async with world(*stubs) as live:
+        texts = [f"{number} " * 2000 for number in range(12)]
+        asked = [
+            asyncio.create_task(live.chat(messages=[{"role": "user", "content": text}]))
+            for text in texts
+        ]
+        while sum(task.done() for task in asked) + len(stubs[0].asked) < len(texts):
+            await asyncio.sleep(0.02)
+        held = len(stubs[0].asked)
+        for number in range(8):
+            await live.chat(messages=[{"role": "user", "content": f"again {number} " * 500}])
+        assert len(stubs[0].asked) == held <= len(texts) / 2
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_a_restarted_replica_is_known_to_have_forgotten() -> None:
