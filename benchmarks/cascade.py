@@ -7,6 +7,8 @@
 asked through the gateway three times: of the dear route, of the cheap one, and of the cascade. CPU
 is that of the servers with their engines, and of the gateway. Random routing at the same cost asks
 a share of the questions cheaply, whichever they are: its right answers follow from the two alone.
+The curve is that of one threshold of the margin for all skills, as if it were known: the cheap
+answers at least so sure are kept, the others asked again of the dear route at its mean cost.
 Embedded as they are both models take what HTTP takes, and no cascade pays; so the dear one is
 widened (docs/widen.md): the same answers at the cost of its shape.
 """
@@ -61,24 +63,39 @@ def gateway(file: Path) -> Iterator[tuple[str, int]]:
         yield on
 
 
-async def asked(url: str, model: str, questions: list[tuple[str, Example]]) -> list[bool]:
-    """Whether each answer of a route is right."""
+async def asked(
+    url: str, model: str, questions: list[tuple[str, Example]]
+) -> tuple[list[bool], list[float]]:
+    """Whether each answer of a route is right; of the cheap one its margin in nats, too."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(http: aiohttp.ClientSession, skill: str, example: Example) -> bool:
+    async def one(http: aiohttp.ClientSession, skill: str, example: Example) -> tuple[bool, float]:
         body = {
             "model": model,
             "messages": example.messages,
             "max_tokens": MAX_TOKENS.get(skill, OTHER_TOKENS),
             "temperature": 0,
             "metadata": {"task": skill},
+            **({"logprobs": True, "top_logprobs": 2} if model == "cheap" else {}),
         }
         async with places, http.post(f"{url}/v1/chat/completions", json=body) as answer:
-            told = await answer.json()
-            return example.accepts(told["choices"][0]["message"]["content"] or "")
+            choice = (await answer.json())["choices"][0]
+            return example.accepts(choice["message"]["content"] or ""), margin(choice)
 
     async with aiohttp.ClientSession() as http:
-        return await asyncio.gather(*(one(http, *question) for question in questions))
+        found = await asyncio.gather(*(one(http, *question) for question in questions))
+    return [right for right, _ in found], [least for _, least in found]
+
+
+def margin(choice: dict[str, Any]) -> float:
+    """The least gap in nats from a token to the next likeliest; 0 without log-probabilities."""
+    gaps = [
+        token["logprob"] - other["logprob"]
+        for token in (choice.get("logprobs") or {}).get("content") or ()
+        for other in token["top_logprobs"]
+        if other["token"] != token["token"]
+    ]
+    return min(gaps, default=0.0)
 
 
 def config(folder: Path, cheap: str, dear: str, evidence: str) -> Path:
@@ -116,13 +133,16 @@ def measured(given: argparse.Namespace, folder: Path, dear: str) -> None:
             flags = [*levels, f"--questions={given.calibration}", f"--tolerance={given.tolerance}"]
             headway("calibrate", str(file), "--concurrency=8", *flags)
         found: dict[str, tuple[list[bool], float]] = {}
+        margins: list[float] = []
         with gateway(file) as (url, gateway_pid):
             pids = (cheap_pid, dear_pid, gateway_pid)
             for model in ("dear", "cheap", "cascade"):
                 before_s = sum(map(cpu_s, pids))
-                right = asyncio.run(asked(url, model, questions))
+                right, told = asyncio.run(asked(url, model, questions))
                 found[model] = right, sum(map(cpu_s, pids)) - before_s
+                margins = told if model == "cheap" else margins
     show(found, questions)
+    curve(found, margins)
 
 
 def show(found: dict[str, tuple[list[bool], float]], questions: list[tuple[str, Any]]) -> None:
@@ -148,12 +168,30 @@ def show(found: dict[str, tuple[list[bool], float]], questions: list[tuple[str, 
         )
     )
     print(f"\n{len(questions)} questions\n\n{markdown(COLUMNS, rows)}\n")
-    by_skill = [
-        (skill, *(sum(each[0][i] for i in places) for each in found.values()), len(places))
-        for skill in SKILLS
-        if (places := [i for i, question in enumerate(questions) if question[0] == skill])
-    ]
+    by_skill = []
+    for skill in SKILLS:
+        places = [i for i, question in enumerate(questions) if question[0] == skill]
+        cells = []
+        for right, _ in found.values():
+            count = sum(right[i] for i in places)
+            low, high = wilson(count, len(places))
+            cells.append(f"{count} ({low:.0%} … {high:.0%})")
+        by_skill.append((skill, *cells, len(places)))
     print(markdown(("skill", *found, "asked"), by_skill))
+
+
+def curve(found: dict[str, tuple[list[bool], float]], margins: list[float]) -> None:
+    """Right answers by cost, for one threshold after the other, beside random routing."""
+    (dear, dear_s), (cheap, cheap_s) = found["dear"], found["cheap"]
+    count, rows = len(dear), []
+    order = sorted(range(count), key=lambda place: -margins[place])
+    for kept in range(count, -1, -count // 12):
+        right = sum(cheap[i] for i in order[:kept]) + sum(dear[i] for i in order[kept:])
+        cost_s = cheap_s + dear_s * (count - kept) / count
+        share = min(1.0, max(0.0, (dear_s - cost_s) / (dear_s - cheap_s)))
+        chance = share * sum(cheap) + (1 - share) * sum(dear)
+        rows.append((f"{kept / count:.0%}", f"{cost_s / dear_s:.0%}", right, f"{chance:.0f}"))
+    print(f"\n{markdown(('kept', 'of dear CPU', 'right', 'random routing'), rows)}")
 
 
 def main() -> None:
