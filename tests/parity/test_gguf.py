@@ -225,13 +225,23 @@ def test_what_is_wrong_with_tensors_is_named(tmp_path: Path):
     gguf_file.write(file, gguf_file.LLAMA, without)
     with pytest.raises(CheckpointError, match=r"mlp.down_proj(.|\n)*missing(.|\n)*blk.0.odd"):
         engine_for(file)
-    spoiled = dict(gguf_file.llama_tensors())
-    spoiled["blk.0.ffn_up.weight"] = ("Q4_0", (64, 32), b"\x00\x7c" + bytes(64 * 18 - 2))
-    gguf_file.write(file, gguf_file.LLAMA, spoiled)
-    with pytest.raises(CheckpointError, match=r"blk.0.ffn_up.weight has a scale"):
-        engine_for(file)
     gguf_file.write(
         file, gguf_file.LLAMA, {**tensors, "blk.0.attn_q.weight": gguf_file.zeros("Q4_0", 28, 32)}
     )
     with pytest.raises(CheckpointError, match="4 heads"):
+        engine_for(file)
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_up.weight", "token_embd.weight"])
+@pytest.mark.parametrize("half", [0x7C00, 0x7E00, 0xFC00])
+def test_scale_that_is_no_number_is_named(name: str, half: int, tmp_path: Path):
+    """Infinite, NaN, minus infinite; of a matrix, and of an embedding with a head beside it."""
+    tensors = gguf_file.llama_tensors()
+    tensors["output.weight"] = gguf_file.zeros("F32", *tensors["token_embd.weight"][1])
+    rows, columns = tensors[name][1]
+    blocks = bytearray(rows * columns // 32 * 18)
+    blocks[-18:-16] = half.to_bytes(2, "little")
+    tensors[name] = ("Q4_0", (rows, columns), bytes(blocks))
+    file = gguf_file.write(tmp_path / "model.gguf", gguf_file.LLAMA, tensors)
+    with pytest.raises(CheckpointError, match=rf"{name} has a scale"):
         engine_for(file)

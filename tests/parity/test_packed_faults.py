@@ -85,6 +85,7 @@ FAULTS: list[tuple[Change, tuple[str, ...]]] = [
     ),
     (replaced(f"{DOWN}.weight_shape", torch.tensor([-64, 96])), (DOWN, "shape")),
     (set_to(f"{DOWN}.weight_scale", (3, 1), float("nan")), (f"{DOWN}.weight_scale", "NaN")),
+    (set_to(f"{DOWN}.weight_scale", (3, 1), float("inf")), (f"{DOWN}.weight_scale", "infinite")),
     (set_to(f"{DOWN}.weight_scale", (3, 1), 0.0), (f"{DOWN}.weight_scale", "0", "output 3")),
     (replaced(f"{DOWN}.weight_scale", torch.ones(64, 2)), (f"{DOWN}.weight_scale", "[64, 2]")),
     (

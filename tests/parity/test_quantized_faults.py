@@ -50,6 +50,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+SCALES = f"{QUERY}.weight_scale_inv"
 
 
 def gptq(name: str, weight: Tensor) -> tuple[Tensors, Tensor] | None:
@@ -157,6 +158,8 @@ FAULTS: dict[str, list[tuple[Change, tuple[str, ...]]]] = {
         (lambda t: t.pop(f"{QUERY}.qzeros"), (f"{QUERY}.qzeros", "missing")),
         (replaced(f"{QUERY}.qzeros", torch.ones(1, 8).int()), (f"{QUERY}.qzeros", "shape")),
         (set_to(f"{DOWN}.scales", (0, 0), -1.0), (f"{DOWN}.scales", "negative")),
+        (set_to(f"{DOWN}.scales", (0, 5), float("nan")), (f"{DOWN}.scales", "NaN")),
+        (set_to(f"{DOWN}.scales", (2, 5), 0.0), (f"{DOWN}.scales", "0", "output 5, group 2")),
         (
             lambda t: (
                 [t.pop(f"{QUERY}.{name}") for name in ("qweight", "qzeros", "scales")]
@@ -173,9 +176,16 @@ FAULTS: dict[str, list[tuple[Change, tuple[str, ...]]]] = {
     ],
     "fp8": [
         (lambda t: t.pop(f"{QUERY}.weight_scale_inv"), (f"{QUERY}.weight_scale", "missing")),
-        (set_to(f"{QUERY}.weight_scale_inv", (0, 1), float("nan")), ("weight_scale_inv", "NaN")),
+        (set_to(SCALES, (0, 1), float("nan")), (SCALES, "NaN")),
+        (set_to(SCALES, (1, 0), float("inf")), (SCALES, "infinite")),
+        (set_to(SCALES, (1, 0), -0.5), (SCALES, "negative")),
+        (set_to(SCALES, (1, 0), 0.0), (SCALES, "0", "output 32, group 0")),
         (
             lambda t: t[f"{DOWN}.weight"].view(torch.uint8).__setitem__((5, 7), 0xFF),
+            (f"{DOWN}.weight", "NaN", "0x7F"),
+        ),
+        (
+            lambda t: t[f"{DOWN}.weight"].view(torch.uint8).__setitem__((5, 7), 0x7F),
             (f"{DOWN}.weight", "NaN", "0x7F"),
         ),
         (replaced(f"{DOWN}.weight", torch.ones(64, 96).bfloat16()), (f"{DOWN}.weight", "BF16")),

@@ -79,6 +79,11 @@ def read_weight(memory: mmap.mmap, weight: Weight) -> Tensor | RoundedWeight:
         tensor = raw_RB.view(getattr(torch, PLAIN_TYPES[name]))
         tensor = tensor.squeeze(-1) if len(weight.info.shape) == 1 else tensor
         return tensor.float() - weight.shift if weight.shift else tensor
+    return rounded_rows(raw_RB, weight)
+
+
+def rounded_rows(raw_RB: Tensor, weight: Weight) -> RoundedWeight:
+    """Rows of blocks as levels and scales; CheckpointError for a scale that is not finite."""
     rounded = unpack(raw_RB, weight.info.type)
     for part in (rounded.scales_OG, rounded.offsets_OG):
         if part is not None and not part.isfinite().all():
@@ -95,7 +100,7 @@ def read_plain(memory: mmap.mmap, weight: Weight, dtype: torch.dtype) -> Tensor:
     plain = torch.empty(weight.rows, weight.columns, dtype=dtype)
     rows = max(1, (1 << 22) // weight.columns)
     for target, some in zip(plain.split(rows), raw_RB.split(rows), strict=True):
-        target.copy_(unpack(some, weight.info.type).plain())
+        target.copy_(rounded_rows(some, weight).plain())
     return plain
 
 
