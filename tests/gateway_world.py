@@ -1,7 +1,8 @@
 """A gateway in this process before stub upstreams that fail in every way, on loopback.
 
-A stub answers `n` tokens, "t0 t1 …", as a Headway server or as any other one, and does with each
-request what its `faults` say: a name by the number of the request, or a function of it.
+A stub answers `n` tokens, "t0 t1 …", as a Headway server or as any other one (as the arguments of a
+call where the request has tools), and does with each request what its `faults` say: a name by the
+number of the request, or a function of it.
 """
 
 import asyncio
@@ -224,7 +225,9 @@ class Stub:
             if self.token_s:
                 await asyncio.sleep(self.token_s)
             self.num_tokens += 1
-            await answer.write(chunk({"content": f"t{number} "}) + marked(1000 + number))
+            call = {"index": 0, "function": {"arguments": f"t{number} "}}
+            delta = {"tool_calls": [call]} if body.get("tools") else {"content": f"t{number} "}
+            await answer.write(chunk(delta) + marked(1000 + number))
         await answer.write(chunk({}, "stop") + marked())
         if fault == "no_end":
             return

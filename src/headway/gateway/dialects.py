@@ -13,6 +13,8 @@ import msgspec
 from headway.gateway.events import Event
 
 encode = msgspec.json.encode
+NOTHING = msgspec.Raw(b"null")
+"""A field that is left out. Raw takes any value, and beside None in a union no other than null."""
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -60,8 +62,8 @@ class Delta(msgspec.Struct, gc=False):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: msgspec.Raw | None = None
-    function_call: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = NOTHING
+    function_call: msgspec.Raw = NOTHING
 
 
 class Choice(msgspec.Struct, gc=False):
@@ -74,13 +76,13 @@ class Choice(msgspec.Struct, gc=False):
 class Chunk(msgspec.Struct, gc=False):
     choices: list[Choice] = []
     usage: ChatUsage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = NOTHING
 
 
 class WholeChat(msgspec.Struct, gc=False):
     choices: list[msgspec.Raw] | None = None
     usage: ChatUsage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = NOTHING
 
 
 class ResponseUsage(msgspec.Struct, gc=False):
@@ -102,7 +104,7 @@ class Response(msgspec.Struct, gc=False):
 
 class ResponseEvent(msgspec.Struct, gc=False):
     type: str
-    delta: str | msgspec.Raw | None = None
+    delta: Any = None
     response: Response | None = None
 
 
@@ -194,24 +196,33 @@ class Chunks:
                 thought = delta.reasoning or delta.reasoning_content or delta.refusal or ""
                 size += len(thought)
                 for calls in (delta.tool_calls, delta.function_call):
-                    size += len(calls) if calls is not None else 0
+                    size += len(calls) if calls != NOTHING else 0
             finished = finished or choice.finish_reason is not None
         hidden = not chunk.choices and usage is not None
-        is_error = chunk.error is not None
+        is_error = chunk.error != NOTHING
         return Shown(size > 0 or finished, False, finished, hidden, text, size, usage, is_error)
 
     def read_whole(self, data: bytes) -> Usage | None:
         """The usage of a whole answer; ValueError where it is none."""
         whole = decode_whole_chat(data)
-        if whole.error is not None or whole.choices is None:
+        if whole.error != NOTHING or whole.choices is None:
             raise ValueError("an error in place of an answer")
         return whole.usage.counted() if whole.usage is not None else None
 
     def may_resume(self, raw: dict[str, Any]) -> bool:
         """Whether its stream is one that a Headway server can go on with."""
-        one = raw.get("n") in (None, 1) and not isinstance(raw.get("prompt"), list)
+        one = raw.get("n") in (None, 1) and is_one(raw.get("prompt"))
         plain = not raw.get("logprobs") and raw.get("prompt_logprobs") is None
         return one and plain and raw.get("best_of") in (None, 1)
+
+
+def is_one(prompt: Any) -> bool:
+    """Whether it is one prompt, or none: [1, 2] is one of two tokens, ["a", "b"] are two."""
+    return (
+        not isinstance(prompt, list)
+        or len(prompt) == 1
+        or all(isinstance(each, int) for each in prompt[:1])
+    )
 
 
 # ── Responses ───────────────────────────────────────────────────────────────────────────────

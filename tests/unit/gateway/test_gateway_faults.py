@@ -10,6 +10,7 @@ import pytest
 from gateway_world import TOO_LONG, Answer, Stub, text_of, world
 from headway.core.clock import SystemClock
 from headway.gateway.breaker import RetryBudget
+from headway.gateway.dialects import DIALECTS
 from headway.gateway.patience import Patience, Silence
 from headway.gateway.stream import StreamedAnswer
 
@@ -49,6 +50,34 @@ async def test_a_stream_that_breaks_goes_on_or_ends_with_an_error(headway: bool)
         if answer not in whole:
             assert answer.data.count(b'data: {"error"') == 1 and b"DONE" not in answer.data
     assert 0 < len(whole) < 12
+
+
+TOOLS = [{"type": "function", "function": {"name": "note"}}]
+
+
+@pytest.mark.parametrize("fault", ["", "reset3"])
+async def test_streamed_calls_of_tools_pass_and_go_on(fault: str) -> None:
+    bad = Stub("a", headway=True, fault=lambda number: fault)
+    async with world(bad, Stub("b", headway=True), models=TURNS) as live:
+        answer = await live.chat(tools=TOOLS)
+        assert live.state.metrics.of("resumed", how="exact") == bool(fault)
+    assert answer.status == 200 and answer.data.endswith(b"data: [DONE]\n\n"), answer.data
+    deltas = [chunk["choices"][0]["delta"] for chunk in answer.chunks if chunk["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(call["function"]["arguments"] for call in calls) == text_of(8)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "may"),
+    [
+        *[("a", True), ([1, 2], True), ([[1, 2]], True), (["a"], True)],
+        *[(["a", "b"], False), ([[1], [2]], False)],
+    ],
+)
+def test_one_prompt_goes_on_however_it_is_written(prompt: object, may: bool) -> None:
+    completions = DIALECTS["/v1/completions"]
+    assert completions.may_resume({"prompt": prompt}) is may
+    assert not completions.may_resume({"prompt": prompt, "n": 2})
 
 
 async def test_a_stream_goes_on_as_text_where_the_route_says_so() -> None:
