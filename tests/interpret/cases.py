@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
 from headway.core.plan import GrammarMasks, NewSequence
+from headway.core.quantization import Quantization
 from headway.core.request import SamplingParams
 from headway.runtime.attention import AttentionRule, KVLayer, ReferenceAttention
 from headway.runtime.batch import WorkerSequence
@@ -23,25 +24,14 @@ from headway.runtime.cuda.triton.linear_int4 import linear_int4, pack
 from headway.runtime.cuda.triton.paged_attention import SPLIT, paged_attention
 from headway.runtime.cuda.triton.types import INTERPRETED
 from headway.runtime.kernels import reference
-from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
+from headway.runtime.rounding import RoundedWeight, round_rows, round_weight, round_weight_fp8
 from headway.runtime.sampler import NO_TOKEN
+from interpret.closeness import TYPES, close, drawn
 from parity.devices import with_triton
 from parity.paged import make_batch
 from parity.tiny import save, tiny_model
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-TYPES = list(TOLERANCE)
 assert INTERPRETED, "run by test_interpreted.py"
-
-
-def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def close(found: torch.Tensor, expected: torch.Tensor, scale: float = 1.0) -> None:
-    assert found.dtype == expected.dtype
-    size = scale * TOLERANCE[found.dtype]
-    assert_close(found.float(), expected.float(), atol=size, rtol=size)
 
 
 # ── attention ───────────────────────────────────────────────────────────────────────────────
@@ -295,13 +285,14 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_batch():
 # ── the engine over them ────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kv", ["auto", "int8"])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "kv"), [("llama", "auto"), ("llama", "int8"), ("gemma2", "auto")]
+)
 def test_an_engine_says_the_same(family, kv, tmp_path):
     """Prompts in chunks, decodes beside them, windows and caps; int8 KV ends as it may."""
     folder = save(tiny_model(family, max_position_embeddings=64), tmp_path)
     room = {"block_size": 8, "max_num_batched_tokens": 9, "max_num_seqs": 3, "kernels": "torch"}
-    requests = [greedy(0, [5, 9, 13, 2, 8] * 4, 4), greedy(1, [7, 8], 5), greedy(2, [11] * 7, 3)]
+    requests = [greedy(0, [5, 9, 13, 2, 8] * 2, 4), greedy(1, [7, 8], 5), greedy(2, [11] * 7, 3)]
     expected = finish(engine_for(folder, attention_backend="reference", **room), requests)
     engine = engine_for(folder, make=with_triton(kv), **room)
     found = finish(engine, requests)
@@ -312,4 +303,21 @@ def test_an_engine_says_the_same(family, kv, tmp_path):
             key: len(one.token_ids) for key, one in expected.items()
         }
     kernels = engine.executor.describe().kernels
-    assert kernels["rms_norm"][0] == kernels["attention"][0] == "triton"
+    assert {kernels[name][0] for name in ("rms_norm", "attention", "linear")} == {"triton"}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3moe"])
+def test_an_engine_in_fp8_says_what_the_rounded_weights_say(family, tmp_path):
+    """`--quantization fp8` beside a folder whose plain weights are those numbers already."""
+    model = tiny_model(family, max_position_embeddings=64)
+    folder = save(model, tmp_path / "plain")
+    for name, matrix in model.state_dict().items():
+        if ("_proj" in name and name.endswith("weight")) or "experts" in name:
+            for plain in matrix if matrix.dim() == 3 else [matrix]:
+                plain.copy_(round_weight_fp8(plain).plain())
+    rounded = save(model, tmp_path / "rounded")
+    room = {"block_size": 8, "max_num_batched_tokens": 9, "max_num_seqs": 3, "kernels": "torch"}
+    requests = [greedy(0, [5, 9, 13, 2, 8], 3), greedy(1, [7, 8], 3)]
+    expected = finish(engine_for(rounded, attention_backend="reference", **room), requests)
+    make = with_triton(quantization=Quantization.of("fp8"))
+    assert finish(engine_for(folder, make=make, **room), requests) == expected

@@ -22,7 +22,8 @@ from triton.compiler import ASTSource
 from headway.runtime.cuda.triton.draw import draw_kernel
 from headway.runtime.cuda.triton.fused import add_norm_kernel, rope_write_kernel
 from headway.runtime.cuda.triton.layers import gated_kernel, rms_norm_kernel, rope_kernel
-from headway.runtime.cuda.triton.linear_int4 import linear_kernel
+from headway.runtime.cuda.triton.linear import linear_kernel, warps_of
+from headway.runtime.cuda.triton.linear_int4 import linear_kernel as int4_kernel
 from headway.runtime.cuda.triton.paged_attention import CHUNK_WARPS, attend_kernel, merge_kernel
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -33,7 +34,7 @@ POINTERS = {
     **dict.fromkeys("out x q k v weight gate_up bias".split(), "*bf16"),
     **dict.fromkeys("sink_logits".split(), "*bf16"),
     **dict.fromkeys("part_out part_max part_sum cos sin offsets k_scale v_scale".split(), "*fp32"),
-    **dict.fromkeys("starts contexts table".split(), "*i32"),
+    **dict.fromkeys("starts contexts table tiles".split(), "*i32"),
     **dict.fromkeys("total more k_memory v_memory".split(), "*bf16"),
     **dict.fromkeys("logits temperatures log_min_p top_p".split(), "*fp32"),
     **dict.fromkeys("chosen slots top_k".split(), "*i64"),
@@ -42,6 +43,8 @@ POINTERS = {
     "scales": "*fp16",
 }
 FLOATS = {"eps", "scale", "softcap"}
+ALIGNED = {"H", "x_stride"}
+"""Sizes that are multiples of 16 in models, as Triton sees for itself at a call."""
 COMMON: dict[str, Any] = {"TYPE": tl.bfloat16}
 DECODE = {
     **{"N": 32, "G": 8, "D": 128, "BLOCK_D": 128, "PAGE": 16, "BLOCK_Q": 1, "BLOCK_M": 16},
@@ -51,8 +54,17 @@ DECODE = {
 CHUNK = {**DECODE, "BLOCK_Q": 16, "BLOCK_M": 64, "APART": False}
 INT4 = {
     **{"GROUP": 64, "BLOCK_T": 64, "BLOCK_O": 64, "OFFSETS": False, "BIAS": True},
-    "DOT": tl.bfloat16,
+    **{"EXPERTS": False, "DOT": tl.bfloat16},
 }
+LINEAR = {
+    **{"KIND": "plain", "STEP": 64, "STEPS_A_GROUP": 0, "EVEN": True, "BLOCK_T": 64},
+    **{"BLOCK_O": 128, "TOGETHER": 8, "BIAS": True, "EXPERTS": False, "DOT": tl.bfloat16},
+}
+FP8 = {**LINEAR, "KIND": "fp8", "scales": "*fp32", "weight": "*u8"}
+BY_BLOCK = {**FP8, "STEPS_A_GROUP": 2, "BLOCK_O": 64}
+INT8 = {**LINEAR, "KIND": "int8", "scales": "*fp32", "weight": "*i8"}
+FP16 = {**dict.fromkeys(("out", "x", "weight", "bias"), "*fp16"), "TYPE": tl.float16}
+FP32 = {**dict.fromkeys(("out", "x", "weight", "bias"), "*fp32"), "TYPE": tl.float32}
 KERNELS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "decode": (attend_kernel, DECODE, 2, 16),
     "decode, cap, window, int8": (
@@ -83,27 +95,49 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
         0,
     ),
     "draw": (draw_kernel, {"BLOCK": 2048}, 2, 0),
-    "int4": (linear_kernel, INT4, 3, 64),
+    "int4": (int4_kernel, INT4, 3, 64),
+    "int4, experts": (int4_kernel, {**INT4, "EXPERTS": True}, 3, 64),
+    "16 bits": (linear_kernel, LINEAR, 3, 64),
+    "16 bits, few outputs": (linear_kernel, {**LINEAR, "BLOCK_O": 32, "EVEN": False}, 3, 64),
+    "16 bits, experts": (linear_kernel, {**LINEAR, "BLOCK_O": 32, "EXPERTS": True}, 3, 64),
+    "fp32": (linear_kernel, {**LINEAR, **FP32, "BLOCK_O": 32, "DOT": tl.float32}, 3, 0),
+    "fp8": (linear_kernel, FP8, 3, 64),
+    "fp8 beside fp16": (linear_kernel, {**FP16, **FP8, "DOT": tl.float16}, 3, 64),
+    "fp8 by 128": (linear_kernel, BY_BLOCK, 3, 64),
+    "fp8 by 128, wide": (linear_kernel, {**BY_BLOCK, "BLOCK_O": 128}, 3, 64),
+    "fp8 by 128, experts": (linear_kernel, {**BY_BLOCK, "EXPERTS": True}, 3, 64),
+    "int8 by 32, experts": (
+        linear_kernel,
+        {**INT8, "STEP": 32, "STEPS_A_GROUP": 1, "BLOCK_O": 32, "EXPERTS": True},
+        3,
+        64,
+    ),
 }
+"""Kernel, constants and types of pointers that differ, stages, rows of its products."""
 
 
 def compiled(name: str, capability: int) -> Any:
     """The kernel for one GPU; its pointers are aligned, as torch's are."""
     kernel, constants, stages, _ = KERNELS[name]
+    own = {key: value for key, value in constants.items() if str(value).startswith("*")}
     constants = {**COMMON, **constants}
+    constants = {key: value for key, value in constants.items() if key not in own}
     signature, attributes = {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument] = "constexpr"
         elif argument in POINTERS:
             int8 = constants.get("INT8") and argument in ("k", "v")
-            signature[argument] = "*i8" if int8 else POINTERS[argument]
+            signature[argument] = "*i8" if int8 else own.get(argument, POINTERS[argument])
             attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
+            if argument in ALIGNED:
+                attributes[(index,)] = [["tt.divisibility", 16]]
     constants = {key: value for key, value in constants.items() if key in signature}
     source = ASTSource(kernel, signature, constants, attributes)
     warps = CHUNK_WARPS if name.startswith(("chunk", "draw")) else 4
+    warps = warps_of(constants["BLOCK_O"]) if kernel is linear_kernel else warps
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 

@@ -14,12 +14,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_kernels_equal_the_reference_in_the_interpreter(tmp_path):
+@pytest.mark.parametrize("cases", ["cases", "product_cases"])
+def test_kernels_equal_the_reference_in_the_interpreter(cases: str, tmp_path: Path):
     source = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"-ocache_dir={tmp_path}"]
     ran = subprocess.run(
-        [*command, str(TESTS / "interpret" / "cases.py")],
+        [*command, str(TESTS / "interpret" / f"{cases}.py")],
         env=environment,
         cwd=TESTS.parent,
         capture_output=True,

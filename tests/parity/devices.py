@@ -53,13 +53,13 @@ def on_meta(folder: Path, **options: object) -> CudaExecutor:
         return CudaExecutor(folder, spec, replace(settings, device="meta"), machine)
 
 
-def with_triton(kv_dtype: str = "auto") -> Callable[..., CudaExecutor]:
+def with_triton(kv_dtype: str = "auto", **more: object) -> Callable[..., CudaExecutor]:
     """A `make` of `drive.engine_for`: our own kernels, which run in Triton's interpreter here."""
 
     def make(folder: Path, _: Any, spec: Any, settings: Any, machine: Any, __: Any) -> CudaExecutor:
         dtype = settings.cache.dtype if kv_dtype == "auto" else kv_dtype
         cache = replace(settings.cache, dtype=dtype)
-        own = replace(settings, kernels="cuda", attention_backend="triton", cache=cache)
+        own = replace(settings, kernels="cuda", attention_backend="triton", cache=cache, **more)
         return CudaExecutor(folder, spec, own, machine)
 
     return make

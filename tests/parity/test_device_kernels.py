@@ -7,14 +7,22 @@ import torch
 from torch.testing import assert_close
 
 from headway.core.formats import INT8, Format
+from headway.runtime import rounding
 from headway.runtime.attention import AttentionRule, KVLayer
 from headway.runtime.attention.triton import ScaledKVLayer
 from headway.runtime.attention.varlen import VarlenAttention
 from headway.runtime.batch import Batch, Lens
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
+from headway.runtime.kernels.grouped import most_tiles, visits_of
 from headway.runtime.kernels.int8_cuda import Int8Linear
-from headway.runtime.rounding import RoundedWeight, round_rows, round_rows_fp8, round_weight
+from headway.runtime.rounding import (
+    RoundedWeight,
+    round_rows,
+    round_rows_fp8,
+    round_weight,
+    round_weight_fp8,
+)
 from parity.devices import NoReadBacks
 from parity.paged import make_batch
 
@@ -95,6 +103,50 @@ def test_fp8_by_torchs_product_is_the_definition(tokens, outputs, inputs, biased
     size = 1e-5 if dtype == torch.float32 else 1.6e-2
     found, expected = (out.float().nan_to_num(0, 0, 0) for out in (found, expected))
     assert_close(found, expected, atol=size, rtol=size)
+
+
+def test_plain_weights_in_fp8():
+    """By output as a row of activations is, in parts of any size; the worked example's numbers."""
+    weight = torch.tensor([[896.0, 1.0, 0.0], [0, 0, 0], [-448, 0.5, 448]])
+    rounded = round_weight_fp8(weight)
+    assert rounded.scales_OG.tolist() == [[2.0], [0.0], [1.0]]
+    assert torch.equal(rounded.plain(), weight)
+    weight = torch.randn(40, 24, generator=torch.Generator().manual_seed(1)).bfloat16()
+    numbers, scales = round_rows_fp8(weight)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rounding, "ROUNDED_AT_ONCE", 100)
+        rounded = round_weight_fp8(weight)
+    assert rounded.fits(Format("fp8")) and torch.equal(rounded.scales_OG[:, 0], scales)
+    assert torch.equal(rounded.levels_OH.float(), numbers.float())
+    error = (rounded.plain() - weight.float()).square().mean().sqrt()
+    assert 0.01 < error / weight.float().square().mean().sqrt() < 0.04
+    kernel = Fp8Linear(Format("fp8"))
+    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(2))
+    found, expected = (
+        kernel(x, one, None) for one in (kernel.prepare(weight), kernel.pack(rounded))
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_visits_by_expert(seed):
+    """Each place once, experts in order, tiles that cover each expert's rows and are enough."""
+    rng = random.Random(seed)
+    tokens, count, active = rng.choice([1, 7, 300]), rng.choice([4, 40]), rng.choice([1, 2, 4])
+    few = rng.choice([count, 5])
+    experts_TK = torch.tensor([rng.sample(range(min(few, count)), active) for _ in range(tokens)])
+    visits = visits_of(experts_TK, count)
+    assert sorted(visits.order_V.tolist()) == list(range(tokens * active))
+    expert_V = experts_TK.flatten()[visits.order_V]
+    assert (expert_V.diff() >= 0).all()
+    starts, tiles = visits.starts_E1.tolist(), visits.tiles_E1.tolist()
+    assert torch.equal(expert_V.bincount(minlength=count), visits.starts_E1.diff())
+    for expert in range(count):
+        assert tiles[expert + 1] - tiles[expert] == -(-(starts[expert + 1] - starts[expert]) // 64)
+        own = visits.order_V[starts[expert] : starts[expert + 1]]
+        assert (own.diff() > 0).all(), "in the order of the tokens"
+    assert tiles[-1] <= most_tiles(tokens * active, count)
+    assert visits.num_read == len(experts_TK.unique())
 
 
 def test_fp8_is_near_the_exact_product():

@@ -16,7 +16,7 @@ from headway.core.kv_format import ROUNDED
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
 from headway.core.options import EngineOptions, ServerOptions
 from headway.core.quantization import bytes_per_weight
-from headway.core.resolve import choose_quantization
+from headway.core.quantization_choice import choose_quantization
 
 TABLES = (EngineOptions, ServerOptions)
 

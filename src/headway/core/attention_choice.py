@@ -8,6 +8,8 @@ from headway.core.options import EngineOptions
 DEFAULT_ATTENTION = "sdpa"
 ON_DEVICE = ("triton", "varlen")
 """Backends of a GPU alone."""
+OWN_KERNELS = ("cuda", "cublas")
+"""Values of `--kernels` with our own on a GPU: all of them, or all but 16-bit products."""
 
 
 def choose_attention(
@@ -31,7 +33,7 @@ def choose_attention(
         return check_on_device(options.attention_backend, kernels, device, model), "given"
     if options.attention_backend != "auto":
         return options.attention_backend, "given"
-    if kernels == "cuda":
+    if kernels in OWN_KERNELS:
         return "triton", "it comes with the kernels of the GPU, and knows all that a layer asks for"
     if kernels == "native":
         return "native", "it comes with the native kernels"
@@ -45,7 +47,7 @@ def check_on_device(name: str, kernels: str, device: str, model: ModelSpec) -> s
             f"--attention-backend {name}: it is a GPU's, and the device is {device}.",
             "Use --attention-backend auto.",
         )
-    if name == "triton" and kernels != "cuda":
+    if name == "triton" and kernels not in OWN_KERNELS:
         raise UsageError(
             "--attention-backend triton: our own kernels are not used here.",
             "Use --attention-backend auto, and --dry-run to see why under kernels.",

@@ -47,21 +47,3 @@ def choose_graphs(
 def yes_no(value: bool) -> str:
     """As a word."""
     return "yes" if value else "no"
-
-
-def check_scaled(options: EngineOptions, kernels: str, model: ModelSpec) -> None:
-    """UsageError where `--fp8 scaled` is asked for and cannot be: it is a GPU's product, of a scale
-    for each output."""
-    if options.fp8 != "scaled":
-        return
-    if kernels != "cuda":
-        raise UsageError(
-            f"--fp8 scaled: the product of FP8 is a GPU's, and the kernels are {kernels}.",
-            "Use --fp8 exact or int8, or --device cuda.",
-        )
-    if any(format.kind == "fp8" and format.group for _, format in model.formats):
-        raise UsageError(
-            "--fp8 scaled: the folder has a scale for each block of inputs, and it takes one for "
-            "each output.",
-            "Use --fp8 exact or int8.",
-        )

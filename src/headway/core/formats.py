@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FORMATS = ("none", "int8", "int4")
-"""What `--quantization` rounds plain weights to."""
+FORMATS = ("none", "int8", "int4", "fp8")
+"""What `--quantization` rounds plain weights to; fp8 on a GPU alone."""
 METHODS = ("compressed-tensors", "gptq", "awq", "fp8", "mxfp4")
 """How a folder may be quantized already; `--quantization` may say it, and then it must be so."""
 GGUF = "gguf"
@@ -32,7 +32,7 @@ class Format:
     formats a scale is a byte times a number in fp16 for `super_block` inputs, and so is the minimum
     that an offset is made of (`rounding.SuperBlocks`). fp8 has numbers of type e4m3 for levels, and
     fp32 scales. A checkpoint may hold any; of our own making
-    are int8 with group 0 and int4 by one of GROUPS.
+    are int8 with group 0, int4 by one of GROUPS, and on a GPU fp8 with group 0.
     """
 
     kind: Kind = "none"

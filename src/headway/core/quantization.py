@@ -53,6 +53,8 @@ class Quantization:
         if kind == "int4":
             int4 = Format("int4", group)
             formats += [("head", int4 if head == "int4" else INT8), ("*", int4)]
+        elif kind == "fp8":  # 3 bits of mantissa: a head in it costs more than one in int8
+            formats += [("head", PLAIN), ("*", Format("fp8"))]
         else:
             formats.append(("*", INT8))
         return Quantization(tuple(formats), packed, fp8)

@@ -7,12 +7,16 @@ are planned in `core.memory_plan`.
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from headway.core.attention_choice import check_less, choose_attention, choose_kv_dtype
+from headway.core.attention_choice import (
+    OWN_KERNELS,
+    check_less,
+    choose_attention,
+    choose_kv_dtype,
+)
 from headway.core.cache_config import DEFAULT_BLOCK_SIZE, CacheConfig
-from headway.core.device_choice import check_scaled, choose_graphs, choose_overlap, yes_no
+from headway.core.device_choice import choose_graphs, choose_overlap, yes_no
 from headway.core.drafter import DrafterPlan, plan_drafter
 from headway.core.errors import UsageError
-from headway.core.formats import FORMATS, GROUPS, MARLIN
 from headway.core.kv_disk import plan_disk
 from headway.core.kv_format import kv_format
 from headway.core.kv_keep import keep_method, keep_share
@@ -33,6 +37,7 @@ from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.parallel import Parallel, choose_parallel, held_by_all
 from headway.core.quantization import Quantization
+from headway.core.quantization_choice import choose_quantization
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.speculation_config import Beside, SpeculationConfig
@@ -52,13 +57,6 @@ CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 for CUDA is an estimate."""
 SMALL_MODEL_BYTES = 32 * 2**20
 """Below it a second thread mostly waits (lab log, two threads on a small model)."""
-FP8_SAID = {
-    "exact": "",
-    "int8": ", FP8 rounded once more to int8, given",
-    "scaled": ", activations rounded to FP8 by token, given",
-}
-FORMATS_ON_DEVICE = {"cuda": frozenset({"int8", "int4", "fp8"})}
-"""Kernels of an accelerator → the kinds of rounded weights that they multiply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,9 +324,9 @@ def choose_kernels(options: EngineOptions, machine: Machine, device: str) -> tup
         )
     if device != "cpu":
         return choose_device_kernels(options, machine)
-    if options.kernels == "cuda":
+    if options.kernels in OWN_KERNELS:
         raise UsageError(
-            "--kernels cuda: they are a GPU's, and the device is cpu.",
+            f"--kernels {options.kernels}: they are a GPU's, and the device is cpu.",
             "Use --device cuda, or --kernels auto.",
         )
     if options.kernels == "native" and not machine.native:
@@ -345,69 +343,14 @@ def choose_device_kernels(options: EngineOptions, machine: Machine) -> tuple[str
     accelerator = machine.accelerator
     if accelerator is None:
         return "torch", "there is no CUDA device"
-    if options.kernels == "cuda" and not accelerator.has_kernels:
+    if options.kernels in OWN_KERNELS and not accelerator.has_kernels:
         raise UsageError(
-            f"--kernels cuda: {accelerator.kernels_why}.", "Use --kernels auto, which says torch."
+            f"--kernels {options.kernels}: {accelerator.kernels_why}.",
+            "Use --kernels auto, which says torch.",
         )
     if options.kernels != "auto":
         return options.kernels, "given"
     return "cuda" if accelerator.has_kernels else "torch", accelerator.kernels_why
-
-
-def check_formats_on(device: str, given: str, kernels: str, model: ModelSpec) -> None:
-    """Raise UsageError where a format is not in the table of the device's kernels."""
-    kinds = {format.kind for _, format in model.formats} - {"none"}
-    there = FORMATS_ON_DEVICE.get(kernels, frozenset())
-    if given in there | {"none"} and kinds <= there:
-        return
-    what = f"--quantization {given}" if given != "none" else f"A folder in {model.quantization}"
-    raise UsageError(
-        f"{what} is not there on {device} with --kernels {kernels} yet.",
-        "Use --device cpu, or the folder in bf16, fp16 or fp32.",
-    )
-
-
-def choose_quantization(
-    options: EngineOptions, device: str, kernels: str, model: ModelSpec
-) -> tuple[Quantization, str]:
-    """What is asked for, where it is there, in groups of 32, 64 or 128.
-
-    What the checkpoint holds rounded stays as it is; a method that is given must be its own.
-    """
-    if options.quantization_group not in GROUPS:
-        raise UsageError(
-            f"--quantization-group {options.quantization_group} is not one of {GROUPS}.",
-            "Take 64, or 32 for a little more quality and 128 for a little less memory.",
-        )
-    own, given = model.quantization, options.quantization
-    if given not in FORMATS:
-        if MARLIN.get(given, given) != own:
-            raise UsageError(
-                f"--quantization {given}: the folder is {f'in {own}' if own else 'not quantized'}.",
-                "Leave it out: the folder's own quantization_config decides.",
-            )
-        given = "none"
-    if options.quantization_head != "int8" and given != "int4":
-        raise UsageError(
-            f"--quantization-head {options.quantization_head} is for --quantization int4.",
-            "Add --quantization int4, or leave it out.",
-        )
-    if options.fp8 != "exact" and all(format.kind != "fp8" for _, format in model.formats):
-        raise UsageError(
-            f"--fp8 {options.fp8}: no weights of the model are in FP8.",
-            "Leave it out; --quantization int8 rounds weights of 16 bits.",
-        )
-    check_scaled(options, kernels, model)
-    if device != "cpu":
-        check_formats_on(device, given, kernels, model)
-    why = "given" if given != "none" else "the checkpoint's weights as they are"
-    if model.formats:
-        rest = f"; what it holds in 16 bits in {given}, given" if given != "none" else ""
-        fp8 = FP8_SAID[options.fp8]
-        why = f"{own}, the checkpoint's weights as they are{fp8}{rest}"
-    packed = kernels in ("native", "cuda") or (given != "int4" and not model.formats)
-    group, head = options.quantization_group, options.quantization_head
-    return Quantization.of(given, group, packed, model.formats, head, options.fp8), why
 
 
 def choose_cache(

@@ -177,7 +177,7 @@ class TorchExecutor:
         if batch is None or hidden is None:
             return
         started = self._clock.now_s()
-        result.experts_read = self.target.experts_read
+        result.experts_read = int(self.target.experts_read)
         result.failed, self._usable = self._quarantine(plan, batch, hidden)
         result.prompt_logprobs = self._prompt_logprobs(plan, hidden)
         last_rows: list[int] = []

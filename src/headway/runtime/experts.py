@@ -4,7 +4,8 @@ Worked example, 3 tokens, 2 of 4 experts each: the router picks [2 0] [1 2] [2 3
 the six visits are 0: t0, 1: t1, 2: t0 t1 t2, 3: t2; each expert that was hit multiplies its rows
 once, and the rows go back to their tokens in the order the router ranked them, so that a sum never
 depends on who else was in the batch, nor on which rank has which experts. Experts that nobody
-visits are not read.
+visits are not read. A GPU multiplies all of them in one product over tiles (`kernels.grouped`): who
+was chosen is not asked for.
 
 T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
 """
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.runtime.kernels import reference
+from headway.runtime.kernels.grouped import GroupedLinear, Visits, visits_of
 from headway.runtime.kernels.parts import Parts, num_bytes, pack_parts
 from headway.runtime.layers import Build, GatedMLP, Linear, Step
 from headway.runtime.rounding import RoundedWeight
@@ -38,11 +40,14 @@ class ExpertLinear(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        self.count = count
         self.bias = build.weight(count, outputs) if bias else None
         self.parts = tuple(parts) or (outputs,)
         self.weight: nn.Parameter | None = build.weight(count, outputs, inputs)
         self.kernel = build.kernels.linear
         self.prepared: list[Any] = []
+        self.stacked: Any = None
+        """The matrices of all experts as one, where the kernel takes them so."""
         self.packed = False
 
     def prepare(self) -> None:
@@ -51,8 +56,22 @@ class ExpertLinear(nn.Module):
         matrices = list(self.weight)
         self.prepared = [self.kernel.prepare(matrix) for matrix in matrices]
         self.packed = self.prepared[0] is not matrices[0]
+        if self.can_group and not self.packed:
+            self.prepared, self.stacked = [], self.weight
         if self.packed and not self.kernel.few_rows:
             self.weight = None
+            self._stack()
+
+    @property
+    def can_group(self) -> bool:
+        """Whether the kernel multiplies the matrices of all experts at once."""
+        return isinstance(self.kernel, GroupedLinear) and self.kernel.groups
+
+    def _stack(self) -> None:
+        """Bring packed matrices together, where the kernel takes them so."""
+        if self.can_group:
+            assert isinstance(self.kernel, GroupedLinear)
+            self.stacked, self.prepared = self.kernel.stack(self.prepared), []
 
     def take(self, experts: Sequence[Sequence[RoundedWeight | None]]) -> None:
         """The same with matrices that a checkpoint holds rounded: the parts of each expert.
@@ -66,6 +85,7 @@ class ExpertLinear(nn.Module):
             given = [plain if part is None else part for part, plain in rows]
             self.prepared.append(pack_parts(self.kernel, given, self.parts))
         self.packed, self.weight = True, None
+        self._stack()
 
     def restore(self, prepared: list[Any]) -> None:
         """Take weights that were prepared before, in place of `prepare`."""
@@ -89,9 +109,19 @@ class ExpertLinear(nn.Module):
         """Bytes of the prepared weights beside the plain ones."""
         if not self.packed:
             return 0
+        if self.stacked is not None:
+            return num_bytes(self.stacked)
         return sum(num_bytes(weight) for weight in self.prepared)
 
+    def grouped(self, x_VH: Tensor, visits: Visits) -> Tensor:
+        """The product of each row with its expert's matrix; rows are sorted by expert."""
+        assert isinstance(self.kernel, GroupedLinear) and self.stacked is not None
+        return self.kernel.grouped(x_VH, self.stacked, self.bias, visits)
+
     def forward(self, x_TH: Tensor, expert: int) -> Tensor:
+        if self.stacked is not None:
+            ids_T1 = torch.full((len(x_TH), 1), expert, device=x_TH.device)
+            return self.grouped(x_TH, visits_of(ids_T1, self.count))
         bias_O = None if self.bias is None else self.bias[expert]
         if x_TH.shape[0] <= self.kernel.few_rows:
             assert self.weight is not None
@@ -165,6 +195,29 @@ class SparseMLP(nn.Module):
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         weights_TK, experts_TK = self.route(x_TH)
+        if self.gate_up.can_group and self.down.can_group and self.group.size == 1:
+            out_VH = self.at_once(x_TH, experts_TK, step)
+        else:
+            out_VH = self.one_by_one(x_TH, experts_TK, step)
+        out_TH = (out_VH.unflatten(0, (-1, self.active)) * weights_TK[..., None]).sum(1)
+        if self.shared is None:
+            return out_TH
+        shared_TH = self.shared(x_TH)
+        if self.shared_gate is not None:
+            shared_TH = shared_TH * self.shared_gate(x_TH)
+        return out_TH + shared_TH
+
+    def at_once(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
+        """What each visit gives, (V, H), without asking the device who was chosen."""
+        visits = visits_of(experts_TK, self.count)
+        rows_VH = x_TH.index_select(0, visits.order_V // self.active)
+        inner_VI = self.gated(self.gate_up.grouped(rows_VH, visits))
+        out_VH = self.down.grouped(inner_VI, visits)
+        step.experts_read = step.experts_read + visits.num_read
+        return torch.empty_like(out_VH).index_copy_(0, visits.order_V, out_VH)
+
+    def one_by_one(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
+        """The same by expert, of those that somebody visits."""
         visits_V = experts_TK.flatten().argsort(stable=True)
         rows_VH = x_TH[visits_V // self.active]
         out_VH = torch.zeros_like(rows_VH)
@@ -180,13 +233,7 @@ class SparseMLP(nn.Module):
             begin = end
         if self.group.size > 1:
             out_VH = self.group.sum([out_VH])  # of each row all ranks but one have zeros
-        out_TH = (out_VH.unflatten(0, (-1, self.active)) * weights_TK[..., None]).sum(1)
-        if self.shared is None:
-            return out_TH
-        shared_TH = self.shared(x_TH)
-        if self.shared_gate is not None:
-            shared_TH = shared_TH * self.shared_gate(x_TH)
-        return out_TH + shared_TH
+        return out_VH
 
     def route(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """(weights, experts) of each token's visits, likeliest first, both (T, K)."""

@@ -97,7 +97,7 @@ class Forward:
             ) from error
         attends = isinstance(attention, NativeAttention)
         self.program, self.head, self.lowered = self._lower(attends, group)
-        self.experts_read = 0
+        self.experts_read: int | Tensor = 0
         """Of the last forward; 0 for a dense model."""
 
     def _allocate(self, num_blocks: tuple[int, ...], attention: AttentionBackend) -> list[KVLayer]:

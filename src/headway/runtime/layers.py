@@ -59,13 +59,14 @@ class Step:
     """What one forward passes down: its batch, the KV of all layers, the angles of its tokens.
 
     `angles` holds (cos, sin) for each rope of the spec; `experts_read` counts the experts that
-    were hit, over all layers, on the way; `watch` sees queries, where any are watched.
+    were hit, over all layers, on the way, on a GPU as a number of the device; `watch` sees queries,
+    where any are watched.
     """
 
     batch: Batch
     kv: list[KVLayer]
     angles: list[tuple[Tensor, Tensor]]
-    experts_read: int = 0
+    experts_read: int | Tensor = 0
     watch: Watch | None = None
 
 

@@ -52,7 +52,9 @@ def load_model(
     linears: dict[str, LinearLike] = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | ExpertLinear):
-            module.kernel = kernels.linear_for(name, module.parts)
+            experts = isinstance(module, ExpertLinear)
+            choose = kernels.experts_for if experts else kernels.linear_for
+            module.kernel = choose(name, module.parts)
             linears[name] = module
     if settings.load_format == "dummy":
         fill_randomly(model, settings.seed)

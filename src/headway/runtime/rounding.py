@@ -236,6 +236,17 @@ def round_weight(weight_OH: Tensor, group: int) -> RoundedWeight:
     return RoundedWeight(levels, scales, group)
 
 
+def round_weight_fp8(weight_OH: Tensor) -> RoundedWeight:
+    """weight = number · scale with numbers of type e4m3 and a scale for each output.
+
+    Each output is rounded as `round_rows_fp8` rounds a row; 16 MiB of fp32 copies at a time.
+    """
+    rows = max(1, ROUNDED_AT_ONCE // weight_OH.shape[1])
+    parts = [round_rows_fp8(part) for part in weight_OH.detach().split(rows)]
+    numbers, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    return RoundedWeight(numbers, scales[:, None], 0)
+
+
 def round_fp8(weight: RoundedWeight) -> RoundedWeight:
     """A matrix in FP8 rounded once more, to int8 by output; 16 MiB of fp32 copies at a time."""
     rows = max(1, ROUNDED_AT_ONCE // weight.levels_OH.shape[1])

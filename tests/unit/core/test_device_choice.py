@@ -26,6 +26,45 @@ def test_fp8_is_multiplied_as_it_is_asked_for():
         gpu(fp8="scaled")
 
 
+def test_plain_weights_are_rounded_to_fp8_on_a_gpu():
+    """The head stays in 16 bits; activations are rounded too where that is asked for."""
+    found = gpu(quantization="fp8").quantization
+    assert found.format_of("layers.0.mlp.down") == Format("fp8")
+    assert found.format_of("head") == found.format_of("layers.0.mlp.router") == Format()
+    assert found.fp8 == "exact" and str(found) == "fp8"
+    assert gpu(quantization="fp8", fp8="scaled").quantization.fp8 == "scaled"
+    with pytest.raises(UsageError, match="no weights of the model are in FP8"):
+        gpu(quantization="fp8", fp8="int8")
+
+
+def test_a_cpu_does_not_round_to_fp8():
+    """The reason, and what to use; a folder that is in FP8 may be called so as before."""
+    with pytest.raises(UsageError, match="as many bytes as int8, and is slower") as error:
+        decide(quantization="fp8")
+    assert "--quantization int8" in str(error.value)
+    with pytest.raises(UsageError, match=r"with the kernels of cuda .torch. FP8"):
+        gpu(quantization="fp8", has_kernels=False)
+    settings, why = decide(spec=in_fp8(128), quantization="fp8")
+    assert settings.quantization.main == Format("fp8", 128)
+    assert why["quantization"].endswith("fp8, the checkpoint's weights as they are")
+    gptq = dataclasses.replace(in_fp8(), quantization="gptq")
+    with pytest.raises(UsageError, match="the folder is in gptq"):
+        gpu(spec=gptq, quantization="fp8")
+
+
+def test_products_of_torch_are_a_value_of_kernels():
+    """All else is as with our own; a CPU has neither."""
+    settings = gpu(kernels="cublas")
+    assert (settings.kernels, settings.attention_backend) == ("cublas", "triton")
+    assert settings.graphs and gpu().kernels == "cuda"
+    assert gpu(kernels="cublas", quantization="int4").quantization.main.kind == "int4"
+    for name in ("cuda", "cublas"):
+        with pytest.raises(UsageError, match=f"--kernels {name}: they are a GPU's"):
+            decide(kernels=name)
+        with pytest.raises(UsageError, match=f"--kernels {name}: "):
+            gpu(kernels=name, has_kernels=False)
+
+
 def test_a_gpu_takes_steps_ahead_and_as_graphs():
     settings = gpu()
     assert (settings.scheduler.overlap, settings.graphs) == (1, True)

@@ -159,16 +159,17 @@ class EngineOptions:
     )
     kernels: str = option(
         "auto",
-        "On a CPU: native (compiled at install) or torch; on a GPU: cuda (our own, in Triton) or "
-        "torch; auto is the first where it runs.",
-        choices=("auto", "native", "cuda", "torch"),
+        "On a CPU: native (compiled at install) or torch; on a GPU: cuda (our own, in Triton), "
+        "cublas (the same, but 16-bit products are torch's: a row's bits may depend on how many "
+        "stand beside it) or torch; auto is the first where it runs.",
+        choices=("auto", "native", "cuda", "cublas", "torch"),
     )
     quantization: str = option(
         "none",
-        "Round the weights of linear layers while loading; int4 keeps the head in int8. A folder "
-        "that is quantized already stays so: int8 and int4 round what it holds in 16 bits, and a "
-        "method must be the folder's own.",
-        choices=(*FORMATS, *METHODS, GGUF, *MARLIN),
+        "Round the weights of linear layers while loading; int4 keeps the head in int8, fp8 (on a "
+        "GPU) in 16 bits. A folder that is quantized already stays so: int8 and int4 round what it "
+        "holds in 16 bits, and a method must be the folder's own.",
+        choices=tuple(dict.fromkeys((*FORMATS, *METHODS, GGUF, *MARLIN))),
         common=True,
     )
     quantization_group: int = option(

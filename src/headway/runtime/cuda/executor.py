@@ -68,6 +68,7 @@ class Pending:
     """Of `sequences` those that are ahead of what the host knows, as the state has them, by id."""
     result: StepResult
     is_idle: bool = False
+    experts_read: int | Tensor = 0
     bad_T: Tensor | None = None
     chosen_R: Tensor | None = None
     logprobs: tuple[Tensor, ...] | None = None
@@ -171,7 +172,7 @@ class CudaExecutor(TorchExecutor):
         """All that the step has to do behind its forward."""
         started = self._clock.now_s()
         result = pending.result
-        result.experts_read = self.target.experts_read
+        pending.experts_read = self.target.experts_read
         pending.bad_T = wipe_flagged(self.kv, hidden, batch)
         pending.prompts = self._queue_prompts(pending.plan, hidden)
         if batch.sampled_rows:
@@ -222,6 +223,8 @@ class CudaExecutor(TorchExecutor):
         if not self.device.startswith("cuda"):
             return
         pending.bad_T = to_host(pending.bad_T)
+        if isinstance(pending.experts_read, Tensor):
+            pending.experts_read = to_host(pending.experts_read)
         pending.chosen_R = to_host(pending.chosen_R)
         if pending.logprobs is not None:
             pending.logprobs = tuple(to_host(part) for part in pending.logprobs)
@@ -246,6 +249,7 @@ class CudaExecutor(TorchExecutor):
     def _tell(self, pending: Pending, bad_T: list[bool]) -> None:
         """Turn the numbers that came back into a result."""
         result = pending.result
+        result.experts_read = int(pending.experts_read)
         result.failed, self._usable = judge(pending.plan, bad_T)
         for sequence_id, start, tokens, count, values in pending.prompts:
             listed = as_logprobs(tokens, [count] * len(tokens), values)

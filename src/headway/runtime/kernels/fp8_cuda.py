@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.core.formats import Format
+from headway.runtime.kernels.own_cuda import WideLinear
 from headway.runtime.kernels.reference import with_bias
-from headway.runtime.rounding import RoundedWeight, round_rows_fp8
+from headway.runtime.rounding import RoundedWeight, round_rows_fp8, round_weight_fp8
 
 MULTIPLE = 16
 OUT_TYPES = (torch.bfloat16, torch.float32)
@@ -47,10 +48,15 @@ class Fp8Linear:
         return format == Format("fp8")
 
     def prepare(self, weight_OH: Tensor) -> FilledFp8:
-        raise AssertionError("only a checkpoint has such weights")
+        """The weight, rounded by output."""
+        return self.pack(round_weight_fp8(weight_OH))
+
+    def for_experts(self) -> WideLinear:
+        """The kernel of experts' matrices: their activations are not rounded."""
+        return WideLinear(self.format)
 
     def pack(self, weight: RoundedWeight) -> FilledFp8:
-        """The numbers of a checkpoint."""
+        """A weight that is rounded already."""
         assert weight.fits(self.format)
         outputs, inputs = weight.levels_OH.shape
         fill = (0, -inputs % MULTIPLE, 0, -outputs % MULTIPLE)

@@ -5,13 +5,12 @@ from typing import Any
 from torch import Tensor
 
 from headway.core.formats import GROUPS, Format
+from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.rounding import RoundedWeight, round_weight
 
 
-class Int4Linear:
+class Int4Linear(GroupedLinear):
     """x · weightᵀ + bias; activations are not rounded, unlike on a CPU."""
-
-    few_rows = 0
 
     def __init__(self, format: Format) -> None:
         from headway.runtime.cuda.triton import linear_int4
@@ -19,6 +18,11 @@ class Int4Linear:
         assert self.knows(format)
         self.format = format
         self._kernel = linear_int4
+
+    @property
+    def groups(self) -> bool:
+        """Whether all experts have their inputs in one order."""
+        return not self.format.permuted
 
     @staticmethod
     def knows(format: Format) -> bool:
@@ -37,3 +41,9 @@ class Int4Linear:
     def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x."""
         return self._kernel.linear_int4(x_TH, weight, bias_O)
+
+    def stack(self, prepared: list[Any]) -> Any:
+        return self._kernel.stack(prepared)
+
+    def grouped(self, x_VH: Tensor, weight: Any, bias_EO: Tensor | None, visits: Visits) -> Tensor:
+        return self._kernel.linear_int4(x_VH, weight, bias_EO, visits)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.core.formats import INT8, Format
+from headway.runtime.kernels.own_cuda import WideLinear
 from headway.runtime.kernels.reference import with_bias
 from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
 
@@ -43,6 +44,10 @@ class Int8Linear:
     def knows(format: Format) -> bool:
         """Whether it multiplies weights of this format."""
         return format == INT8
+
+    def for_experts(self) -> WideLinear:
+        """The kernel of experts' matrices: their activations are not rounded."""
+        return WideLinear(self.format)
 
     def prepare(self, weight_OH: Tensor) -> FilledInt8:
         """The weight, rounded."""

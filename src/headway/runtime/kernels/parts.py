@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headway.core.formats import INT8, Format
+from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight, round_fp8, round_weight
 
@@ -63,13 +64,44 @@ def rounded_to(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
     return round_fp8(part) if part.kind == "fp8" and format == INT8 else part
 
 
-class PartsLinear:
-    """x · weightᵀ + bias, the outputs of each matrix by its own kernel."""
+def stacked(kernel: Any, matrices: list[Any]) -> Any:
+    """The prepared matrices of all experts as one: plain ones behind each other."""
+    if isinstance(matrices[0], Tensor):
+        return torch.stack([one.contiguous() for one in matrices])
+    return kernel.stack(matrices)
 
-    few_rows = 0
+
+class PartsLinear(GroupedLinear):
+    """x · weightᵀ + bias, the outputs of each matrix by its own kernel."""
 
     def __init__(self, kernels: list[Any], outputs: list[int]) -> None:
         self.kernels, self.outputs = kernels, outputs
+
+    @property
+    def groups(self) -> bool:
+        """Whether each kernel takes all experts at once."""
+        return all(isinstance(one, GroupedLinear) and one.groups for one in self.kernels)
+
+    def for_experts(self) -> "PartsLinear":
+        """With the kernels that theirs have for experts."""
+        own = [one.for_experts() if hasattr(one, "for_experts") else one for one in self.kernels]
+        return PartsLinear(own, self.outputs)
+
+    def stack(self, prepared: list[Parts]) -> Parts:
+        """Each matrix of all experts."""
+        columns = zip(*(one.matrices for one in prepared), strict=True)
+        pairs = zip(self.kernels, columns, strict=True)
+        return Parts([stacked(one, list(column)) for one, column in pairs], self.kernels)
+
+    def grouped(
+        self, x_VH: Tensor, weight: Parts, bias_EO: Tensor | None, visits: Visits
+    ) -> Tensor:
+        none = [None] * len(self.kernels)
+        biases = none if bias_EO is None else bias_EO.split(self.outputs, 1)
+        parts = zip(self.kernels, weight.matrices, biases, strict=True)
+        return torch.cat(
+            [one.grouped(x_VH, matrix, bias, visits) for one, matrix, bias in parts], 1
+        )
 
     def prepare(self, weight_OH: Tensor) -> Parts:
         """Each matrix as its kernel reads it."""

@@ -99,6 +99,20 @@ def scaled_fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None
     return with_bias(out_TO, bias_O).to(x_TH.dtype)
 
 
+def grouped_linear(
+    x_VH: Tensor, weight_EOH: Tensor, bias_EO: Tensor | None, starts_E1: Tensor
+) -> Tensor:
+    """Each row times the matrix of its expert, plus its bias, (V, O).
+
+    Rows are sorted by expert, `starts_E1` says where each expert's begin. No number is read back;
+    a matrix is copied for each row, so it is for comparisons alone.
+    """
+    rows_V = torch.arange(len(x_VH), device=x_VH.device)
+    expert_V = torch.searchsorted(starts_E1[1:].long(), rows_V, right=True)
+    out_VO = torch.bmm(weight_EOH.index_select(0, expert_V), x_VH[..., None])[..., 0]
+    return out_VO if bias_EO is None else out_VO + bias_EO.index_select(0, expert_V)
+
+
 def are_finite(x: Tensor) -> bool:
     """Whether no number is an infinity or NaN.
 

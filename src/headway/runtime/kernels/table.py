@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from headway.core.attention_choice import OWN_KERNELS
 from headway.core.formats import PLAIN, Format
 from headway.core.machine import Machine
 from headway.core.model_spec import ModelSpec
@@ -14,8 +15,10 @@ from headway.core.quantization import Quantization
 from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
+from headway.runtime.kernels.grouped import GroupedLinear
 from headway.runtime.kernels.int4_cuda import Int4Linear
 from headway.runtime.kernels.int8_cuda import Int8Linear
+from headway.runtime.kernels.own_cuda import OwnLinear, WideLinear
 from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
@@ -121,6 +124,12 @@ class Kernels:
         left = iter(parts)
         return PartsLinear(kernels, [sum(next(left) for _ in range(n)) for _, n in formats])
 
+    def experts_for(self, module: str, parts: Sequence[int]) -> LinearKernel:
+        """The kernel of the experts of a layer: on a GPU one that takes all of them at once."""
+        kernel = self.linear_for(module, parts)
+        kinds = GroupedLinear | Int8Linear | Fp8Linear
+        return kernel.for_experts() if isinstance(kernel, kinds) else kernel
+
 
 def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     """The kernels for this device, weight type and CPU."""
@@ -143,8 +152,8 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
         library=library,
         reasons=reasons,
     )
-    if settings.kernels == "cuda":
-        return with_own(kernels)
+    if settings.kernels in OWN_KERNELS:
+        return with_own(kernels, settings.kernels)
     if library is None:
         return kernels
     layers, name = NativeLayers(library), library.instruction_set
@@ -159,33 +168,47 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     )
 
 
-def with_own(kernels: Kernels) -> Kernels:
-    """The same with our own kernels between the GEMMs, in Triton; read here, for a CPU has none."""
+def with_own(kernels: Kernels, name: str = "cuda") -> Kernels:
+    """The same with our own kernels, in Triton; read here, for a CPU has none.
+
+    With cublas torch multiplies 16-bit weights, but experts'.
+    """
     from headway.runtime.cuda.triton import layers
     from headway.runtime.cuda.triton.draw import draw
     from headway.runtime.cuda.triton.fused import add_rms_norm
 
     why = ("triton", "one pass each")
+    linear = ("triton", "one tile for every number of rows; cublas may be faster")
+    if name == "cublas":
+        linear = ("torch", "given; a row's bits may depend on how many stand beside it")
     sampling = ("triton", "filters and the draw in one kernel, nothing is read back")
     return replace(
         kernels,
+        linear=OwnLinear(reference.linear if name == "cublas" else None),
         rms_norm=layers.rms_norm,
         gated={"silu": layers.silu_mul, "gelu_tanh": layers.gelu_tanh_mul},
         rope=layers.rope,
         add_rms_norm=add_rms_norm,
         choose=draw,
-        reasons=kernels.reasons | dict.fromkeys(LAYERS, why) | {"sampling": sampling},
+        reasons=kernels.reasons
+        | dict.fromkeys(LAYERS, why)
+        | {"sampling": sampling, "linear": linear},
     )
 
 
 def on_device(format: Format, fp8: str = "exact") -> LinearKernel | None:
-    """A GPU's kernel of a format, where there is one; FP8 that is exact has none."""
-    if format.kind == "fp8":
-        return Fp8Linear(format) if fp8 == "scaled" and Fp8Linear.knows(format) else None
+    """A GPU's kernel of a format, where there is one."""
+    if fp8 == "scaled" and Fp8Linear.knows(format):
+        return Fp8Linear(format)
     return next((kind(format) for kind in ON_DEVICE if kind.knows(format)), None)
 
 
-ON_DEVICE: tuple[type[Int8Linear] | type[Int4Linear], ...] = (Int8Linear, Int4Linear)
+ON_DEVICE: tuple[type[Int8Linear] | type[Int4Linear] | type[WideLinear], ...] = (
+    Int8Linear,
+    Int4Linear,
+    WideLinear,
+)
+"""The first that knows a format multiplies it."""
 
 
 def choose_quantized(
@@ -203,11 +226,13 @@ def choose_quantized(
             found[format] = NativeFp8Linear(library, format)
         else:
             fp8 = settings.quantization.fp8
-            own = on_device(format, fp8) if settings.kernels == "cuda" else None
+            own = on_device(format, fp8) if settings.kernels in OWN_KERNELS else None
             found[format] = own or RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"
-    if settings.kernels == "cuda":
-        who = "int8 and scaled FP8 by torch's products, int4 by ours, all else in plain torch"
+    if settings.kernels in OWN_KERNELS:
+        who = "int8 by output and scaled FP8 by torch's products, all else by ours in Triton"
+        rest = [format for format, kernel in found.items() if isinstance(kernel, RoundedLinear)]
+        who += f"; {', '.join(map(str, rest))}: {slow}" if rest else ""
         return found, ("cuda", f"{settings.quantization}: {who}")
     if library is None:
         return found, ("torch", f"{slow}: {why}" if why else slow)

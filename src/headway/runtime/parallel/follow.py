@@ -76,7 +76,7 @@ def follow(pipe: Pipe) -> None:
             pipe.send(Done(f"{type(error).__name__}: {error}"))
         else:
             is_empty = not order.plan.scheduled
-            pipe.send(Done(experts_read=0 if is_empty else executor.target.experts_read))
+            pipe.send(Done(experts_read=0 if is_empty else int(executor.target.experts_read)))
 
 
 def main() -> int:

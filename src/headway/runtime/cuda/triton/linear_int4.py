@@ -17,50 +17,55 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from headway.runtime.cuda.triton.linear import tile_of
 from headway.runtime.cuda.triton.types import TYPES, dot_type
+from headway.runtime.kernels.grouped import EXPERT_TILE, Visits, most_tiles
 from headway.runtime.rounding import RoundedWeight
 
-BLOCK_T, BLOCK_O = 64, 64
+BLOCK_T, BLOCK_O = EXPERT_TILE, 64
 """The tile, the same for 1 row and for 4,096: a row's bits do not depend on those beside it."""
 
 
 @triton.jit
 def linear_kernel(
-    out, x, packed, scales, offsets, bias, T, O, H, x_stride, G,
+    out, x, packed, scales, offsets, bias, starts, tiles, T, O, H, x_stride, G, E,
     GROUP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, DOT: tl.constexpr, TYPE: tl.constexpr,
+    BIAS: tl.constexpr, EXPERTS: tl.constexpr, DOT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """A tile of BLOCK_T tokens and BLOCK_O outputs a program."""
     HALF: tl.constexpr = GROUP // 2
-    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    i = tl.arange(0, HALF)
-    live_t, live_o = t < T, o < O
-    total = tl.zeros((BLOCK_T, BLOCK_O), tl.float32)
-    for g in range(G):
-        inputs = g * GROUP + i
-        row = x + t.to(tl.int64)[:, None] * x_stride
-        low_live = live_t[:, None] & (inputs < H)[None, :]
-        high_live = live_t[:, None] & (inputs + HALF < H)[None, :]
-        low = tl.load(row + inputs[None, :], mask=low_live, other=0.0).to(tl.float32)
-        high = tl.load(row + (inputs + HALF)[None, :], mask=high_live, other=0.0).to(tl.float32)
-        at = o.to(tl.int64)[None, :] * (G * HALF) + (g * HALF + i)[:, None]
-        both = tl.load(packed + at, mask=live_o[None, :], other=136).to(tl.int32)
-        first = ((both & 15) - 8).to(tl.float32).to(DOT)
-        second = ((both >> 4) - 8).to(tl.float32).to(DOT)
-        sums = tl.dot(low.to(DOT), first, input_precision="ieee")
-        sums = tl.dot(high.to(DOT), second, acc=sums, input_precision="ieee")
-        scale = tl.load(scales + o * G + g, mask=live_o, other=0.0).to(tl.float32)
-        total += sums * scale[None, :]
-        if OFFSETS:
-            offset = tl.load(offsets + o * G + g, mask=live_o, other=0.0).to(tl.float32)
-            total += (tl.sum(low, 1) + tl.sum(high, 1))[:, None] * offset[None, :]
-    if BIAS:
-        total += tl.load(bias + o, mask=live_o, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out + t.to(tl.int64)[:, None] * O + o[None, :], total.to(TYPE),
-        mask=live_t[:, None] & live_o[None, :],
-    )  # fmt: skip
+    expert, begin, end = tile_of(tl.program_id(1), starts, tiles, T, E, BLOCK_T, EXPERTS)
+    if begin < end:
+        t = begin + tl.arange(0, BLOCK_T)
+        o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+        place = expert.to(tl.int64) * O + o if EXPERTS else o.to(tl.int64)
+        i = tl.arange(0, HALF)
+        live_t, live_o = t < end, o < O
+        total = tl.zeros((BLOCK_T, BLOCK_O), tl.float32)
+        for g in range(G):
+            inputs = g * GROUP + i
+            row = x + t.to(tl.int64)[:, None] * x_stride
+            low_live = live_t[:, None] & (inputs < H)[None, :]
+            high_live = live_t[:, None] & (inputs + HALF < H)[None, :]
+            low = tl.load(row + inputs[None, :], mask=low_live, other=0.0).to(tl.float32)
+            high = tl.load(row + (inputs + HALF)[None, :], mask=high_live, other=0.0).to(tl.float32)
+            at = place[None, :] * (G * HALF) + (g * HALF + i)[:, None]
+            both = tl.load(packed + at, mask=live_o[None, :], other=136).to(tl.int32)
+            first = ((both & 15) - 8).to(tl.float32).to(DOT)
+            second = ((both >> 4) - 8).to(tl.float32).to(DOT)
+            sums = tl.dot(low.to(DOT), first, input_precision="ieee")
+            sums = tl.dot(high.to(DOT), second, acc=sums, input_precision="ieee")
+            scale = tl.load(scales + place * G + g, mask=live_o, other=0.0).to(tl.float32)
+            total += sums * scale[None, :]
+            if OFFSETS:
+                offset = tl.load(offsets + place * G + g, mask=live_o, other=0.0).to(tl.float32)
+                total += (tl.sum(low, 1) + tl.sum(high, 1))[:, None] * offset[None, :]
+        if BIAS:
+            total += tl.load(bias + place, mask=live_o, other=0.0).to(tl.float32)[None, :]
+        tl.store(
+            out + t.to(tl.int64)[:, None] * O + o[None, :], total.to(TYPE),
+            mask=live_t[:, None] & live_o[None, :],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +98,51 @@ def pack(weight: RoundedWeight) -> PackedInt4:
     return PackedInt4(packed, scales.contiguous(), weight.offsets_OG, order, group, inputs)
 
 
-def linear_int4(x_TH: Tensor, weight: PackedInt4, bias_O: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, (T, O), in the type of x."""
+def stack(weights: list[PackedInt4]) -> PackedInt4:
+    """Those of several experts behind each other; none has inputs in an order of its own."""
+    scales = [one.scales_OG for one in weights]
+    if len({part.dtype for part in scales}) > 1:
+        scales = [part.float() for part in scales]
+    offsets = [one.offsets_OG for one in weights]
+    given = [
+        torch.zeros_like(scale, dtype=torch.float32) if offset is None else offset
+        for offset, scale in zip(offsets, scales, strict=True)
+    ]
+    return PackedInt4(
+        torch.stack([one.packed for one in weights]),
+        torch.stack(scales),
+        None if all(one is None for one in offsets) else torch.stack(given),
+        None,
+        weights[0].group,
+        weights[0].inputs,
+    )
+
+
+def linear_int4(
+    x_TH: Tensor, weight: PackedInt4, bias: Tensor | None, visits: Visits | None = None
+) -> Tensor:
+    """x · weightᵀ + bias, (T, O), in the type of x.
+
+    With `visits` weight and bias are all experts', (E, …), and the rows theirs.
+    """
     if weight.order_H is not None:
         x_TH = x_TH.index_select(1, weight.order_H)
     if x_TH.stride(1) != 1:
         x_TH = x_TH.contiguous()
-    tokens, outputs = x_TH.shape[0], weight.packed.shape[0]
+    tokens, outputs = x_TH.shape[0], weight.packed.shape[-2]
     out = torch.empty(tokens, outputs, dtype=x_TH.dtype, device=x_TH.device)
     if not tokens:
         return out
-    groups = weight.scales_OG.shape[1]
-    linear_kernel[(triton.cdiv(outputs, BLOCK_O), triton.cdiv(tokens, BLOCK_T))](
+    groups, experts = weight.scales_OG.shape[-1], 0 if visits is None else len(weight.packed)
+    tiles = triton.cdiv(tokens, BLOCK_T) if visits is None else most_tiles(tokens, experts)
+    linear_kernel[(triton.cdiv(outputs, BLOCK_O), tiles)](
         out, x_TH, weight.packed, weight.scales_OG,
         weight.scales_OG if weight.offsets_OG is None else weight.offsets_OG,
-        weight.scales_OG if bias_O is None else bias_O,
-        tokens, outputs, weight.inputs, x_TH.stride(0), groups,
-        weight.group, BLOCK_T, BLOCK_O, weight.offsets_OG is not None, bias_O is not None,
-        dot_type(x_TH.dtype), TYPES[x_TH.dtype], num_warps=4, num_stages=3,
+        weight.scales_OG if bias is None else bias,
+        weight.packed if visits is None else visits.starts_E1,
+        weight.packed if visits is None else visits.tiles_E1,
+        tokens, outputs, weight.inputs, x_TH.stride(0), groups, experts,
+        weight.group, BLOCK_T, BLOCK_O, weight.offsets_OG is not None, bias is not None,
+        visits is not None, dot_type(x_TH.dtype), TYPES[x_TH.dtype], num_warps=4, num_stages=3,
     )  # fmt: skip
     return out

@@ -1,0 +1,84 @@
+"""Linear layers on a GPU by our own Triton product: 16-bit activations, one tile for all rows.
+
+`OwnLinear` multiplies weights of 16 bits, `WideLinear` numbers in FP8 or int8 that are widened on
+the way, with a scale for each output or group of inputs; activations are never rounded.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from headway.core.formats import Format
+from headway.runtime.kernels.grouped import GroupedLinear, Visits
+from headway.runtime.rounding import RoundedWeight, round_weight, round_weight_fp8
+
+LEAST_GROUP = 16
+"""Inputs that a product takes at least."""
+
+
+class OwnLinear(GroupedLinear):
+    """x · weightᵀ + bias on weights as they are; `gemm` may stand in where no experts are."""
+
+    def __init__(self, gemm: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None):
+        from headway.runtime.cuda.triton import linear
+
+        self._kernel, self._gemm = linear, gemm or linear.linear
+
+    def prepare(self, weight_OH: Tensor) -> Tensor:
+        return weight_OH
+
+    def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
+        """(T, O) in the type of x."""
+        return self._gemm(x_TH, weight_OH, bias_O)
+
+    def stack(self, prepared: list[Tensor]) -> Tensor:
+        raise AssertionError("the matrices lie behind each other already")
+
+    def grouped(
+        self, x_VH: Tensor, weight: Tensor, bias_EO: Tensor | None, visits: Visits
+    ) -> Tensor:
+        return self._kernel.linear(x_VH, weight, bias_EO, visits)
+
+
+class WideLinear(GroupedLinear):
+    """x · weightᵀ + bias on rounded weights of 8 bits."""
+
+    def __init__(self, format: Format) -> None:
+        from headway.runtime.cuda.triton import linear
+
+        assert self.knows(format)
+        self.format = format
+        self._kernel = linear
+
+    @staticmethod
+    def knows(format: Format) -> bool:
+        """Whether it multiplies weights of this format."""
+        plain = format.offsets == "none" and not format.permuted
+        return format.kind in ("fp8", "int8") and plain and format.group % LEAST_GROUP == 0
+
+    def prepare(self, weight_OH: Tensor) -> Any:
+        """The weight, rounded by output."""
+        assert not self.format.group, "only a checkpoint has such weights"
+        round_plain = round_weight_fp8 if self.format.kind == "fp8" else by_output
+        return self._kernel.pack(round_plain(weight_OH))
+
+    def pack(self, weight: RoundedWeight) -> Any:
+        """A weight that is rounded already."""
+        assert weight.fits(self.format)
+        return self._kernel.pack(weight)
+
+    def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
+        """(T, O) in the type of x."""
+        return self._kernel.linear(x_TH, weight, bias_O)
+
+    def stack(self, prepared: list[Any]) -> Any:
+        return self._kernel.stack(prepared)
+
+    def grouped(self, x_VH: Tensor, weight: Any, bias_EO: Tensor | None, visits: Visits) -> Tensor:
+        return self._kernel.linear(x_VH, weight, bias_EO, visits)
+
+
+def by_output(weight_OH: Tensor) -> RoundedWeight:
+    """int8 with a scale for each output."""
+    return round_weight(weight_OH, 0)
