@@ -119,7 +119,7 @@ class Recorder:
 
     num_replays = 0
 
-    def capture(self, run: Callable[[], Tensor]) -> Tensor:
+    def capture(self, run: Callable[[], Any]) -> Any:
         with Trace() as trace:
             self.out = run()
         self.run, self.calls = run, trace.calls
@@ -129,7 +129,9 @@ class Recorder:
         with Trace() as trace:
             out = self.run()
         assert trace.calls == self.calls, "a replay does what was not captured"
-        self.out.copy_(out)
+        for kept, made in zip(tree_leaves(self.out), tree_leaves(out), strict=True):
+            if isinstance(kept, Tensor):
+                kept.copy_(made)
         Recorder.num_replays += 1
 
 

@@ -5,17 +5,24 @@ were captured; nothing may be read back meanwhile. So a step that would need any
 """
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from drive import engine_for, finish, greedy
+from headway.core import grammar as grammars
 from headway.core.device_choice import choose_graphs
 from headway.core.model_spec import ExpertsSpec, read_model_spec
 from headway.core.options import EngineOptions
+from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.cuda.graphs import (
     DeviceGraph,
@@ -26,6 +33,7 @@ from headway.runtime.cuda.graphs import (
     row_counts,
     widths,
 )
+from headway.runtime.cuda.sampling import drawing
 from parity.cobatch import ENGINES, VOCABULARY, random_request, same
 from parity.devices import Recorder, RecordingExecutor, small_model, with_graphs
 from parity.tiny import save, tiny_model
@@ -48,11 +56,12 @@ def test_every_count_of_rows_has_a_size(most: int):
     assert counts == sorted(set(counts)) and counts[-1] == min(most, 256)
     graphs = Graphs(rows=counts, widths=[128], memory=torch.zeros(0), make=Recorder)
     for num_rows in range(1, counts[-1] + 1):
-        key = graphs.key_of(num_rows, 1)
+        key = graphs.key_of(num_rows, 1, True)
         assert key is not None and key.rows >= num_rows
         assert key.rows <= max(2 * num_rows, 8)
         assert not [count for count in counts if num_rows <= count < key.rows]
-    assert graphs.key_of(counts[-1] + 1, 1) is None and graphs.key_of(1, 129) is None
+    assert graphs.key_of(counts[-1] + 1, 1, True) is None
+    assert graphs.key_of(1, 129, False) is None
 
 
 def test_tables_grow_by_four():
@@ -73,9 +82,11 @@ def test_rows_of_nobody_lie_in_the_null_block():
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_the_memory_holds_the_largest_inputs(groups: int):
     """What `Staging` lays out for a key fits in what is counted for it."""
-    for key in (GraphKey(1, 1), GraphKey(5, 3), GraphKey(256, 128)):
+    for key in (GraphKey(1, 1, True), GraphKey(5, 3, False), GraphKey(256, 128, True)):
         ids, table = np.zeros(key.rows, np.int64), np.zeros((key.rows, key.width), np.int32)
         parts = [ids] * (3 + groups) + [np.zeros(key.rows + 1, np.int32)] * 2 + [table] * groups
+        parts += drawing([], VOCABULARY).values()
+        parts[-6:] = [np.zeros((key.rows, *part.shape[1:]), part.dtype) for part in parts[-6:]]
         assert sum(-(-part.nbytes // 16) * 16 for part in parts) <= bytes_of(key, groups)
 
 
@@ -103,7 +114,13 @@ def test_replayed_steps_give_the_same_tokens(folder: Path, number: int, overlap:
     for key, answer in found.items():
         same(answer, expected[key])
     assert Recorder.num_replays - before > 5
-    assert executor.graphs is not None and not executor.graphs.wanted
+    graphs = executor.graphs
+    assert graphs is not None and {key.draws for key in graphs.captured} == {True}
+    assert {key.draws for key in graphs.wanted} <= {False}, "penalties are no graph's"
+    executor.probe(0)
+    assert not graphs.wanted
+    for key, answer in finish(engine, requests).items():
+        same(answer, expected[key])
 
 
 def test_a_window_and_a_whole_context_have_tables_of_their_own(tmp_path: Path):
@@ -122,7 +139,7 @@ def test_prompts_and_more_rows_than_any_graph_run_without_one(folder: Path):
     engine, executor = graphed(folder, block_size=4, max_num_seqs=3, num_blocks=40)
     graphs = executor.graphs
     assert graphs is not None and sorted(graphs.captured) == [
-        GraphKey(rows, graphs.widths[0]) for rows in (1, 2, 3)
+        GraphKey(rows, graphs.widths[0], True) for rows in (1, 2, 3)
     ]
     before = Recorder.num_replays
     finish(engine, [greedy(0, [3, 4, 5, 6], 1)])
@@ -139,10 +156,10 @@ def test_what_has_no_graph_is_captured_when_the_engine_is_idle(folder: Path):
     assert graphs is not None
     graphs.widths = [8, graphs.widths[-1]]
     graphs.captured.clear()
-    executor._capture(graphs.first_keys())
+    executor._capture(graphs.first_keys(draws=True))
     request = greedy(0, [5] * 7, 9)
     first = finish(engine, [request])
-    asked = GraphKey(1, graphs.widths[-1])
+    asked = GraphKey(1, graphs.widths[-1], True)
     assert graphs.wanted == {asked: 7}
     executor.probe(0)
     assert not graphs.wanted and asked in graphs.captured
@@ -162,6 +179,89 @@ def test_rows_of_nobody_change_nothing_but_the_null_block(folder: Path):
     for own, other in zip(executor.kv, plain.executor.kv, strict=True):  # type: ignore[attr-defined]
         torch.testing.assert_close(own.k[1:], other.k[1:], atol=1e-5, rtol=1e-5)
         assert torch.isfinite(own.k[0]).all()
+
+
+PLAIN = [
+    SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=9, ignore_eos=True),
+    SamplingParams(top_k=7, top_p=0.8, min_p=0.02, seed=4, max_tokens=9, ignore_eos=True),
+]
+EDITED = [
+    SamplingParams(temperature=0, presence_penalty=1.5, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=0, logprobs=2, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=0, logit_bias={3: 4.0}, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=0, min_tokens=4, stop_token_ids=[3], max_tokens=9),
+    SamplingParams(seed=5, grammar=grammars.regex("[a-f]{9}", "p"), max_tokens=9),
+]
+
+
+class Outside(TorchDispatchMode):
+    """The operations of a step that no graph holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def decodes(folder: Path, params: list[SamplingParams], overlap: int) -> tuple[Any, Counter[str]]:
+    """(answers, what decode steps queue outside graphs); a replay is not looked into."""
+    engine, executor = graphed(folder, overlap, block_size=4, max_num_seqs=8, num_blocks=60)
+    outside, whole = Outside(), Recorder.replay
+    submit, sample = executor.submit, executor.sample
+    is_decode = [False]
+
+    def unseen(self: Recorder) -> None:
+        is_decode[0] = True
+        with _disable_current_modes():
+            whole(self)
+
+    def counted(call: Callable[..., None]) -> Callable[..., None]:
+        def run(*given: Any) -> None:
+            before = outside.names.copy()
+            is_decode[0] = is_decode[0] and call is sample
+            with outside:
+                call(*given)
+            if not is_decode[0]:
+                outside.names = before
+
+        return run
+
+    with patch.object(Recorder, "replay", unseen):
+        executor.submit, executor.sample = counted(submit), counted(sample)
+        requests = [Request(i, [5 + i, 9, 3], one) for i, one in enumerate(params)]
+        found = finish(engine, requests)
+    return found, outside.names
+
+
+VIEWS = {"slice", "view", "select", "as_strided", "detach", "alias", "_unsafe_view", "unsqueeze"}
+COPIES = {"copy_", "clone", "_to_copy"}
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_plain_decode_is_one_launch(folder: Path, overlap: int):
+    """Greedy, temperature and filters: inputs go up, the graph runs, results are copied."""
+    room = {"kernels": "torch", "attention_backend": "sdpa", "block_size": 4, "max_num_seqs": 8}
+    requests = [Request(i, [5 + i, 9, 3], one) for i, one in enumerate(PLAIN)]
+    found, outside = decodes(folder, PLAIN, overlap)
+    assert found == finish(engine_for(folder, **room), requests)
+    assert outside["clone"] > 5 and outside.keys() <= VIEWS | COPIES, outside
+
+
+@pytest.mark.parametrize("number", range(len(EDITED)))
+def test_a_row_that_is_edited_is_sampled_behind_its_graph(folder: Path, number: int):
+    """Beside plain rows, which get the tokens that they get without it."""
+    room = {"kernels": "torch", "attention_backend": "sdpa", "block_size": 4, "max_num_seqs": 8}
+    params = [PLAIN[0], EDITED[number], PLAIN[2]]
+    requests = [Request(i, [5 + i, 9, 3], one) for i, one in enumerate(params)]
+    found, outside = decodes(folder, params, 0)
+    expected = finish(engine_for(folder, **room), requests)
+    for key, answer in found.items():
+        same(answer, expected[key])
+    assert not outside.keys() <= VIEWS | COPIES
 
 
 def test_the_recorder_sees_a_moved_input():

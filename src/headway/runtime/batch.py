@@ -82,8 +82,10 @@ class Lens:
     longest_context: int
     has_placeholders: bool
     """Whether some input ids stand for what an earlier step sampled and the host does not know."""
-    graph: tuple[int, int] | None = None
-    """(rows, blocks) of the graph whose inputs these are, with others behind them."""
+    graph: Any = None
+    """The key of the graph whose inputs these are, with others behind them."""
+    drawn: Any = None
+    """What all rows of that graph are drawn with."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -219,12 +219,29 @@ class RMSNorm(nn.Module):
     def forward(self, x_TH: Tensor) -> Tensor:
         return self.kernel(x_TH, self.weight, self.eps, self.offset)
 
-    def behind(self, x_TH: Tensor, more_TH: Tensor) -> tuple[Tensor, Tensor]:
+    def behind(self, x_TH: Tensor, more_TH: Tensor | None) -> tuple[Tensor, Tensor]:
         """(x + more, its norm), in one pass where there is a kernel for both."""
+        if more_TH is None:
+            return x_TH, self(x_TH)
         if self.add_kernel is not None:
             return self.add_kernel(x_TH, more_TH, self.weight, self.eps, self.offset)
         x_TH = x_TH + more_TH
         return x_TH, self(x_TH)
+
+
+class ResidualLayer(nn.Module):
+    """A layer whose sum behind its MLP is left to the next layer, whose norm reads it at once.
+
+    x, more = parts(x, more)      x + more is what the layer gives
+    """
+
+    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """(the residual, what is yet to be added to it) of the same of the layer before."""
+        raise NotImplementedError
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        x_TH, more_TH = self.parts(x_TH, None, step)
+        return x_TH + more_TH
 
 
 class UnitNorm(nn.Module):

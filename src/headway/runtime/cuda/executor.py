@@ -36,6 +36,7 @@ from headway.runtime.cuda.graphs import (
     Graph,
     GraphKey,
     Graphs,
+    StepOut,
     bytes_of,
     row_counts,
     widths,
@@ -45,7 +46,7 @@ from headway.runtime.cuda.sampling import choose, row_inputs, top_logprobs
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
 from headway.runtime.executor import PROMPT_LOGPROB_ROWS, TorchExecutor, judge
-from headway.runtime.sampler import NO_TOKEN
+from headway.runtime.sampler import NO_TOKEN, row_masks
 
 
 class PromptRows(NamedTuple):
@@ -68,7 +69,7 @@ class Pending:
     """Of `sequences` those that are ahead of what the host knows, as the state has them, by id."""
     result: StepResult
     is_idle: bool = False
-    experts_read: int | Tensor = 0
+    experts_read: int | Tensor | None = None
     bad_T: Tensor | None = None
     chosen_R: Tensor | None = None
     logprobs: tuple[Tensor, ...] | None = None
@@ -89,7 +90,9 @@ class CudaExecutor(TorchExecutor):
     def __init__(self, *what: Any, **how: Any) -> None:
         super().__init__(*what, **how)
         if self.graphs is not None:
-            self._capture(self.graphs.first_keys())
+            assert isinstance(self.state, DeviceState)
+            self.state.draws = self.drafter is None
+            self._capture(self.graphs.first_keys(self.state.draws))
         self.memory = DeviceMemory(self.device) if self.device.startswith("cuda") else None
 
     def _make_graphs(self) -> Graphs | None:
@@ -99,7 +102,7 @@ class CudaExecutor(TorchExecutor):
             return None
         rows = row_counts(settings.max_num_seqs)
         wide = widths(-(-settings.max_model_len // cache.block_size), cache.block_size)
-        size = bytes_of(GraphKey(rows[-1], wide[-1]), len(cache.num_blocks))
+        size = bytes_of(GraphKey(rows[-1], wide[-1], True), len(cache.num_blocks))
         memory = torch.zeros(size, dtype=torch.uint8, device=self.device)
         return Graphs(rows=rows, widths=wide, memory=memory, make=self.make_graph)
 
@@ -108,10 +111,10 @@ class CudaExecutor(TorchExecutor):
         """Capture graphs for these keys, while no step is in flight."""
         assert self.graphs is not None and isinstance(self.state, DeviceState)
 
-        def prepare(key: GraphKey) -> Callable[[], Tensor]:
+        def prepare(key: GraphKey) -> Callable[[], StepOut]:
             assert isinstance(self.state, DeviceState)
             batch = self.state.null_batch(key)
-            return lambda: self._compute(batch)
+            return lambda: self._whole(batch)
 
         self.graphs.capture(keys, prepare)
 
@@ -120,25 +123,41 @@ class CudaExecutor(TorchExecutor):
         self._staging = Staging(self.device, MOST_IN_FLIGHT)
         self._steps: deque[Pending] = deque()
         self._last_tokens_S = torch.zeros(
-            settings.max_num_seqs, dtype=torch.int64, device=self.device
+            settings.max_num_seqs + 1, dtype=torch.int64, device=self.device
         )
+        self._out: StepOut | None = None
         self.graphs = self._make_graphs()
         return DeviceState(
             max_num_seqs=settings.max_num_seqs,
             max_blocks=-(-settings.max_model_len // settings.cache.block_size),
             num_groups=len(settings.cache.num_blocks),
             block_size=settings.cache.block_size,
+            vocabulary=self.spec.vocab_size,
             staging=self._staging,
             graphs=self.graphs,
         )
 
     def forward(self, batch: Batch) -> Tensor:
         assert batch.lens is not None
+        self._out = None
         if self.graphs is not None and batch.lens.graph is not None:
-            hidden_RH = self.graphs.replay(GraphKey(*batch.lens.graph))
-            if hidden_RH is not None:
-                return hidden_RH[: len(batch.query_lens)]
+            out = self.graphs.replay(batch.lens.graph)
+            if out is not None:
+                self._out = out.first(len(batch.query_lens))
+                return self._out.hidden_RH
         return self._compute(batch)
+
+    def _whole(self, batch: Batch) -> StepOut:
+        """All that a step of decodes does on the device, which a graph holds."""
+        assert batch.lens is not None
+        hidden_RH, chosen_R = self._compute(batch), None
+        bad_R = wipe_flagged(self.kv, hidden_RH, batch)
+        if batch.lens.graph.draws:
+            rows = batch.lens.drawn
+            chosen_R = choose(self.logits(hidden_RH), rows, self.kernels.choose)
+            self._last_tokens_S.index_copy_(0, rows.state_R, chosen_R.clamp(min=0))
+        read = self.target.experts_read
+        return StepOut(hidden_RH, bad_R, chosen_R, read if isinstance(read, Tensor) else None)
 
     def _compute(self, batch: Batch) -> Tensor:
         """The model's forward, with tokens in the place of placeholders."""
@@ -172,8 +191,9 @@ class CudaExecutor(TorchExecutor):
         """All that the step has to do behind its forward."""
         started = self._clock.now_s()
         result = pending.result
-        pending.experts_read = self.target.experts_read
-        pending.bad_T = wipe_flagged(self.kv, hidden, batch)
+        out, self._out = self._out, None
+        pending.experts_read = self.target.experts_read if out is None else out.experts_read
+        pending.bad_T = wipe_flagged(self.kv, hidden, batch) if out is None else out.bad_R
         pending.prompts = self._queue_prompts(pending.plan, hidden)
         if batch.sampled_rows:
             sequences = pending.sequences = batch.sampled_sequences
@@ -182,21 +202,30 @@ class CudaExecutor(TorchExecutor):
                 for view in sequences
                 if view.generated[-1:] == [UNKNOWN]
             }
-            inputs = row_inputs(
-                batch.sampled_rows, sequences, masks, self.spec.vocab_size, self._staging
-            )
-            if len(sequences) != hidden.shape[0]:
-                hidden = hidden.index_select(0, inputs.tokens_R)
-            logits = self.logits(hidden)
-            pending.chosen_R = choose(logits, inputs, self.kernels.choose)
-            self._last_tokens_S.index_copy_(0, inputs.state_R, pending.chosen_R.clamp(min=0))
-            counts = [sequence.new.sampling.logprobs for sequence in sequences]
-            asked = [count for count in counts if count is not None]
-            if asked:
-                pending.logprobs = top_logprobs(logits, pending.chosen_R, max(asked))
+            drawn = None if out is None else out.chosen_R
+            if drawn is not None and not row_masks(masks, sequences):
+                pending.chosen_R = drawn
+            else:
+                self._sample(pending, batch, hidden, masks)
         self._begin_copies(pending)
         sample_s = self._clock.now_s() - started
         result.timings = StepTimings(self._prepare_s, self._forward_s, sample_s)
+
+    def _sample(self, pending: Pending, batch: Batch, hidden: Tensor, masks: GrammarMasks) -> None:
+        """Queue the edits and the draw of rows that no graph has drawn."""
+        sequences = pending.sequences
+        inputs = row_inputs(
+            batch.sampled_rows, sequences, masks, self.spec.vocab_size, self._staging
+        )
+        if len(sequences) != hidden.shape[0]:
+            hidden = hidden.index_select(0, inputs.tokens_R)
+        logits = self.logits(hidden)
+        pending.chosen_R = choose(logits, inputs, self.kernels.choose)
+        self._last_tokens_S.index_copy_(0, inputs.state_R, pending.chosen_R.clamp(min=0))
+        counts = [sequence.new.sampling.logprobs for sequence in sequences]
+        asked = [count for count in counts if count is not None]
+        if asked:
+            pending.logprobs = top_logprobs(logits, pending.chosen_R, max(asked))
 
     def _queue_prompts(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptRows]:
         """`TorchExecutor._prompt_logprobs`, still on the device."""
@@ -219,8 +248,13 @@ class CudaExecutor(TorchExecutor):
         return found
 
     def _begin_copies(self, pending: Pending) -> None:
-        """Send the results to pinned memory; on a CPU they are there."""
+        """Send the results to pinned memory; on a CPU they are there, but for a graph's, which the
+        next step writes over."""
         if not self.device.startswith("cuda"):
+            pending.bad_T = None if pending.bad_T is None else pending.bad_T.clone()
+            pending.chosen_R = None if pending.chosen_R is None else pending.chosen_R.clone()
+            if isinstance(pending.experts_read, Tensor):
+                pending.experts_read = pending.experts_read.clone()
             return
         pending.bad_T = to_host(pending.bad_T)
         if isinstance(pending.experts_read, Tensor):
@@ -249,7 +283,7 @@ class CudaExecutor(TorchExecutor):
     def _tell(self, pending: Pending, bad_T: list[bool]) -> None:
         """Turn the numbers that came back into a result."""
         result = pending.result
-        result.experts_read = int(pending.experts_read)
+        result.experts_read = int(pending.experts_read or 0)
         result.failed, self._usable = judge(pending.plan, bad_T)
         for sequence_id, start, tokens, count, values in pending.prompts:
             listed = as_logprobs(tokens, [count] * len(tokens), values)

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: the whole forward of R rows is one launch, over inputs that stay.
+"""Decode steps as CUDA graphs: all that R rows need is one launch, over inputs that stay.
 
 A graph repeats what was queued when it was captured, on the same addresses. So the inputs of all
 graphs lie in one memory that is never moved, and a step writes into it, in one copy. There is a
@@ -8,7 +8,12 @@ with rows that compute token 0 of nobody, in the null block. Worked example, blo
     5 decodes, the longest context 700      rows 8, context 2,048: tables 128 wide
     inputs    ids       [t t t t t 0 0 0]       positions  [… 0 0 0]
               slots     [s s s s s 0 0 0]       lengths    [… 1 1 1]
-    out       hidden states of 8 rows, of which the first 5 are the step's
+              temperature, min_p, top_k, top_p, a random number, the row of the state: a row each
+    out       hidden states, flags of what is not finite, and tokens of 8 rows; 5 are the step's
+
+Most rows ask for a temperature and filters alone: their graphs have the head and the draw behind
+the forward. Where a row has a grammar, penalties, other edits or log-probabilities the step's graph
+ends with the forward, and all rows are sampled behind it.
 
 A row's bits do not depend on how many stand beside it, nor on how wide its table is, where the
 kernels are ours (`triton/`). Prompts, and drafts, run without a graph, as do steps for which there
@@ -29,22 +34,40 @@ from headway.core.clock import SystemClock
 from headway.core.plan import NULL_BLOCK
 from headway.runtime.cuda.staging import ALIGNMENT
 
+DRAWN = ("greedy", "temperature", "min_p", "top_k", "top_p", "u")
+"""What a row is drawn with, a number each."""
 FIRST_CONTEXT, WIDER = 2048, 4
 """Tokens of the shortest contexts that graphs are captured for, and each next length by it."""
 MOST_ROWS = 256
 
 
 class GraphKey(NamedTuple):
-    """What a graph is captured for: so many rows, tables of so many blocks."""
+    """What a graph is captured for: so many rows, tables of so many blocks, a draw or none."""
 
     rows: int
     width: int
+    draws: bool
+
+
+class StepOut(NamedTuple):
+    """What a decode step gives, a row each: hidden states, (R, H), which are not finite, and tokens
+    where it draws; how many experts were read, where there are some."""
+
+    hidden_RH: Tensor
+    bad_R: Tensor
+    chosen_R: Tensor | None
+    experts_read: Tensor | None
+
+    def first(self, count: int) -> "StepOut":
+        """Those of the first rows."""
+        chosen_R = None if self.chosen_R is None else self.chosen_R[:count]
+        return StepOut(self.hidden_RH[:count], self.bad_R[:count], chosen_R, self.experts_read)
 
 
 class Graph(Protocol):
     """What was queued once, to be queued again."""
 
-    def capture(self, run: Callable[[], Tensor]) -> Tensor:
+    def capture(self, run: Callable[[], StepOut]) -> StepOut:
         """Note what `run` queues; its output, which each replay writes again."""
         ...
 
@@ -61,7 +84,7 @@ class DeviceGraph:
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
 
-    def capture(self, run: Callable[[], Tensor]) -> Tensor:
+    def capture(self, run: Callable[[], StepOut]) -> StepOut:
         """Run once, so that libraries and kernels are loaded; then once more, to note it."""
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(here)
@@ -102,10 +125,10 @@ def widths(most_blocks: int, block_size: int) -> list[int]:
 
 @dataclass(slots=True, kw_only=True)
 class Captured:
-    """A graph, and the hidden states that it writes, (R, H)."""
+    """A graph, and what it writes."""
 
     graph: Graph
-    hidden_RH: Tensor
+    out: StepOut
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,24 +149,30 @@ class Graphs:
     """Of the device, taken while they were captured."""
     seconds: float = 0.0
 
-    def key_of(self, num_rows: int, width: int) -> GraphKey | None:
+    def key_of(self, num_rows: int, width: int, draws: bool) -> GraphKey | None:
         """The least key that holds so many rows and blocks; None where none does."""
         if num_rows > self.rows[-1] or width > self.widths[-1]:
             return None
         rows = self.rows[bisect_left(self.rows, num_rows)]
-        return GraphKey(rows, self.widths[bisect_left(self.widths, width)])
+        return GraphKey(rows, self.widths[bisect_left(self.widths, width)], draws)
 
-    def replay(self, key: GraphKey) -> Tensor | None:
-        """The hidden states of a step whose inputs are in place; None where there is no graph."""
+    def replay(self, key: GraphKey) -> StepOut | None:
+        """What a step gives whose inputs are in place; None where there is no graph.
+
+        Where the one of this key is missing that with, or without, the draw does: tokens that
+        nobody asked for are left out.
+        """
         found = self.captured.get(key)
         if found is None:
             self.wanted[key] = self.wanted.get(key, 0) + 1
+            found = self.captured.get(key._replace(draws=not key.draws))
+        if found is None:
             return None
         found.graph.replay()
-        return found.hidden_RH
+        return found.out if key.draws else found.out._replace(chosen_R=None)
 
     def capture(
-        self, keys: list[GraphKey], prepare: Callable[[GraphKey], Callable[[], Tensor]]
+        self, keys: list[GraphKey], prepare: Callable[[GraphKey], Callable[[], StepOut]]
     ) -> None:
         """Capture those that are not there, the largest first: its memory holds the others'.
 
@@ -153,15 +182,14 @@ class Graphs:
         started_s, before = clock.now_s(), bytes_taken(self.memory.device)
         for key in sorted(set(keys) - self.captured.keys(), reverse=True):
             graph = self.make()
-            hidden_RH = graph.capture(prepare(key))
-            self.captured[key] = Captured(graph=graph, hidden_RH=hidden_RH)
+            self.captured[key] = Captured(graph=graph, out=graph.capture(prepare(key)))
             self.wanted.pop(key, None)
         self.num_bytes += bytes_taken(self.memory.device) - before
         self.seconds += clock.now_s() - started_s
 
-    def first_keys(self) -> list[GraphKey]:
+    def first_keys(self, draws: bool) -> list[GraphKey]:
         """Those of the shortest contexts, which are captured at the start."""
-        return [GraphKey(rows, self.widths[0]) for rows in self.rows]
+        return [GraphKey(rows, self.widths[0], draws) for rows in self.rows]
 
     @property
     def told(self) -> tuple[str, str]:
@@ -178,8 +206,9 @@ def bytes_taken(device: torch.device) -> int:
 
 def bytes_of(key: GraphKey, num_groups: int) -> int:
     """Bytes of the inputs of a key, as `Staging.send` lays them out, at most."""
-    rows, width = key
+    rows, width, _ = key
     each = [8 * rows] * (3 + num_groups) + [4 * (rows + 1)] * 2 + [4 * rows * width] * num_groups
+    each += [8 * rows] * len(DRAWN)
     return sum(size + ALIGNMENT for size in each)
 
 

@@ -120,6 +120,63 @@ def allowed_words(
     return allowed_RB.view(np.int32)
 
 
+def is_plain(sequence: WorkerSequence) -> bool:
+    """Whether its token is drawn from the logits as they are, and nothing else is told of them."""
+    params, new = sequence.new.sampling, sequence.new
+    edits = (params.grammar, params.logit_bias, params.allowed_token_ids)
+    penalties = (params.frequency_penalty, params.presence_penalty)
+    held_back = new.stop_ids and params.min_tokens > len(sequence.generated)
+    return (
+        not any((*edits, *penalties, held_back))
+        and params.repetition_penalty == 1.0
+        and params.logprobs is None
+    )
+
+
+def drawing(sequences: list[WorkerSequence], vocabulary: int) -> dict[str, np.ndarray]:
+    """What rows are drawn with, (R,) or (R, 1), by the names of `graphs.DRAWN`."""
+    params = [sequence.new.sampling for sequence in sequences]
+    top_k = [p.top_k if p.top_k > 0 else vocabulary for p in params]
+    return {
+        "greedy": np.array([p.greedy for p in params], np.bool_),
+        "temperature": column([1.0 if p.greedy else p.temperature for p in params], np.float32),
+        "min_p": column([p.min_p for p in params], np.float32),
+        "top_k": column(top_k, np.int64),
+        "top_p": column([p.top_p for p in params], np.float32),
+        "u": uniforms(
+            np.array([sequence.new.seed for sequence in sequences], np.uint64),
+            np.array([sequence.new.index for sequence in sequences], np.int64),
+            np.array([len(sequence.generated) for sequence in sequences], np.int64),
+        )[:, None],
+    }
+
+
+def column(values: list[float] | list[int], dtype: type) -> np.ndarray:
+    """(R, 1)."""
+    return np.array(values, dtype).reshape(-1, 1)
+
+
+def drawn_inputs(sent: dict[str, Tensor], state_R: Tensor) -> RowInputs:
+    """The inputs of rows that are drawn as they are, whatever they ask for; see `drawing`."""
+    return RowInputs(
+        tokens_R=state_R,
+        state_R=state_R,
+        allowed_RW=None,
+        bias=None,
+        banned=None,
+        repeated=None,
+        penalties=None,
+        greedy_R=sent["greedy"],
+        temperature_R1=sent["temperature"],
+        min_p_R1=sent["min_p"],
+        top_k_R1=sent["top_k"],
+        top_p_R1=sent["top_p"],
+        u_R1=sent["u"],
+        any_drawn=True,
+        any_filter=True,
+    )
+
+
 def row_inputs(
     tokens: list[int],
     sequences: list[WorkerSequence],
@@ -135,16 +192,7 @@ def row_inputs(
     arrays: dict[str, np.ndarray] = {
         "tokens": np.array(tokens, np.int64),
         "state": np.array([sequence.row for sequence in sequences], np.int64),
-        "greedy": np.array([p.greedy for p in params]),
-        "temperature": np.array([[1.0 if p.greedy else p.temperature] for p in params], np.float32),
-        "min_p": np.array([[p.min_p] for p in params], np.float32),
-        "top_k": np.array([[p.top_k if p.top_k > 0 else vocabulary] for p in params], np.int64),
-        "top_p": np.array([[p.top_p] for p in params], np.float32),
-        "u": uniforms(
-            np.array([sequence.new.seed for sequence in sequences], np.uint64),
-            np.array([sequence.new.index for sequence in sequences]),
-            np.array([len(sequence.generated) for sequence in sequences]),
-        )[:, None],
+        **drawing(sequences, vocabulary),
     }
     if allowed is not None:
         arrays["allowed"] = allowed

@@ -4,12 +4,15 @@ Where a step is planned before the one behind it has told its tokens, an input i
 (`core.plan.sampled_in`): it stays one here, and the device replaces it by what it sampled itself.
 """
 
+from typing import Any
+
 import numpy as np
 from torch import Tensor
 
 from headway.core.plan import ScheduledSequence, StepPlan
 from headway.runtime.batch import INT, Batch, Lens, WorkerSequence, WorkerState
-from headway.runtime.cuda.graphs import GraphKey, Graphs, filled_up, padded
+from headway.runtime.cuda.graphs import DRAWN, GraphKey, Graphs, filled_up, padded
+from headway.runtime.cuda.sampling import drawing, drawn_inputs, is_plain
 from headway.runtime.cuda.staging import Staging
 
 UNKNOWN = -1
@@ -26,6 +29,7 @@ class DeviceState(WorkerState):
         max_blocks: int,
         num_groups: int,
         block_size: int,
+        vocabulary: int,
         staging: Staging,
         graphs: Graphs | None = None,
     ) -> None:
@@ -36,8 +40,12 @@ class DeviceState(WorkerState):
             block_size=block_size,
         )
         self._staging, self._graphs = staging, graphs
+        self._vocabulary, self._nobody = vocabulary, max_num_seqs
         self._is_step = False
         """Whether the batch that is made is a step's, not a drafter's."""
+        self._sampled_now: list[WorkerSequence] = []
+        self.draws = True
+        """Whether graphs may draw; a drafter has the host do so."""
 
     def batch(self, plan: StepPlan) -> Batch:
         self._is_step = True
@@ -45,6 +53,10 @@ class DeviceState(WorkerState):
             return super().batch(plan)
         finally:
             self._is_step = False
+
+    def _tensors(self, *what: Any, **more: Any) -> Batch:
+        self._sampled_now = what[7]  # `sampled`: a graph has their parameters among its inputs
+        return super()._tensors(*what, **more)
 
     def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:
         """Placeholders stay: the device knows better."""
@@ -70,7 +82,10 @@ class DeviceState(WorkerState):
         num_groups = (len(arrays) - 2) // 2
         if self._graphs is not None and self._is_step and query_lens_S.max() == 1:
             width = arrays[-1].shape[1]
-            key = self._graphs.key_of(len(query_lens_S), width)
+            sampled = self._sampled_now
+            draws = self.draws and len(sampled) == len(query_lens_S)
+            draws = draws and all(map(is_plain, sampled))
+            key = self._graphs.key_of(len(query_lens_S), width, draws)
             if key is not None:
                 return self._send_to_graph(key, arrays, np.array(context_lens, np.int32), rows_T)
         starts_S1 = np.concatenate(([0], np.cumsum(query_lens_S))).astype(np.int32)
@@ -103,9 +118,13 @@ class DeviceState(WorkerState):
         lens_R = padded(context_lens_S, (key.rows,))
         lens_R[count:] = 1
         starts_R1 = np.arange(key.rows + 1, dtype=np.int32)
-        filled = filled_up(arrays, *key, num_groups)
-        parts = [*filled, starts_R1, lens_R, padded(rows_T, (key.rows,))]
+        filled = filled_up(arrays, key.rows, key.width, num_groups)
+        rows_R = np.full(key.rows, self._nobody, rows_T.dtype)
+        rows_R[:count] = rows_T
+        drawn = self._drawing(key.rows, self._sampled_now if key.draws else [])
+        parts = [*filled, starts_R1, lens_R, rows_R, *(drawn[name] for name in DRAWN)]
         sent = self._staging.send(parts, into=self._graphs.memory)
+        sent, of_draw = sent[: -len(DRAWN)], dict(zip(DRAWN, sent[-len(DRAWN) :], strict=True))
         begin = 2 + num_groups
         tables = [table_RB[:count] for table_RB in sent[begin : begin + num_groups]]
         lens = Lens(
@@ -117,8 +136,19 @@ class DeviceState(WorkerState):
             longest_context=int(context_lens_S.max()),
             has_placeholders=bool((arrays[0] < 0).any()),
             graph=key,
+            drawn=drawn_inputs(of_draw, sent[-1]),
         )
         return [part[:count] for part in sent[:begin]] + tables, lens
+
+    def _drawing(self, rows: int, sequences: list[WorkerSequence]) -> dict[str, np.ndarray]:
+        """What rows of a graph are drawn with; those of nobody are greedy."""
+        given = drawing(sequences, self._vocabulary)
+        neutral = {"greedy": True, "temperature": 1.0, "top_k": self._vocabulary, "top_p": 1.0}
+        found = {}
+        for name, array in given.items():
+            found[name] = np.full((rows, *array.shape[1:]), neutral.get(name, 0), array.dtype)
+            found[name][: len(sequences)] = array
+        return found
 
     def null_batch(self, key: GraphKey) -> Batch:
         """All rows of a graph's inputs, nobody's so far: what it is captured over.
@@ -128,7 +158,8 @@ class DeviceState(WorkerState):
         groups = len(self._tables)
         none, table = np.zeros(key.rows, INT), np.zeros((key.rows, key.width), INT)
         arrays = [none] * (2 + groups) + [table] * groups
-        sent, lens = self._send_to_graph(key, arrays, np.ones(key.rows, np.int32), none)
+        nobody, self._sampled_now = none + self._nobody, []
+        sent, lens = self._send_to_graph(key, arrays, np.ones(key.rows, np.int32), nobody)
         lens.longest_context, lens.has_placeholders = key.width * self.block_size, True
         return Batch(
             token_ids_T=sent[0],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.runtime.layers import Build, Linear, RMSNorm, Step
+from headway.runtime.layers import Build, Linear, ResidualLayer, RMSNorm, Step
 from headway.runtime.parallel.vocabulary import VocabEmbedding, VocabHead
 
 Weights = dict[str, tuple[str, str | None]]
@@ -91,10 +91,17 @@ class Decoder(nn.Module):
         return x_TH
 
     def over(self, x_TH: Tensor, step: Step) -> Tensor:
-        """The layers that are here."""
+        """The layers that are here; a sum behind an MLP is left to the norm that reads it."""
+        more_TH: Tensor | None = None
         for index in self.own:
-            x_TH = self.layers[index](x_TH, step)
-        return x_TH
+            layer = self.layers[index]
+            if isinstance(layer, ResidualLayer):
+                x_TH, more_TH = layer.parts(x_TH, more_TH, step)
+                continue
+            if more_TH is not None:
+                x_TH, more_TH = x_TH + more_TH, None
+            x_TH = layer(x_TH, step)
+        return x_TH if more_TH is None else x_TH + more_TH
 
     def logits(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Logits of these rows, (R, vocab): as the head gives them, or changed, in fp32.

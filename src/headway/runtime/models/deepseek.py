@@ -6,11 +6,11 @@ those are left out.
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.runtime.experts import SparseMLP
 from headway.runtime.latent import LatentAttention
-from headway.runtime.layers import Build, GatedMLP, RMSNorm, Step
+from headway.runtime.layers import Build, GatedMLP, ResidualLayer, RMSNorm, Step
 from headway.runtime.models.decoder import Architecture, Pieces, Weights, whole
 from headway.runtime.models.llama import LAYER
 from headway.runtime.models.llama import WEIGHTS as LLAMA_WEIGHTS
@@ -36,7 +36,7 @@ WEIGHTS: Weights = {
 }
 
 
-class DeepseekLayer(nn.Module):
+class DeepseekLayer(ResidualLayer):
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(build)
@@ -45,10 +45,10 @@ class DeepseekLayer(nn.Module):
         self.sparse = build.spec.layers[index].sparse
         self.mlp = SparseMLP(build) if self.sparse else GatedMLP(build)
 
-    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        x_TH = x_TH + self.attention(self.attention_norm(x_TH), step)
-        normed_TH = self.mlp_norm(x_TH)
-        return x_TH + (self.mlp(normed_TH, step) if self.sparse else self.mlp(normed_TH))
+    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
+        x_TH, normed_TH = self.mlp_norm.behind(x_TH, self.attention(normed_TH, step))
+        return x_TH, self.mlp(normed_TH, step) if self.sparse else self.mlp(normed_TH)
 
 
 def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:

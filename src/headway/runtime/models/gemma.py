@@ -9,9 +9,9 @@ are scaled by √hidden; Gemma 2 caps scores and logits softly, Gemma 3 norms qu
 has a rope of its own for window layers.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from headway.runtime.layers import Attention, Build, GatedMLP, RMSNorm, Step
+from headway.runtime.layers import Attention, Build, GatedMLP, ResidualLayer, RMSNorm, Step
 from headway.runtime.models.decoder import Architecture, Weights
 from headway.runtime.models.llama import LAYER
 from headway.runtime.models.llama import WEIGHTS as LLAMA_WEIGHTS
@@ -25,7 +25,7 @@ WEIGHTS: Weights = {
 }
 
 
-class GemmaLayer(nn.Module):
+class GemmaLayer(ResidualLayer):
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(build)
@@ -35,10 +35,11 @@ class GemmaLayer(nn.Module):
         self.mlp = GatedMLP(build)
         self.out_norm = RMSNorm(build)
 
-    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        attended_TH = self.attended_norm(self.attention(self.attention_norm(x_TH), step))
+    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
+        attended_TH = self.attended_norm(self.attention(normed_TH, step))
         x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
-        return x_TH + self.out_norm(self.mlp(normed_TH))
+        return x_TH, self.out_norm(self.mlp(normed_TH))
 
 
 GEMMA2 = Architecture(GemmaLayer, WEIGHTS)

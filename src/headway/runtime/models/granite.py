@@ -15,9 +15,11 @@ class GraniteLayer(LlamaLayer):
         super().__init__(build, index)
         self.residual_scale = build.spec.residual_scale
 
-    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        x_TH = x_TH + self.attention(self.attention_norm(x_TH), step) * self.residual_scale
-        return x_TH + self.mlp(self.mlp_norm(x_TH)) * self.residual_scale
+    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
+        attended_TH = self.attention(normed_TH, step) * self.residual_scale
+        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
+        return x_TH, self.mlp(normed_TH) * self.residual_scale
 
 
 GRANITE = Architecture(GraniteLayer, WEIGHTS)

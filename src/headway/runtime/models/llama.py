@@ -8,9 +8,9 @@ Mistral has a window, Qwen2 and 2.5 a bias on queries, keys and values, SmolLM3 
 rope.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from headway.runtime.layers import Attention, Build, GatedMLP, RMSNorm, Step
+from headway.runtime.layers import Attention, Build, GatedMLP, ResidualLayer, RMSNorm, Step
 from headway.runtime.models.decoder import Architecture, Weights
 
 LAYER = "model.layers.{i}."
@@ -30,7 +30,7 @@ WEIGHTS: Weights = {
 }
 
 
-class LlamaLayer(nn.Module):
+class LlamaLayer(ResidualLayer):
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(build)
@@ -38,10 +38,10 @@ class LlamaLayer(nn.Module):
         self.mlp_norm = RMSNorm(build)
         self.mlp = GatedMLP(build)
 
-    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        attended_TH = self.attention(self.attention_norm(x_TH), step)
-        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
-        return x_TH + self.mlp(normed_TH)
+    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
+        x_TH, normed_TH = self.mlp_norm.behind(x_TH, self.attention(normed_TH, step))
+        return x_TH, self.mlp(normed_TH)
 
 
 LLAMA = Architecture(LlamaLayer, WEIGHTS)

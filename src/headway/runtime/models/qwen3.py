@@ -6,7 +6,7 @@ Its sparse sibling, Qwen3-MoE, has experts in place of the MLP, in all layers or
 from torch import Tensor, nn
 
 from headway.runtime.experts import SparseMLP
-from headway.runtime.layers import Attention, Build, RMSNorm, Step
+from headway.runtime.layers import Attention, Build, ResidualLayer, RMSNorm, Step
 from headway.runtime.models.decoder import Architecture, Weights
 from headway.runtime.models.llama import LAYER, WEIGHTS, LlamaLayer
 
@@ -22,7 +22,7 @@ EXPERTS: Weights = {
 }
 
 
-class SparseLayer(nn.Module):
+class SparseLayer(ResidualLayer):
     """A Llama layer with a sparse MLP."""
 
     def __init__(self, build: Build, index: int) -> None:
@@ -32,10 +32,10 @@ class SparseLayer(nn.Module):
         self.mlp_norm = RMSNorm(build)
         self.mlp = SparseMLP(build)
 
-    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        attended_TH = self.attention(self.attention_norm(x_TH), step)
-        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
-        return x_TH + self.mlp(normed_TH, step)
+    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
+        x_TH, normed_TH = self.mlp_norm.behind(x_TH, self.attention(normed_TH, step))
+        return x_TH, self.mlp(normed_TH, step)
 
 
 def qwen3_moe_layer(build: Build, index: int) -> nn.Module:
