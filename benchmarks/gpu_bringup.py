@@ -8,6 +8,7 @@ it says so, and runs the same stages on the CPU with small shapes, so that its l
 
     versions   what is there          ceilings   copy, products, launches
     tests      pytest -m gpu          kernels    ours beside torch's, by size
+    same_bits  a row alone and among others, and what one algorithm for all costs
     model      decode, prefill        tiny       golden tokens in each format
     served     headway bench          profile    the ten dearest kernels of a decode step
 """
@@ -30,12 +31,13 @@ LIMITS_S = {
     "ceilings": 30,
     "tests": 90,
     "kernels": 60,
+    "same_bits": 90,
     "model": 120,
     "tiny": 60,
     "served": 90,
     "profile": 60,
 }
-QUICK = ("versions", "ceilings", "tests", "model", "tiny")
+QUICK = ("versions", "ceilings", "tests", "same_bits", "model", "tiny")
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512},
@@ -171,6 +173,15 @@ def kernels(quick: bool) -> Rows:
         cublas = seconds_of(partial(torch.matmul, x, plain.T))
         rows.append({"what": f"int4 beside bf16, {tokens} rows", "value": cublas / ours})
     return rows
+
+
+def same_bits(quick: bool) -> Rows:
+    """Each linear format and both attentions: whether a row's bits depend on how many stand beside
+    it, and how long one algorithm takes beside the fastest there is."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from same_bits import rows_of
+
+    return rows_of(has_gpu(), seconds_of)
 
 
 def attention_inputs(num_rows: int, context: int) -> tuple[Any, ...]:
@@ -317,7 +328,7 @@ def profile(quick: bool) -> Rows:
 
 STAGES: dict[str, Callable[[bool], Rows]] = {
     stage.__name__: stage
-    for stage in (versions, ceilings, tests, kernels, model, tiny, served, profile)
+    for stage in (versions, ceilings, tests, kernels, same_bits, model, tiny, served, profile)
 }
 
 
@@ -402,6 +413,8 @@ def main(arguments: list[str] | None = None) -> None:
         (given.out / "report.json").write_text(text, encoding="utf-8")
         (given.out / "report.md").write_text(as_markdown(report, has_gpu()), encoding="utf-8")
     print((given.out / "report.md").read_text(encoding="utf-8"))
+    if not has_gpu():
+        print("No GPU: torch sees no CUDA device. Nothing above is a figure of one.")
 
 
 if __name__ == "__main__":

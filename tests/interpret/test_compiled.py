@@ -24,7 +24,14 @@ from headway.runtime.cuda.triton.fused import add_norm_kernel, rope_write_kernel
 from headway.runtime.cuda.triton.layers import gated_kernel, rms_norm_kernel, rope_kernel
 from headway.runtime.cuda.triton.linear import linear_kernel, warps_of
 from headway.runtime.cuda.triton.linear_int4 import linear_kernel as int4_kernel
-from headway.runtime.cuda.triton.paged_attention import CHUNK_WARPS, attend_kernel, merge_kernel
+from headway.runtime.cuda.triton.paged_attention import (
+    CHUNK_WARPS,
+    LATENT_HEADS,
+    LATENT_KEYS,
+    LATENT_WARPS,
+    attend_kernel,
+    merge_kernel,
+)
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """What a program may have at most, by compute capability."""
@@ -48,8 +55,13 @@ ALIGNED = {"H", "x_stride"}
 COMMON: dict[str, Any] = {"TYPE": tl.bfloat16}
 DECODE = {
     **{"N": 32, "G": 8, "D": 128, "BLOCK_D": 128, "PAGE": 16, "BLOCK_Q": 1, "BLOCK_M": 16},
+    **{"E": 0, "BLOCK_E": 16, "HEADS": 4},
     **{"BLOCK_N": 64, "SPLIT_KEYS": 512, "APART": True, "SOFTCAP": False, "WINDOW": False},
     **{"SINKS": False, "SINK_LOGITS": False, "INT8": False, "DOT": tl.bfloat16},
+}
+LATENT = {
+    **{**DECODE, "N": 128, "G": 1, "D": 512, "BLOCK_D": 512, "E": 64, "BLOCK_E": 64},
+    **{"HEADS": LATENT_HEADS, "BLOCK_M": LATENT_HEADS, "BLOCK_N": LATENT_KEYS},
 }
 CHUNK = {**DECODE, "BLOCK_Q": 16, "BLOCK_M": 64, "APART": False}
 INT4 = {
@@ -80,6 +92,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
         2,
         64,
     ),
+    "latent, decode": (attend_kernel, LATENT, 2, 16),
+    "latent, chunk": (attend_kernel, {**LATENT, "APART": False}, 2, 16),
     "merge": (merge_kernel, {"N": 32, "D": 128, "BLOCK_D": 128, "SINK_LOGITS": True}, 2, 0),
     "norm": (rms_norm_kernel, {"OFFSET": 0.0, "H": 4096, "BLOCK": 4096}, 2, 0),
     "gate": (gated_kernel, {"GELU": True, "BLOCK": 1024}, 2, 0),
@@ -137,6 +151,7 @@ def compiled(name: str, capability: int) -> Any:
     constants = {key: value for key, value in constants.items() if key in signature}
     source = ASTSource(kernel, signature, constants, attributes)
     warps = CHUNK_WARPS if name.startswith(("chunk", "draw")) else 4
+    warps = LATENT_WARPS if name.startswith("latent") else warps
     warps = warps_of(constants["BLOCK_O"]) if kernel is linear_kernel else warps
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("cases", ["cases", "product_cases"])
+@pytest.mark.parametrize(
+    "cases",
+    ["cases", "product_cases", pytest.param("engine_cases", marks=pytest.mark.hardening)],
+)
 def test_kernels_equal_the_reference_in_the_interpreter(cases: str, tmp_path: Path):
     source = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
@@ -25,6 +28,6 @@ def test_kernels_equal_the_reference_in_the_interpreter(cases: str, tmp_path: Pa
         cwd=TESTS.parent,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=900,
     )
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]

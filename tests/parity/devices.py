@@ -16,6 +16,8 @@ from headway.core.options import EngineOptions
 from headway.runtime.attention import BACKENDS, AttentionRule, KVLayer
 from headway.runtime.batch import Batch
 from headway.runtime.cuda.executor import CudaExecutor
+from headway.runtime.kernels import reference
+from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from parity.cobatch import MAX_LEN, VOCABULARY, write_letters
 from parity.tiny import save, tiny_model
 
@@ -49,7 +51,7 @@ def on_meta(folder: Path, **options: object) -> CudaExecutor:
         device="cpu", kv_memory=2**20, threads=1, kernels="torch", load_format="dummy", **options
     )
     spec, settings, _, machine = plan_settings(folder, table)
-    with patch("headway.runtime.loading.fill_randomly"):  # there are no numbers to draw
+    with patch("headway.runtime.loading.fill_randomly"), gathered():  # there are no numbers to draw
         return CudaExecutor(folder, spec, replace(settings, device="meta"), machine)
 
 
@@ -86,11 +88,40 @@ class DenseAttention:
         of_T = torch.searchsorted(batch.lens.query_starts_S1[1:].long(), tokens, right=True)
         table_TB = batch.lens.tables_GSB[layer.group].index_select(0, of_T).long()
         repeats = q_TND.shape[1] // k_TGD.shape[1]
+        sinks = rule.sink_logits
         k, v = (x.repeat_interleave(repeats, 2) for x in layer.gather(table_TB))
         scores = torch.einsum("tnd,tknd->tnk", q_TND.float(), k.float()) * rule.scale
         seen = rule.sees(batch.positions_T[:, None], torch.arange(k.shape[1])[None])
-        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen[:, None], -torch.inf)
+        if sinks is not None:
+            column = sinks.float()[None, :, None].expand(len(scores), -1, 1)
+            scores = torch.cat([scores, column], -1)
+        weights = scores.softmax(-1)[..., : k.shape[1]]
         return torch.einsum("tnk,tknd->tnd", weights, v.float()).to(q_TND.dtype)
+
+
+class GatheredLinear(GroupedLinear):
+    """Products in plain torch, those of experts without asking who was chosen."""
+
+    def prepare(self, weight_OH: Tensor) -> Tensor:
+        return weight_OH
+
+    def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
+        return reference.linear(x_TH, weight_OH, bias_O)
+
+    def stack(self, prepared: list[Tensor]) -> Tensor:
+        raise AssertionError("the matrices lie behind each other already")
+
+    def grouped(
+        self, x_VH: Tensor, weight: Tensor, bias_EO: Tensor | None, visits: Visits
+    ) -> Tensor:
+        return reference.grouped_linear(x_VH, weight, bias_EO, visits.starts_E1)
+
+
+def gathered() -> Any:
+    """Makes every executor that is made meanwhile multiply so."""
+    chosen = GatheredLinear(), ("gathered", "as a test asks")
+    return patch("headway.runtime.kernels.table.choose_linear", lambda *_: chosen)
 
 
 def with_graphs(**more: object) -> Callable[..., CudaExecutor]:
@@ -98,7 +129,7 @@ def with_graphs(**more: object) -> Callable[..., CudaExecutor]:
 
     def make(folder: Path, _: Any, spec: Any, settings: Any, machine: Any, __: Any) -> CudaExecutor:
         own = replace(settings, attention_backend="triton", graphs=True, **more)
-        with patch.dict(BACKENDS, triton=DenseAttention):
+        with patch.dict(BACKENDS, triton=DenseAttention), gathered():
             return RecordingExecutor(folder, spec, own, machine)
 
     return make

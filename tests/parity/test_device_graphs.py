@@ -20,8 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from drive import engine_for, finish, greedy
 from headway.core import grammar as grammars
 from headway.core.device_choice import choose_graphs
+from headway.core.formats import Format
 from headway.core.model_spec import ExpertsSpec, read_model_spec
 from headway.core.options import EngineOptions
+from headway.core.quantization import Quantization
+from headway.core.quantization_choice import experts_at_once
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.cuda.graphs import (
@@ -134,6 +137,21 @@ def test_a_window_and_a_whole_context_have_tables_of_their_own(tmp_path: Path):
     assert len(executor.settings.cache.num_blocks) == 2
 
 
+@pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "deepseekv2", "deepseekv3"])
+def test_experts_and_latent_rows_are_replayed(family: str, tmp_path: Path):
+    """Who is chosen is never asked for: the tokens of the CPU's executor, drawn in the graph."""
+    folder = save(tiny_model(family, vocab_size=VOCABULARY), tmp_path)
+    room = {"kernels": "torch", "block_size": 4, "max_num_seqs": 5, "attention_backend": "sdpa"}
+    drawn = [replace(one, max_tokens=6) for one in PLAIN]
+    requests = [Request(i, [5 + i, 9, 3], one) for i, one in enumerate([*drawn, drawn[0]])]
+    expected = finish(engine_for(folder, **room), requests)
+    before = Recorder.num_replays
+    engine, executor = graphed(folder, 1, **room)
+    assert finish(engine, requests) == expected
+    assert Recorder.num_replays - before >= 5
+    assert executor.graphs is not None and not executor.graphs.wanted
+
+
 def test_prompts_and_more_rows_than_any_graph_run_without_one(folder: Path):
     """A step of a chunk beside decodes is computed as it is; nothing is asked of the graphs."""
     engine, executor = graphed(folder, block_size=4, max_num_seqs=3, num_blocks=40)
@@ -239,6 +257,9 @@ def decodes(folder: Path, params: list[SamplingParams], overlap: int) -> tuple[A
 
 VIEWS = {"slice", "view", "select", "as_strided", "detach", "alias", "_unsafe_view", "unsqueeze"}
 COPIES = {"copy_", "clone", "_to_copy"}
+OF_THE_HOST = {"lift_fresh", "empty", "to", "resolve_conj", "resolve_neg"}
+"""Arrays as tensors, room for them, tensors as lists."""
+NOTHING = VIEWS | COPIES | OF_THE_HOST
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -248,7 +269,7 @@ def test_a_plain_decode_is_one_launch(folder: Path, overlap: int):
     requests = [Request(i, [5 + i, 9, 3], one) for i, one in enumerate(PLAIN)]
     found, outside = decodes(folder, PLAIN, overlap)
     assert found == finish(engine_for(folder, **room), requests)
-    assert outside["clone"] > 5 and outside.keys() <= VIEWS | COPIES, outside
+    assert outside["clone"] > 5 and outside.keys() <= NOTHING, outside
 
 
 @pytest.mark.parametrize("number", range(len(EDITED)))
@@ -261,7 +282,7 @@ def test_a_row_that_is_edited_is_sampled_behind_its_graph(folder: Path, number: 
     expected = finish(engine_for(folder, **room), requests)
     for key, answer in found.items():
         same(answer, expected[key])
-    assert not outside.keys() <= VIEWS | COPIES
+    assert not outside.keys() <= NOTHING
 
 
 def test_the_recorder_sees_a_moved_input():
@@ -281,14 +302,26 @@ def test_the_recorder_sees_a_moved_input():
 def test_who_has_graphs(folder: Path):
     """Attention that reads lengths on the host, and experts, are computed as they come."""
     spec = read_model_spec(folder)
-    assert choose_graphs(EngineOptions(), "cuda", "triton", spec)[0]
-    assert choose_graphs(EngineOptions(), "cuda", "varlen", spec)[0]
-    assert not choose_graphs(EngineOptions(graphs=False), "cuda", "triton", spec)[0]
-    assert not choose_graphs(EngineOptions(), "cuda", "sdpa", spec)[0]
-    assert not choose_graphs(EngineOptions(), "cpu", "sdpa", spec)[0]
+    assert choose_graphs(EngineOptions(), "cuda", "triton", spec, True)[0]
+    assert choose_graphs(EngineOptions(), "cuda", "varlen", spec, True)[0]
+    assert not choose_graphs(EngineOptions(graphs=False), "cuda", "triton", spec, True)[0]
+    assert not choose_graphs(EngineOptions(), "cuda", "sdpa", spec, True)[0]
+    assert not choose_graphs(EngineOptions(), "cpu", "sdpa", spec, True)[0]
     experts = ExpertsSpec(count=4, active=2, intermediate_size=8, normalize=True)
-    sparse = replace(spec, experts=experts)
-    assert not choose_graphs(EngineOptions(), "cuda", "triton", sparse)[0]
+    layers = tuple(replace(layer, sparse=True) for layer in spec.layers)
+    sparse = replace(spec, experts=experts, layers=layers)
+    for kind, kernels, expected in (
+        ("none", "cuda", True),
+        ("int4", "cublas", True),
+        ("fp8", "cuda", True),
+        ("none", "torch", False),
+    ):
+        at_once = experts_at_once(Quantization.of(kind), kernels, sparse)
+        assert at_once == expected
+        assert choose_graphs(EngineOptions(), "cuda", "triton", sparse, at_once)[0] == expected
+    permuted = Quantization((("*", Format("int4", 64, permuted=True)),))
+    assert not experts_at_once(permuted, "cuda", sparse)
+    assert experts_at_once(permuted, "cuda", spec)
 
 
 def test_a_device_graph_needs_a_device():

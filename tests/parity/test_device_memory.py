@@ -10,7 +10,7 @@ from headway.core.memory_plan import CUDA_ACTIVATION_BYTES, CUDA_LIBRARY_BYTES
 from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.options import EngineOptions
 from headway.core.resolve import Settings, resolve
-from headway.runtime.cuda.memory import DeviceMemory, LiveBytes, counted, step_bytes
+from headway.runtime.cuda.memory import DeviceMemory, LiveBytes, counted, few_layers, step_bytes
 from resolve_cases import GIB, machine
 
 LLAMA = {
@@ -25,6 +25,34 @@ LLAMA = {
     "torch_dtype": "bfloat16",
 }
 MIB = 2**20
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 129_280,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
 
 
 def llama(**changes: object) -> ModelSpec:
@@ -130,9 +158,8 @@ def test_families_are_counted(changes: dict):
     assert found is not None and 100 * MIB < found < 20 * GIB
 
 
-def test_a_mixture_keeps_the_estimate():
-    """Its layers ask which experts were chosen."""
-    spec = llama(
+def mixture(**changes: object) -> ModelSpec:
+    return llama(
         architectures=["Qwen3MoeForCausalLM"],
         head_dim=128,
         num_experts=8,
@@ -141,8 +168,38 @@ def test_a_mixture_keeps_the_estimate():
         norm_topk_prob=True,
         decoder_sparse_step=1,
         mlp_only_layers=[],
+        **changes,
     )
-    assert step_bytes(spec, on_gpu(spec)) is None
+
+
+def test_a_mixture_is_counted():
+    """Its visits are rows: two of four times the tokens, gate and up of each; not with torch's own
+    kernels, which ask who was chosen."""
+    spec = mixture()
+    settings = on_gpu(spec, max_num_batched_tokens=4096)
+    tokens, element = 4096, 2
+    visits = 2 * tokens * (4096 + 2 * 512 + 512) * element
+    found = counted(spec, settings, tokens, 1)
+    assert visits <= found <= 4 * visits
+    assert step_bytes(spec, settings) is not None and settings.graphs
+    alone = replace(settings, kernels="torch")
+    assert step_bytes(spec, alone) is None
+    wide = mixture(num_experts_per_tok=8)
+    assert counted(wide, on_gpu(wide), 512, 1) > 1.8 * counted(spec, on_gpu(spec), 512, 1)
+
+
+def test_latent_rows_are_counted():
+    """DeepSeek-V3's attention: queries of 128 heads over rows of 576 are the widest; the first
+    layers are dense, and a sparse one is counted with them."""
+    spec = spec_from_config(DEEPSEEK, {})
+    settings = on_gpu(spec, max_num_batched_tokens=1024)
+    assert (settings.attention_backend, settings.graphs) == ("triton", True)
+    assert [layer.sparse for layer in few_layers(spec).layers] == [False, False, False, True]
+    queries = 1024 * 128 * 576 * 2
+    found = counted(spec, settings, 1024, 1)
+    assert 2 * queries <= found <= 8 * queries
+    assert step_bytes(spec, settings) is not None
+    assert step_bytes(spec, replace(settings, attention_backend="sdpa")) is None
 
 
 def test_what_steps_took_is_told_beside_the_plan():

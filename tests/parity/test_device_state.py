@@ -33,7 +33,7 @@ def row(number: int, start: int, tokens: list[int], blocks: list[int], sample=Tr
 
 
 def device_state() -> DeviceState:
-    return DeviceState(**SHAPE, staging=Staging("cpu"))
+    return DeviceState(**SHAPE, vocabulary=50, staging=Staging("cpu"))
 
 
 PROMPTS = StepPlan(

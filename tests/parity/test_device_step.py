@@ -30,8 +30,9 @@ from parity.cobatch import (
     random_sampling,
     same,
 )
-from parity.devices import NoReadBacks, on_cpu, on_meta, small_model
+from parity.devices import NoReadBacks, gathered, on_cpu, on_meta, small_model
 from parity.drafting import Proposals, some_requests
+from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -274,6 +275,38 @@ def test_a_step_without_data_passes(folder: Path, name: str):
             executor.sample(plan.step, masks if plan.step else GrammarMasks())
     assert mode.num_calls > 100
     assert [pending.chosen_R.shape for pending in executor._steps] == [(1,)] * 3
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "deepseekv2", "deepseekv3"])
+def test_experts_and_latent_rows_without_data(family: str, tmp_path: Path):
+    """Routers, tiles of experts and latent attention of prompts, mixed steps and decodes."""
+    executor = on_meta(save(tiny_model(family), tmp_path), block_size=4, max_num_seqs=4)
+    with NoReadBacks("meta", may_send=True) as mode:
+        for plan in mixed_step(dict.fromkeys((0, 1), SAMPLING["filters"])):
+            executor.submit(plan)
+            executor.sample(plan.step, GrammarMasks())
+    assert mode.num_calls > 100
+    read = [pending.experts_read for pending in executor._steps]
+    assert all(isinstance(number, torch.Tensor) and number.dim() == 0 for number in read)
+
+
+def test_experts_are_counted_on_the_device(tmp_path: Path):
+    """As many as the host counts, step by step, and their tokens."""
+    folder = save(tiny_model("qwen3moe", vocab_size=VOCABULARY), tmp_path)
+    host = engine_for(folder, kernels="torch", attention_backend="sdpa")
+    with gathered():
+        device = engine_for(folder, kernels="torch", attention_backend="sdpa", make=on_cpu)
+    found = []
+    for engine in (host, device):
+        for i in range(3):
+            engine.add(greedy(i, [5 + i, 9, 3], 4))
+        steps = []
+        while engine.has_work:
+            updates, record = engine.step()
+            tokens = sorted((u.request_id, *u.token_ids) for u in updates)
+            steps.append((tokens, record and record.experts_read))
+        found.append(steps)
+    assert found[0] == found[1] and any(read for _, read in found[0])
 
 
 def test_the_mode_sees_a_read_back(folder: Path):

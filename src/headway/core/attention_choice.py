@@ -16,7 +16,10 @@ def choose_attention(
     options: EngineOptions, kernels: str, device: str, model: ModelSpec
 ) -> tuple[str, str]:
     """native where the kernels are and read the model's keys, else torch's."""
+    on_device = kernels in OWN_KERNELS and options.attention_backend in ("auto", "triton")
     if model.latent is not None and options.attention_backend in ("auto", "native", *ON_DEVICE):
+        if on_device:
+            return "triton", "it reads latent rows, and comes with the kernels of the GPU"
         if options.attention_backend != "auto":
             raise UsageError(
                 f"--attention-backend {options.attention_backend}: {model.architecture} has "

@@ -30,17 +30,22 @@ def choose_overlap(options: EngineOptions, device: str, model: ModelSpec) -> tup
 
 
 def choose_graphs(
-    options: EngineOptions, device: str, backend: str, model: ModelSpec
+    options: EngineOptions, device: str, backend: str, model: ModelSpec, at_once: bool
 ) -> tuple[bool, str]:
-    """Whether decode steps are replayed: all that they queue must be decided beforehand."""
+    """Whether decode steps are replayed: all that they queue must be decided beforehand.
+
+    `at_once`: the experts of a layer are one product, see `quantization_choice.experts_at_once`.
+    """
     if device == "cpu":
         return False, "they are a GPU's"
     if not options.graphs:
         return False, "given"
     if backend not in ON_DEVICE:
         return False, f"{backend} attention chooses sizes on the host in each step"
-    if model.experts is not None or model.states is not None:
-        return False, "experts are chosen, and states kept, on the host"
+    if model.states is not None:
+        return False, "states are kept on the host"
+    if not at_once:
+        return False, "experts in this format are multiplied one by one, as the host says"
     return True, "a decode step is one launch"
 
 

@@ -2,7 +2,7 @@
 
 from headway.core.attention_choice import OWN_KERNELS
 from headway.core.errors import UsageError
-from headway.core.formats import FORMATS, GROUPS, MARLIN
+from headway.core.formats import FORMATS, GROUPS, MARLIN, PLAIN, Format
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import Quantization
@@ -77,6 +77,24 @@ def choose_quantization(
     packed = kernels in ("native", *OWN_KERNELS) or (given != "int4" and not model.formats)
     group, head = options.quantization_group, options.quantization_head
     return Quantization.of(given, group, packed, model.formats, head, options.fp8), why
+
+
+def experts_at_once(quantization: Quantization, kernels: str, model: ModelSpec) -> bool:
+    """Whether a GPU multiplies all experts of a layer in one product; true of a model without."""
+    sparse = [index for index, layer in enumerate(model.layers) if layer.sparse]
+    if model.experts is None or not sparse:
+        return True
+    names = [f"layers.{i}.mlp.{part}" for i in sparse for part in ("gate_up", "down")]
+    formats = {format for name in names for format, _ in quantization.formats_of(name)}
+    return kernels in OWN_KERNELS and all(map(is_grouped, formats))
+
+
+def is_grouped(format: Format) -> bool:
+    """Whether `runtime.kernels.grouped` has a product of experts in this format."""
+    if format.kind == "int4":
+        return format.group in GROUPS and not format.permuted
+    whole = format.group % 16 == 0 and format.offsets == "none" and not format.permuted
+    return format == PLAIN or whole
 
 
 def check_scaled(options: EngineOptions, kernels: str, model: ModelSpec) -> None:

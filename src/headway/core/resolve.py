@@ -37,7 +37,7 @@ from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.parallel import Parallel, choose_parallel, held_by_all
 from headway.core.quantization import Quantization
-from headway.core.quantization_choice import choose_quantization
+from headway.core.quantization_choice import choose_quantization, experts_at_once
 from headway.core.reasons import Reason, Reasons
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.speculation_config import Beside, SpeculationConfig
@@ -113,7 +113,6 @@ def resolve(
     backend = reasons.choose("attention_backend", choose_attention(options, kernels, device, model))
     kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype, model))
     check_less(options, backend, kv_dtype)
-    graphs = reasons.choose("graphs", choose_graphs(options, device, backend, model), shown=yes_no)
     block_size = reasons.choose("block_size", choose_block_size(options, kv_dtype))
     options = replace(options, block_size=block_size)
     if kv_format(kv_dtype).block_size and device != "cpu":
@@ -123,6 +122,10 @@ def resolve(
         )
     quantization = reasons.choose(
         "quantization", choose_quantization(options, device, kernels, model)
+    )
+    at_once = experts_at_once(quantization, kernels, model)
+    graphs = reasons.choose(
+        "graphs", choose_graphs(options, device, backend, model, at_once), shown=yes_no
     )
     unit = quantization.unit
     parallel, threads = choose_parallel(options, machine, model, device, unit, threads, reasons)

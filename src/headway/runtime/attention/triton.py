@@ -1,4 +1,4 @@
-"""Paged attention by our own Triton kernel: any head size, soft cap, windows, sinks, int8 KV.
+"""Paged attention by our own Triton kernel: any head size, caps, windows, sinks, int8 KV, latent.
 
 One call for a mixed batch, from lengths and tables that are on the device already.
 """
@@ -112,7 +112,8 @@ class TritonAttention:
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
-        assert isinstance(layer, ScaledKVLayer) and batch.lens is not None
+        assert batch.lens is not None
+        scales = layer.scales if isinstance(layer, ScaledKVLayer) else None
         if k_TGD is not None and v_TGD is not None:
             layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
         lens = batch.lens
@@ -120,7 +121,7 @@ class TritonAttention:
             q_TND,
             layer.k,
             layer.v,
-            layer.scales,
+            scales,
             lens.query_starts_S1,
             lens.context_lens_S,
             lens.tables_GSB[layer.group],

@@ -30,6 +30,7 @@ from headway.core.plan import (
 )
 from headway.core.request import TokenLogprobs
 from headway.runtime.attention import KVLayer
+from headway.runtime.attention.varlen import VarlenAttention
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.cuda.graphs import (
     DeviceGraph,
@@ -42,6 +43,7 @@ from headway.runtime.cuda.graphs import (
     widths,
 )
 from headway.runtime.cuda.memory import DeviceMemory
+from headway.runtime.cuda.same_bits import of_backend
 from headway.runtime.cuda.sampling import choose, row_inputs, top_logprobs
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
@@ -93,7 +95,15 @@ class CudaExecutor(TorchExecutor):
             assert isinstance(self.state, DeviceState)
             self.state.draws = self.drafter is None
             self._capture(self.graphs.first_keys(self.state.draws))
+        if self.settings.attention_backend == "varlen":
+            self.target.attention = "varlen", self._bits_of_varlen()
         self.memory = DeviceMemory(self.device) if self.device.startswith("cuda") else None
+
+    def _bits_of_varlen(self) -> str:
+        """Whether torch's kernel gives a row the same bits in any batch here."""
+        spec, dtype = self.spec, getattr(torch, self.settings.dtype)
+        shape = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        return of_backend(VarlenAttention(), self.device, dtype, shape)
 
     def _make_graphs(self) -> Graphs | None:
         """None captured yet; None where the settings ask for none."""

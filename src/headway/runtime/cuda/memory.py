@@ -20,13 +20,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headway.core.attention_choice import ON_DEVICE
 from headway.core.model_spec import ModelSpec
+from headway.core.quantization_choice import experts_at_once
 from headway.core.resolve import Settings
 from headway.runtime.attention import AttentionRule, KVLayer, allocate_kv
 from headway.runtime.batch import Batch
 from headway.runtime.cuda.sampling import RowInputs, choose
-from headway.runtime.kernels import Kernels, reference
-from headway.runtime.kernels.table import PlainLinear
+from headway.runtime.experts import ExpertLinear
+from headway.runtime.kernels import Kernels
+from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
 
@@ -112,17 +115,39 @@ class Shapes:
     ) -> Tensor:
         if k_TGD is not None and v_TGD is not None:
             layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
-        out = torch.empty_like(q_TND)
+        size = q_TND.shape[-1] if v_TGD is None else v_TGD.shape[-1]
+        out = q_TND.new_empty(*q_TND.shape[:2], size)
         if batch.num_decodes:
             splits = -(-max(batch.context_lens) // SPLIT)
-            parts = torch.empty(splits, *q_TND.shape, dtype=torch.float32, device=q_TND.device)
+            parts = torch.empty(splits, *out.shape, dtype=torch.float32, device=q_TND.device)
             torch.empty(2, *parts.shape[:3], dtype=torch.float32, device=q_TND.device)
         return out
 
 
+class ShapeLinear(GroupedLinear):
+    """Products of weights as they are, alone and of experts."""
+
+    def prepare(self, weight_OH: Tensor) -> Tensor:
+        return weight_OH
+
+    def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
+        return x_TH.new_empty(len(x_TH), len(weight_OH))
+
+    def stack(self, prepared: list[Tensor]) -> Tensor:
+        raise AssertionError("the matrices lie behind each other already")
+
+    def grouped(
+        self, x_VH: Tensor, weight: Tensor, bias_EO: Tensor | None, visits: Visits
+    ) -> Tensor:
+        return x_VH.new_empty(len(x_VH), weight.shape[1])
+
+
 def few_layers(spec: ModelSpec) -> ModelSpec:
     """The same model with so few layers that each kind is there, and none reads another's KV."""
-    return replace(spec, layers=spec.layers[:FEW_LAYERS])
+    few, rest = spec.layers[:FEW_LAYERS], spec.layers[FEW_LAYERS:]
+    if not any(layer.sparse for layer in few):
+        few += tuple(layer for layer in rest if layer.sparse)[:1]
+    return replace(spec, layers=few)
 
 
 def step_bytes(spec: ModelSpec, settings: Settings) -> int | None:
@@ -131,7 +156,9 @@ def step_bytes(spec: ModelSpec, settings: Settings) -> int | None:
     Graphs have a pool of their own, as large as a decode. None for a model whose layers ask for
     numbers, which `meta` does not have.
     """
-    if any(part is not None for part in (spec.experts, spec.latent, spec.altup, spec.states)):
+    at_once = experts_at_once(settings.quantization, settings.kernels, spec)
+    gathers = spec.latent is not None and settings.attention_backend not in ON_DEVICE
+    if spec.altup is not None or spec.states is not None or gathers or not at_once:
         return None
     prompt = counted(spec, settings, settings.max_num_batched_tokens, 1)
     decode = counted(spec, settings, settings.max_num_seqs, settings.max_num_seqs)
@@ -143,12 +170,12 @@ def counted(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
     """That of a step of so many tokens, of `rows` sequences, each of which is sampled."""
     spec = few_layers(spec)
     dtype = getattr(torch, settings.dtype)
-    kernels = Kernels(linear=PlainLinear(reference.linear))
+    kernels = Kernels(linear=ShapeLinear())
     build = Build(spec=spec, kernels=kernels, attention=Shapes(), dtype=dtype, device="meta")
     architecture = MODELS[spec.architecture]
     model = (architecture.decoder or Decoder)(build, architecture)
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | ExpertLinear):
             module.prepare()
     groups = len(spec.kv_groups)
     kv = allocate_kv(spec.kv_groups, (2,) * groups, settings.cache.block_size, dtype, "meta")

@@ -6,9 +6,13 @@ Each has a maximum m, a sum l and a weighted value; a second kernel merges one a
 
     M' = max(M, m)     L' = L · e^(M - M') + l · e^(m - M')     and so the values
 
-A program has the rows of BLOCK_Q tokens of one sequence and the query heads of one KV head.
-T tokens, S sequences, N query heads, G KV heads, D head size, P splits.
+A program has the rows of BLOCK_Q tokens of one sequence, and HEADS query heads of one KV head.
+Where values are the first D numbers of their keys (latent attention) they are read once; the E
+numbers behind them are the rope's. T tokens, S sequences, N query heads, G KV heads, D size of a
+value, P splits.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +25,8 @@ SPLIT = 512
 """Keys of one split, as on the CPU."""
 CHUNK_WARPS = 8
 """With 4 the tile of a chunk spills registers on compute capability 8.0."""
+LATENT_HEADS, LATENT_KEYS, LATENT_WARPS = 16, 32, 4
+"""Rows and keys of a program over latent rows of 512 + 64 numbers."""
 NOTHING = tl.constexpr(-1.0e30)
 """The maximum of no score: finite, so that no difference of two is NaN."""
 
@@ -31,13 +37,16 @@ def attend_kernel(
     q, k, v, k_scale, v_scale, starts, contexts, table, sink_logits,
     num_seqs, num_tokens, table_width, q_stride, scale, softcap, window, sinks,
     N: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, HEADS: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLIT_KEYS: tl.constexpr, APART: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
     SINKS: tl.constexpr, SINK_LOGITS: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    pid, g = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = N // G
+    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    KEY: tl.constexpr = D + E
+    pid, g = tl.program_id(0), tl.program_id(1) // PARTS
     low, high = 0, num_seqs  # the last sequence whose tiles begin at or before this program
     while low < high:
         middle = (low + high) // 2
@@ -52,16 +61,20 @@ def attend_kernel(
     if first < length:
         context = tl.load(contexts + s)
         rows = tl.arange(0, BLOCK_M)
-        at_q = first + rows // GROUP
-        head = g * GROUP + rows % GROUP
-        live = (rows < BLOCK_Q * GROUP) & (at_q < length)
+        at_q = first + rows // HEADS
+        own = tl.program_id(1) % PARTS * HEADS + rows % HEADS
+        head = g * GROUP + own
+        live = (rows < BLOCK_Q * HEADS) & (at_q < length) & (own < GROUP)
         position = context - length + at_q
         d = tl.arange(0, BLOCK_D)
         place = (begin + at_q).to(tl.int64)
-        queries = tl.load(
-            q + place[:, None] * q_stride + head[:, None] * D + d[None, :],
-            mask=live[:, None] & (d < D)[None, :], other=0.0,
-        ).to(tl.float32).to(DOT)  # fmt: skip
+        own_q = q + place[:, None] * q_stride + head[:, None] * KEY
+        queries = tl.load(own_q + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
+        queries = queries.to(tl.float32).to(DOT)
+        if E:
+            e = tl.arange(0, BLOCK_E)
+            turned = tl.load(own_q + D + e[None, :], mask=live[:, None] & (e < E)[None, :], other=0)
+            turned = turned.to(tl.float32).to(DOT)
         end = tl.minimum(context - length + first + BLOCK_Q, context)
         seen_from = 0
         if WINDOW:
@@ -80,14 +93,22 @@ def attend_kernel(
             there = key < end
             block = tl.load(table + s * table_width + key // PAGE, mask=there, other=0)
             slot = block.to(tl.int64) * PAGE + key % PAGE
-            in_memory = (slot * G + g)[:, None] * D + d[None, :]
+            in_memory = (slot * G + g)[:, None] * KEY + d[None, :]
             both = there[:, None] & (d < D)[None, :]
             keys = tl.load(k + in_memory, mask=both, other=0.0).to(tl.float32)
-            vals = tl.load(v + in_memory, mask=both, other=0.0).to(tl.float32)
+            vals = keys
+            if not E:
+                vals = tl.load(v + in_memory, mask=both, other=0.0).to(tl.float32)
             if INT8:
                 keys = keys * tl.load(k_scale + slot * G + g, mask=there, other=0.0)[:, None]
                 vals = vals * tl.load(v_scale + slot * G + g, mask=there, other=0.0)[:, None]
-            scores = tl.dot(queries, tl.trans(keys.to(DOT)), input_precision="ieee") * scale
+            scores = tl.dot(queries, tl.trans(keys.to(DOT)), input_precision="ieee")
+            if E:
+                in_memory = (slot * G + g)[:, None] * KEY + D + e[None, :]
+                ropes = tl.load(k + in_memory, mask=there[:, None] & (e < E)[None, :], other=0.0)
+                ropes = tl.trans(ropes.to(tl.float32).to(DOT))
+                scores = tl.dot(turned, ropes, acc=scores, input_precision="ieee")
+            scores = scores * scale
             if SOFTCAP:
                 scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
             seen = key[None, :] <= position[:, None]
@@ -158,6 +179,32 @@ def merge_kernel(
     tl.store(out + (token * N + head) * D + d, (values / L).to(TYPE), mask=d < D)
 
 
+class Tile(NamedTuple):
+    """Query heads and tokens of a program, its rows, keys at once, and numbers of each."""
+
+    heads: int
+    block_q: int
+    block_m: int
+    block_n: int
+    block_d: int
+    block_e: int
+    warps: int
+
+
+def tile_of(group: int, size: int, more: int, decodes: bool) -> Tile:
+    """The tile of a layer: all query heads of a KV head, or LATENT_HEADS of a latent row.
+
+    A latent row is so long that few rows of queries fit: the tile of chunks is that of decodes.
+    """
+    block_d, block_e = max(power_of_two(size), 16), max(power_of_two(more), 16)
+    if more:
+        heads = min(group, LATENT_HEADS)
+        return Tile(heads, 1, LATENT_HEADS, LATENT_KEYS, block_d, block_e, LATENT_WARPS)
+    block_m = max(16 if decodes else 64, power_of_two(group))
+    block_q, block_n = 1 if decodes else block_m // group, 64 if block_d <= 128 else 32
+    return Tile(group, block_q, block_m, block_n, block_d, block_e, 4 if decodes else CHUNK_WARPS)
+
+
 def paged_attention(
     q_TND: Tensor,
     k: Tensor,
@@ -177,39 +224,38 @@ def paged_attention(
 ) -> Tensor:
     """(T, N, D); k and v are (blocks, page, G, D), lengths and table int32 on the device.
 
+    Where v is a view of k's first numbers, k and the queries have more: (blocks, page, G, D + E).
     `scales` of int8 keys and values are fp32, (blocks, page, G).
     """
-    tokens, heads, size = q_TND.shape
-    page, kv_heads = k.shape[1:3]
-    group, block_d = heads // kv_heads, max(power_of_two(size), 16)
-    if q_TND.stride(2) != 1 or q_TND.stride(1) != size:
+    tokens, heads, key_size = q_TND.shape
+    page, kv_heads, size = v.shape[1:]
+    if q_TND.stride(2) != 1 or q_TND.stride(1) != key_size:
         q_TND = q_TND.contiguous()
-    out = torch.empty(q_TND.shape, dtype=q_TND.dtype, device=q_TND.device)
+    out = torch.empty(tokens, heads, size, dtype=q_TND.dtype, device=q_TND.device)
     decodes = longest_query == 1
-    block_m = max(16, power_of_two(group)) if decodes else max(64, power_of_two(group))
-    block_q = 1 if decodes else block_m // group
-    block_n = 64 if block_d <= 128 else 32
+    tile = tile_of(heads // kv_heads, size, key_size - size, decodes)
     num_splits = triton.cdiv(longest_context, SPLIT) if decodes else 1
     apart = num_splits > 1
     shape = (num_splits, tokens, heads) if apart else (1, 1, 1)
     part_out = torch.empty(*shape, size, dtype=torch.float32, device=q_TND.device)
     part_max, part_sum = torch.empty(2, *shape, dtype=torch.float32, device=q_TND.device)
-    num_seqs = context_lens_S.shape[0]
+    num_seqs, group = context_lens_S.shape[0], heads // kv_heads
     k_scale, v_scale = scales or (part_max, part_max)
     logits = part_max if sink_logits is None else sink_logits
-    tiles = tokens // block_q + num_seqs
-    attend_kernel[(tiles, kv_heads, num_splits)](
+    tiles = tokens // tile.block_q + num_seqs
+    attend_kernel[(tiles, kv_heads * triton.cdiv(group, tile.heads), num_splits)](
         out, part_out, part_max, part_sum,
         q_TND, k, v, k_scale, v_scale, starts_S1, context_lens_S, table_SB, logits,
         num_seqs, tokens, table_SB.stride(0), q_TND.stride(0), scale, softcap, window, sinks,
-        heads, kv_heads, size, block_d, page, block_q, block_m, block_n, SPLIT, apart,
+        heads, kv_heads, size, tile.block_d, key_size - size, tile.block_e, tile.heads, page,
+        tile.block_q, tile.block_m, tile.block_n, SPLIT, apart,
         softcap > 0, window > 0, sinks > 0, sink_logits is not None, scales is not None,
         dot_type(q_TND.dtype), TYPES[q_TND.dtype],
-        num_warps=4 if decodes else CHUNK_WARPS, num_stages=2,
+        num_warps=tile.warps, num_stages=2,
     )  # fmt: skip
     if apart:
         merge_kernel[(tokens, heads)](
             out, part_out, part_max, part_sum, logits, tokens, num_splits,
-            heads, size, block_d, sink_logits is not None, TYPES[q_TND.dtype], num_warps=4,
+            heads, size, tile.block_d, sink_logits is not None, TYPES[q_TND.dtype], num_warps=4,
         )  # fmt: skip
     return out

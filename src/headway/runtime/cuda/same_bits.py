@@ -1,0 +1,87 @@
+"""Whether a row's bits depend on how many stand beside it, tried out on the device at hand.
+
+A library that chooses its algorithm by the number of rows may add up in another order for one row
+than for nine. Each probe computes rows alone and among M, and tells the M where any differs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COUNTS = (2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 192, 255, 256)
+"""Numbers of rows that algorithms are chosen by, and those beside them."""
+PAGE, LONGEST = 16, 1200
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
+"""(queries, keys, values, starts, context lengths, table, longest query, longest context)."""
+
+
+def differing(
+    product: Callable[[Tensor], Tensor], x_TH: Tensor, counts: Sequence[int] = COUNTS
+) -> list[int]:
+    """For which M a row of `product` of the first M rows has other bits than alone."""
+    alone = torch.cat([product(x_TH[row : row + 1]) for row in range(max(counts))])
+    return [count for count in counts if not torch.equal(product(x_TH[:count]), alone[:count])]
+
+
+def differing_attention(
+    attend: Attend,
+    device: str,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    counts: Sequence[int] = COUNTS,
+    longest: int = LONGEST,
+) -> list[int]:
+    """For which M decodes of many lengths one of M contexts gives other bits than alone.
+
+    `shape` is (query heads, KV heads, head size). The last of M is the longest there is.
+    """
+    heads, kv_heads, size = shape
+    most, draw = max(counts), torch.Generator(device).manual_seed(1)
+    pages = -(-longest // PAGE)
+
+    def drawn(*dims: int) -> Tensor:
+        return torch.randn(*dims, generator=draw, device=device).to(dtype)
+
+    q = drawn(most, heads, size)
+    k, v = drawn(pages + 1, PAGE, kv_heads, size), drawn(pages + 1, PAGE, kv_heads, size)
+    table = (torch.arange(pages, dtype=torch.int32, device=device) + 1).expand(most, -1)
+    lens = [1 + 97 * row % longest for row in range(most)]
+
+    def of(rows: list[int]) -> Tensor:
+        contexts = [lens[row] for row in rows]
+        if len(rows) > 1:
+            contexts[-1] = longest
+        starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=device)
+        of_rows = torch.tensor(contexts, dtype=torch.int32, device=device)
+        tables = table[: len(rows)].contiguous()
+        picked = q[rows[0] : rows[-1] + 1]
+        return attend(picked, k, v, starts, of_rows, tables, 1, max(contexts))
+
+    alone = torch.cat([of([row]) for row in range(most)])
+    return [
+        count
+        for count in counts
+        if not torch.equal(of([*range(count)])[: count - 1], alone[: count - 1])
+    ]
+
+
+def told(found: list[int], counts: Sequence[int] = COUNTS) -> str:
+    """As a sentence, for the start-up lines and reports.
+
+    >>> told([]), told([17, 32])
+    ('a row has the same bits alone and among 2 … 256', 'a row has other bits among 17, 32 rows')
+    """
+    if not found:
+        return f"a row has the same bits alone and among {min(counts)} … {max(counts)}"
+    some = ", ".join(map(str, found[:6])) + (" …" if len(found) > 6 else "")
+    return f"a row has other bits among {some} rows"
+
+
+def of_backend(backend: Any, device: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> str:
+    """What the probe says of an attention backend with an `attend_paged`; or how it failed."""
+    try:
+        return told(differing_attention(backend.attend_paged, device, dtype, shape))
+    except RuntimeError as error:
+        return f"the probe failed: {str(error).splitlines()[0][:120]}"
