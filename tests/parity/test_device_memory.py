@@ -159,17 +159,17 @@ def test_families_are_counted(changes: dict):
 
 
 def mixture(**changes: object) -> ModelSpec:
-    return llama(
-        architectures=["Qwen3MoeForCausalLM"],
-        head_dim=128,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=512,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        **changes,
-    )
+    shape: dict[str, object] = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 128,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return llama(**{**shape, **changes})
 
 
 def test_a_mixture_is_counted():
@@ -180,7 +180,7 @@ def test_a_mixture_is_counted():
     tokens, element = 4096, 2
     visits = 2 * tokens * (4096 + 2 * 512 + 512) * element
     found = counted(spec, settings, tokens, 1)
-    assert visits <= found <= 4 * visits
+    assert visits <= found <= 6 * visits
     assert step_bytes(spec, settings) is not None and settings.graphs
     alone = replace(settings, kernels="torch")
     assert step_bytes(spec, alone) is None
