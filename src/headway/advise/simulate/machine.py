@@ -40,6 +40,8 @@ UNMEASURED = (
     "Nobody has measured this machine: times are bytes and FLOPs over 40 to 80% of its bandwidth "
     "and 30 to 70% of its FLOP/s."
 )
+MEASURED_ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "kv_read", "kv_keep")
+"""Options of which no roofline knows what they do to a step."""
 STEP_S = 5e-4
 """What a step takes on the host: schedule, update, messages."""
 
@@ -86,6 +88,7 @@ def machinery(folder: Path, options: SimulateOptions, engine: EngineOptions) -> 
     """What the options name; UsageError for a calibration of something else."""
     spec, settings, _, _ = plan_settings(folder, engine)
     if not options.calibration:
+        refuse_unmeasured(engine)
         return by_roofline(folder, spec, settings, Description(device=settings.device))
     calibration = open_calibration(options.calibration)
     same = calibration.fingerprint == fingerprint(spec)
@@ -93,6 +96,19 @@ def machinery(folder: Path, options: SimulateOptions, engine: EngineOptions) -> 
         check_same(calibration, fingerprint(spec), settings.told())
     settings = as_measured(settings, calibration, engine, same)
     return calibrated(folder.name, spec, settings, calibration)
+
+
+def refuse_unmeasured(engine: EngineOptions) -> None:
+    """Raise UsageError for options that a roofline would leave out of its times in silence."""
+    own = EngineOptions()
+    for name in MEASURED_ALONE:
+        given = getattr(engine, name)
+        if given != getattr(own, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} {given}: what its steps take is known by measuring.",
+                "Calibrate a server that has it (headway bench URL --calibrate FILE) and give "
+                "--calibration FILE, or leave it out.",
+            )
 
 
 def as_measured(
