@@ -2,8 +2,8 @@
 
     fits      context, tools, schemas, images, embeddings, the model's name
     healthy   its breaker allows it and the last looks found it
-    policy    time: the least expected seconds to the first token, its own and the next one's there;
-              least, round_robin, weighted, pinned
+    policy    time: the least expected seconds to the first token; least, round_robin, weighted,
+              pinned
 
 Breakers never take the better half away: where less than half of a pool is allowed by them, all
 that are up are tried (panic). Where none is, fallbacks that are allowed go first.
@@ -96,15 +96,11 @@ def uncached(upstream: Upstream, asked: Asked) -> float:
     return upstream.speed.tokens_of(max(0, left))
 
 
-def cost_s(upstream: Upstream, asked: Asked, bytes_per_token: float) -> float:
-    """Expected seconds to the first token there, and what its prompt takes from who comes behind.
-
-    A prompt of 40 ms, cached where the queue is 50 ms: 50 there, 40 + 40 elsewhere. Without the
-    second 40 a short queue would have each beginning computed everywhere.
-    """
+def wait_s(upstream: Upstream, asked: Asked, bytes_per_token: float) -> float:
+    """Expected seconds to the first token there."""
     speed = upstream.speed
     left = max(0, asked.num_bytes - upstream.seen.found_bytes(list(asked.keys)))
-    return speed.queue_s + 2 * left / bytes_per_token * speed.token_s
+    return speed.queue_s + left / bytes_per_token * speed.token_s
 
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────
@@ -113,15 +109,15 @@ Choice = Callable[[list[Upstream], Asked, int], Upstream]
 
 
 def by_time(free: list[Upstream], asked: Asked, turn: int) -> Upstream:
-    """The least expected time to the first token, its own and that of the next one there.
+    """The least expected time to the first token.
 
     Of those that no forecast can tell apart the one with the least to do, then with the most room
     in its cache: beginnings spread, also where requests come one after the other.
     """
     ratio = fmean(each.speed.bytes_per_token for each in free)  # of one model, for all alike
-    costs = [(cost_s(each, asked, ratio), each) for each in free]
-    bound_s = min(cost for cost, _ in costs) * ALIKE + ALIKE_S
-    equal = [each for cost, each in costs if cost <= bound_s]
+    waits = [(wait_s(each, asked, ratio), each) for each in free]
+    bound_s = min(wait for wait, _ in waits) * ALIKE + ALIKE_S
+    equal = [each for wait, each in waits if wait <= bound_s]
     idlest = min((len(each.speed.flights), len(each.seen)) for each in equal)
     best = [each for each in equal if (len(each.speed.flights), len(each.seen)) == idlest]
     return best[turn % len(best)]

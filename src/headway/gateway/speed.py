@@ -1,6 +1,6 @@
 """What an upstream's work takes, in seconds: learned from its answers, or as it says itself.
 
-    cost = work before the newcomer + 2 x its uncached prompt tokens x seconds a prompt token
+    wait = work before the newcomer + its uncached prompt tokens x seconds a prompt token
 
 The work before it is that of our own requests there: prompts that have no first token, and a token
 of each answer, for they share the newcomer's step. Where no row is free an answer must end first:

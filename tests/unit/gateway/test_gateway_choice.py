@@ -209,19 +209,6 @@ async def test_chats_with_shared_beginnings_stay_together() -> None:
     assert max(loads) <= 1.3 * 20, loads
 
 
-def test_a_short_queue_has_no_beginning_computed_elsewhere() -> None:
-    """It is: once the queue is longer than computing it, and the wait of who comes next there."""
-    pool = Pool([upstream(VirtualClock(), name) for name in "ab"])
-    known, other = pool.upstreams
-    prompt = b"x" * 4096
-    asked = Asked(model="m", keys=page_keys("", prompt), num_bytes=4096, answer=0)
-    known.seen.add(list(asked.keys))
-    takes_s = 4096 / known.speed.bytes_per_token * known.speed.token_s
-    for queue, expected in ((0.9, known), (1.5, known), (4.0, other)):
-        known.speed.take(Load(queue_s=queue * takes_s, boot="1"))
-        assert pool.choose(asked) is expected, queue
-
-
 def test_one_hot_replica_leaves_the_others_their_beginnings() -> None:
     """Whoever is known elsewhere goes there; the queue of one is nobody else's."""
     pool = Pool([upstream(VirtualClock(), name) for name in "abc"])
