@@ -96,6 +96,95 @@ def test_a_row_of_an_int4_product_has_the_same_bits_in_any_batch(tokens):
     assert_close(together.float(), expected, atol=0.5, rtol=2e-2)
 
 
+@with_triton
+@pytest.mark.parametrize("kind", ["16 bits", "fp8", "fp8 by 128"])
+@pytest.mark.parametrize("outputs", [1024, 8192, 20_000])
+def test_products_at_real_sizes(outputs, kind):
+    """Near the product in fp32; each row has the same bits among any number of others."""
+    from headway.runtime.cuda.same_bits import differing
+    from headway.runtime.cuda.triton.linear import linear, pack
+    from headway.runtime.rounding import RoundedWeight, round_weight_fp8
+
+    draw = torch.Generator("cuda").manual_seed(1)
+    plain = torch.randn(outputs, 1024, generator=draw, device="cuda").bfloat16()
+    x = torch.randn(300, 1024, generator=draw, device="cuda").bfloat16()
+    weight, expected = plain, plain.float()
+    if kind != "16 bits":
+        rounded = round_weight_fp8(plain)
+        if kind == "fp8 by 128":
+            scales = rounded.scales_OG.repeat(1, 8) * torch.arange(1, 9, device="cuda") / 4
+            rounded = RoundedWeight(rounded.levels_OH, scales, 128)
+        weight, expected = pack(rounded), rounded.plain()
+    found = linear(x, weight)
+    assert_close(found.float(), x.float() @ expected.T, atol=0.5, rtol=2e-2)
+    assert differing(lambda rows: linear(rows, weight), x) == []
+
+
+@with_triton
+@pytest.mark.parametrize("tokens", [1, 30, 2000])
+def test_experts_at_real_sizes(tokens):
+    """128 experts of which a token visits 8: each visit's product, and nothing read back."""
+    from headway.runtime.cuda.triton.linear import linear
+    from headway.runtime.kernels.grouped import visits_of
+
+    draw = torch.Generator("cuda").manual_seed(1)
+    weights = torch.randn(128, 768, 512, generator=draw, device="cuda").bfloat16()
+    experts_TK = torch.rand(tokens, 128, generator=draw, device="cuda").topk(8).indices
+    x = torch.randn(tokens * 8, 512, generator=draw, device="cuda").bfloat16()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        visits = visits_of(experts_TK, 128)
+        found = linear(x, weights, None, visits)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    of_V = experts_TK.flatten()[visits.order_V]
+    for expert in of_V.unique().tolist()[::16]:
+        rows = of_V == expert
+        assert_close(
+            found[rows].float(), x[rows].float() @ weights[expert].float().T, atol=0.5, rtol=2e-2
+        )
+
+
+@with_triton
+@pytest.mark.parametrize("lens", STEPS, ids=["decodes", "mixed"])
+def test_latent_rows_at_real_sizes(lens):
+    """128 heads over rows of 512 + 64 numbers."""
+    from headway.runtime.attention.cache import LatentKVLayer
+    from headway.runtime.cuda.triton.paged_attention import paged_attention
+
+    batch = make_batch(*lens, 16, random.Random(1))
+    blocks = int(batch.block_tables_GSB[0].max()) + 1
+    draw = torch.Generator().manual_seed(1)
+    k = torch.randn(blocks, 16, 1, 576, generator=draw).bfloat16()
+    q = torch.randn(sum(lens[0]), 128, 576, generator=draw).bfloat16()
+    layer, rule = LatentKVLayer(k, k[..., :512], 0), AttentionRule(scale=0.04)
+    expected = ReferenceAttention().attend(q, None, None, layer, batch, rule)
+    starts = torch.tensor([0, *batch.query_lens]).cumsum(0).int()
+    on_gpu = k.cuda()
+    found = paged_attention(
+        *(q.cuda(), on_gpu, on_gpu[..., :512], None, starts.cuda()),
+        torch.tensor(batch.context_lens).int().cuda(),
+        batch.block_tables_GSB[0].int().cuda(),
+        *(max(batch.query_lens), max(batch.context_lens)),
+        scale=rule.scale,
+    )
+    assert_close(found.cpu().float(), expected.float(), atol=3e-2, rtol=3e-2)
+
+
+@with_triton
+@pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "deepseekv3"])
+def test_experts_and_latent_rows_in_graphs_say_what_a_cpu_says(family, tmp_path: Path):
+    """In fp32, decodes as graphs."""
+    folder = save(tiny_model(family, vocab_size=61), tmp_path)
+    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    requests = [Request(i, [5 + i, 9, 3], sampling) for i in range(4)]
+    expected = finish(engine_for(folder, dtype="float32", kernels="torch"), requests)
+    engine = engine_for(folder, device="cuda", threads=None, dtype="float32", max_num_seqs=8)
+    assert engine.executor.graphs is not None  # type: ignore[attr-defined]
+    for key, answer in finish(engine, requests).items():
+        assert answer.token_ids == expected[key].token_ids
+
+
 @pytest.mark.parametrize("backend", ["triton", "varlen", "sdpa"])
 def test_the_embedded_model_says_on_a_gpu_what_it_says_on_a_cpu(backend):
     """In fp32 where the backend has it; torch's FlashAttention wants 16 bits."""

@@ -79,7 +79,7 @@ def widened(numbers, KIND: tl.constexpr, DOT: tl.constexpr):
     return as_dot(numbers, DOT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "tiles_t"])
 def linear_kernel(
     out, x, weight, scales, bias, starts, tiles, T, O, H, x_stride, G, E, tiles_t, tiles_o,
     KIND: tl.constexpr, STEP: tl.constexpr, STEPS_A_GROUP: tl.constexpr, EVEN: tl.constexpr,

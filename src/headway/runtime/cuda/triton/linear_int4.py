@@ -26,7 +26,7 @@ BLOCK_T, BLOCK_O = EXPERT_TILE, 64
 """The tile, the same for 1 row and for 4,096: a row's bits do not depend on those beside it."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def linear_kernel(
     out, x, packed, scales, offsets, bias, starts, tiles, T, O, H, x_stride, G, E,
     GROUP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, OFFSETS: tl.constexpr,
