@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMITS_S = {
     "versions": 40,
     "ceilings": 30,
-    "tests": 90,
+    "tests": 150,
     "kernels": 60,
     "same_bits": 90,
     "model": 120,
@@ -293,10 +293,12 @@ def served(quick: bool) -> Rows:
 
     with serving("") as (url, _), tempfile.TemporaryDirectory() as out:
         report = Path(out) / "report.json"
-        command = [sys.executable, "-m", "headway.cli.main", "bench", url, "--num-prompts", "20"]
+        command = [sys.executable, "-m", "headway.cli.main", "bench", url, "--num-requests", "20"]
         ran = subprocess.run(
-            [*command, "--out", str(report)], capture_output=True, text=True, cwd=ROOT
+            [*command, "--json", str(report)], capture_output=True, text=True, cwd=ROOT
         )
+    if ran.returncode:
+        raise RuntimeError(f"headway bench: status {ran.returncode}: {ran.stderr.strip()[-1000:]}")
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
     return [{"what": "headway bench", "value": f"status {ran.returncode}"}] + [
         {"what": line.strip()} for line in lines[-20:]
