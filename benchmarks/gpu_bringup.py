@@ -27,15 +27,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS_S = {
-    "versions": 40,
+    "versions": 30,
     "ceilings": 30,
-    "tests": 150,
+    "tests": 90,
     "kernels": 60,
-    "same_bits": 90,
-    "model": 120,
-    "tiny": 60,
-    "served": 90,
-    "profile": 60,
+    "same_bits": 60,
+    "model": 100,
+    "tiny": 50,
+    "served": 80,
+    "profile": 50,
 }
 QUICK = ("versions", "ceilings", "tests", "same_bits", "model", "tiny")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -207,8 +207,9 @@ def usage_last(ask: Ask) -> None:
         plain = ask(stream_options={"include_usage": False})
         assert plain.num_prompt == 0 and all(chunk.choices for chunk in plain.chunks)
         each = ask(stream_options={"include_usage": True, "continuous_usage_stats": True})
+        # 0, 1, 2 … 8, or 0, 8 where tokens wait and go together; a chunk without usage raises
         counts = [chunk.usage.completion_tokens for chunk in each.chunks]
-        assert counts == sorted(counts) and counts[0] < 4 and len(set(counts)) > 4
+        assert counts == sorted(counts)
         assert counts[-1] == each.num_answer == LENGTH and not each.chunks[-1].choices
     assert ask().num_answer == LENGTH
 
