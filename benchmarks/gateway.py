@@ -316,13 +316,15 @@ class Chats:
         return " ".join(self._dice.choices(words, k=count))
 
     async def _ask(self, http: aiohttp.ClientSession, number: int) -> tuple[int, float]:
-        """(cached tokens, seconds until it was answered)."""
+        """(cached tokens, seconds until it was answered: infinite where it was refused)."""
         system = {"role": "system", "content": self._dice.choice(self._systems)}
         user = {"role": "user", "content": f"{number}: {self._text(8)}"}
         body = {"messages": [system, user], "max_tokens": 8, "model": "headway-tiny"}
         began_s = time.perf_counter()
         async with http.post(self._url + "/chat/completions", json=body) as answer:
             told = await answer.json()
+        if answer.status in (429, 503):
+            return 0, float("inf")
         if answer.status != 200:
             raise SystemExit(f"{answer.status}: {told}")
         usage, took_s = told["usage"], time.perf_counter() - began_s
@@ -335,7 +337,10 @@ class Chats:
 
             async def one(number: int) -> int:
                 async with gate:
-                    return (await self._ask(http, number))[0]
+                    cached, took_s = await self._ask(http, number)
+                if took_s == float("inf"):
+                    raise SystemExit("one of four at once was refused; give it more --kv")
+                return cached
 
             cached = await asyncio.gather(*(one(number) for number in range(count)))
         return sum(cached), time.perf_counter() - began_s
