@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from surface_clients import CHAT, EOS, LENGTH, MESSAGES, RESPONSES, USER, Ask, Got
@@ -206,10 +207,15 @@ def usage_last(ask: Ask) -> None:
     if ask().chunks:
         plain = ask(stream_options={"include_usage": False})
         assert plain.num_prompt == 0 and all(chunk.choices for chunk in plain.chunks)
-        each = ask(stream_options={"include_usage": True, "continuous_usage_stats": True})
-        # 0, 1, 2 … 8, or 0, 8 where tokens wait and go together; a chunk without usage raises
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        each = ask(stream_options=usage, return_token_ids=True)
+        # 0, 1, 2 … 8, or 0, 8 where tokens wait and go together: those that were shown so far
         counts = [chunk.usage.completion_tokens for chunk in each.chunks]
-        assert counts == sorted(counts)
+        ids = [
+            [getattr(c, "token_ids", None) or [] for c in chunk.choices] for chunk in each.chunks
+        ]
+        shown = [sum(map(len, several)) for several in ids]
+        assert counts == list(accumulate(shown))
         assert counts[-1] == each.num_answer == LENGTH and not each.chunks[-1].choices
     assert ask().num_answer == LENGTH
 
