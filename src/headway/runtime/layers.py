@@ -3,6 +3,7 @@
 T tokens, H hidden size, N query heads, G KV heads, D head size.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -229,15 +230,15 @@ class RMSNorm(nn.Module):
         return x_TH, self(x_TH)
 
 
-class ResidualLayer(nn.Module):
+class ResidualLayer(nn.Module, ABC):
     """A layer whose sum behind its MLP is left to the next layer, whose norm reads it at once.
 
     x, more = parts(x, more)      x + more is what the layer gives
     """
 
+    @abstractmethod
     def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
         """(the residual, what is yet to be added to it) of the same of the layer before."""
-        raise NotImplementedError
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         x_TH, more_TH = self.parts(x_TH, None, step)
