@@ -32,7 +32,7 @@ from common import free_port, heading, line, running, serve_command, stop
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-STREAMS, TOKENS, TOKEN_S, ROUNDS = 8, 200, 0.004, 7
+STREAMS, TOKENS, TOKEN_S, ROUNDS = 8, 200, 0.004, 9
 KEY = "sk-benchmark"
 """LiteLLM's proxy does not start without a key of its own."""
 WITHIN_S = 0.5
@@ -228,32 +228,79 @@ def session() -> aiohttp.ClientSession:
 # ── overhead ────────────────────────────────────────────────────────────────────────────────
 
 
-async def overhead(url: str, pid: int | None) -> tuple[list[float], list[float]]:
-    """(seconds to the first token, one after the other; CPU seconds a chunk of 8 streams)."""
-    chunks: list[float] = []
+def relay_main(port: int, upstream: str) -> None:
+    """The process of the bare relay: the gateway's own libraries, and not a thought of its own."""
+    import uvicorn
+
+    sessions: list[aiohttp.ClientSession] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        sessions[:] = sessions or [session()]
+        body, path = (await receive()).get("body", b""), scope["path"].removeprefix("/v1")
+        kind = {"content-type": "application/json"}
+        async with sessions[0].request(
+            scope["method"], upstream + path, data=body, headers=kind
+        ) as answer:
+            await send({"type": "http.response.start", "status": answer.status, "headers": []})
+            while data := await answer.content.readany():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    uvicorn.run(app, host="127.0.0.1", port=port, loop="uvloop", http="h11", log_level="error")
+
+
+@contextlib.contextmanager
+def relay(url: str) -> Iterator[tuple[str, int]]:
+    """The bare relay before this: (URL, process id)."""
+    port = free_port()
+    given = json.dumps({"port": port, "upstream": url})
+    process = subprocess.Popen([sys.executable, __file__, "relay", "--given", given])
+    try:
+        asyncio.run(until_alive(f"http://127.0.0.1:{port}/v1/models"))
+        yield f"http://127.0.0.1:{port}/v1", process.pid
+    finally:
+        stop(process)
+
+
+Row = tuple[str, str, int | None]
+"""What is measured: its name, its URL, its process."""
+
+
+async def overhead(rows: list[Row]) -> list[tuple[list[float], list[float]]]:
+    """For each row (seconds to the first token, CPU seconds a chunk of 8 streams), all in turns."""
+    found: list[tuple[list[float], list[float]]] = [([], []) for _ in rows]
     async with session() as http:
-        for _ in range(20):
-            await ask(http, url, chat(1))
-        ttfts = [(await ask(http, url, chat(1))).ttft_s for _ in range(400)]
-        for _ in range(ROUNDS if pid else 0):
-            before_s = cpu_s(pid or 0)
-            found = await asyncio.gather(*(ask(http, url, chat(TOKENS)) for _ in range(STREAMS)))
-            chunks.append((cpu_s(pid) - before_s) / sum(stream.num_chunks for stream in found))
-    return ttfts, chunks
+        for _, url, _ in rows:
+            for _ in range(20):
+                await ask(http, url, chat(1))
+        for _ in range(ROUNDS):
+            for (_, url, pid), (ttfts, chunks) in zip(rows, found, strict=True):
+                ttfts += [(await ask(http, url, chat(1))).ttft_s for _ in range(60)]
+                if not pid:
+                    continue
+                before_s = cpu_s(pid)
+                all_of_it = (ask(http, url, chat(TOKENS)) for _ in range(STREAMS))
+                streams = await asyncio.gather(*all_of_it)
+                spent_s = cpu_s(pid) - before_s
+                chunks.append(spent_s / sum(stream.num_chunks for stream in streams))
+    return found
 
 
 def overhead_main(program: str) -> Iterator[str]:
     for headway in (True, False):
         with stubs(1, headway=headway) as (urls, _), contextlib.ExitStack() as stack:
             kind = "Headway stub" if headway else "other stub"
-            rows: list[tuple[str, str, int | None]] = [(f"nothing, {kind}", urls[0], None)]
+            rows: list[Row] = [(f"nothing, {kind}", urls[0], None)]
+            rows.append((f"a bare relay, {kind}", *stack.enter_context(relay(urls[0]))))
             url, pid = stack.enter_context(ours(urls))
             rows.append((f"headway gateway, {kind}", url + "/v1", pid))
             if program and not headway:
                 url, pid = stack.enter_context(litellm(urls, program))
                 rows.append((f"LiteLLM, {kind}", url + "/v1", pid))
-            for name, place, process in rows:
-                ttfts, chunks = asyncio.run(overhead(place, process))
+            figures = asyncio.run(overhead(rows))
+            for (name, _, _), (ttfts, chunks) in zip(rows, figures, strict=True):
                 p99 = quantiles(ttfts, n=100)[98]
                 cpu = " … ".join(f"{1e6 * f(chunks):.1f}" for f in (min, median, max) if chunks)
                 yield line((name, f"{1e3 * median(ttfts):.2f}", f"{1e3 * p99:.2f}", cpu))
@@ -394,7 +441,7 @@ async def attempts_of(url: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("overhead", "faults", "hits", "stubs"))
+    parser.add_argument("what", choices=("overhead", "faults", "hits", "stubs", "relay"))
     parser.add_argument("--given", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--litellm", default="", help="LiteLLM's program, to be measured beside")
     parser.add_argument("--requests", type=int, default=800)
@@ -405,8 +452,9 @@ def main() -> None:
     parser.add_argument("--rates", default="40,80,120", help="chats a second, for goodput")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each rate")
     asked = parser.parse_args()
-    if asked.what == "stubs":
-        stubs_main(**json.loads(asked.given))
+    if asked.what in ("stubs", "relay"):
+        begun = stubs_main if asked.what == "stubs" else relay_main
+        begun(**json.loads(asked.given))
         return
     os.environ["HEADWAY_LOG_LEVEL"] = "error"
     columns = COLUMNS[asked.what]

@@ -7,7 +7,7 @@ path wants one, whether a route exists there or not, except those that are publi
 import ipaddress
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -63,13 +63,13 @@ class AuthMiddleware:
         meters: list[Meter] = []
         scope["meters"] = meters
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 rates = [header for meter in meters for header in meter.headers()]
                 message["headers"] = [*message["headers"], *extra, *rates]
-            await send(message)
+            return send(message)
 
         scope["app"] = self  # then Starlette raises its 405 instead of answering in plain text
         try:

@@ -1,7 +1,7 @@
 """An answer on its way to the client: events that are never silent for long, or one body."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import Send
@@ -47,16 +47,15 @@ class EventStream:
         self._silent_s = 0.0
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
-    async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send one or several events, behind whatever is on its way.
+    def write(self, data: bytes, *, last: bool = False) -> Awaitable[None]:
+        """Send one or several events, behind whatever is on its way; to be awaited at once.
 
         Amid a stream the lock is not taken: a ping that comes meanwhile is no trouble.
         """
         if self.started and not last and not self._lock.locked():
             self._silent_s = 0.0
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        else:
-            await self._in_turn(data, last)
+            return self._send({"type": "http.response.body", "body": data, "more_body": True})
+        return self._in_turn(data, last)
 
     async def _in_turn(self, data: bytes, last: bool = False) -> None:
         """The same where order counts: the first, the last, and pings beside them."""

@@ -1,6 +1,7 @@
 """The gateway's process: serve until a signal, then let what runs end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -54,6 +55,8 @@ async def serve(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         ending = asyncio.create_task(server.asked_to_end.wait())
         try:
+            gc.collect()
+            gc.freeze()  # what serves lives as long as the gateway
             on_ready()
             notifier.ready()
             await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)

@@ -11,6 +11,7 @@ Of a marked stream an event is shown when its mark is here, so that what was sho
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -19,14 +20,15 @@ import aiohttp
 from headway.core.errors import RequestError
 from headway.edge.event_stream import PING, WAIT_S, EventStream
 from headway.edge.lanes import departure
-from headway.edge.relayed import MARK, Relayed, Resume, read_mark
+from headway.edge.relayed import Relayed, Resume
 from headway.gateway.account import Account
 from headway.gateway.ask import STREAM, Attempt, passed_back, relayed_field, renamed, replaced
-from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
+from headway.gateway.attempts import AttemptError, Way, in_its_own_task, too_late, unanswered
 from headway.gateway.dialects import MALFORMED, Chunks, Shown, Usage
 from headway.gateway.endings import Ending, continued, identity_of
 from headway.gateway.events import Event, EventCutter
 from headway.gateway.incoming import Incoming, hold_of
+from headway.gateway.marks import Marks
 from headway.gateway.patience import Patience, Silence
 from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, SILENCE_S, Upstream
@@ -160,6 +162,11 @@ class StreamedAnswer:
 
     # ── the client's side ───────────────────────────────────────────────────────────────────
 
+    def begin_anew(self) -> None:
+        """Nothing was sent: what another attempt has opened is not this one's."""
+        self._opening, self._ending.identity, self._resume = b"", None, None
+        self._text.clear()
+
     def _take_opening(self) -> bytes:
         """What opens the stream where its first token takes long."""
         opening, self._opening = self._opening, b""
@@ -175,8 +182,12 @@ class StreamedAnswer:
                 return
         self._account.first_token()
         await self._events.write(self._take_opening() + data)
+
+    def note_progress(self, tell: Callable[[], None]) -> None:
+        """Write down once a second how far the answer is, as `tell` counts it."""
         if time.monotonic() > self._progress_s:
             self._progress_s = time.monotonic() + PROGRESS_S
+            tell()
             self._account.progress(self._account.relayed.output)
 
 
@@ -189,6 +200,8 @@ class _Attempted:
         incoming = self._incoming = stream._incoming
         dialect = self._dialect = incoming.dialect
         self._goes_on = stream._opened or stream._shown
+        if not self._goes_on:
+            stream.begin_anew()
         self._was = stream._account.relayed
         body = dialect.with_usage(raw)
         self._is_marked = (
@@ -202,9 +215,8 @@ class _Attempted:
         self._pairs = renamed(incoming, upstream)
         self._attempt = Attempt(stream._state, incoming, upstream, body)
         self._usage: Usage | None = None
-        self._marked: Usage | None = None
-        self._held = b""
-        self._is_known = False
+        self._marks = Marks()
+        self._held, self._is_known = b"", False
         self._num_bytes = self._size = 0
         self._patience: Patience | None = None
 
@@ -231,6 +243,7 @@ class _Attempted:
         finally:
             if self._patience is not None:
                 self._patience.end()
+            self._tell_shown()
             usage, estimated = self._counted(outcome)
             ttft_s = stream._account.ttft_s if was_s is None else None
             stream._account.attempt(upstream, outcome, usage, estimated=estimated, ttft_s=ttft_s)
@@ -253,7 +266,7 @@ class _Attempted:
                             (b"x-headway-attempts", str(way.num_attempts).encode()),
                             (b"x-headway-upstream", upstream.name.encode("ascii", "replace")),
                         ]
-                    await self._relay(answer, silence)
+                    await in_its_own_task(self._relay(answer, silence))
 
     async def _relay(self, answer: aiohttp.ClientResponse, silence: Silence) -> None:
         """Read events and hand them on, those of one read in one write."""
@@ -278,6 +291,7 @@ class _Attempted:
                     stream._ending.data = b"".join(ready)
                 elif any(ready):
                     await stream.write(b"".join(ready))
+                    stream.note_progress(self._tell_shown)
 
     def _end_of_bytes(self) -> None:
         """The upstream has closed: complete if only the end of the stream is missing."""
@@ -285,6 +299,7 @@ class _Attempted:
         if not (stream._finished and isinstance(self._dialect, Chunks)):
             raise aiohttp.ClientPayloadError("the stream has no end")
         stream._over = True
+        self._tell_shown()
         stream._ending.data = stream._tail() + b"data: [DONE]\n\n"
 
     # ── events ──────────────────────────────────────────────────────────────────────────────
@@ -370,26 +385,15 @@ class _Attempted:
             self._patience = None
             self._attempt.upstream.speed.began(self._attempt.flight)
         self._attempt.flight.num_tokens += 1
-        if not self._is_marked:
-            self._tell_estimate()
 
     def _mark(self, comment: bytes) -> bytes:
         """The mark of what is held: it may be shown now."""
-        if not (self._is_marked and comment.startswith(MARK)):
+        count = self._marks.take(comment) if self._is_marked else None
+        if count is None or not self._held:
             return b""
-        mark, stream = read_mark(comment), self._stream
         held, self._held = self._held, b""
-        if stream._resume is not None:
-            stream._resume.tokens.extend(mark.tokens)
-        output = len(mark.tokens) + (self._marked.output if self._marked is not None else 0)
-        told = self._marked = Usage(mark.num_prompt, mark.num_cached, output)
-        if self._before or self._was.prompt:
-            first, shown = self._was, self._before + output
-            told = Usage(first.prompt or told.prompt, first.cached or told.cached, shown)
-        stream._account.relayed = told
-        if held:
-            self._showed()
-            self._attempt.flight.num_tokens += len(mark.tokens) - 1
+        self._showed()
+        self._attempt.flight.num_tokens += count - 1
         return held
 
     def _end(self, event: Event) -> bytes:
@@ -402,13 +406,20 @@ class _Attempted:
 
     # ── what it took ────────────────────────────────────────────────────────────────────────
 
-    def _tell_estimate(self) -> None:
-        """Tokens relayed so far of a stream without marks, by its bytes."""
-        speed, incoming = self._upstream.speed, self._incoming
-        output = self._was.output + round(speed.tokens_of(self._size))
-        prompt = self._was.prompt or round(speed.tokens_of(incoming.prompt_bytes))
-        self._stream._account.relayed = Usage(prompt, 0, output)
-        self._stream._account.estimated = True
+    def _tell_shown(self) -> None:
+        """Tokens relayed so far: by the marks, or an estimate by the bytes."""
+        was, account = self._was, self._stream._account
+        if self._marks.told:
+            told, resume = self._marks.usage(), self._stream._resume
+            if resume is not None:
+                resume.tokens[self._before :] = self._marks.tokens()
+            shown = self._before + told.output
+            account.relayed = Usage(was.prompt or told.prompt, was.cached or told.cached, shown)
+        elif not self._is_marked and self._size:
+            speed, incoming = self._upstream.speed, self._incoming
+            output = was.output + round(speed.tokens_of(self._size))
+            prompt = was.prompt or round(speed.tokens_of(incoming.prompt_bytes))
+            account.relayed, account.estimated = Usage(prompt, 0, output), True
 
     def _counted(self, outcome: str) -> tuple[Usage, bool]:
         """(what this attempt took, whether that is an estimate); the client's sum is noted."""
@@ -426,9 +437,9 @@ class _Attempted:
                 )
             account.estimated = self._goes_on and not self._is_marked
             return Usage(usage.prompt + self._before, usage.cached, max(0, own)), False
-        if self._marked is not None:
+        if self._marks.told:
             account.estimated = False
-            told = self._marked
+            told = self._marks.usage()
             return Usage(told.prompt + self._before, told.cached, told.output), False
         if outcome in ("connect", "refused", "busy"):
             return Usage(), False

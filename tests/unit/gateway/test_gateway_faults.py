@@ -52,6 +52,18 @@ async def test_a_stream_that_breaks_goes_on_or_ends_with_an_error(headway: bool)
     assert 0 < len(whole) < 12
 
 
+@pytest.mark.parametrize("headway", [True, False])
+async def test_what_a_broken_upstream_opened_is_not_shown(headway: bool) -> None:
+    """It broke behind its first event, which shows no token: the client sees the other's alone."""
+    bad = Stub("a", headway=headway, fault=lambda number: "reset0")
+    async with world(bad, Stub("b", headway=headway), models=TURNS) as live:
+        answer = await live.chat()
+    assert answer.is_complete and answer.text == text_of(8)
+    roles = [chunk for chunk in answer.chunks if chunk["choices"][0]["delta"].get("role")]
+    assert len(roles) == 1 and roles[0]["id"].startswith("chatcmpl-b-")
+    assert {chunk["id"] for chunk in answer.chunks} == {roles[0]["id"]}
+
+
 TOOLS = [{"type": "function", "function": {"name": "note"}}]
 
 
