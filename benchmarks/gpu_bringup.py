@@ -10,7 +10,9 @@ it says so, and runs the same stages on the CPU with small shapes, so that its l
     tests      pytest -m gpu          kernels    ours beside torch's, by size
     same_bits  a row alone and among others, and what one algorithm for all costs
     model      decode, prefill        tiny       golden tokens in each format
-    served     headway bench          profile    the ten dearest kernels of a decode step
+    served     headway bench          peers      torch in one graph, transformers
+    profile    the ten dearest kernels of a decode step
+    flashinfer the extra, where it is installed and `--stages` names it
 """
 
 import argparse
@@ -18,12 +20,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from gpu_model import Rows, has_gpu, model, peers, profile, seconds_of, served
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS_S = {
@@ -35,51 +38,13 @@ LIMITS_S = {
     "model": 100,
     "tiny": 50,
     "served": 80,
+    "peers": 50,
     "profile": 50,
+    "flashinfer": 900,
 }
+BY_NAME = ("flashinfer",)
+"""Stages that run where `--stages` names them."""
 QUICK = ("versions", "ceilings", "tests", "same_bits", "model", "tiny")
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    | {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512},
-    "qwen2.5-0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
-    | {"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936}
-    | {"tie_word_embeddings": True},
-    "llama-3.1-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
-    | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
-}
-Rows = list[dict[str, Any]]
-
-
-def has_gpu() -> bool:
-    """Whether torch sees a CUDA device."""
-    import torch
-
-    return bool(torch.cuda.is_available())
-
-
-def seconds_of(call: Callable[[], Any], times: int = 20) -> float:
-    """Median seconds of a call, by events on a GPU; 3 calls before are not counted."""
-    import torch
-
-    on_gpu = has_gpu()
-    found = []
-    for turn in range(times + 3):
-        if on_gpu:
-            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begun.record()
-            call()
-            ended.record()
-            ended.synchronize()
-            took_s = begun.elapsed_time(ended) / 1000
-        else:
-            began_s = time.perf_counter()
-            call()
-            took_s = time.perf_counter() - began_s
-        if turn >= 3:
-            found.append(took_s)
-    return sorted(found)[len(found) // 2]
-
-
 # ── stages ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -137,34 +102,30 @@ def ceilings(quick: bool) -> Rows:
 
 def tests(quick: bool) -> Rows:
     """`pytest -m gpu`: kernels against the reference, the engine's tokens, transfers."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "tests/parity"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return gpu_tests("not flashinfer")
+
+
+def gpu_tests(names: str) -> Rows:
+    """What pytest says last, and what failed, of the tests of a GPU with such names."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", names]
+    ran = subprocess.run(
+        [*command, "tests/gpu", "tests/parity"], cwd=ROOT, capture_output=True, text=True
+    )
     lines = ran.stdout.strip().splitlines() or ["nothing was said"]
     failed = [line for line in lines if line.startswith("FAILED")]
     return [{"what": "pytest -m gpu", "value": lines[-1]}, *({"what": f} for f in failed)]
 
 
 def kernels(quick: bool) -> Rows:
-    """Attention and 4-bit products of ours beside torch's, by rows and context."""
+    """Our attention beside torch's, and 4-bit products beside cuBLAS's, by rows and context."""
     import torch
 
     if not has_gpu():
         return [{"what": "kernels", "value": "no GPU: nothing to time"}]
     from headway.runtime.cuda.triton.linear_int4 import linear_int4, pack
-    from headway.runtime.cuda.triton.paged_attention import paged_attention
     from headway.runtime.rounding import round_weight
 
-    rows: Rows = []
-    for num_rows in (1, 8, 32, 128):
-        for context in (512, 4096) if num_rows > 8 else (512, 4096, 32768):
-            q, k, v, starts, lens, table = attention_inputs(num_rows, context)
-            inputs = (q, k, v, None, starts, lens, table, 1, context)
-            took_s = seconds_of(partial(paged_attention, *inputs, scale=0.1))
-            moved = 2 * num_rows * context * 8 * 128 * 2
-            rows.append(
-                {"what": f"attention, {num_rows} rows, context {context}"}
-                | {"value": moved / took_s / 1e9, "unit": "GB/s of KV"}
-            )
+    rows = attention_rates(("triton", "varlen"))
     weight = torch.randn(14336, 4096, device="cuda")
     packed, plain = pack(round_weight(weight, 64)), weight.bfloat16()
     for tokens in (1, 16, 64, 512, 4096):
@@ -175,8 +136,50 @@ def kernels(quick: bool) -> Rows:
     return rows
 
 
+def flashinfer(quick: bool) -> Rows:
+    """The extra's attention: its tests, its bits, its rates beside ours; it compiles for minutes
+    before, so it runs where it is asked for by name."""
+    from importlib.util import find_spec
+
+    if find_spec("flashinfer") is None:
+        return [{"what": "flashinfer", "value": "not installed: pip install headway[flashinfer]"}]
+    if not has_gpu():
+        return [{"what": "flashinfer", "value": "no GPU: nothing to run"}]
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from same_bits import attention, bits_of_attention
+
+    rows = gpu_tests("flashinfer")
+    rows.append(bits_of_attention("flashinfer", attention("flashinfer"), "cuda"))
+    return rows + attention_rates(("triton", "flashinfer"))
+
+
+def attention_rates(names: tuple[str, ...]) -> Rows:
+    """Decodes by rows and context: bytes of KV a second by each backend."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from same_bits import attention
+
+    rows: Rows = []
+    calls = {name: attention(name) for name in names}
+    for num_rows in (1, 8, 32, 128):
+        for context in (512, 4096) if num_rows > 8 else (512, 4096, 32768):
+            inputs = (*attention_inputs(num_rows, context), 1, context)
+            moved = 2 * num_rows * context * 8 * 128 * 2
+            for name, attend in calls.items():
+                what = f"attention {name}, {num_rows} rows, context {context}"
+                rows.append({"what": what} | rate_of(partial(attend, *inputs), moved))
+    return rows
+
+
+def rate_of(call: Callable[[], Any], moved: float) -> dict[str, Any]:
+    """Bytes of KV a second; of a library that does not run here, what it says."""
+    try:
+        return {"value": moved / seconds_of(call) / 1e9, "unit": "GB/s of KV"}
+    except RuntimeError as error:
+        return {"value": f"does not run here: {' '.join(str(error).split())[:120]}"}
+
+
 def same_bits(quick: bool) -> Rows:
-    """Each linear format and both attentions: whether a row's bits depend on how many stand beside
+    """Each linear format and attention: whether a row's bits depend on how many stand beside
     it, and how long one algorithm takes beside the fastest there is."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from same_bits import rows_of
@@ -197,80 +200,6 @@ def attention_inputs(num_rows: int, context: int) -> tuple[Any, ...]:
     return q, k, v, starts, lens, table
 
 
-def write_shape(name: str, folder: Path) -> Path:
-    """A folder with the config of a shape, whose weights are made up."""
-    config = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
-    config |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 5e5}
-    (folder / "config.json").write_text(json.dumps(config | SHAPES[name]), encoding="utf-8")
-    return folder
-
-
-EAGER = {"graphs": False, "overlap": 0}
-LADDER: list[tuple[str, dict[str, Any]]] = [
-    ("none", EAGER),
-    ("none", {"overlap": 0}),
-    ("int4", {}),
-    ("none", {}),
-]
-"""Formats and options of the runs of a model: what graphs and overlap bring each."""
-
-
-def model(quick: bool) -> Rows:
-    """Steps of made-up weights: decode by batch with the weights' bytes a second, and prefill."""
-    from headway import LLM
-
-    large = ["llama-3.1-8b"] if quick else ["qwen2.5-0.5b", "llama-3.1-8b"]
-    rows: Rows = []
-    for name in large if has_gpu() else ["tiny"]:
-        for formats, how in LADDER if has_gpu() else LADDER[-1:]:
-            label = ", ".join([name, formats, *(f"{key} {value}" for key, value in how.items())])
-            with tempfile.TemporaryDirectory() as folder:
-                write_shape(name, Path(folder))
-                options = {"load_format": "dummy", "skip_tokenizer_init": True}
-                options |= {"prefix_cache": False, **(how if has_gpu() else {})}
-                began_s = time.perf_counter()
-                llm = LLM(folder, quantization=formats, max_model_len=2048, **options)
-                start_s = time.perf_counter() - began_s
-                rows.append({"what": f"{label}: start", "value": start_s, "unit": "s"})
-                for batch in (1, 8, 32, 128) if has_gpu() else (1, 2):
-                    rows += step_rows(llm, label, batch, weight_bytes(name, formats))
-                del llm
-    return rows
-
-
-def weight_bytes(name: str, formats: str) -> float:
-    """What a step reads of the weights; int4 in groups of 64 takes 0.53 bytes, its head 1."""
-    shape = SHAPES[name]
-    hidden, inner, heads = (
-        shape[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads")
-    )
-    kv = 2 * hidden * shape["num_key_value_heads"] / heads
-    layers = shape["num_hidden_layers"] * hidden * (2 * hidden + kv + 3 * inner)
-    head = shape["vocab_size"] * hidden
-    return 2 * (layers + head) if formats == "none" else 0.53 * layers + head
-
-
-def step_rows(llm: Any, label: str, batch: int, read: float) -> Rows:
-    """Decode and prefill of so many prompts of 512, from runs of 1 token and of more."""
-    from headway import SamplingParams
-
-    took, counts = [], (1, 1, 65 if has_gpu() else 17)
-    for turn, count in enumerate(counts):  # the first warms up
-        first = 7 + 150 * turn
-        prompts = [{"prompt_token_ids": [first + i % 150] * 512} for i in range(batch)]
-        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        began_s = time.perf_counter()
-        llm.generate(prompts, params)
-        took.append(time.perf_counter() - began_s)
-    step_s = (took[2] - took[1]) / (counts[2] - counts[1])
-    what = f"{label}, batch {batch}"
-    return [
-        {"what": f"{what}: decode", "value": batch / step_s, "unit": "tok/s"},
-        {"what": f"{what}: weights read", "value": read / step_s / 1e9, "unit": "GB/s"},
-        {"what": f"{what}: prompts of 512", "value": 512 * batch / took[1], "unit": "tok/s"},
-    ]
-
-
 def tiny(quick: bool) -> Rows:
     """The embedded model in each format: what it answers."""
     from headway import LLM, SamplingParams
@@ -286,51 +215,12 @@ def tiny(quick: bool) -> Rows:
     return rows
 
 
-def served(quick: bool) -> Rows:
-    """A server of the 8B shape under `headway bench`; of the embedded model without a GPU."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from common import serving
-
-    with serving("") as (url, _), tempfile.TemporaryDirectory() as out:
-        report = Path(out) / "report.json"
-        command = [sys.executable, "-m", "headway.cli.main", "bench", url, "--num-requests", "20"]
-        ran = subprocess.run(
-            [*command, "--json", str(report)], capture_output=True, text=True, cwd=ROOT
-        )
-    if ran.returncode:
-        raise RuntimeError(f"headway bench: status {ran.returncode}: {ran.stderr.strip()[-1000:]}")
-    lines = [line for line in ran.stdout.splitlines() if line.strip()]
-    return [{"what": "headway bench", "value": f"status {ran.returncode}"}] + [
-        {"what": line.strip()} for line in lines[-20:]
-    ]
-
-
-def profile(quick: bool) -> Rows:
-    """What ten decode steps spend their time in, by kernel."""
-    import torch
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as recorded
-
-    from headway import LLM, SamplingParams
-
-    with tempfile.TemporaryDirectory() as folder:
-        write_shape("llama-3.1-8b" if has_gpu() else "tiny", Path(folder))
-        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024)
-        params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-        llm.generate([{"prompt_token_ids": [5] * 8}], params)
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if has_gpu() else [])
-        with recorded(activities=activities) as found:
-            llm.generate([{"prompt_token_ids": [5] * 8}], params)
-            if has_gpu():
-                torch.cuda.synchronize()
-    key = "self_device_time_total" if has_gpu() else "self_cpu_time_total"
-    averages = sorted(found.key_averages(), key=lambda one: -getattr(one, key))[:10]
-    return [{"what": one.key[:60], "value": getattr(one, key), "unit": "us"} for one in averages]
-
-
 STAGES: dict[str, Callable[[bool], Rows]] = {
     stage.__name__: stage
-    for stage in (versions, ceilings, tests, kernels, same_bits, model, tiny, served, profile)
+    for stage in (
+        *(versions, ceilings, tests, kernels, same_bits, model, tiny, served, peers, profile),
+        flashinfer,
+    )
 }
 
 
@@ -401,7 +291,8 @@ def main(arguments: list[str] | None = None) -> None:
         rows = STAGES[given.child](given.quick)
         (given.out / f"{given.child}.json").write_text(json.dumps(rows), encoding="utf-8")
         return
-    names = [name for name in given.stages.split(",") if name] or (QUICK if given.quick else STAGES)
+    whole = QUICK if given.quick else [name for name in STAGES if name not in BY_NAME]
+    names = [name for name in given.stages.split(",") if name] or whole
     unknown = [name for name in names if name not in STAGES]
     if unknown:
         parser.error(f"--stages: {unknown[0]} is none of {', '.join(STAGES)}")

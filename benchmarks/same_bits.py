@@ -1,7 +1,7 @@
 """Whether a row has the same bits alone and in any batch, and what it costs: a stage of
 `gpu_bringup.py`, or alone: `python benchmarks/same_bits.py`.
 
-Each linear format is compared over 22 numbers of rows from 2 to 256, both attentions over decodes
+Each linear format is compared over 22 numbers of rows from 2 to 256, each attention over decodes
 of many lengths beside a long one. A price is the time over that of cuBLAS in 16 bits, which may
 choose its algorithm by the number of rows.
 """
@@ -43,10 +43,22 @@ def rows_of(on_gpu: bool, seconds_of: Callable[..., float]) -> Rows:
             fastest_s = seconds_of(partial(torch.matmul, x[:tokens], weight.T), 10)
             what = f"{name}: {tokens} rows, time over cuBLAS in 16 bits"
             rows.append({"what": what, "value": took_s / fastest_s})
-    for name, attend in attentions(on_gpu).items():
-        found = differing_attention(attend, device, torch.bfloat16, (32, 8, 128), counts)
-        rows.append({"what": f"attention {name}: bits", "value": told(found, counts)})
+    for name in ("triton", "varlen") if on_gpu else ("of torch, row by row",):
+        attend = attention(name) if on_gpu else one_by_one
+        rows.append(bits_of_attention(name, attend, device, counts))
     return rows
+
+
+def bits_of_attention(
+    name: str, attend: Callable[..., Any], device: str, counts: tuple[int, ...] = COUNTS
+) -> dict[str, Any]:
+    """What the probe says of it; of a library that does not run here, what it says."""
+    try:
+        found = differing_attention(attend, device, torch.bfloat16, (32, 8, 128), counts)
+        said = told(found, counts)
+    except RuntimeError as error:
+        said = f"does not run here: {' '.join(str(error).split())[:120]}"
+    return {"what": f"attention {name}: bits", "value": said}
 
 
 def products(weight: Any, on_gpu: bool) -> dict[str, Callable[[Any], Any]]:
@@ -79,17 +91,16 @@ def multiplied(kernel: Any, prepared: Any, x: Any) -> Any:
     return kernel(x, prepared, None)
 
 
-def attentions(on_gpu: bool) -> dict[str, Callable[..., Any]]:
-    """Both backends of a GPU; without one plain torch, row by row."""
-    if not on_gpu:
-        return {"of torch, row by row": one_by_one}
-    from headway.runtime.attention.varlen import VarlenAttention
+def attention(name: str) -> Callable[..., Any]:
+    """A backend of a GPU, called with (q, k, v, starts, contexts, table, longest, longest)."""
+    from headway.runtime.attention import BACKENDS
     from headway.runtime.cuda.triton.paged_attention import paged_attention
 
-    return {
-        "triton": partial(paged_attention, scale=0.1),
-        "varlen": VarlenAttention().attend_paged,
-    }
+    def ours(q: Any, k: Any, v: Any, *how: Any) -> Any:
+        return paged_attention(q, k, v, None, *how, scale=q.shape[-1] ** -0.5)
+
+    backend: Any = BACKENDS[name]()
+    return ours if name == "triton" else backend.attend_paged
 
 
 def one_by_one(
@@ -106,7 +117,7 @@ def one_by_one(
 
 
 if __name__ == "__main__":
-    from gpu_bringup import has_gpu, seconds_of
+    from gpu_model import has_gpu, seconds_of
 
     for row in rows_of(has_gpu(), seconds_of):
         print(f"{row['what']}: {row['value']}")

@@ -58,10 +58,11 @@ def decide(on=None, spec=None, **options) -> tuple[Settings, dict[str, str]]:
     return settings, told
 
 
-def gpu(has_kernels: bool = True, spec=None, **options) -> Settings:
+def gpu(has_kernels: bool = True, spec=None, has_flashinfer: bool = True, **options) -> Settings:
     """The settings on a machine with a GPU."""
     on = machine(gpu_free=80 * GIB)
-    accelerator = dataclasses.replace(on.accelerator, has_kernels=has_kernels, kernels_why="why")
+    there = {"has_kernels": has_kernels, "kernels_why": "why", "has_flashinfer": has_flashinfer}
+    accelerator = dataclasses.replace(on.accelerator, **there)
     return resolve(
         EngineOptions(**options), dataclasses.replace(on, accelerator=accelerator), spec or model()
     )[0]

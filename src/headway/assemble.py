@@ -201,7 +201,7 @@ def probe_cuda(device: str) -> Accelerator | None:
     """The CUDA device, or None; without a driver torch is not even imported."""
     if device == "auto" and not Path("/dev/nvidiactl").exists():
         return None
-    from headway.runtime.executor import probe_accelerator
+    from headway.runtime.cuda.available import probe_accelerator
 
     return probe_accelerator(device)
 

@@ -12,6 +12,7 @@ import torch
 from torch.testing import assert_close
 
 from drive import engine_for, finish
+from headway.core.attention_choice import FLASHINFER_HEADS, LIBRARIES
 from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
 from headway.runtime.attention import AttentionRule, KVLayer, ReferenceAttention
@@ -185,10 +186,44 @@ def test_experts_and_latent_rows_in_graphs_say_what_a_cpu_says(family, tmp_path:
         assert answer.token_ids == expected[key].token_ids
 
 
-@pytest.mark.parametrize("backend", ["triton", "varlen", "sdpa"])
+@pytest.mark.skipif(
+    importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed"
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", FLASHINFER_HEADS)
+@pytest.mark.parametrize("rule", RULES[:3], ids=str)
+@pytest.mark.parametrize("lens", STEPS, ids=["decodes", "mixed"])
+def test_flashinfer_at_real_sizes(lens, rule, head_dim, dtype):
+    """The decodes of both steps are cut into parts."""
+    from headway.runtime.attention.flashinfer import FlashInferAttention
+
+    batch = make_batch(*lens, 16, random.Random(1))
+    blocks = int(batch.block_tables_GSB[0].max()) + 1
+    draw = torch.Generator().manual_seed(1)
+    k, v = torch.randn(2, blocks, 16, 8, head_dim, generator=draw).to(dtype)
+    q = torch.randn(sum(lens[0]), 32, head_dim, generator=draw).to(dtype)
+    expected = ReferenceAttention().attend(q, None, None, KVLayer(k, v, 0), batch, rule)
+    found = FlashInferAttention().attend_paged(
+        *(
+            q.cuda(),
+            k.cuda(),
+            v.cuda(),
+            torch.tensor([0, *batch.query_lens]).cumsum(0).int().cuda(),
+        ),
+        torch.tensor(batch.context_lens).int().cuda(),
+        batch.block_tables_GSB[0].int().cuda(),
+        *(max(batch.query_lens), max(batch.context_lens)),
+        **{"scale": rule.scale, "window": rule.window, "softcap": rule.softcap},
+    )
+    assert_close(found.cpu().float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["triton", "varlen", "flashinfer", "sdpa"])
 def test_the_embedded_model_says_on_a_gpu_what_it_says_on_a_cpu(backend):
-    """In fp32 where the backend has it; torch's FlashAttention wants 16 bits."""
-    dtype = "bfloat16" if backend == "varlen" else "float32"
+    """In fp32 where the backend has it; those of libraries want 16 bits."""
+    if backend == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
+        pytest.skip("FlashInfer is not installed")
+    dtype = "bfloat16" if backend in LIBRARIES else "float32"
     prompts = [[5, 9, 13] * 20, [7, 8, 9], [300] * 33]
     sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     requests = [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)]

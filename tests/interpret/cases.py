@@ -14,7 +14,8 @@ from headway.core.plan import GrammarMasks, NewSequence
 from headway.core.request import SamplingParams
 from headway.runtime.attention import AttentionRule, KVLayer, ReferenceAttention
 from headway.runtime.attention.cache import LatentKVLayer
-from headway.runtime.batch import WorkerSequence
+from headway.runtime.attention.triton import ScaledKVLayer, TritonAttention
+from headway.runtime.batch import Batch, Lens, WorkerSequence
 from headway.runtime.cuda.sampling import choose, row_inputs
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.triton import layers
@@ -28,7 +29,7 @@ from headway.runtime.rounding import RoundedWeight, round_rows, round_weight
 from headway.runtime.sampler import NO_TOKEN
 from interpret.closeness import TYPES, close, drawn
 from parity.devices import with_triton
-from parity.paged import make_batch
+from parity.paged import make_batch, with_tables
 from parity.tiny import save, tiny_model
 
 assert INTERPRETED, "run by test_interpreted.py"
@@ -71,6 +72,21 @@ def ours(q, k, v, batch, rule, scales=None):
     )
 
 
+def on_device(batch: Batch) -> Batch:
+    """The batch with the lengths that a device has."""
+    batch.lens = Lens(
+        query_starts_S1=torch.tensor([0, *batch.query_lens]).cumsum(0).int(),
+        context_lens_S=torch.tensor(batch.context_lens).int(),
+        tables_GSB=[batch.block_tables_GSB[0].int()],
+        rows_T=torch.zeros(sum(batch.query_lens), dtype=torch.int64),
+        longest_query=max(batch.query_lens),
+        longest_context=max(batch.context_lens),
+        has_placeholders=False,
+    )
+    batch.views.clear()
+    return batch
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("lens", [DECODES, MIXED], ids=["decodes", "mixed"])
@@ -108,6 +124,22 @@ def test_a_row_has_the_same_bits_in_any_batch():
         *(q[:1], layer.k, layer.v, None, starts, context, table, 1, contexts[0]), scale=0.3
     )
     assert torch.equal(alone[0], together[0])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_decode_has_the_same_bits_beside_a_chunk(dtype):
+    """A mixed step is two calls: the decodes' part has the tile and the splits of decodes alone."""
+    rule, backend = AttentionRule(scale=0.3), TritonAttention()
+    lens, contexts = [1, 1, 5, 20], [40, SPLIT + 30, 5, 33]
+    q, layer, batch, expected = attention_case(lens, contexts, rule, dtype)
+    memory = ScaledKVLayer(layer.k, layer.v, 0, torch.empty(0), torch.empty(0))
+    together = backend.attend(q, None, None, memory, on_device(batch), rule)
+    close(together, expected)
+    table = batch.block_tables_GSB[0]
+    for row in (0, 1):
+        alone = with_tables(lens[row : row + 1], contexts[row : row + 1], 8, table[row : row + 1])
+        found = backend.attend(q[row : row + 1], None, None, memory, on_device(alone), rule)
+        assert torch.equal(found[0], together[row])
 
 
 @pytest.mark.parametrize("lens", [DECODES, MIXED], ids=["decodes", "mixed"])

@@ -304,7 +304,9 @@ def test_who_has_graphs(folder: Path):
     assert choose_graphs(EngineOptions(), "cuda", "triton", spec, True)[0]
     assert choose_graphs(EngineOptions(), "cuda", "varlen", spec, True)[0]
     assert not choose_graphs(EngineOptions(graphs=False), "cuda", "triton", spec, True)[0]
-    assert not choose_graphs(EngineOptions(), "cuda", "sdpa", spec, True)[0]
+    for host in ("sdpa", "flashinfer"):
+        chosen, why = choose_graphs(EngineOptions(), "cuda", host, spec, True)
+        assert not chosen and host in why
     assert not choose_graphs(EngineOptions(), "cpu", "sdpa", spec, True)[0]
     experts = ExpertsSpec(count=4, active=2, intermediate_size=8, normalize=True)
     layers = tuple(replace(layer, sparse=True) for layer in spec.layers)

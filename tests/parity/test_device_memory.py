@@ -10,6 +10,7 @@ from headway.core.memory_plan import CUDA_ACTIVATION_BYTES, CUDA_LIBRARY_BYTES
 from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.options import EngineOptions
 from headway.core.resolve import Settings, resolve
+from headway.runtime.attention.flashinfer import held_bytes
 from headway.runtime.cuda.memory import DeviceMemory, LiveBytes, counted, few_layers, step_bytes
 from resolve_cases import GIB, machine
 
@@ -115,6 +116,32 @@ def test_a_decode_has_its_logits_and_the_parts_of_its_contexts():
     longer = on_gpu(spec, max_num_seqs=256, max_model_len=131_072)
     parts = 256 * 256 * 32 * 130 * 4
     assert parts <= counted(spec, longer, 256, 256) <= 1.3 * parts
+
+
+def test_a_prompt_beside_decodes_has_what_both_have():
+    """The parts of 255 contexts beside the residual and the queries of 4,096 tokens."""
+    spec = llama()
+    settings = on_gpu(spec, max_num_seqs=256, max_model_len=131_072)
+    parts, tokens = 255 * 256 * 32 * 130 * 4, 4096 * (2 * 4096 + 6144) * 2
+    found = counted(spec, settings, 4096, 256)
+    assert parts + tokens <= found <= 1.3 * (parts + tokens)
+    assert found > max(counted(spec, settings, 4096, 1), counted(spec, settings, 256, 256))
+
+
+def test_what_flashinfer_keeps_is_counted():
+    """1,024 parts of 2,048 tokens are 66,048 bytes each: 96 MiB are held, and four plans of 8."""
+    spec = llama()
+    room = {"max_num_seqs": 256, "max_model_len": 8192}
+    on = machine(gpu_free=80 * GIB)
+    assert on.accelerator is not None
+    on = replace(on, accelerator=replace(on.accelerator, has_flashinfer=True))
+    settings = resolve(EngineOptions(attention_backend="flashinfer", **room), on, spec)[0]
+    assert held_bytes(spec, settings) == (96 + 32) * 2**20
+    ours = on_gpu(spec, graphs=False, **room)
+    ours_found = step_bytes(spec, ours)
+    found = step_bytes(spec, replace(ours, attention_backend="flashinfer"))
+    assert found is not None and ours_found is not None
+    assert 0 < found - held_bytes(spec, settings) <= ours_found
 
 
 def test_the_plan_keeps_what_was_counted():

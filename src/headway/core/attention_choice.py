@@ -2,18 +2,30 @@
 
 from headway.core.errors import UsageError
 from headway.core.kv_format import kv_format
+from headway.core.machine import Accelerator
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 
 DEFAULT_ATTENTION = "sdpa"
-ON_DEVICE = ("triton", "varlen")
+ON_DEVICE = ("triton", "varlen", "flashinfer")
 """Backends of a GPU alone."""
+CAPTURED = ("triton", "varlen")
+"""Those that decide nothing on the host: a graph may hold them."""
+LIBRARIES = {"varlen": ("torch's", "soft caps or sinks"), "flashinfer": ("FlashInfer's", "sinks")}
+"""Those that are not ours, in 16 bits alone: whose they are, and what they do not know."""
+FLASHINFER_HEADS = (64, 128, 256)
+"""Head sizes whose FlashAttention-2 kernels FlashInfer is tested with."""
 OWN_KERNELS = ("cuda", "cublas")
 """Values of `--kernels` with our own on a GPU: all of them, or all but 16-bit products."""
 
 
 def choose_attention(
-    options: EngineOptions, kernels: str, device: str, model: ModelSpec
+    options: EngineOptions,
+    kernels: str,
+    device: str,
+    model: ModelSpec,
+    dtype: str,
+    accelerator: Accelerator | None,
 ) -> tuple[str, str]:
     """native where the kernels are and read the model's keys, else torch's."""
     on_device = kernels in OWN_KERNELS and options.attention_backend in ("auto", "triton")
@@ -33,7 +45,9 @@ def choose_attention(
             "Use --attention-backend auto, and --dry-run to see why under kernels.",
         )
     if options.attention_backend in ON_DEVICE:
-        return check_on_device(options.attention_backend, kernels, device, model), "given"
+        name = check_on_device(options.attention_backend, kernels, device, model)
+        check_library(name, model, dtype, accelerator)
+        return name, "given"
     if options.attention_backend != "auto":
         return options.attention_backend, "given"
     if kernels in OWN_KERNELS:
@@ -55,14 +69,39 @@ def check_on_device(name: str, kernels: str, device: str, model: ModelSpec) -> s
             "--attention-backend triton: our own kernels are not used here.",
             "Use --attention-backend auto, and --dry-run to see why under kernels.",
         )
-    odd = model.attention_softcap or model.sink_logits or any(layer.sinks for layer in model.layers)
-    if name == "varlen" and odd:
+    return name
+
+
+def check_library(name: str, model: ModelSpec, dtype: str, accelerator: Accelerator | None) -> None:
+    """UsageError where a library's attention is not there, or does not attend as the model does."""
+    if name not in LIBRARIES:
+        return
+    if name == "flashinfer" and not (accelerator and accelerator.has_flashinfer):
         raise UsageError(
-            f"--attention-backend varlen: {model.architecture} has soft caps or sinks here, which "
-            "torch's kernel does not know.",
+            "--attention-backend flashinfer: FlashInfer is not installed.",
+            "pip install headway[flashinfer], or use --attention-backend auto.",
+        )
+    if dtype == "float32":
+        raise UsageError(
+            f"--attention-backend {name}: it attends in 16 bits, and the model is in float32.",
+            "Use --attention-backend triton, or --dtype bfloat16.",
+        )
+    sinks = model.sink_logits or any(layer.sinks for layer in model.layers)
+    if sinks or (name == "varlen" and model.attention_softcap):
+        owner, less = LIBRARIES[name]
+        raise UsageError(
+            f"--attention-backend {name}: {model.architecture} has {less} here, which {owner} "
+            "kernel does not know.",
             "Use --attention-backend triton.",
         )
-    return name
+    sizes = {group.head_dim for group in model.kv_groups}
+    if name == "flashinfer" and not sizes <= set(FLASHINFER_HEADS):
+        raise UsageError(
+            f"--attention-backend flashinfer: heads of {model.architecture} have "
+            f"{min(sizes - set(FLASHINFER_HEADS))} numbers, and FlashInfer has kernels for "
+            f"{', '.join(map(str, FLASHINFER_HEADS))}.",
+            "Use --attention-backend triton, which knows any size.",
+        )
 
 
 def check_less(options: EngineOptions, backend: str, kv_dtype: str) -> None:
@@ -125,7 +164,8 @@ def choose_kv_dtype(
     if backend != "native" and (backend, options.kv_cache_dtype) != ("triton", "int8"):
         raise UsageError(
             f"--kv-cache-dtype {options.kv_cache_dtype}: {backend} attention reads no such KV.",
-            "Use --attention-backend native (on a CPU), or --kv-cache-dtype auto.",
+            "Use --attention-backend native (on a CPU) or triton (on a GPU, int8), or "
+            "--kv-cache-dtype auto.",
         )
     if asked.v.bits == 4 and model.head_dim % asked.v.group:
         raise UsageError(

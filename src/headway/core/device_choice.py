@@ -1,6 +1,6 @@
 """How a device takes its steps: ahead of the host, and as graphs."""
 
-from headway.core.attention_choice import ON_DEVICE
+from headway.core.attention_choice import CAPTURED
 from headway.core.errors import UsageError
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
@@ -40,7 +40,7 @@ def choose_graphs(
         return False, "they are a GPU's"
     if not options.graphs:
         return False, "given"
-    if backend not in ON_DEVICE:
+    if backend not in CAPTURED:
         return False, f"{backend} attention chooses sizes on the host in each step"
     if model.states is not None:
         return False, "states are kept on the host"

@@ -21,7 +21,8 @@ MULTIPLY_FLAGS = {
 class Accelerator:
     """A GPU as the runtime reports it; bytes.
 
-    `has_kernels` says whether our own kernels run there, and `kernels_why` why, or with what.
+    `has_kernels` says whether our own kernels run there, and `kernels_why` why, or with what;
+    `has_flashinfer` whether FlashInfer is installed.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Accelerator:
     free_bytes: int
     has_kernels: bool = False
     kernels_why: str = "our own kernels were not looked for"
+    has_flashinfer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,10 @@ def resolve(
     reasons.choose("policy", (options.policy, POLICIES[options.policy]))
     threads = reasons.choose("threads", choose_threads(options, machine, model, dtype))
     kernels = reasons.choose("kernels", choose_kernels(options, machine, device))
-    backend = reasons.choose("attention_backend", choose_attention(options, kernels, device, model))
+    backend = reasons.choose(
+        "attention_backend",
+        choose_attention(options, kernels, device, model, dtype, machine.accelerator),
+    )
     kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype, model))
     check_less(options, backend, kv_dtype)
     block_size = reasons.choose("block_size", choose_block_size(options, kv_dtype))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.core.clock import SystemClock
-from headway.core.machine import Accelerator, Machine
+from headway.core.machine import Machine
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import (
     Description,
@@ -33,7 +33,6 @@ from headway.runtime.attention.int4 import memory_of
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.checkpoint import Progress
 from headway.runtime.choosing import move
-from headway.runtime.cuda.available import own_kernels
 from headway.runtime.draft_model import DraftModel
 from headway.runtime.drafter import Drafter, Wanted
 from headway.runtime.eagle import Eagle
@@ -433,18 +432,3 @@ def tokens_of(guesses: list[int], vocab_size: int) -> list[int]:
     """
     bad = (at for at, token_id in enumerate(guesses) if not 0 <= token_id < vocab_size)
     return guesses[: next(bad, len(guesses))]
-
-
-def probe_accelerator(device: str) -> Accelerator | None:
-    """The CUDA device, when `device` allows one and torch sees it."""
-    if device == "cpu" or not torch.cuda.is_available():
-        return None
-    free, total = torch.cuda.mem_get_info()
-    has_kernels, why = own_kernels()
-    return Accelerator(
-        name=torch.cuda.get_device_name(),
-        total_bytes=total,
-        free_bytes=free,
-        has_kernels=has_kernels,
-        kernels_why=why,
-    )

@@ -72,3 +72,47 @@ def test_a_gpu_takes_steps_ahead_and_as_graphs():
     settings, why = decide()
     assert (settings.scheduler.overlap, settings.graphs) == (0, False)
     assert why["graphs"] == "no: they are a GPU's"
+
+
+GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "head_dim": 256,
+    "attn_logit_softcapping": 50.0,
+    "query_pre_attn_scalar": 256,
+}
+
+
+def test_attention_of_libraries_is_asked_for_by_name():
+    """FlashInfer plans on the host, so no graph holds it; it knows soft caps, torch's does not."""
+    settings = gpu(attention_backend="flashinfer")
+    assert (settings.attention_backend, settings.graphs) == ("flashinfer", False)
+    assert gpu(attention_backend="varlen").graphs
+    assert gpu(attention_backend="flashinfer", kernels="torch").kernels == "torch"
+    assert gpu(spec=model(**GEMMA2), attention_backend="flashinfer").scheduler.overlap == 1
+    with pytest.raises(UsageError, match="has soft caps or sinks here, which torch's kernel"):
+        gpu(spec=model(**GEMMA2), attention_backend="varlen")
+
+
+@pytest.mark.parametrize(
+    ("given", "cause", "fix"),
+    [
+        ({"has_flashinfer": False}, "FlashInfer is not installed", "headway[flashinfer]"),
+        ({"device": "cpu"}, "the device is cpu", "--attention-backend auto"),
+        ({"dtype": "float32"}, "attends in 16 bits", "--attention-backend triton"),
+        ({"kv_cache_dtype": "int8"}, "reads no such KV", "triton (on a GPU, int8)"),
+        ({"spec": model(head_dim=96)}, "have 96 numbers", "which knows any size"),
+    ],
+    ids=["missing", "cpu", "fp32", "int8", "heads"],
+)
+def test_what_flashinfer_does_not_do_is_refused(given, cause, fix):
+    with pytest.raises(UsageError, match=cause) as caught:
+        gpu(attention_backend="flashinfer", **given)
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["varlen", "flashinfer"])
+def test_libraries_know_no_sinks_and_no_latent_rows(name):
+    spec = dataclasses.replace(model(), sink_logits=True)
+    with pytest.raises(UsageError, match="sinks here, which") as caught:
+        gpu(spec=spec, attention_backend=name)
+    assert "--attention-backend triton" in str(caught.value)

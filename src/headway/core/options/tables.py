@@ -125,9 +125,9 @@ class EngineOptions:
     )
     attention_backend: str = option(
         "auto",
-        "Attention: native (a CPU's, compiled at install), triton or varlen (a GPU's: our own, "
-        "torch's), sdpa (torch's) or reference (slow).",
-        choices=("auto", "native", "triton", "varlen", "sdpa", "reference"),
+        "Attention: native (a CPU's, compiled at install), triton, varlen or flashinfer (a GPU's: "
+        "our own, torch's, an extra), sdpa (torch's) or reference (slow).",
+        choices=("auto", "native", "triton", "varlen", "flashinfer", "sdpa", "reference"),
     )
     kv_layers: str = option(
         "",

@@ -4,6 +4,7 @@ from headway.core.errors import UsageError
 from headway.core.kv_format import ROUNDED
 from headway.core.resolve import Settings
 from headway.runtime.attention.cache import KVLayer, allocate_kv
+from headway.runtime.attention.flashinfer import FlashInferAttention
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionBackend, AttentionRule
 from headway.runtime.attention.reference import ReferenceAttention
@@ -34,6 +35,7 @@ def choose_attention(
 BACKENDS: dict[str, type[AttentionBackend]] = {
     "triton": TritonAttention,
     "varlen": VarlenAttention,
+    "flashinfer": FlashInferAttention,
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
 }

@@ -1,6 +1,7 @@
 """Paged attention by our own Triton kernel: any head size, caps, windows, sinks, int8 KV, latent.
 
-One call for a mixed batch, from lengths and tables that are on the device already.
+Lengths and tables are on the device already. The tile and the splits of decodes are others than
+those of chunks, so a mixed batch is two calls: a decode has the same bits whoever is beside it.
 """
 
 from dataclasses import dataclass
@@ -116,20 +117,50 @@ class TritonAttention:
         scales = layer.scales if isinstance(layer, ScaledKVLayer) else None
         if k_TGD is not None and v_TGD is not None:
             layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
-        lens = batch.lens
-        return self._attend(
-            q_TND,
-            layer.k,
-            layer.v,
-            scales,
-            lens.query_starts_S1,
-            lens.context_lens_S,
-            lens.tables_GSB[layer.group],
-            lens.longest_query,
-            lens.longest_context,
-            scale=rule.scale,
-            softcap=rule.softcap,
-            window=rule.window,
-            sinks=rule.sinks,
-            sink_logits=rule.sink_logits,
+        if layer.group not in batch.views:
+            batch.views[layer.group] = spans_of(batch, layer.group)
+        out = torch.empty(
+            *q_TND.shape[:2], layer.v.shape[-1], dtype=q_TND.dtype, device=q_TND.device
         )
+        for tokens, lengths in batch.views[layer.group]:
+            self._attend(
+                q_TND[tokens],
+                layer.k,
+                layer.v,
+                scales,
+                *lengths,
+                scale=rule.scale,
+                softcap=rule.softcap,
+                window=rule.window,
+                sinks=rule.sinks,
+                sink_logits=rule.sink_logits,
+                out=out[tokens],
+            )
+        return out
+
+
+def spans_of(
+    batch: Batch, group: int
+) -> list[tuple[slice, tuple[Tensor, Tensor, Tensor, int, int]]]:
+    """(tokens, their query starts, contexts, table, longest query, longest context): the decodes,
+    which come first, and the rest; all at once where there are not both.
+
+    Decodes of 41 and 3 tokens and a chunk of 5 behind 28: 0 … 1 with starts 0, 1, 2 and contexts up
+    to 41, then 2 … 6 with starts 0, 5 and one of 33.
+    """
+    lens, decodes = batch.lens, batch.num_decodes
+    assert lens is not None
+    starts_S1, contexts_S, table_SB = (
+        lens.query_starts_S1,
+        lens.context_lens_S,
+        lens.tables_GSB[group],
+    )
+    if not 0 < decodes < len(batch.query_lens):
+        longest = lens.longest_query, lens.longest_context
+        return [(slice(None), (starts_S1, contexts_S, table_SB, *longest))]
+    first = starts_S1[: decodes + 1], contexts_S[:decodes], table_SB[:decodes]
+    rest = starts_S1[decodes:] - decodes, contexts_S[decodes:], table_SB[decodes:]
+    return [
+        (slice(0, decodes), (*first, 1, max(batch.context_lens[:decodes]))),
+        (slice(decodes, None), (*rest, lens.longest_query, max(batch.context_lens[decodes:]))),
+    ]

@@ -1,8 +1,11 @@
-"""Whether our own kernels can run on the accelerator, asked of the driver and not of an import."""
+"""What accelerator there is, and whether our own kernels run on it: asked of the driver, not of an
+import."""
 
 import importlib.util
 
 import torch
+
+from headway.core.machine import Accelerator
 
 LEAST_CAPABILITY = (8, 0)
 """Triton compiles for Volta and Turing too; our tiles are checked from Ampere on."""
@@ -20,3 +23,19 @@ def own_kernels() -> tuple[bool, str]:
     import triton
 
     return True, f"Triton {triton.__version__}, compute capability {capability[0]}.{capability[1]}"
+
+
+def probe_accelerator(device: str) -> Accelerator | None:
+    """The CUDA device, when `device` allows one and torch sees it."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    has_kernels, why = own_kernels()
+    return Accelerator(
+        name=torch.cuda.get_device_name(),
+        total_bytes=total,
+        free_bytes=free,
+        has_kernels=has_kernels,
+        kernels_why=why,
+        has_flashinfer=importlib.util.find_spec("flashinfer") is not None,
+    )

@@ -14,12 +14,15 @@ each step is sampled as on a CPU.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headway.core.attention_choice import LIBRARIES
+from headway.core.errors import UsageError
 from headway.core.plan import (
     Description,
     GrammarMasks,
@@ -29,8 +32,7 @@ from headway.core.plan import (
     StepTimings,
 )
 from headway.core.request import TokenLogprobs
-from headway.runtime.attention import KVLayer
-from headway.runtime.attention.varlen import VarlenAttention
+from headway.runtime.attention import BACKENDS, KVLayer
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.cuda.graphs import (
     DeviceGraph,
@@ -43,7 +45,7 @@ from headway.runtime.cuda.graphs import (
     widths,
 )
 from headway.runtime.cuda.memory import DeviceMemory
-from headway.runtime.cuda.same_bits import of_backend
+from headway.runtime.cuda.same_bits import differing_attention, told
 from headway.runtime.cuda.sampling import choose, row_inputs, top_logprobs
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
@@ -95,15 +97,37 @@ class CudaExecutor(TorchExecutor):
             assert isinstance(self.state, DeviceState)
             self.state.draws = self.drafter is None
             self._capture(self.graphs.first_keys(self.state.draws))
-        if self.settings.attention_backend == "varlen":
-            self.target.attention = "varlen", self._bits_of_varlen()
+        name = self.settings.attention_backend
+        if name in LIBRARIES:
+            self.target.attention = name, self._bits_of_library(name)
         self.memory = DeviceMemory(self.device) if self.device.startswith("cuda") else None
 
-    def _bits_of_varlen(self) -> str:
-        """Whether torch's kernel gives a row the same bits in any batch here."""
+    def _bits_of_library(self, name: str) -> str:
+        """Whether a library's attention gives a row the same bits in any batch here.
+
+        It is tried with each window of the model, so that what it compiles is compiled now.
+        UsageError where it does not run.
+        """
         spec, dtype = self.spec, getattr(torch, self.settings.dtype)
-        shape = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        return of_backend(VarlenAttention(), self.device, dtype, shape)
+        shape, page = (
+            (spec.num_heads, spec.num_kv_heads, spec.head_dim),
+            self.settings.cache.block_size,
+        )
+        cap = {"softcap": spec.attention_softcap} if spec.attention_softcap else {}
+        said = dict[str, None]()
+        for window in sorted({layer.window for layer in spec.layers}):
+            backend: Any = BACKENDS[name]()
+            attend = partial(backend.attend_paged, window=window, **cap)
+            try:
+                found = differing_attention(attend, self.device, dtype, shape, page=page)
+            except (RuntimeError, OSError) as error:
+                said_so = " ".join(str(error).split())[:300]
+                raise UsageError(
+                    f"--attention-backend {name} does not run here: {said_so}.",
+                    "Use --attention-backend triton.",
+                ) from error
+            said[told(found)] = None
+        return "; ".join(said)
 
     def _make_graphs(self) -> Graphs | None:
         """None captured yet; None where the settings ask for none."""

@@ -1,9 +1,9 @@
 """What a step takes beside weights and KV, counted without a GPU: its layers over `meta`.
 
 On `meta` every tensor has a size and no memory, so a step of a model of any size is run in a
-moment, under a mode that adds up what is alive. Two steps are counted, the largest prompt and the
-largest decode, each with its logits and its sampling; the layers are all alike to memory, so a few
-of each kind stand for all. Worked example, Llama-3.1-8B in bf16, a prompt of 4,096 tokens:
+moment, under a mode that adds up what is alive. Two steps are counted, the largest prompt beside
+decodes and the largest decode, each with its logits and its sampling; the layers are all alike to
+memory, so a few of each kind stand for all. Worked example, Llama-3.1-8B in bf16, a prompt of 4,096 tokens:
 
     a residual of 32 MiB, what is normed of it 32, gate and up 224 and their product 112
 
@@ -25,6 +25,7 @@ from headway.core.model_spec import ModelSpec
 from headway.core.quantization_choice import experts_at_once
 from headway.core.resolve import Settings
 from headway.runtime.attention import AttentionRule, KVLayer, allocate_kv
+from headway.runtime.attention.flashinfer import held_bytes
 from headway.runtime.batch import Batch
 from headway.runtime.cuda.sampling import RowInputs, choose
 from headway.runtime.experts import ExpertLinear
@@ -99,10 +100,16 @@ def key_of(x: Tensor) -> int:
 
 
 class Shapes:
-    """An attention backend that makes what ours makes, and computes nothing."""
+    """An attention backend that makes what ours makes, and computes nothing.
+
+    `split` counts the keys of a part of a decode's context; 0 makes no parts.
+    """
 
     name = "shapes"
     kv_layer: type[KVLayer] = KVLayer
+
+    def __init__(self, split: int = SPLIT) -> None:
+        self.split = split
 
     def attend(
         self,
@@ -117,9 +124,10 @@ class Shapes:
             layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
         size = q_TND.shape[-1] if v_TGD is None else v_TGD.shape[-1]
         out = q_TND.new_empty(*q_TND.shape[:2], size)
-        if batch.num_decodes:
-            splits = -(-max(batch.context_lens) // SPLIT)
-            parts = torch.empty(splits, *out.shape, dtype=torch.float32, device=q_TND.device)
+        if batch.num_decodes and self.split:
+            splits = -(-max(batch.context_lens) // self.split)
+            shape = splits, batch.num_decodes, *out.shape[1:]
+            parts = torch.empty(shape, dtype=torch.float32, device=q_TND.device)
             torch.empty(2, *parts.shape[:3], dtype=torch.float32, device=q_TND.device)
         return out
 
@@ -153,25 +161,30 @@ def few_layers(spec: ModelSpec) -> ModelSpec:
 def step_bytes(spec: ModelSpec, settings: Settings) -> int | None:
     """The most that steps have alive beside weights and KV, on a GPU with our kernels.
 
-    Graphs have a pool of their own, as large as a decode. None for a model whose layers ask for
+    Graphs have a pool of their own, as large as a decode; FlashInfer keeps what its parts and its
+    plans take. None for a model whose layers ask for
     numbers, which `meta` does not have.
     """
     at_once = experts_at_once(settings.quantization, settings.kernels, spec)
     gathers = spec.latent is not None and settings.attention_backend not in ON_DEVICE
     if spec.altup is not None or spec.states is not None or gathers or not at_once:
         return None
-    prompt = counted(spec, settings, settings.max_num_batched_tokens, 1)
+    most = settings.max_num_batched_tokens
+    prompt = counted(spec, settings, most, min(settings.max_num_seqs, most))
     decode = counted(spec, settings, settings.max_num_seqs, settings.max_num_seqs)
-    return max(prompt, decode) + decode * settings.graphs
+    kept = held_bytes(spec, settings) if settings.attention_backend == "flashinfer" else 0
+    return max(prompt, decode) + decode * settings.graphs + kept
 
 
 @torch.inference_mode()
 def counted(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
-    """That of a step of so many tokens, of `rows` sequences, each of which is sampled."""
+    """That of a step of so many tokens, of `rows` sequences, each of which is sampled: decodes, but
+    for a chunk of what is left."""
     spec = few_layers(spec)
     dtype = getattr(torch, settings.dtype)
     kernels = Kernels(linear=ShapeLinear())
-    build = Build(spec=spec, kernels=kernels, attention=Shapes(), dtype=dtype, device="meta")
+    attention = Shapes(0 if settings.attention_backend == "flashinfer" else SPLIT)
+    build = Build(spec=spec, kernels=kernels, attention=attention, dtype=dtype, device="meta")
     architecture = MODELS[spec.architecture]
     model = (architecture.decoder or Decoder)(build, architecture)
     for module in model.modules():
@@ -181,7 +194,7 @@ def counted(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
     kv = allocate_kv(spec.kv_groups, (2,) * groups, settings.cache.block_size, dtype, "meta")
     half = spec.rope_dim // 2
     angles = [(torch.empty(tokens, 1, half, device="meta"),) * 2 for _ in spec.ropes]
-    batch = batch_of(tokens, rows, groups, settings.max_model_len if rows == tokens else tokens)
+    batch = batch_of(tokens, rows, groups, settings.max_model_len if rows > 1 else tokens)
     with LiveBytes() as alive:
         hidden_TH = model(batch.token_ids_T, Step(batch=batch, kv=kv, angles=angles))
         logits_RV = model.logits(hidden_TH[:rows])
@@ -192,14 +205,15 @@ def counted(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
 def batch_of(tokens: int, rows: int, groups: int, context: int) -> Batch:
     """Inputs of a step over `meta`."""
     ids = torch.empty(tokens, dtype=torch.int64, device="meta")
+    chunk = tokens - rows + 1
     return Batch(
         token_ids_T=ids,
         positions_T=ids,
         slots_GT=[ids] * groups,
         block_tables_GSB=[ids] * groups,
-        query_lens=[tokens // rows] * rows,
+        query_lens=[1] * (rows - 1) + [chunk],
         context_lens=[context] * rows,
-        num_decodes=rows if rows == tokens else 0,
+        num_decodes=rows if chunk == 1 else rows - 1,
         sampled_rows=[],
         sampled_sequences=[],
     )

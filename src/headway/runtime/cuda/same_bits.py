@@ -5,7 +5,6 @@ than for nine. Each probe computes rows alone and among M, and tells the M where
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ def differing_attention(
     shape: tuple[int, int, int],
     counts: Sequence[int] = COUNTS,
     longest: int = LONGEST,
+    page: int = PAGE,
 ) -> list[int]:
     """For which M decodes of many lengths one of M contexts gives other bits than alone.
 
@@ -39,13 +39,13 @@ def differing_attention(
     """
     heads, kv_heads, size = shape
     most, draw = max(counts), torch.Generator(device).manual_seed(1)
-    pages = -(-longest // PAGE)
+    pages = -(-longest // page)
 
     def drawn(*dims: int) -> Tensor:
         return torch.randn(*dims, generator=draw, device=device).to(dtype)
 
     q = drawn(most, heads, size)
-    k, v = drawn(pages + 1, PAGE, kv_heads, size), drawn(pages + 1, PAGE, kv_heads, size)
+    k, v = (drawn(pages + 1, page, kv_heads, size) for _ in range(2))
     table = (torch.arange(pages, dtype=torch.int32, device=device) + 1).expand(most, -1)
     lens = [1 + 97 * row % longest for row in range(most)]
 
@@ -77,11 +77,3 @@ def told(found: list[int], counts: Sequence[int] = COUNTS) -> str:
         return f"a row has the same bits alone and among {min(counts)} … {max(counts)}"
     some = ", ".join(map(str, found[:6])) + (" …" if len(found) > 6 else "")
     return f"a row has other bits among {some} rows"
-
-
-def of_backend(backend: Any, device: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> str:
-    """What the probe says of an attention backend with an `attend_paged`; or how it failed."""
-    try:
-        return told(differing_attention(backend.attend_paged, device, dtype, shape))
-    except RuntimeError as error:
-        return f"the probe failed: {str(error).splitlines()[0][:120]}"

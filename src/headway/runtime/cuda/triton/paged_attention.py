@@ -1,4 +1,4 @@
-"""Attention over paged KV: one call for a mixed batch, any head size, soft cap, windows, int8 KV.
+"""Attention over paged KV: any head size, soft cap, windows, int8 KV.
 
 A chunk's tokens go through the keys they see in one pass. A step of decodes alone cuts each context
 into splits of SPLIT keys at fixed places, whatever runs beside it, and computes them side by side.
@@ -221,17 +221,20 @@ def paged_attention(
     window: int = 0,
     sinks: int = 0,
     sink_logits: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """(T, N, D); k and v are (blocks, page, G, D), lengths and table int32 on the device.
+    """(T, N, D), in `out` where that is given; lengths and table are int32, on the device.
 
-    Where v is a view of k's first numbers, k and the queries have more: (blocks, page, G, D + E).
+    k and v are (blocks, page, G, D). Where v is a view of k's first numbers, k and the queries have
+    more, D + E.
     `scales` of int8 keys and values are fp32, (blocks, page, G).
     """
     tokens, heads, key_size = q_TND.shape
     page, kv_heads, size = v.shape[1:]
     if q_TND.stride(2) != 1 or q_TND.stride(1) != key_size:
         q_TND = q_TND.contiguous()
-    out = torch.empty(tokens, heads, size, dtype=q_TND.dtype, device=q_TND.device)
+    if out is None:
+        out = torch.empty(tokens, heads, size, dtype=q_TND.dtype, device=q_TND.device)
     decodes = longest_query == 1
     tile = tile_of(heads // kv_heads, size, key_size - size, decodes)
     num_splits = triton.cdiv(longest_context, SPLIT) if decodes else 1

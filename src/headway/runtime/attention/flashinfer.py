@@ -1,0 +1,264 @@
+"""Paged attention by FlashInfer, an extra (`pip install headway[flashinfer]`), on CUDA alone.
+
+FlashInfer plans a step on the host, from its lengths, and then runs the plan in each layer of a KV
+group. Its tile follows the mean length of the queries that are planned together, so decodes and
+chunks are planned apart: a decode has the same tile whoever is beside it. Contexts of decodes are
+cut at fixed places, those of chunks are not cut. Worked example, pages of 16, a decode of 41 tokens
+of context, one of 3, and a chunk of 5 tokens behind 28:
+
+    decodes   query starts [0 1 2]   page starts [0 3 4]   tokens of the last page [9 3]
+    chunk     query starts [0 5]     page starts [0 3]     tokens of the last page [1]
+    pages     the tables without what fills them up: [t00 t01 t02 t10] and [t20 t21 t22]
+
+A plan is copied to the device from pinned memory that its wrapper owns and writes again with its
+next plan. So two wrappers take turns, and one is planned again behind the event of its copy: as
+many steps as may be in flight, so that nobody waits. Sinks, latent rows, rounded KV and heads of
+other sizes it does not know, and `core.attention_choice` asks it for none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.core.model_spec import ModelSpec
+from headway.core.resolve import Settings
+from headway.runtime.attention.cache import KVLayer
+from headway.runtime.attention.protocol import AttentionRule
+from headway.runtime.batch import Batch
+
+SPLIT = 2048
+"""Tokens of a part of a decode's context."""
+TURNS = 2
+PLAN_BYTES = 8 * 2**20
+"""What a wrapper takes of the device for its plan."""
+GROWTH = 32 * 2**20
+
+
+class Span(NamedTuple):
+    """Sequences that are planned together, and their tokens."""
+
+    kind: str
+    sequences: slice
+    tokens: slice
+
+
+class Lengths(NamedTuple):
+    """Lengths of a step on the host, and the contexts and block tables of a group on the device."""
+
+    query_lens: list[int]
+    num_decodes: int
+    contexts: list[int]
+    contexts_S: Tensor
+    table_SB: Tensor
+
+
+@dataclass(slots=True)
+class Turn:
+    """A wrapper, and when its last plan had left the host."""
+
+    wrapper: Any
+    copied: torch.cuda.Event | None = None
+
+
+class FlashInferAttention:
+    """`BatchPrefillWithPagedKVCacheWrapper` with its FlashAttention-2 kernels, for every step."""
+
+    name = "flashinfer"
+    kv_layer: type[KVLayer] = KVLayer
+
+    def __init__(self) -> None:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        self._make = BatchPrefillWithPagedKVCacheWrapper
+        self._workspace: Tensor | None = None
+        self._turns: dict[tuple[Any, ...], list[Turn]] = {}
+
+    def attend(
+        self,
+        q_TND: Tensor,
+        k_TGD: Tensor | None,
+        v_TGD: Tensor | None,
+        layer: KVLayer,
+        batch: Batch,
+        rule: AttentionRule,
+    ) -> Tensor:
+        assert batch.lens is not None
+        assert not (rule.sinks or rule.sink_logits is not None)
+        if k_TGD is not None and v_TGD is not None:
+            layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
+        views, q_TND = batch.views.setdefault(layer.group, {}), q_TND.contiguous()
+        key = rule, q_TND.shape[1]
+        if key not in views:
+            table_SB = batch.lens.tables_GSB[layer.group]
+            on_host = batch.query_lens, batch.num_decodes, batch.context_lens
+            lengths = Lengths(*on_host, batch.lens.context_lens_S, table_SB)
+            views[key] = self._planned(layer.group, lengths, q_TND, layer.k, rule)
+        return run(views[key], q_TND, layer.k, layer.v)
+
+    def attend_paged(
+        self,
+        q_TND: Tensor,
+        k: Tensor,
+        v: Tensor,
+        starts_S1: Tensor,
+        context_lens_S: Tensor,
+        table_SB: Tensor,
+        longest_query: int,
+        longest_context: int,
+        scale: float | None = None,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> Tensor:
+        """One call as `triton.paged_attention` is called, for probes and comparisons: the lengths
+        are read back to be planned."""
+        query_lens = starts_S1.diff().tolist()
+        longer = [at for at, length in enumerate(query_lens) if length > 1]
+        decodes = min(longer, default=len(query_lens))
+        contexts = context_lens_S.tolist()
+        lengths = Lengths(query_lens, decodes, contexts, context_lens_S, table_SB)
+        scale = q_TND.shape[-1] ** -0.5 if scale is None else scale
+        rule = AttentionRule(scale=scale, window=window, softcap=softcap)
+        return run(self._planned(-1, lengths, q_TND, k, rule), q_TND.contiguous(), k, v)
+
+    def _planned(
+        self, group: int, lengths: Lengths, q_TND: Tensor, k: Tensor, rule: AttentionRule
+    ) -> list[tuple[Span, Any]]:
+        """A wrapper with its plan for the decodes, and one for the chunks, where there are some."""
+        page, (kv_heads, size) = k.shape[1], k.shape[2:]
+        pages = pages_of(lengths.contexts[: lengths.num_decodes], page)
+        self._make_room(pages, page, partial(workspace_bytes, *q_TND.shape[1:], kv_heads), k.device)
+        found = []
+        for span in spans_of(lengths.query_lens, lengths.num_decodes):
+            turn = self._turn(span.kind, group, rule, q_TND.shape[1], k.device)
+            turn.wrapper.plan(
+                *layout(lengths, span.sequences, page),
+                q_TND.shape[1],
+                kv_heads,
+                size,
+                page,
+                causal=True,
+                sm_scale=rule.scale,
+                window_left=rule.window - 1 if rule.window else -1,
+                logits_soft_cap=rule.softcap,
+                q_data_type=q_TND.dtype,
+                kv_data_type=k.dtype,
+                fixed_split_size=max(1, SPLIT // page) if span.kind == "decodes" else None,
+                disable_split_kv=span.kind == "chunks",
+            )
+            if k.is_cuda:
+                turn.copied = torch.cuda.Event()
+                turn.copied.record()
+            found.append((span, turn.wrapper))
+        return found
+
+    def _turn(self, *key: Any) -> Turn:
+        """The next wrapper for plans of this kind, free to be planned."""
+        turns = self._turns.setdefault(key, [])
+        if len(turns) < TURNS:
+            turns.append(Turn(self._make(self._workspace, "NHD", backend="fa2")))
+        else:
+            turns.append(turns.pop(0))
+        if turns[-1].copied is not None:
+            turns[-1].copied.synchronize()
+        return turns[-1]
+
+    def _make_room(
+        self, pages: list[int], page: int, bytes_of: Callable[[int], int], device: torch.device
+    ) -> None:
+        """A workspace that holds the parts of these decodes; a new one has new wrappers."""
+        needed = bytes_of(sum(pages_of(pages, max(1, SPLIT // page))))
+        if self._workspace is not None and len(self._workspace) >= needed:
+            return
+        for turn in (turn for turns in self._turns.values() for turn in turns):
+            if turn.copied is not None:
+                turn.copied.synchronize()
+        self._turns.clear()
+        self._workspace = None
+        self._workspace = torch.empty(
+            -(-needed // GROWTH) * GROWTH, dtype=torch.uint8, device=device
+        )
+
+
+def run(planned: list[tuple[Span, Any]], q_TND: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The attention of all spans, in one output."""
+    out = torch.empty_like(q_TND)
+    for span, wrapper in planned:
+        wrapper.run(q_TND[span.tokens], (k, v), out=out[span.tokens])
+    return out
+
+
+def spans_of(query_lens: list[int], num_decodes: int) -> list[Span]:
+    """The decodes, which come first, and the rest.
+
+    >>> [tuple(span) for span in spans_of([1, 1, 5], 2)]
+    [('decodes', slice(0, 2, None), slice(0, 2, None)), ('chunks', slice(2, 3, None), \
+slice(2, 7, None))]
+    """
+    rows, tokens = len(query_lens), sum(query_lens)
+    decodes = Span("decodes", slice(0, num_decodes), slice(0, num_decodes))
+    chunks = Span("chunks", slice(num_decodes, rows), slice(num_decodes, tokens))
+    return [*[decodes] * bool(num_decodes), *[chunks] * (num_decodes < rows)]
+
+
+def layout(lengths: Lengths, sequences: slice, page: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(query starts, page starts, page ids, tokens of the last page) of these sequences, int32.
+
+    The ids are on the device, all else is on the host, where the plan is made.
+    """
+    contexts = lengths.contexts[sequences]
+    pages = pages_of(contexts, page)
+    return (
+        starts_of(lengths.query_lens[sequences]),
+        starts_of(pages),
+        page_ids(lengths.table_SB[sequences], lengths.contexts_S[sequences], page, sum(pages)),
+        torch.tensor([(context - 1) % page + 1 for context in contexts], dtype=torch.int32),
+    )
+
+
+def starts_of(lengths: list[int]) -> Tensor:
+    """Where each begins, and the end of the last, int32 on the host: [3, 1] → [0, 3, 4]."""
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def pages_of(contexts: list[int], page: int) -> list[int]:
+    """How many pages each context lies in."""
+    return [-(-context // page) for context in contexts]
+
+
+def page_ids(table_SB: Tensor, contexts_S: Tensor, page: int, count: int) -> Tensor:
+    """The `count` ids of the table's rows behind each other, without what fills the rows up; int32.
+
+    Nothing is read back: contexts and table are on the device.
+    """
+    counts_S = (contexts_S + (page - 1)) // page
+    ends_S = counts_S.cumsum(0)
+    at = torch.arange(count, device=table_SB.device)
+    row = torch.searchsorted(ends_S, at, right=True)
+    within = at - (ends_S - counts_S).index_select(0, row)
+    return table_SB.flatten().index_select(0, row * table_SB.shape[1] + within)
+
+
+def workspace_bytes(heads: int, size: int, kv_heads: int, parts: int) -> int:
+    """What FlashInfer's plan of decodes takes for so many parts: each is a tile of queries of all
+    heads, 16 where a KV head has so many, with a sum of exponentials; fp32.
+
+    32 query and 8 KV heads of 128: 66,048 bytes a part.
+    """
+    each = heads // kv_heads
+    tile = 16 if each <= 16 else 64 if each <= 64 or size >= 256 else 128
+    return heads * -(-parts * tile // each) * (size + 1) * 4 + 32
+
+
+def held_bytes(spec: ModelSpec, settings: Settings) -> int:
+    """The most that the workspace and the plans of all KV groups take of the device."""
+    parts = settings.max_num_seqs * -(-settings.max_model_len // SPLIT)
+    needed = max(
+        workspace_bytes(spec.num_heads, group.head_dim, group.num_kv_heads, parts)
+        for group in spec.kv_groups
+    )
+    plans = 2 * TURNS * len(spec.kv_groups) * PLAN_BYTES
+    return -(-needed // GROWTH) * GROWTH + plans
