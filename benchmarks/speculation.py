@@ -197,8 +197,8 @@ def main() -> None:
 
     cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
     given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
-    given |= {"quantization": chosen.quantization, "max_drafts": chosen.max_drafts}
-    drafting = {"draft_vocab_size": chosen.draft_vocab_size}
+    given |= {"quantization": chosen.quantization}
+    drafting = {"draft_vocab_size": chosen.draft_vocab_size, "max_drafts": chosen.max_drafts}
     drafting |= {"draft_model": str(chosen.draft)} if chosen.draft else {}
     plain = LLM(chosen.folder, **given)
     guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)

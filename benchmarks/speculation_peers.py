@@ -46,7 +46,9 @@ def ours(chosen: argparse.Namespace) -> dict[str, Answer]:
     """This engine, by what guesses."""
 
     def made(speculate: str) -> Answer:
-        given: dict[str, Any] = {"speculate": speculate, "max_drafts": chosen.max_drafts}
+        given: dict[str, Any] = {"speculate": speculate}
+        if speculate != "off":
+            given["max_drafts"] = chosen.max_drafts
         if speculate in ("draft", "auto"):
             given["draft_model"] = str(chosen.draft)
         native = Native(chosen.folder, "int4", **given)

@@ -52,6 +52,26 @@ def count_engines(options: ServerOptions) -> int:
     return prefill + decode
 
 
+def check_pools(engine: EngineOptions, options: ServerOptions) -> None:
+    """UsageError for engines apart whose blocks nobody could fetch, or find."""
+    if not options.prefill_replicas and not options.decode_replicas:
+        return
+    refused = {
+        f"--tensor-parallel-size {engine.tensor_parallel_size}": engine.tensor_parallel_size > 1,
+        f"--pipeline-parallel-size {engine.pipeline_parallel_size}": engine.pipeline_parallel_size
+        > 1,
+        "--executor null": engine.executor == "null",
+        "--no-prefix-cache": not engine.prefix_cache,
+    }
+    for named in (name for name, given in refused.items() if given):
+        raise UsageError(
+            f"{named}: engines for prompts hand their blocks over to engines for answers, and "
+            "that needs a prefix cache and the memory of one process.",
+            f"Leave out {named.split()[0]}, or use --replicas in place of --prefill-replicas and "
+            "--decode-replicas.",
+        )
+
+
 def join_clients(
     clients: "list[ProcessClient]", options: ServerOptions, telemetry: "Telemetry", lines: "Lines"
 ) -> "EngineClient":

@@ -50,11 +50,9 @@ def record_file(folder: Path, engine: EngineOptions) -> Path | None:
         replace(own, whole=layer.whole) for own, layer in zip(whole.layers, layers, strict=True)
     ):
         return None
-    from headway.runtime.weight_key import content_digest, model_files
-
-    state, clock = default_folder() / "kv-gates", SystemClock()
+    state = default_folder() / "kv-gates"
     facts: dict[str, Any] = {
-        "files": [content_digest(path, state / "digests", clock) for path in model_files(folder)],
+        "files": digests_of(folder, state),
         "layers": [[layer.window, layer.sinks, bool(layer.bounds)] for layer in layers],
         "read": read_share(engine.kv_read),
         "formats": [getattr(engine, name) for name in KEPT_ALIKE],
@@ -68,6 +66,21 @@ def record_file(folder: Path, engine: EngineOptions) -> Path | None:
     facts |= {name: value for name, value in given.items() if value != getattr(defaults, name)}
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return state / f"{name}.json"
+
+
+def digests_of(folder: Path, state: Path) -> list[str]:
+    """SHA-256 of each file that a model's weights depend on; raises CheckpointError without any."""
+    from headway.runtime.weight_key import content_digest, model_files
+
+    clock = SystemClock()
+    return [content_digest(path, state / "digests", clock) for path in model_files(folder)]
+
+
+def is_of_the_same_weights(folder: Path, other: "Report | None", state: Path) -> bool:
+    """Whether a report is of a model of this machine with the weights of `folder`."""
+    if other is None or not Path(other.place).exists():
+        return False
+    return digests_of(Path(other.place), state) == digests_of(folder, state)
 
 
 def check(folder: Path, engine: EngineOptions) -> None:
@@ -92,6 +105,11 @@ def record(
     """Write down a gate that was passed, where something is left out, and say so."""
     path = record_file(folder, engine)
     if path is None or report.comparison is None or report.comparison.worse:
+        return
+    if not is_of_the_same_weights(folder, report.against, path.parent):
+        name = report.comparison.first
+        print(f"Not recorded for headway serve: {name} is no folder of the same weights.")
+        print(f"Compare with what reads and keeps all of it: --against {folder}")
         return
     if missing := sorted(set(DISTANCES) - set(distances)):
         apart = ",".join(map(str, missing))

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 import headway
 from headway.cli import kv_gate
 from headway.cli.common import model_folder, model_name, print_settings
-from headway.cli.engines import count_engines, join_clients, make_clients, share_of_machine
+from headway.cli.engines import (
+    check_pools,
+    count_engines,
+    join_clients,
+    make_clients,
+    share_of_machine,
+)
 from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
@@ -54,6 +60,7 @@ def serve(call: "Call") -> int:
     folder = model_folder(call.positionals[0] if call.positionals else None)
     engine_options: EngineOptions = call.options[EngineOptions]
     options: ServerOptions = call.options[ServerOptions]
+    check_pools(engine_options, options)
     if "--dry-run" in call.switches:
         shared = share_of_machine(folder, engine_options, count_engines(options))
         print_settings(folder, shared, call.sources)

@@ -209,6 +209,11 @@ def choose_parallel(
     parallel = Parallel(size=size, stages=stages, sum_parts=options.sum_parts)
     check_cut(model, parallel, unit)
     if parallel.num_ranks == 1:
+        if options.rank_transport != EngineOptions().rank_transport:
+            raise UsageError(
+                f"--rank-transport {options.rank_transport}: there is one rank alone.",
+                "Leave it out, or give --tensor-parallel-size or --pipeline-parallel-size.",
+            )
         return parallel, threads
     transport, why = choose_transport(options, machine)
     parallel = replace(parallel, transport=transport)

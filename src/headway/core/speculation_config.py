@@ -112,6 +112,11 @@ class SpeculationConfig:
         given = options.speculate.replace(" ", "")
         if given == "off":
             names: tuple[str, ...] = ()
+            if options.max_drafts != EngineOptions().max_drafts:
+                raise UsageError(
+                    f"--max-drafts {options.max_drafts}: with --speculate off nobody guesses.",
+                    "Leave it out, or give --speculate auto.",
+                )
         elif given == "auto":
             found = beside.source if beside is not None else "lookahead"
             drafter = "draft" if options.draft_model else found

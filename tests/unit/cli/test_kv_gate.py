@@ -1,5 +1,6 @@
 """Fewer tokens are served where a gate was passed with them, and refused otherwise."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +24,15 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def report(verdict: str = "as good") -> Any:
+def report(verdict: str = "as good", against: Path = FOLDER) -> Any:
     measure = Measure(
         **{"name": "skills", "kind": "points", "items": 9, "first": 1.0, "second": 1.0},
         **{"loss": 0.0, "low": 0.0, "high": 0.0, "tolerance": 0.02, "floor": 0.0},
         **{"ceiling": 0.0, "verdict": verdict},
     )
     return SimpleNamespace(
-        comparison=Comparison(first="whole", second="less", measures=[measure], differences=[])
+        comparison=Comparison(first="whole", second="less", measures=[measure], differences=[]),
+        against=SimpleNamespace(place=str(against)),
     )
 
 
@@ -116,6 +118,22 @@ def test_a_failed_or_a_short_gate_is_not_recorded(verdict: str, distances: list[
     kv_gate.record(FOLDER, READS, report(verdict), distances)
     with pytest.raises(UsageError):
         kv_gate.check(FOLDER, READS)
+
+
+def test_a_gate_against_another_model_is_not_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A weaker model is easy to equal. The same weights elsewhere are the same model."""
+    weaker, nowhere = FOLDER.parent / "headway-draft", Path("http://127.0.0.1:9/v1")
+    for other in (weaker, nowhere):
+        kv_gate.record(FOLDER, READS, report(against=other), [0, 300, 800])
+        assert "whole is no folder of the same weights" in capsys.readouterr().out
+        with pytest.raises(UsageError):
+            kv_gate.check(FOLDER, READS)
+    copied = tmp_path / "copy"
+    shutil.copytree(FOLDER, copied)
+    kv_gate.record(FOLDER, READS, report(against=copied), [0, 300, 800])
+    kv_gate.check(FOLDER, READS)
 
 
 def test_the_record_says_what_was_measured():

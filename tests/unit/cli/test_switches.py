@@ -6,6 +6,7 @@ import pytest
 
 from headway.cli.main import CHAT, DRY_RUN, VERBS, main
 
+POOLS = ["--prefill-replicas=1", "--decode-replicas=1"]
 CLI = Path(main.__code__.co_filename).parent
 
 
@@ -33,3 +34,22 @@ def test_help_shows_the_switches_of_a_verb(capsys):
     assert "  --chat " in shown["run"] and "  --dry-run " in shown["run"]
     assert "  --dry-run " in shown["serve"] and "  --chat " not in shown["serve"]
     assert "  --dry-run " not in shown["tune"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--rank-transport=gloo"], "--rank-transport gloo: there is one rank"),
+        (["--batch-window=1s"], "--batch-window 1000ms: --batching continuous waits for no batch"),
+        (["--batch-window=1s", "--batching=dynamic"], ""),
+        (["--max-drafts=4", "--speculate=off"], "--max-drafts 4: with --speculate off"),
+        (["--max-drafts=4", "--speculate=lookup"], ""),
+        ([*POOLS, "--tensor-parallel-size=3"], "--tensor-parallel-size 3: engines for prompts"),
+        ([*POOLS, "--no-prefix-cache"], "--no-prefix-cache: engines for prompts"),
+        ([*POOLS, "--executor=null"], "--executor null: engines for prompts"),
+        (POOLS, ""),
+    ],
+)
+def test_what_would_be_without_effect_is_refused_by_a_dry_run(words, named, capsys):
+    assert main(["serve", "--dry-run", "--kv-memory=8MiB", *words]) == (2 if named else 0)
+    assert named in capsys.readouterr().err

@@ -294,9 +294,11 @@ async def test_a_late_first_token_ends_its_attempt() -> None:
         await late()
 
 
+@pytest.mark.parametrize("fault", ["", "half"])
 async def test_a_stream_of_another_kind_breaks_nothing_but_itself(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    """Other fields, comments and blank lines, two ends, half a character behind all of the text."""
     odd = [
         b"id: 7\r\nevent: x y\r\nretry: 1\r\ndata: %b\r\n\r\n",
         b": a comment\n\ndata: %b\n\n",
@@ -318,9 +320,10 @@ async def test_a_stream_of_another_kind_breaks_nothing_but_itself(
         await write(b"data: [DONE]\n\n")
 
     monkeypatch.setattr(Stub, "_write", written)
-    async with world(Stub("a")) as live:
+    async with world(Stub("a", fault=lambda number: fault)) as live:
         answer = await live.chat()
-        assert answer.is_complete and b"\r" not in answer.data and b"id: " not in answer.data
+        assert answer.is_complete and b"\xc3" not in answer.data
+        assert b"\r" not in answer.data and b"id: " not in answer.data
 
 
 async def test_an_event_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
