@@ -118,7 +118,7 @@ async def test_an_engine_that_is_killed_costs_no_token(pools, undisturbed, pid_o
         ([*ROLES, "--replicas=3"], "Leave --replicas out"),
         ([*ROLES, "--switch-roles"], "3 together"),
         ([*ROLES, "--no-prefix-cache"], "Leave out --no-prefix-cache"),
-        ([*ROLES, "--executor=null"], "Use --replicas"),
+        ([*ROLES, "--executor=null"], "or use --replicas"),
     ],
 )
 def test_what_does_not_fit_is_refused(flags, why):

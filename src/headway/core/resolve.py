@@ -282,11 +282,6 @@ def given_or(given: int | None, default: int, why: str) -> tuple[int, str]:
 def explain_batching(options: EngineOptions, max_num_seqs: int) -> str:
     """When a request starts under the rule of batching, and who may wait for ever."""
     window_ms = options.batch_window * 1000
-    if options.batching != "dynamic" and options.batch_window != EngineOptions().batch_window:
-        raise UsageError(
-            f"--batch-window {window_ms:g}ms: --batching {options.batching} waits for no batch.",
-            "Leave it out, or give --batching dynamic.",
-        )
     return {
         "continuous": "requests start when there is room, at any step",
         "dynamic": f"given: {max_num_seqs} requests start together, or fewer after "

@@ -40,8 +40,6 @@ def test_help_shows_the_switches_of_a_verb(capsys):
     ("words", "named"),
     [
         (["--rank-transport=gloo"], "--rank-transport gloo: there is one rank"),
-        (["--batch-window=1s"], "--batch-window 1000ms: --batching continuous waits for no batch"),
-        (["--batch-window=1s", "--batching=dynamic"], ""),
         (["--max-drafts=4", "--speculate=off"], "--max-drafts 4: with --speculate off"),
         (["--max-drafts=4", "--speculate=lookup"], ""),
         ([*POOLS, "--tensor-parallel-size=3"], "--tensor-parallel-size 3: engines for prompts"),
