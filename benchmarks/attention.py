@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from common import heading
-from headway.core.kv_format import kv_format
+from headway.core.kv_format import APART, ROUNDED, kv_format
 from headway.core.machine import probe_machine
 from headway.core.memory_plan import gib
 from headway.core.model_spec import KVGroupSpec, ModelSpec, spec_from_config
@@ -151,9 +151,9 @@ def filled(
 
 
 def int4_memory(
-    backend: AttentionBackend, step: Batch, shape: tuple[int, int, int, int]
+    backend: AttentionBackend, step: Batch, shape: tuple[int, int, int, int], kind: str
 ) -> list[KVLayer]:
-    """Four layers of int4 `shape`, filled; `step` is told of its open blocks."""
+    """Four layers of `shape`, int4 or partly, filled; `step` is told of its open blocks."""
     blocks, size, kv_heads, head_dim = shape
     tables, at = step.block_tables_GSB[0], step.context_lens[0]
     news = torch.arange(at - step.query_lens[0], at)
@@ -163,7 +163,7 @@ def int4_memory(
     step.block_tables_GSB.append(open_tables)
     step.slots_GT.append((open_tables[:, news // size] * size + news % size).flatten())
     group = KVGroupSpec(layers=(0, 1, 2, 3), num_kv_heads=kv_heads, head_dim=head_dim)
-    places = (blocks, 1 + count), size, torch.bfloat16, backend.kv_layer
+    places = (blocks, 1 + count), kv_format(kind), torch.bfloat16, backend.kv_layer
     layers = allocate_int4((group,), *places)
     for part in (part for one in memory_of(layers) for part in one.parts):
         part.fill_(1)
@@ -182,12 +182,12 @@ def print_qwen(backend: AttentionBackend, repeats: int) -> None:
     print(f"\n{heading(titles)}")
     steps = {"decode, 8 × 4096": (8, 1, 4096), "prefill 1024": (1, 1024, 1024)}
     for name, (batch, length, context) in steps.items():
-        for kind in ("bfloat16", "int8", "int4")[: 3 if backend.name == "native" else 1]:
+        for kind in ("bfloat16", *ROUNDED, *APART) if backend.name == "native" else ("bfloat16",):
             size = kv_format(kind).block_size or BLOCK_SIZE
             shape = (1 + batch * context // size, size, kv_heads, head_dim)
             step = step_of(batch, length, context, size)
-            if kind == "int4":
-                layers = int4_memory(backend, step, shape)
+            if kv_format(kind).block_size:
+                layers = int4_memory(backend, step, shape, kind)
             else:
                 layers = [filled(backend, shape, getattr(torch, kind)) for _ in range(4)]
             q, k, v = (

@@ -39,6 +39,8 @@ INT8_KV = {"kv_cache_dtype": "int8"}
 ROWS: dict[str, dict[str, object]] = {
     "bf16, KV int8": INT8_KV,
     "bf16, KV int4": {"kv_cache_dtype": "int4"},
+    "bf16, KV int8/int4": {"kv_cache_dtype": "int8/int4"},
+    "bf16, KV int4/int8": {"kv_cache_dtype": "int4/int8"},
     "bf16, KV int4, layers 0 and 1 as computed": {
         "kv_cache_dtype": "int4",
         "kv_cache_dtype_skip_layers": "0,1",

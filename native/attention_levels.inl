@@ -32,26 +32,50 @@ constexpr bool has_level_pairs = false;
 template <bool pairs>
 constexpr float middle = pairs ? 7.5f : 0.0f;
 
-// One head's part of a block: K's and V's levels, their scales and, behind those, offsets.
+// One head's part of a block: K's and V's levels, their scales and, behind those, offsets. What is held
+// in bytes lies as in int8 memory: `bytes` tells where, with a scale for each token.
 struct Levels {
-    const uint32_t *k, *v;
-    const uint16_t *k_scale, *v_scale;
+    const uint32_t *k = nullptr, *v = nullptr;
+    const uint16_t *k_scale = nullptr, *v_scale = nullptr;
+    const int8_t *k_bytes = nullptr, *v_bytes = nullptr;
+    const float *k_factors = nullptr, *v_factors = nullptr;
 
     Levels(const KVMemory& kv, int64_t block, int64_t head) {
-        const int64_t at = block * kv.kv_heads + head, words = kv.head_dim * rounded_tokens / 8;
+        const int64_t at = block * kv.kv_heads + head, size = kv.head_dim * rounded_tokens;
         const int64_t groups = kv.head_dim / rounded_channels;
-        k = static_cast<const uint32_t*>(kv.k) + at * words;
-        v = static_cast<const uint32_t*>(kv.v) + at * words;
-        k_scale = reinterpret_cast<const uint16_t*>(kv.k_scale) + at * 2 * kv.head_dim;
-        v_scale = reinterpret_cast<const uint16_t*>(kv.v_scale) + at * groups * 2 * rounded_tokens;
+        if (has_k_bytes(kv.type)) {
+            k_bytes = static_cast<const int8_t*>(kv.k) + at * size;
+            k_factors = kv.k_scale + at * rounded_tokens;
+        } else {
+            k = static_cast<const uint32_t*>(kv.k) + at * size / 8;
+            k_scale = reinterpret_cast<const uint16_t*>(kv.k_scale) + at * 2 * kv.head_dim;
+        }
+        if (has_v_bytes(kv.type)) {
+            v_bytes = static_cast<const int8_t*>(kv.v) + at * size;
+            v_factors = kv.v_scale + at * rounded_tokens;
+        } else {
+            v = static_cast<const uint32_t*>(kv.v) + at * size / 8;
+            v_scale = reinterpret_cast<const uint16_t*>(kv.v_scale) + at * groups * 2 * rounded_tokens;
+        }
     }
 
     // The levels are fetched beside those of the block before.
     void fetch_scales(int64_t head_dim) const {
         const int64_t groups = head_dim / rounded_channels;
-        for (int64_t i = 0; i < 2 * head_dim; i += 2 * level_words) prefetch(k_scale + i);
-        for (int64_t i = 0; i < groups * 2 * rounded_tokens; i += 2 * level_words)
+        for (int64_t i = 0; k_scale && i < 2 * head_dim; i += 2 * level_words) prefetch(k_scale + i);
+        for (int64_t i = 0; v_scale && i < groups * 2 * rounded_tokens; i += 2 * level_words)
             prefetch(v_scale + i);
+    }
+
+    // What is in bytes, as int8 memory is read.
+    void find(Strip& strip, int64_t head_dim) const {
+        strip.k_step = rounded_tokens;
+        for (int i = 0; k_bytes && i < strip_vectors; ++i)
+            strip.k[i] = reinterpret_cast<const char*>(k_bytes + i * lanes);
+        for (int t = 0; v_bytes && t < rounded_tokens; ++t)
+            strip.v[t] = reinterpret_cast<const char*>(v_bytes + t * head_dim);
+        if (k_factors) std::copy_n(k_factors, rounded_tokens, strip.k_scale);
+        if (v_factors) std::copy_n(v_factors, rounded_tokens, strip.v_scale);
     }
 };
 

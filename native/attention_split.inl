@@ -213,14 +213,50 @@ void add_offsets(const Unit& unit, const Shape& shape, float* part) {
         }
 }
 
+// Scores of some rows with the keys of a block, as levels or as bytes.
+template <bool pairs>
+void score_rows(const Levels& block, const Levels& next, const Strip& bytes, const float* q, int64_t dim,
+                int height, Room& room) {
+    float *folded = room.staged, *added = folded + level_rows * std::max<int64_t>(dim, strip_tokens);
+    if (block.k_bytes)
+        return with_rows<tile_rows>(height, [&](auto count) {
+            score<Type::i8, count(), false>(bytes, bytes, q, dim, 0, strip_vectors, room.scores);
+        });
+    fold_queries<pairs>(block, q, dim, height, folded, added);
+    with_rows<level_rows>(height, [&](auto count) {
+        score_block<pairs, count()>(block, next, folded, added, dim, room.scores);
+    });
+}
+
+// Their sums of its values, where `seen` of its tokens weigh something.
+template <bool pairs>
+void sum_rows(const Levels& block, const Levels& next, const Strip& bytes, const Shape& shape, int64_t dim,
+              int height, Seen seen, Room& room, float* sums) {
+    if (block.v_bytes)
+        return with_rows<tile_rows>(height, [&](auto count) {
+            sum<Type::i8, count(), false>(bytes, bytes, room.scores, sums, shape, seen.lo, seen.hi);
+        });
+    for (int64_t group = 0; group < dim / rounded_channels; ++group) {
+        const int64_t words = group * rounded_channels * rounded_tokens / 8;
+        fold_weights<pairs>(block.v_scale + group * 2 * rounded_tokens, room.scores, height, room.staged,
+                            sums + shape.channels + group * lanes, shape.record);
+        with_rows<level_rows>(height, [&](auto count) {
+            for (int c = 0; c < rounded_channels; c += 2 * lanes)
+                sum_levels<pairs, count()>(block.v + words + c, next.v + words + c, room.staged,
+                                           sums + group * rounded_channels + c, shape.record);
+        });
+    }
+}
+
 // Rows of one head over a block of int4 memory, the strip at `start`, fetching the next one.
 template <bool pairs>
 void attend_levels(const Attention& job, const Unit& unit, const Shape& shape, const Levels& block,
                    const Levels& next, int64_t start, Room& room, float* part) {
     const int64_t dim = job.kv.head_dim, rows = unit.tokens * shape.group;
-    const int64_t tiles = (rows + level_rows - 1) / level_rows;
-    float *folded = room.staged, *added = folded + level_rows * std::max<int64_t>(dim, strip_tokens);
-    const Strip no_scales{};
+    const int most = job.kv.type == Type::i4 ? level_rows : tile_rows;
+    const int64_t tiles = (rows + most - 1) / most;
+    Strip bytes{};
+    block.find(bytes, dim);
     next.fetch_scales(dim);
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = rows * tile / tiles;
@@ -228,23 +264,11 @@ void attend_levels(const Attention& job, const Unit& unit, const Shape& shape, c
         const Seen seen = seen_by(job, unit, shape, start, row, row + height);
         if (seen.lo >= seen.hi) continue;
         float* sums = part + row * shape.record;
-        fold_queries<pairs>(block, room.q + row * dim, dim, height, folded, added);
-        with_rows<level_rows>(height, [&](auto count) {
-            score_block<pairs, count()>(block, next, folded, added, dim, room.scores);
-        });
+        score_rows<pairs>(block, next, bytes, room.q + row * dim, dim, height, room);
         for (int r = 0; r < height; ++r)
-            soften_row(job, unit, shape, no_scales, start, row + r, room.scores + r * strip_tokens, 1, 0,
+            soften_row(job, unit, shape, bytes, start, row + r, room.scores + r * strip_tokens, 1, 0,
                        strip_vectors, room, sums + r * shape.record);
-        for (int64_t group = 0; group < dim / rounded_channels; ++group) {
-            const int64_t words = group * rounded_channels * rounded_tokens / 8;
-            fold_weights<pairs>(block.v_scale + group * 2 * rounded_tokens, room.scores, height, folded,
-                                sums + shape.channels + group * lanes, shape.record);
-            with_rows<level_rows>(height, [&](auto count) {
-                for (int c = 0; c < rounded_channels; c += 2 * lanes)
-                    sum_levels<pairs, count()>(block.v + words + c, next.v + words + c, folded,
-                                               sums + group * rounded_channels + c, shape.record);
-            });
-        }
+        sum_rows<pairs>(block, next, bytes, shape, dim, height, seen, room, sums);
     }
 }
 

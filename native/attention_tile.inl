@@ -185,13 +185,14 @@ inline float shrink(float from, float to) {
 __attribute__((noinline)) float soften(const Attention& job, const Strip& strip, float* scores,
                                        float factor, int first, int last, int lo, int hi,
                                        float& highest, float* weights) {
-    const bool cut = lo > first * lanes || hi < last * lanes, scaled = job.kv.type == Type::i8;
+    const bool cut = lo > first * lanes || hi < last * lanes;
+    const bool k_scaled = has_k_bytes(job.kv.type), v_scaled = has_v_bytes(job.kv.type);
     Ints token;
     for (int lane = 0; lane < lanes; ++lane) token[lane] = first * lanes + lane;
     Floats best = all(nothing);
     for (int v = first; v < last; ++v, token += lanes) {
         Floats z = load<Floats>(scores + v * lanes) * factor;
-        if (scaled) z *= load<Floats>(strip.k_scale + v * lanes);
+        if (k_scaled) z *= load<Floats>(strip.k_scale + v * lanes);
         if (job.softcap > 0) z = tanh_of_log2(z) * (job.softcap * log2_e);
         if (cut) z = (token < lo) | (token >= hi) ? all(nothing) : z;
         store(scores + v * lanes, z);
@@ -204,7 +205,7 @@ __attribute__((noinline)) float soften(const Attention& job, const Strip& strip,
     for (int v = first; v < last; ++v) {
         Floats weight = exp2_of(load<Floats>(scores + v * lanes) - base);
         total += weight;
-        if (scaled) {  // what lies at a token that is not there may be no number: it weighs nothing
+        if (v_scaled) {  // what lies at a token that is not there may be no number: it weighs nothing
             const Floats scale = load<Floats>(strip.v_scale + v * lanes);
             weight *= bits_of<Floats>(bits_of<Ints>(scale) & (weight != 0));
         }

@@ -29,11 +29,11 @@ void copy_row(const Number* from, Number* to, int64_t count, int64_t step) {
 // x ≈ scale · int8 with scale = max|x| / 127. A row that is not finite gets a scale that is not
 // a number, so that it shows in whatever reads it.
 inline float quantize_row(const void* from, int64_t at, Type type, int8_t* to, int64_t count,
-                          int64_t step) {
+                          int64_t step, int64_t from_step = 1) {
     float largest = 0;
     bool finite = true;
     for (int64_t i = 0; i < count; ++i) {
-        const float size = std::fabs(number_at(from, at + i, type));
+        const float size = std::fabs(number_at(from, at + i * from_step, type));
         finite = finite && size <= std::numeric_limits<float>::max();
         largest = std::max(largest, size);
     }
@@ -41,7 +41,7 @@ inline float quantize_row(const void* from, int64_t at, Type type, int8_t* to, i
     if (largest <= 1e-30f) largest = 0;  // whose inverse would not be finite
     const float inverse = finite && largest > 0 ? 127.0f / largest : 0.0f;
     for (int64_t i = 0; i < count; ++i) {
-        const float value = finite ? number_at(from, at + i, type) * inverse : 0.0f;
+        const float value = finite ? number_at(from, at + i * from_step, type) * inverse : 0.0f;
         to[i * step] = static_cast<int8_t>(value + halves - halves);
     }
     return finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
@@ -117,16 +117,29 @@ inline void pack_levels(uint32_t* words, int count, const Level& level) {
     }
 }
 
-// One head's part of a block, whose keys and values begin at number `from` of `open`.
-inline void round_head(const KVMemory& open, int64_t from, int64_t dim, uint32_t* k, uint32_t* v,
-                       uint16_t* k_scale, uint16_t* v_scale) {
-    uint32_t levels[8][rounded_tokens];
+// One head's keys of a block, which begin at number `from` of `open`, as levels; and as bytes.
+inline void round_keys(const KVMemory& open, int64_t from, int64_t dim, uint32_t* k,
+                       uint16_t* k_scale) {
+    uint32_t levels[2][rounded_tokens];
     for (int64_t d = 0; d < dim; ++d) {
         round_group(open.k, from + d * rounded_tokens, open.type, rounded_tokens, k_scale[d],
                     k_scale[dim + d], levels[d % 2]);
         if (d % 2)
             pack_levels(k + d / 2 * 16, 16, [&](int i) { return levels[i / 4] + i % 4 * 16; });
     }
+}
+
+inline void quantize_keys(const KVMemory& open, int64_t from, int64_t dim, int8_t* k,
+                          float* k_scale) {
+    for (int t = 0; t < rounded_tokens; ++t)
+        k_scale[t] = quantize_row(open.k, from + t, open.type, k + t, dim, rounded_tokens,
+                                  rounded_tokens);
+}
+
+// The same of its values.
+inline void round_values(const KVMemory& open, int64_t from, int64_t dim, uint32_t* v,
+                         uint16_t* v_scale) {
+    uint32_t levels[8][rounded_tokens];
     for (int64_t group = 0; group < dim / rounded_channels; ++group, v_scale += 2 * rounded_tokens)
         for (int t = 0; t < rounded_tokens; ++t) {
             round_group(open.v, from + t * dim + group * rounded_channels, open.type,
@@ -135,6 +148,29 @@ inline void round_head(const KVMemory& open, int64_t from, int64_t dim, uint32_t
             pack_levels(v, rounded_channels, [&](int i) { return levels[i % 4 * 2 + i / 4]; });
             v += rounded_channels;
         }
+}
+
+inline void quantize_values(const KVMemory& open, int64_t from, int64_t dim, int8_t* v,
+                            float* v_scale) {
+    for (int t = 0; t < rounded_tokens; ++t)
+        v_scale[t] = quantize_row(open.v, from + t * dim, open.type, v + t * dim, dim, 1);
+}
+
+// Head `to` of the rounded memory, whose numbers begin at `from` of the open one.
+inline void round_head(const KVMemory& open, const KVMemory& rounded, int64_t from, int64_t to) {
+    const int64_t dim = rounded.head_dim, size = dim * rounded_tokens;
+    if (has_k_bytes(rounded.type))
+        quantize_keys(open, from, dim, static_cast<int8_t*>(rounded.k) + to * size,
+                      rounded.k_scale + to * rounded_tokens);
+    else
+        round_keys(open, from, dim, static_cast<uint32_t*>(rounded.k) + to * size / 8,
+                   reinterpret_cast<uint16_t*>(rounded.k_scale) + to * 2 * dim);
+    if (has_v_bytes(rounded.type))
+        quantize_values(open, from, dim, static_cast<int8_t*>(rounded.v) + to * size,
+                        rounded.v_scale + to * rounded_tokens);
+    else
+        round_values(open, from, dim, static_cast<uint32_t*>(rounded.v) + to * size / 8,
+                     reinterpret_cast<uint16_t*>(rounded.v_scale) + to * 2 * size / rounded_channels);
 }
 
 // Indices into the tables of the blocks that a step fills: of 60 + 80 tokens 0 and 1, with 64 a block.
@@ -155,11 +191,7 @@ void round_kv(Pool& pool, const RoundKV& job) {
     pool.run(static_cast<int64_t>(filled.size()) * heads, [&](int64_t task, int) {
         const int64_t at = filled[task / heads], head = task % heads;
         const int64_t from = (job.open_tables[at] * heads + head) * size;
-        const int64_t to = job.tables[at] * heads + head;
-        round_head(job.from, from, dim, static_cast<uint32_t*>(job.to.k) + to * size / 8,
-                   static_cast<uint32_t*>(job.to.v) + to * size / 8,
-                   reinterpret_cast<uint16_t*>(job.to.k_scale) + to * 2 * dim,
-                   reinterpret_cast<uint16_t*>(job.to.v_scale) + to * 2 * size / rounded_channels);
+        round_head(job.from, job.to, from, job.tables[at] * heads + head);
     });
 }
 

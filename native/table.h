@@ -10,7 +10,11 @@ namespace headway {
 
 class Pool;
 
-enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4, f8 = 5 };  // f8: e4m3
+// f8: e4m3. KV memory may be of two kinds, K's and V's: i8i4, i4i8.
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4, f8 = 5, i8i4 = 6, i4i8 = 7 };
+
+inline bool has_k_bytes(Type kv) { return kv == Type::i8 || kv == Type::i8i4; }
+inline bool has_v_bytes(Type kv) { return kv == Type::i8 || kv == Type::i4i8; }
 
 enum class Activation : int { silu = 0, gelu_tanh = 1 };
 
@@ -197,7 +201,7 @@ struct KVMemory {
 // i % 4 · 16 + j. V is (blocks, G, D / 32, 8, 32): level i of word j is that of token i % 4 · 2 + i / 4
 // of eight and channel j of 32. Level i of 16 words is a vector, and so are levels i and i + 4, in pairs.
 // number = offset + scale · level, both in fp16: k_scale is (blocks, G, 2, D), scales before offsets,
-// v_scale (blocks, G, D / 32, 2, 64).
+// v_scale (blocks, G, D / 32, 2, 64). Of i8i4 and i4i8 K or V is as in int8 memory of such blocks.
 struct RoundKV {
     KVMemory from, to;
     const int64_t *tables, *open_tables, *query_lens, *context_lens;

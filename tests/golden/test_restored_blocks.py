@@ -34,6 +34,8 @@ KINDS = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"kv_cache_dtype": "int8"},
     "int4": {"kv_cache_dtype": "int4"},
+    "int8/int4": {"kv_cache_dtype": "int8/int4"},
+    "int4/int8": {"kv_cache_dtype": "int4/int8"},
     "int4, first layer exact": {"kv_cache_dtype": "int4", "kv_cache_dtype_skip_layers": "0"},
     "sdpa": {"attention_backend": "sdpa"},
     "kept": {"kv_keep": "40%", "kv_cache_dtype": "int8"},

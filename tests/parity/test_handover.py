@@ -39,7 +39,8 @@ WINDOWS = {
     "sliding_window": 70,
 }
 MODELS = {"full": ("llama", {}), "window": ("qwen3", WINDOWS)}
-KINDS = {"own": {}, "int8": {"kv_cache_dtype": "int8"}, "int4": {"kv_cache_dtype": "int4"}}
+FORMATS = ("int8", "int4", "int8/int4", "int4/int8")
+KINDS = {"own": {}, **{name: {"kv_cache_dtype": name} for name in FORMATS}}
 PROMPT = [3 + number * 7 % 50 for number in range(200)]
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1, seed=5, max_tokens=40, ignore_eos=True)
@@ -131,8 +132,8 @@ def alone(folder: Path, request: Request, **how: object) -> list[int]:
 
 @pytest.mark.parametrize(
     ("kind", "sampling"),
-    [("own", GREEDY), ("own", SEEDED), ("own", UNSEEDED), ("int8", SEEDED), ("int4", SEEDED)],
-    ids=["greedy", "seeded", "no seed", "int8", "int4"],
+    [("own", GREEDY), ("own", SEEDED), ("own", UNSEEDED), *((name, SEEDED) for name in FORMATS)],
+    ids=["greedy", "seeded", "no seed", *FORMATS],
 )
 def test_tokens_are_those_of_one_engine(folder, tmp_path, kind, sampling):
     request = Request(3, PROMPT, sampling)

@@ -1,4 +1,4 @@
-"""int4 KV: native is the definition, and how a key is read follows from two positions alone."""
+"""int4 KV, or int8 beside it: native is the definition; two positions say how a key is read."""
 
 import random
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
+from headway.core.kv_format import APART, kv_format
 from headway.core.model_spec import KVGroupSpec
 from headway.engine.engine import Engine
 from headway.runtime.attention import AttentionRule, KVLayer, NativeAttention, NativeKVLayer
@@ -33,6 +34,7 @@ from parity.tiny import save, tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE = 64
+FORMATS = pytest.mark.parametrize("format", ["int4", *APART])
 RULES = [
     AttentionRule(scale=0.3),
     AttentionRule(scale=0.2, window=17),
@@ -40,9 +42,11 @@ RULES = [
 ]
 
 
-def make_layer(count: int, kv_heads: int, head_dim: int, kind: type[KVLayer]) -> Int4KVLayer:
+def make_layer(
+    count: int, kv_heads: int, head_dim: int, kind: type[KVLayer], format: str
+) -> Int4KVLayer:
     group = KVGroupSpec(layers=(0,), num_kv_heads=kv_heads, head_dim=head_dim)
-    (layer,) = allocate_int4((group,), (count, count), SIZE, torch.bfloat16, kind)
+    (layer,) = allocate_int4((group,), (count, count), kv_format(format), torch.bfloat16, kind)
     assert isinstance(layer, Int4KVLayer)
     return layer
 
@@ -60,13 +64,14 @@ def attend_in_chunks(
     chunk: int,
     rule: AttentionRule,
     neighbours: int = 0,
+    format: str = "int4",
 ) -> tuple[Tensor, Int4KVLayer, Tensor]:
     """(what one sequence attends to, the memory, its blocks), `chunk` tokens a step."""
     length, kv_heads, head_dim = qkv[1].shape
     everyone = [length] * (1 + neighbours)
     tables = make_batch(everyone, everyone, SIZE, random.Random(1)).block_tables_GSB[0]
     kind = NativeKVLayer if isinstance(backend, NativeAttention) else KVLayer
-    layer = make_layer(int(tables.max()) + 1, kv_heads, head_dim, kind)
+    layer = make_layer(int(tables.max()) + 1, kv_heads, head_dim, kind, format)
     found = []
     for begin in range(0, length, chunk):
         end = min(length, begin + chunk)
@@ -78,6 +83,19 @@ def attend_in_chunks(
         )
         found.append(backend.attend(q, k, v, layer, batch, rule)[: end - begin].clone())
     return torch.cat(found), layer, tables[0]
+
+
+def attend_mixed(
+    qkv: tuple[Tensor, ...], layer: Int4KVLayer, full: Tensor, rule: AttentionRule
+) -> Tensor:
+    """What each row attends to: the blocks before its own as `layer` has them, its own exactly."""
+    (q, *exact), rounded = qkv, layer.gather(full)
+    found = []
+    for begin in range(0, len(q), SIZE):
+        rows = slice(begin, begin + SIZE)
+        kv = (torch.cat([o[:begin], x[rows].float()]) for o, x in zip(rounded, exact, strict=True))
+        found.append(attend_one(q[rows], *kv, rule))
+    return torch.cat(found)
 
 
 def draw(length: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, ...]:
@@ -124,6 +142,20 @@ def test_levels_lie_as_native_code_reads_them():
     assert v_words.nonzero().tolist() == [[2, 9]] and v_words[2, 9] == 13 << 4 * (4 + 2)
 
 
+@pytest.mark.parametrize(("format", "which"), [("int8/int4", 0), ("int4/int8", 1)])
+def test_what_is_int8_is_off_by_half_of_its_step(format: str, which: int):
+    """A 127th of the largest number of a token's head; the other is as in int4 memory."""
+    qkv, rule = draw(130, 2, 1, 32), AttentionRule(scale=0.3)
+    _, layer, table = attend_in_chunks(ReferenceAttention(), qkv, 130, rule, format=format)
+    _, both, _ = attend_in_chunks(ReferenceAttention(), qkv, 130, rule)
+    found, narrow = (one.gather(table[:2]) for one in (layer, both))
+    x = qkv[1 + which][:128].float()
+    step = x.abs().amax(-1, keepdim=True) / 127
+    assert ((found[which] - x).abs() <= 0.5001 * step).all()
+    assert (narrow[which] - x).abs().max() > step.max()
+    assert torch.equal(found[1 - which], narrow[1 - which])
+
+
 def test_the_open_block_is_exact_and_the_others_are_rounded():
     """Row 70 reads 64 … 70 as they are, and 0 … 63 by levels; row 60 reads all as they are."""
     qkv, rule = draw(100, 2, 1, 32), AttentionRule(scale=0.3)
@@ -137,17 +169,24 @@ def test_the_open_block_is_exact_and_the_others_are_rounded():
 
 
 @each_instruction_set
+@FORMATS
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("shape", [(6, 2, 32), (7, 1, 64), (3, 3, 96)], ids=str)
-def test_native_is_the_definition(library: NativeLibrary, rule: AttentionRule, shape):
-    """Levels and scales bit for bit, the output within what bf16 rounds."""
+def test_native_is_the_definition(
+    library: NativeLibrary, rule: AttentionRule, shape: tuple[int, int, int], format: str
+):
+    """Levels and scales bit for bit, int8 the nearest, the output within what bf16 rounds."""
     qkv = draw(333, *shape)
-    expected, defined, table = attend_in_chunks(ReferenceAttention(), qkv, 50, rule)
-    found, native, _ = attend_in_chunks(NativeAttention(library), qkv, 50, rule)
+    how = 50, rule, 0, format
+    _, defined, table = attend_in_chunks(ReferenceAttention(), qkv, *how)
+    found, native, _ = attend_in_chunks(NativeAttention(library), qkv, *how)
     full = table[: 333 // SIZE]
     for one, other in zip(native.parts, defined.parts, strict=True):
-        assert torch.equal(one[full], other[full])
-    assert_near(found, expected, library)
+        assert one.dtype == torch.int8 or torch.equal(one[full], other[full])
+    for x, part, numbers in zip(qkv[1:], native.parts, native.gather(full), strict=False):
+        off = (numbers - x[: len(numbers)].float()).abs() / x[: len(numbers)].abs().amax(-1, True)
+        assert (off.max() <= 0.5001 / 127) == (part.dtype == torch.int8)
+    assert_near(found, attend_mixed(qkv, native, full, rule), library)
 
 
 @each_instruction_set
@@ -166,10 +205,13 @@ def test_sink_logits_take_their_share(library: NativeLibrary):
 
 
 @each_instruction_set
+@FORMATS
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_row_is_the_same_to_the_bit_in_any_company(library: NativeLibrary, rule: AttentionRule):
+def test_a_row_is_the_same_to_the_bit_in_any_company(
+    library: NativeLibrary, rule: AttentionRule, format: str
+):
     qkv = draw(700, 14, 2, 64)
-    whole, _, _ = attend_in_chunks(NativeAttention(library), qkv, 700, rule)
+    whole, _, _ = attend_in_chunks(NativeAttention(library), qkv, 700, rule, format=format)
     alone = loaded(library.instruction_set, 1)
     for lib, chunk, neighbours in [
         (library, 1, 0),
@@ -177,16 +219,19 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(library: NativeLibrary, rul
         (alone, 64, 1),
         (alone, 350, 0),
     ]:
-        found, _, _ = attend_in_chunks(NativeAttention(lib), qkv, chunk, rule, neighbours)
+        how = chunk, rule, neighbours, format
+        found, _, _ = attend_in_chunks(NativeAttention(lib), qkv, *how)
         assert torch.equal(found, whole), (chunk, neighbours)
 
 
 @each_instruction_set
-def test_a_block_that_is_not_finite_shows_and_can_be_wiped(library: NativeLibrary):
+@FORMATS
+def test_a_block_that_is_not_finite_shows_and_can_be_wiped(library: NativeLibrary, format: str):
     q, k, v = draw(80, 2, 1, 32)
     v[13, 0, 3] = k[15, 0, 2] = torch.inf
     rule = AttentionRule(scale=0.25)
-    found, layer, table = attend_in_chunks(NativeAttention(library), (q, k, v), 80, rule)
+    how = 80, rule, 0, format
+    found, layer, table = attend_in_chunks(NativeAttention(library), (q, k, v), *how)
     assert not torch.isfinite(found[64:]).all(-1).all(-1).any()
     slots = (table[0] * SIZE + torch.arange(SIZE))[13:]
     for memory in memory_of([layer]):
@@ -219,7 +264,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def int4(folder: Path, **options: object) -> Engine:
-    return engine_for(folder, kv_cache_dtype="int4", attention_backend="native", **options)
+    how = {"kv_cache_dtype": "int4", "attention_backend": "native", **options}
+    return engine_for(folder, **how)
 
 
 def requests_of(**more: object) -> list:
@@ -238,13 +284,21 @@ def requests_of(**more: object) -> list:
         {"num_blocks": 8, "kv_host_memory": 2**24, "max_num_seqs": 7},
         {"speculate": "lookup", "max_drafts": 5, "max_num_seqs": 7},
         {"prefix_cache": False, "max_num_seqs": 3},
+        {"kv_cache_dtype": "int8/int4", "num_blocks": 8, "max_num_seqs": 7},
+        {
+            "kv_cache_dtype": "int4/int8",
+            "num_blocks": 8,
+            "kv_host_memory": 2**24,
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 7,
+        },
     ],
-    ids=["chunks", "preempted", "swapped", "drafts", "no cache"],
+    ids=["chunks", "preempted", "swapped", "drafts", "no cache", "int8/int4", "int4/int8"],
 )
 def test_tokens_are_those_of_the_request_alone(folder: Path, options: dict):
-    alone: dict = {}
+    alone, format = {}, options.get("kv_cache_dtype", "int4")
     for request in requests_of():
-        alone |= finish(int4(folder, speculate="off"), [request])
+        alone |= finish(int4(folder, speculate="off", kv_cache_dtype=format), [request])
     engine = int4(folder, **{"speculate": "off", **options})
     together = finish(engine, requests_of())
     assert {k: a.token_ids for k, a in together.items()} == {
@@ -254,9 +308,13 @@ def test_tokens_are_those_of_the_request_alone(folder: Path, options: dict):
         assert engine.scheduler.num_preemptions
 
 
-def test_what_was_found_gives_the_tokens_of_what_is_computed(folder: Path):
+@FORMATS
+def test_what_was_found_gives_the_tokens_of_what_is_computed(folder: Path, format: str):
     """Turns of one conversation, and two answers of one prompt that part within a block."""
-    cold, warm = (int4(folder, prefix_cache=cached, max_num_seqs=4) for cached in (False, True))
+    cold, warm = (
+        int4(folder, kv_cache_dtype=format, prefix_cache=cached, max_num_seqs=4)
+        for cached in (False, True)
+    )
     texts, computed = [[1 + i % 50 for i in range(150)], [1 + i % 50 for i in range(128)]], []
     for turn in range(3):
         requests = [
@@ -272,7 +330,7 @@ def test_what_was_found_gives_the_tokens_of_what_is_computed(folder: Path):
     assert warm.kv.pools[0].num_cached > 2
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["int4", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int4", "int8", "int8/int4"])
 def test_layers_that_are_skipped_are_as_computed(folder: Path, kv_cache_dtype: str):
     """They are a group of their own; tokens are those of the request alone, preempted or found."""
     options = {
@@ -292,15 +350,17 @@ def test_layers_that_are_skipped_are_as_computed(folder: Path, kv_cache_dtype: s
     rounded, exact = engine.executor.target.kv
     assert exact.k.dtype == torch.float32 and exact.group == 1
     assert rounded.k.dtype == (torch.uint8 if kv_cache_dtype == "int4" else torch.int8)
+    assert rounded.v.dtype == (torch.int8 if kv_cache_dtype == "int8" else torch.uint8)
     assert engine.executor.target.program is not None
     groups = engine.executor.spec.kv_groups
     assert [(group.layers, group.kv_dtype) for group in groups] == [((0,), ""), ((1,), "float32")]
 
 
-def test_the_definition_serves_too(folder: Path):
+@FORMATS
+def test_the_definition_serves_too(folder: Path, format: str):
     """Torch's reference, slow: it generates, and a request's tokens are its own in company."""
     requests = requests_of()[2:5]
-    options = {"kv_cache_dtype": "int4", "attention_backend": "reference", "kernels": "torch"}
+    options = {"kv_cache_dtype": format, "attention_backend": "reference", "kernels": "torch"}
     alone: dict = {}
     for request in requests:
         alone |= finish(engine_for(folder, **options), [request])

@@ -107,13 +107,14 @@ def test_a_program_is_its_model(family: str, options: dict[str, str], tmp_path: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv", ["int4", "int4/int8", "int8/int4"])
 @torch.inference_mode()
-def test_a_program_over_int4_kv_is_its_model(dtype: str, tmp_path: Path):
+def test_a_program_over_int4_kv_is_its_model(dtype: str, kv: str, tmp_path: Path):
     """Chunks that fill blocks and such that do not; the rounded blocks are the same, too."""
     windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 90}
     sizes = {"head_dim": 32, "max_position_embeddings": 384, "use_sliding_window": True, **windows}
     folder = save(tiny_model("qwen3", **sizes), tmp_path)
-    options = {"dtype": dtype, "kv_cache_dtype": "int4", "block_size": 64, "max_num_seqs": 96}
+    options = {"dtype": dtype, "kv_cache_dtype": kv, "block_size": 64, "max_num_seqs": 96}
     executor = executor_for(folder, **options)
     program = executor.target.program
     assert program is not None, executor.describe().kernels["step"]

@@ -59,7 +59,7 @@ def completed(call: "Call", folder: Path) -> "Call":
     if engine.kv_layers:
         raise UsageError("narrow looks for what --kv-layers says.", "Leave --kv-layers out.")
     options: NarrowOptions = call.options[NarrowOptions]
-    if engine.kv_cache_dtype == "int4" and options.sinks:
+    if "int4" in engine.kv_cache_dtype and options.sinks:
         raise UsageError(
             f"--kv-cache-dtype int4 reads no sinks, and --sinks is {options.sinks}.",
             "Give --sinks 0, or another type.",

@@ -23,7 +23,7 @@ import msgspec
 from headway.cluster.place import Host, Replica
 from headway.core.cache_config import DEFAULT_BLOCK_SIZE
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.kv_format import ROUNDED, kv_format
+from headway.core.kv_format import APART, ROUNDED, kv_format
 from headway.core.memory_plan import gib, useful_blocks, with_open_blocks
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options.field import parse_bytes
@@ -48,8 +48,8 @@ class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("it needs either folder or memory")
         if self.quantization not in ("none", "int8", "int4"):
             raise ValueError("quantization is none, int8 or int4")
-        if self.kv and self.kv not in ROUNDED:
-            names = " or ".join(ROUNDED)
+        if self.kv and self.kv not in (*ROUNDED, *APART):
+            names = " or ".join((*ROUNDED, *APART))
             raise ValueError(f"kv is {names}, or left out for the model's type")
         if self.context < 0 or self.sequences < 1 or not 1 <= self.replicas <= 10_000:
             raise ValueError("context, sequences and replicas are positive numbers")

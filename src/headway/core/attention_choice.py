@@ -1,7 +1,7 @@
 """Which attention backend a model gets, and in which format it may keep keys and values."""
 
 from headway.core.errors import UsageError
-from headway.core.kv_format import kv_format
+from headway.core.kv_format import CHANNELS, kv_format
 from headway.core.machine import Accelerator
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
@@ -167,10 +167,10 @@ def choose_kv_dtype(
             "Use --attention-backend native (on a CPU) or triton (on a GPU, int8), or "
             "--kv-cache-dtype auto.",
         )
-    if asked.v.bits == 4 and model.head_dim % asked.v.group:
+    if asked.block_size and model.head_dim % CHANNELS:
         raise UsageError(
-            f"--kv-cache-dtype int4: heads of {model.head_dim} numbers are no whole groups of "
-            f"{asked.v.group}.",
+            f"--kv-cache-dtype {options.kv_cache_dtype}: heads of {model.head_dim} numbers are no "
+            f"whole groups of {CHANNELS}.",
             "Use --kv-cache-dtype int8.",
         )
     if asked.block_size and any(layer.sinks for layer in model.layers):

@@ -45,36 +45,43 @@ class KVFormat:
     v: KVNumbers
 
     def __str__(self) -> str:
-        """As it is told: "int8", or "k=int8,v=bfloat16" where they differ."""
-        return self.k.name if self.k.name == self.v.name else f"k={self.k.name},v={self.v.name}"
+        """As it is told: "int8", or "int8/int4" where they differ."""
+        return self.k.name if self.k.name == self.v.name else f"{self.k.name}/{self.v.name}"
 
     @property
     def block_size(self) -> int:
         """Tokens of a block, where the format decides it: those of a channel's scale; else 0.
 
-        Then a block is rounded when it is full, and the open one is kept as computed.
+        Then a block is rounded when it is full, and the open one is kept as computed. Numbers of 4
+        bits are, whoever shares their scale: several tokens lie in a byte.
         """
-        return self.k.group if self.k.axis == "channel" else 0
+        return BLOCK if 4 in (self.k.bits, self.v.bits) else 0
 
     def bytes_per_token(self, head_dim: int) -> int:
         """Bytes of K and V of one token in one head, rounded up: 136 for a head of 64 in int8."""
         return ceil(self.k.bytes_per_token(head_dim) + self.v.bytes_per_token(head_dim))
 
 
+BLOCK = 64
+"""Tokens that a channel's scale is of."""
+CHANNELS = 32
+"""Channels that a token's scale is of, in 4 bits; a rounded head is whole groups of them."""
 NUMBERS = {
     "float32": KVNumbers("float32", 32),
     "float16": KVNumbers("float16", 16),
     "bfloat16": KVNumbers("bfloat16", 16),
     "int8": KVNumbers("int8", 8, "token", scale_bytes=4),
-    "int4-channel": KVNumbers("int4", 4, "channel", 64, scale_bytes=4),
-    "int4-token": KVNumbers("int4", 4, "token", 32, scale_bytes=4),
+    "int4-channel": KVNumbers("int4", 4, "channel", BLOCK, scale_bytes=4),
+    "int4-token": KVNumbers("int4", 4, "token", CHANNELS, scale_bytes=4),
 }
 ROUNDED = ("int8", "int4")
 """What `--kv-cache-dtype` names besides the model's own type."""
+APART = ("int8/int4", "int4/int8")
+"""What else it names: the keys', then the values'."""
 
 
 def kv_format(name: str) -> KVFormat:
-    """The row of a resolved name: "bfloat16", "int8", "int4"."""
-    if name == "int4":
-        return KVFormat(NUMBERS["int4-channel"], NUMBERS["int4-token"])
-    return KVFormat(NUMBERS[name], NUMBERS[name])
+    """The row of a resolved name: "bfloat16", "int8", "int4", "int8/int4"."""
+    k, _, v = name.partition("/")
+    keys, values = (f"{each}-{axis}" for each, axis in ((k, "channel"), (v or k, "token")))
+    return KVFormat(NUMBERS.get(keys) or NUMBERS[k], NUMBERS.get(values) or NUMBERS[v or k])

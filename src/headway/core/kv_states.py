@@ -7,6 +7,7 @@ checkpoint every 3,216 tokens, where both take the same.
 """
 
 from headway.core.errors import CapacityError, UsageError
+from headway.core.kv_format import kv_format
 from headway.core.model_spec import KVGroupSpec, ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.reasons import Reasons
@@ -66,7 +67,8 @@ def refuse_unread(options: EngineOptions, model: ModelSpec) -> None:
     if model.states is None:
         return
     guesses = "" if options.speculate in ("auto", "off") else options.speculate
-    int4 = "int4" if options.kv_cache_dtype == "int4" else ""
+    kv = options.kv_cache_dtype
+    int4 = kv if kv != "auto" and kv_format(kv).block_size else ""
     rows = (
         ("--speculate", guesses, ", which do not go back behind a wrong guess yet"),
         ("--draft-model", options.draft_model, ", which do not go back behind a wrong guess yet"),

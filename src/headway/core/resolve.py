@@ -381,5 +381,5 @@ def choose_block_size(options: EngineOptions, kv_dtype: str) -> tuple[int, str]:
             f"Use --block-size {own}, or leave it out.",
         )
     if own:
-        return own, f"a channel of {kv_dtype} keys has a scale for so many tokens"
+        return own, f"KV of {kv_dtype} is rounded in blocks of so many tokens"
     return given_or(options.block_size, DEFAULT_BLOCK_SIZE, "the default")

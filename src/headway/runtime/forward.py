@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import CapacityError
+from headway.core.kv_format import kv_format
 from headway.core.model_spec import ModelSpec
 from headway.core.parallel import cut_of
 from headway.core.resolve import Settings
@@ -109,7 +110,7 @@ class Forward:
         )
         if cache.open_blocks:
             kind = NativeKVLayer if isinstance(attention, NativeAttention) else KVLayer
-            return allocate_int4(groups, num_blocks, cache.block_size, self.dtype, kind)
+            return allocate_int4(groups, num_blocks, kv_format(cache.dtype), self.dtype, kind)
         dtype = torch.int8 if cache.dtype == "int8" else self.dtype
         device, kind = self.settings.device, attention.kv_layer
         if not cache.state_every:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.core.kv_format import ROUNDED
+from headway.core.kv_format import APART, ROUNDED
 from headway.core.kv_keep import KEYDIFF, WATCHED, kept_by_layer
 from headway.core.kv_layers import kept_tokens
 from headway.core.kv_read import tokens_read
@@ -23,7 +23,7 @@ from headway.core.request import check_range
 from headway.engine.messages import Ready
 
 EXACT, WINDOWS, READ, KEEP = "exact", "windows", "read", "keep"
-NAMES = (EXACT, WINDOWS, READ, KEEP, *ROUNDED)
+NAMES = (EXACT, WINDOWS, READ, KEEP, *ROUNDED, *APART)
 """What a request may ask of keys and values by a word in its field `kv`."""
 
 LOSSY = "--kv-layers, --kv-read, --kv-keep and --kv-cache-dtype"
@@ -69,7 +69,7 @@ def losses(info: Ready | None, own: Shares = NONE) -> list[str]:
         KEEP: bool(info.chooses) and keep is not None and keep < 1,
     }
     return [name for name, is_so in found.items() if is_so] + [
-        name for name in ROUNDED if name == info.kv_dtype
+        name for name in (*ROUNDED, *APART) if name == info.kv_dtype
     ]
 
 

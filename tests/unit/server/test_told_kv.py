@@ -83,6 +83,8 @@ def test_windows_are_told_in_header_and_usage(server: InProcess, path: str):
     held(server, "int8", narrowed=NARROW)
     both = ask(server, path, kv="int8")
     assert both.headers["x-headway-kv"] == "windows, int8" and kept(both.json())[0] == told
+    held(server, "int4/int8", narrowed=[])
+    assert ask(server, path, kv="int4/int8").headers["x-headway-kv"] == "int4/int8"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_what_is_not_held_is_refused_by_name(server: InProcess, path: str):
         ("int8", [], "exact", "are: int8"),
         ("float32", [], "windows", "are: exact"),
         ("int8", NARROW, "int4", "are: windows, int8"),
+        ("int8/int4", [], "int4/int8", "are: int8/int4"),
     ):
         held(server, kv_dtype, narrowed=narrowed)
         answer = ask(server, path, kv=asked)

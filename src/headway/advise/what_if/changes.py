@@ -12,7 +12,7 @@ import msgspec
 
 from headway.advise.what_if.case import Case
 from headway.core.errors import UsageError
-from headway.core.kv_format import ROUNDED, kv_format
+from headway.core.kv_format import APART, ROUNDED, kv_format
 from headway.core.memory_plan import with_open_blocks
 from headway.core.options import EngineOptions, ServerOptions
 from headway.core.options.field import parse_value
@@ -199,7 +199,7 @@ def kv_cache_dtype(case: Case, change: Change) -> Case:
     cache = case.settings.cache
     old, new = cache.dtype or case.settings.dtype, change.value
     new = case.settings.dtype if new == "auto" else new
-    if cache.open_blocks or (new in ROUNDED and kv_format(new).block_size):
+    if cache.open_blocks or (new in (*ROUNDED, *APART) and kv_format(new).block_size):
         raise UsageError(
             f"--what-if {change}: KV whose open blocks wait to be rounded is not simulated.",
             "int8 is.",

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 
 from headway.core.formats import FORMATS, FP8, GGUF, MARLIN, METHODS
-from headway.core.kv_format import ROUNDED
+from headway.core.kv_format import APART, ROUNDED
 from headway.core.options.field import Bytes, Seconds, option
 
 
@@ -148,9 +148,9 @@ class EngineOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type of keys and values in memory: the model's, or int8 or int4 (native attention); int4 "
-        "keeps the newest block of each request as computed.",
-        choices=("auto", *ROUNDED),
+        "Type of keys and values in memory: the model's, or int8 or int4 (native attention), or "
+        "keys/values apart; int4 keeps the newest block of each request as computed.",
+        choices=("auto", *ROUNDED, *APART),
     )
     kv_cache_dtype_skip_layers: str = option(
         "",

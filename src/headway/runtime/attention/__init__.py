@@ -1,7 +1,7 @@
 """Attention over paged KV: one backend a file, chosen by the name a user types."""
 
 from headway.core.errors import UsageError
-from headway.core.kv_format import ROUNDED
+from headway.core.kv_format import APART, ROUNDED
 from headway.core.resolve import Settings
 from headway.runtime.attention.cache import KVLayer, allocate_kv
 from headway.runtime.attention.flashinfer import FlashInferAttention
@@ -23,7 +23,7 @@ def choose_attention(
         return BACKENDS[name](), (name, "as resolved")
     if library is not None:
         return NativeAttention(library), (name, f"compiled for {library.instruction_set}")
-    if settings.cache.dtype in ROUNDED:
+    if settings.cache.dtype in (*ROUNDED, *APART):
         raise UsageError(
             f"--kv-cache-dtype {settings.cache.dtype}: the native kernels gave a wrong GEMM "
             "on this CPU.",

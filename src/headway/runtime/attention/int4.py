@@ -1,5 +1,7 @@
 """KV memory of 4 bits: K by channel over a block, V by token in groups of 32 channels.
 
+Or one of them, and the other is int8 by token, as in memory that is int8 alone (`runtime.native`).
+
 A block is rounded when its last token is there; until then its keys and values lie in an open block
 as they were computed. So how a key is read follows from two positions alone: token i reads token j
 as computed while both lie in one block, rounded otherwise. Worked example, blocks of 64, token 130:
@@ -10,19 +12,20 @@ as computed while both lie in one block, rounded otherwise. Worked example, bloc
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from headway.core.kv_format import NUMBERS
+from headway.core.kv_format import NUMBERS, KVFormat
 from headway.core.model_spec import KVGroupSpec
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.batch import Batch
-from headway.runtime.native.library import INT4, address
+from headway.runtime.native.library import INT4, INT4_INT8, INT8_INT4, address
 
 GROUP = NUMBERS["int4-token"].group
 LEVELS = 15
+KINDS = {(False, False): INT4, (True, False): INT8_INT4, (False, True): INT4_INT8}
+"""(whether K is int8, whether V is) → what native code calls it."""
 
 
 @dataclass(slots=True)
@@ -32,6 +35,9 @@ class Int4KVLayer(KVLayer):
     Levels lie as vectors of native code read them (`RoundKV` in native/table.h), two a byte: K
     (blocks, G, D / 2, block_size), V (blocks, G, D / 32, 8, 128). `k_scale` (blocks, G, 2, D) and
     `v_scale` (blocks, G, D / 32, 2, block_size) hold scales, then offsets, in fp16.
+
+    In int8 K is (blocks, G, D, block_size), V (blocks, G, block_size, D), and `k_scale` or
+    `v_scale` (blocks, G, block_size) in fp32.
     """
 
     k_scale: Tensor
@@ -41,13 +47,14 @@ class Int4KVLayer(KVLayer):
     """What the native calls are told of it."""
 
     def __post_init__(self) -> None:
-        _, kv_heads, _, head_dim = self.k_scale.shape
-        shape = (kv_heads, head_dim, self.block_size)
-        self.numbers = (*map(address, self.parts), 0, *shape, INT4, 0)
+        _, kv_heads, rows, block_size = self.k.shape
+        kinds = self.k.dtype == torch.int8, self.v.dtype == torch.int8
+        shape = (kv_heads, rows if kinds[0] else 2 * rows, block_size)
+        self.numbers = (*map(address, self.parts), 0, *shape, KINDS[kinds], 0)
 
     @property
     def block_size(self) -> int:
-        return int(self.v_scale.shape[-1])
+        return int(self.k.shape[-1])
 
     @property
     def parts(self) -> list[Tensor]:
@@ -61,13 +68,24 @@ class Int4KVLayer(KVLayer):
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of consecutive full blocks in fp32, (…, B · block_size, G, D)."""
-        (k_scale, k_offset), (v_scale, v_offset) = (
-            part[blocks_B].float().unsqueeze(-1).unbind(-3) for part in (self.k_scale, self.v_scale)
-        )
-        k = k_offset + k_scale * k_levels(self.k[blocks_B])  # (…, B, G, D, block_size)
-        v = v_offset + v_scale * v_levels(self.v[blocks_B])  # (…, B, G, D / 32, block_size, 32)
-        v = v.transpose(-2, -3).flatten(-2)
+        k_scale, v_scale = (part[blocks_B].float().unsqueeze(-1) for part in self.scales)
+        if self.k.dtype == torch.int8:
+            k = self.k[blocks_B] * k_scale.transpose(-1, -2)  # (…, B, G, D, block_size)
+        else:
+            scale, offset = k_scale.unbind(-3)
+            k = offset + scale * k_levels(self.k[blocks_B])
+        if self.v.dtype == torch.int8:
+            v = self.v[blocks_B] * v_scale  # (…, B, G, block_size, D)
+        else:
+            scale, offset = v_scale.unbind(-3)
+            v = offset + scale * v_levels(self.v[blocks_B])  # (…, B, G, D / 32, block_size, 32)
+            v = v.transpose(-2, -3).flatten(-2)
         return k.movedim(-1, -3).flatten(-4, -3), v.movedim(-2, -3).flatten(-4, -3)
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """K's and V's, with their offsets."""
+        return self.k_scale, self.v_scale
 
     def round(self, pairs_P2: Tensor) -> None:
         """Round these (open block, block)."""
@@ -75,12 +93,20 @@ class Int4KVLayer(KVLayer):
             return
         exact, rounded = pairs_P2.unbind(1)
         shape = (len(pairs_P2), self.block_size, *self.v.shape[1:2], -1)
-        k, v = (x.float().view(shape) for x in self.open.gather(exact))
-        levels, self.k_scale[rounded] = round_numbers(k.permute(0, 2, 3, 1))
-        self.k[rounded] = pack_k(levels)
-        groups = v.transpose(1, 2).unflatten(-1, (-1, GROUP)).transpose(2, 3)
-        levels, self.v_scale[rounded] = round_numbers(groups)
-        self.v[rounded] = pack_v(levels)
+        k, v = (x.float().view(shape).transpose(1, 2) for x in self.open.gather(exact))
+        if self.k.dtype == torch.int8:
+            levels, self.k_scale[rounded] = round_bytes(k)
+            self.k[rounded] = levels.transpose(-1, -2)
+        else:
+            levels, self.k_scale[rounded] = round_numbers(k.transpose(-1, -2))
+            self.k[rounded] = pack_k(levels)
+        if self.v.dtype == torch.int8:
+            self.v[rounded], self.v_scale[rounded] = round_bytes(v)
+        else:
+            levels, self.v_scale[rounded] = round_numbers(
+                v.unflatten(-1, (-1, GROUP)).transpose(2, 3)
+            )
+            self.v[rounded] = pack_v(levels)
 
 
 def round_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,6 +118,20 @@ def round_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
     step, base = scale.float()[..., None], offset.float()[..., None]
     levels = ((x - base) / step).round().nan_to_num(0.0).clamp(0, LEVELS)
     return levels.where(step > 0, 0).to(torch.uint8), torch.stack([scale, offset], -2)
+
+
+def round_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(int8 (…, N), scales (…)) of N numbers each, as `quantize_row` of native/kv.inl has them.
+
+    A number that lies between two levels may be either there, where products and additions are one.
+    """
+    largest = x.abs().amax(-1)
+    finite = x.isfinite().all(-1)
+    most = torch.full_like(largest, 127)  # of a plain 127 torch would multiply by an inverse
+    inverse = torch.where(finite & (largest > 1e-30), most / largest, 0)
+    levels = torch.where(finite[..., None], x, 0) * inverse[..., None]
+    scale = torch.where(largest > 1e-30, largest / 127, 0).where(finite, torch.nan)
+    return levels.round().to(torch.int8), scale
 
 
 def nibbles(levels: Tensor) -> Tensor:
@@ -152,14 +192,13 @@ def filled_blocks(batch: Batch, layer: Int4KVLayer) -> Tensor:
 def allocate_int4(
     groups: tuple[KVGroupSpec, ...],
     num_blocks: tuple[int, ...],
-    block_size: int,
+    format: KVFormat,
     dtype: torch.dtype,
     kind: type[KVLayer],
 ) -> list[KVLayer]:
     """Memory of all layers, by layer index; the last of `num_blocks` are the open blocks."""
     layers: dict[int, KVLayer] = {}
-    zeros = partial(torch.zeros, dtype=torch.uint8)
-    scales = partial(torch.zeros, dtype=torch.half)
+    block_size = format.block_size
     for index, (group, count) in enumerate(zip(groups, num_blocks[:-1], strict=True)):
         heads, dim = group.num_kv_heads, group.head_dim
         for layer in group.layers:
@@ -167,15 +206,32 @@ def allocate_int4(
                 shape = (count, block_size, heads, dim)
                 layers[layer] = kind.zeros(shape, index, dtype, "cpu")
                 continue
-            layers[layer] = Int4KVLayer(
-                zeros(count, heads, dim // 2, block_size),
-                zeros(count, heads, dim // GROUP, block_size // 8, 4 * GROUP),
-                index,
-                scales(count, heads, 2, dim),
-                scales(count, heads, dim // GROUP, 2, block_size),
-                kind.zeros((num_blocks[-1], block_size, heads, dim), len(groups), dtype, "cpu"),
-            )
+            k, k_scale = empty_keys(format, count, heads, dim)
+            v, v_scale = empty_values(format, count, heads, dim)
+            shape = (num_blocks[-1], block_size, heads, dim)
+            opened = kind.zeros(shape, len(groups), dtype, "cpu")
+            layers[layer] = Int4KVLayer(k, v, index, k_scale, v_scale, opened)
     return [layers[layer] for layer in sorted(layers)]
+
+
+def empty_keys(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
+    """K and its scales for `count` blocks."""
+    size = format.block_size
+    if format.k.bits == 8:
+        k = torch.zeros(count, heads, dim, size, dtype=torch.int8)
+        return k, torch.zeros(count, heads, size)
+    k = torch.zeros(count, heads, dim // 2, size, dtype=torch.uint8)
+    return k, torch.zeros(count, heads, 2, dim, dtype=torch.half)
+
+
+def empty_values(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
+    """V and its scales for `count` blocks."""
+    size, groups = format.block_size, dim // GROUP
+    if format.v.bits == 8:
+        v = torch.zeros(count, heads, size, dim, dtype=torch.int8)
+        return v, torch.zeros(count, heads, size)
+    v = torch.zeros(count, heads, groups, size // 8, 4 * GROUP, dtype=torch.uint8)
+    return v, torch.zeros(count, heads, groups, 2, size, dtype=torch.half)
 
 
 def memory_of(layers: list[KVLayer]) -> list[KVLayer]:

@@ -10,7 +10,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Number types as the module numbers them."""
 E4M3 = 5
 """That of weights alone."""
-INT4 = 4
+INT4, INT8_INT4, INT4_INT8 = 4, 6, 7
 """That of KV memory whose blocks are rounded."""
 
 
