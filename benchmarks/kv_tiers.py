@@ -1,7 +1,7 @@
 """What KV blocks on a disk save after a restart, in long conversations, and what they cost:
 
     python benchmarks/kv_tiers.py                              # all three, on the embedded model
-    python benchmarks/kv_tiers.py --only turns --shape qwen2.5-0.5b --quantization int4
+    python benchmarks/kv_tiers.py --only turns --shape qwen2.5-0.5b --layers 12 --quantization int4
     python benchmarks/kv_tiers.py --only death --streams 50
 
 `restart` asks a real server for a token behind 1,500 shared ones: cold, found in memory, and found
@@ -44,14 +44,14 @@ NEVER = 1000
 IDLE_S = 60.0
 
 
-def write_shape(name: str, folder: Path, max_len: int) -> Path:
-    """The config.json of a published shape, for random weights of it."""
+def write_shape(name: str, folder: Path, max_len: int, layers: int) -> Path:
+    """The config.json of a published shape, or of `layers` layers of it, for random weights."""
     shape = find_shape(name)
     config = {
         "architectures": [shape.architecture],
         "model_type": shape.model_type,
         "hidden_size": shape.hidden_size,
-        "num_hidden_layers": shape.num_layers,
+        "num_hidden_layers": layers or shape.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
@@ -350,6 +350,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None)
     parser.add_argument("--shape", help="random weights of a published shape: qwen2.5-0.5b")
+    parser.add_argument("--layers", type=int, default=0, help="of the shape; 0: all")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--only", choices=("restart", "turns", "never", "death"))
     parser.add_argument("--streams", type=int, default=50, help="that the engine has as it dies")
@@ -364,7 +365,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         longest = max(given.turns * (high + ANSWER) + ANSWER, 2 * SHARED)
         folder = (
-            write_shape(given.shape, Path(made), longest)
+            write_shape(given.shape, Path(made), longest, given.layers)
             if given.shape
             else model_folder(given.model)
         )
