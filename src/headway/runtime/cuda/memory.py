@@ -3,7 +3,8 @@
 On `meta` every tensor has a size and no memory, so a step of a model of any size is run in a
 moment, under a mode that adds up what is alive. Two steps are counted, the largest prompt beside
 decodes and the largest decode, each with its logits and its sampling; the layers are all alike to
-memory, so a few of each kind stand for all. Worked example, Llama-3.1-8B in bf16, a prompt of 4,096 tokens:
+memory, so a few of each kind stand for all. Worked example, Llama-3.1-8B in bf16, a prompt of 4,096
+tokens:
 
     a residual of 32 MiB, what is normed of it 32, gate and up 224 and their product 112
 
