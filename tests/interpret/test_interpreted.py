@@ -15,15 +15,20 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "cases",
-    ["cases", "product_cases", pytest.param("engine_cases", marks=pytest.mark.hardening)],
+    ("cases", "which"),
+    [
+        ("cases", "not hardening"),
+        ("product_cases", "not hardening"),
+        pytest.param("cases", "hardening", marks=pytest.mark.hardening),
+        pytest.param("engine_cases", "not hardening", marks=pytest.mark.hardening),
+    ],
 )
-def test_kernels_equal_the_reference_in_the_interpreter(cases: str, tmp_path: Path):
+def test_kernels_equal_the_reference_in_the_interpreter(cases: str, which: str, tmp_path: Path):
     source = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"-ocache_dir={tmp_path}"]
     ran = subprocess.run(
-        [*command, str(TESTS / "interpret" / f"{cases}.py")],
+        [*command, "-m", which, str(TESTS / "interpret" / f"{cases}.py")],
         env=environment,
         cwd=TESTS.parent,
         capture_output=True,
