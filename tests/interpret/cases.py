@@ -142,6 +142,17 @@ def test_a_decode_has_the_same_bits_beside_a_chunk(dtype):
         assert torch.equal(found[0], together[row])
 
 
+@pytest.mark.parametrize("name", ["plain", "sinks"])
+def test_a_prompt_has_the_same_bits_in_any_chunks(name):
+    """Whole, and in parts of 7, 2 and the rest: keys that a row does not see change nothing."""
+    rule = AttentionRule(scale=0.3, **RULES[name])
+    q, layer, batch, _ = attention_case([50], [50], rule, torch.float32)
+    whole = ours(q, layer.k, layer.v, batch, rule)
+    for begin, end in ((0, 7), (7, 9), (9, 50)):
+        part = with_tables([end - begin], [end], 8, batch.block_tables_GSB[0])
+        assert torch.equal(ours(q[begin:end], layer.k, layer.v, part, rule), whole[begin:end])
+
+
 @pytest.mark.parametrize("lens", [DECODES, MIXED], ids=["decodes", "mixed"])
 def test_int8_keys_and_values(lens):
     """Levels times the scale of each token and head."""
