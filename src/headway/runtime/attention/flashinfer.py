@@ -130,7 +130,8 @@ class FlashInferAttention:
         """A wrapper with its plan for the decodes, and one for the chunks, where there are some."""
         page, (kv_heads, size) = k.shape[1], k.shape[2:]
         pages = pages_of(lengths.contexts[: lengths.num_decodes], page)
-        self._make_room(pages, page, partial(workspace_bytes, *q_TND.shape[1:], kv_heads), k.device)
+        bytes_of = partial(workspace_bytes, q_TND.shape[1], size, kv_heads)
+        self._make_room(pages, page, bytes_of, k.device)
         found = []
         for span in spans_of(lengths.query_lens, lengths.num_decodes):
             turn = self._turn(span.kind, group, rule, q_TND.shape[1], k.device)
