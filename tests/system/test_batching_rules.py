@@ -36,7 +36,7 @@ def test_a_full_batch_is_answered_as_ever(
 
 def test_one_request_starts_when_its_window_ends(start_server: StartServer) -> None:
     """Nobody else comes; the engine wakes by itself, not at its next idle poll."""
-    live = start_server("--batching=dynamic", "--batch-window=50ms").wait_ready()
+    live = start_server("--batching=dynamic:50ms").wait_ready()
     assert ask(live, PROMPTS[0]) == ask(live, PROMPTS[0])
 
 

@@ -130,13 +130,12 @@ def test_shares(text, share):
     [("0.05", 0.05), ("50ms", 0.05), ("2", 2), ("1.5s", 1.5), ("2m", 120), ("1e-3", 0.001)],
 )
 def test_times(text, seconds):
-    assert read(f"--batch-window={text}")[0]["batch_window"] == pytest.approx(seconds)
     assert read(f"--drain-timeout={text}")[0]["drain_timeout"] == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "ms", "x", "5 days", "5MS", "nan", "infs", "1.2.3s"])
 def test_what_is_no_time(text):
-    assert "is not a time (0.05, 50ms or 2m)" in str(refusal(f"--batch-window={text}"))
+    assert "is not a time (0.05, 50ms or 2m)" in str(refusal(f"--drain-timeout={text}"))
 
 
 @pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%", "x%", "-1", "4 gigs", "", "4,5GB"])

@@ -12,7 +12,7 @@ nobody for load, whatever it predicts.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 import msgspec
@@ -99,6 +99,12 @@ class Admission:
         """Tickets that are open: requests let in that are not over."""
         self._meters: dict[tuple[str, str], Meter] = {}
         self._refused = -inf, 0.0
+
+    def follow(self, scheduler: SchedulerConfig) -> None:
+        """The engines schedule by these settings from now on."""
+        self.rules = replace(self.rules, scheduler=scheduler)
+        for line in self.lines.of:
+            line.forecast.lane_share = scheduler.lane_share
 
     def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
         """Let a request into the queue before engines that run `num_rows` at once each.

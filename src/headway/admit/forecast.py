@@ -107,7 +107,7 @@ class Forecast:
         self.clock = clock
         self.in_order = order == QueueOrder.ARRIVAL
         self._by_deadline = order == QueueOrder.DEADLINE
-        self._lane_share = lane_share
+        self.lane_share = lane_share
         self.entries: dict[QueueEntry, None] = {}
         self.step_s = 0.0
         self._gained = 1.0
@@ -262,7 +262,7 @@ class Forecast:
         if self._by_deadline and not (newcomer.long or newcomer.idle_only):
             ahead = [entry for entry in ahead if not entry.long]
             if self._lane_is_used(newcomer):
-                beside, stretch = True, 1 / (1 - self._lane_share)
+                beside, stretch = True, 1 / (1 - self.lane_share)
         tokens_s = self._shared(newcomer, ahead, self.tokens) * self.token_s * stretch
         return max(tokens_s, rows_s) + (self.step_s if beside else 0.0)
 

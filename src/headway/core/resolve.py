@@ -13,6 +13,7 @@ from headway.core.attention_choice import (
     choose_attention,
     choose_kv_dtype,
 )
+from headway.core.batching_rule import BatchingRule, batching_rule
 from headway.core.cache_config import DEFAULT_BLOCK_SIZE, CacheConfig
 from headway.core.device_choice import choose_graphs, choose_overlap, yes_no
 from headway.core.drafter import DrafterPlan, plan_drafter
@@ -247,7 +248,8 @@ def choose_step_size(options: EngineOptions, device: str, reasons: Reasons) -> t
             "Raise the first or lower the second: each running sequence needs a token a step.",
         )
     reasons.choose("max_num_batched_tokens", (batched, why))
-    reasons.choose("batching", (options.batching, explain_batching(options, max_num_seqs)))
+    rule = batching_rule(options.batching)
+    reasons.choose("batching", (rule.name, explain_batching(rule, max_num_seqs)))
     return max_num_seqs, batched
 
 
@@ -279,16 +281,16 @@ def given_or(given: int | None, default: int, why: str) -> tuple[int, str]:
     return (given, "given") if given is not None else (default, why)
 
 
-def explain_batching(options: EngineOptions, max_num_seqs: int) -> str:
+def explain_batching(rule: BatchingRule, max_num_seqs: int) -> str:
     """When a request starts under the rule of batching, and who may wait for ever."""
-    window_ms = options.batch_window * 1000
+    window_ms = rule.window_s * 1000
     return {
         "continuous": "requests start when there is room, at any step",
         "dynamic": f"given: {max_num_seqs} requests start together, or fewer after "
         f"{window_ms:g} ms; the next when all have ended",
         "static": f"given: {max_num_seqs} requests start together, the next when all have ended; "
         f"WARNING: fewer than {max_num_seqs} wait until more come or the server drains",
-    }[options.batching]
+    }[rule.name]
 
 
 def choose_threads(

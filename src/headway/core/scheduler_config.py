@@ -6,6 +6,7 @@ The numbers stand in the option table (`core.options.tables`) and nowhere else.
 from dataclasses import dataclass
 from typing import Self
 
+from headway.core.batching_rule import WINDOW_S, batching_rule
 from headway.core.options import EngineOptions
 
 DEFAULTS = EngineOptions()
@@ -16,7 +17,7 @@ class SchedulerConfig:
     """Fields of `EngineOptions` that policies and admission read; each is described there."""
 
     batching: str = DEFAULTS.batching
-    batch_window_s: float = float(DEFAULTS.batch_window)
+    batch_window_s: float = WINDOW_S
     policy: str = DEFAULTS.policy
     late: str = DEFAULTS.late
     long_prefill_s: float = float(DEFAULTS.long_prefill)
@@ -27,10 +28,11 @@ class SchedulerConfig:
 
     @classmethod
     def of(cls, options: EngineOptions) -> Self:
-        """What these options say."""
+        """What these options say; UsageError for a rule of batching that there is none of."""
+        rule = batching_rule(options.batching)
         return cls(
-            batching=options.batching,
-            batch_window_s=float(options.batch_window),
+            batching=rule.name,
+            batch_window_s=rule.window_s,
             policy=options.policy,
             late=options.late,
             long_prefill_s=float(options.long_prefill),

@@ -60,7 +60,7 @@ class Scheduler:
         self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
         self.overlap = Overlap(depth)
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs = self.most_rows = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -171,7 +171,7 @@ class Scheduler:
         False where one of them waits for a copy to end: nobody else may start in this step.
         """
         self._promised = None
-        if not self.waiting or not self.is_full:
+        if not self.waiting or not self.is_full or len(self.running) > self.max_num_seqs:
             return True
         for sequence in self.reclaim.claimants(self.running, self.waiting):
             if self._fitting(sequence, self.preemption.leaving()) is None:
@@ -240,7 +240,7 @@ class Scheduler:
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
         """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""
         weaker = self.policy.weaker(sequence, self._unplanned(plan))
-        if not weaker:
+        if not weaker or len(self.running) - len(weaker) >= self.max_num_seqs:
             return None
         hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
         needed = self.kv.still_needed(sequence, hit)
@@ -430,7 +430,7 @@ class Scheduler:
         """Assert that every sequence is in one place and every block has its owner."""
         with self.overlap.assumed(foresees=self.drafts.speculator is None):
             everybody = check_places(self.running, self.waiting, self.gate, self._by_id)
-            assert len(self.running) <= self.max_num_seqs
+            assert len(self.running) <= self.most_rows
             self.preemption.check_integrity(everybody)
             self.reclaim.check_integrity(self.waiting)
             held = [blocks for step in self.overlap.steps for blocks in step.guesses.held]

@@ -19,11 +19,13 @@ import zmq
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError, RequestError
+from headway.core.live_settings import Changes
 from headway.core.request import Request
 from headway.engine import messages
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import changed, died, gave_up, not_ready, read_failure, shuts_down
 from headway.frontend.quarantine import CrashQuarantine, poisonous, submission
+from headway.frontend.retold import Retold
 from headway.frontend.sockets import bind, private_folder, readable
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
@@ -33,8 +35,6 @@ log = logging.getLogger(__name__)
 LOADING_TIMEOUT_S = 120.0
 WATCH_INTERVAL_S = 0.25
 MAX_FAILED_STARTS = 5
-MAX_FORGOTTEN = 10_000
-"""Owners that the next engine is told to forget again; of more the newest."""
 RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
 HANGS = 10
@@ -97,7 +97,7 @@ class ProcessClient:
         self._streams = Streams(tokenizer, self._abort, self._left)
         self.on_left: Callable[[int], None] = lambda request_id: None
         self._failed_starts = 0
-        self._forgotten: dict[bytes, None] = {}
+        self._retold = Retold()
         self._settled = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -354,8 +354,8 @@ class ProcessClient:
             case messages.Ready():
                 self.info, self._died_s = message, None
                 self._become("ready")
-                for owner in self._forgotten:  # the one before may have died over it
-                    self._send(messages.Forget(owner))
+                for told in self._retold.again():
+                    self._send(told)
                 self._failed_starts = 0
                 self.on_ready(message)
                 self._settled.set()
@@ -364,6 +364,9 @@ class ProcessClient:
                 self.on_probe(message)
             case messages.Refused(request_id) | messages.Shed(request_id):
                 self._streams.fail(request_id, message.error())
+            case messages.Changed(plan):
+                if self.info is not None:
+                    self.info.follow(plan)
             case messages.HandedOver() | messages.TakenOver():
                 self.on_handover(message)
 
@@ -417,12 +420,15 @@ class ProcessClient:
 
     def forget(self, owner: bytes) -> None:
         """The engine drops the KV blocks of `owner`, and each that is started after it."""
-        self._forgotten.pop(owner, None)
-        self._forgotten[owner] = None
-        while len(self._forgotten) > MAX_FORGOTTEN:
-            self._forgotten.pop(next(iter(self._forgotten)))
+        message = self._retold.forget(owner)
         if self.ready:
-            self._send(messages.Forget(owner))
+            self._send(message)
+
+    def change_settings(self, changes: Changes) -> None:
+        """The engine takes these settings, and each that is started after it."""
+        message = self._retold.change(changes)
+        if self.ready:
+            self._send(message)
 
     @property
     def trying(self) -> bool:

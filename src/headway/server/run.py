@@ -61,6 +61,7 @@ async def serve(
             gc.freeze()  # what serves lives as long as the server
             on_ready()
             notifier.ready()
+            watchers += [asyncio.create_task(companion()) for companion in state.companions]
         else:
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -73,6 +74,7 @@ async def serve(
         server.should_exit = True
         for watcher in watchers:
             watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
         await runner.stop()
         if state.upstream is not None:
             await state.upstream.close()

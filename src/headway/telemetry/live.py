@@ -39,6 +39,7 @@ from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import RequestLog
+from headway.telemetry.retuning import Retuning
 from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.storage import Storage
@@ -106,8 +107,8 @@ class Telemetry:
         expect_classes(self.registry, self.classes.values())
         expect_tasks(self.registry)
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
-        self.cached_price = cached_price
-        self.storage = Storage(storage_price)
+        self.cached_price, self.storage = cached_price, Storage(storage_price)
+        self.retuning: Retuning | None = None
         self.started_s = self.clock.now_s()
         self.slots = Slots(self.started_s, len(spec.kv_groups))
         self.core_watch: CoreWatch | None = None
@@ -134,8 +135,7 @@ class Telemetry:
         self.engines = Engines(Demand(self.clock, lambda: promised_s(self.classes)))
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}
-        self._counted_first = 0
-        self._counted_work = 0.0, 0.0
+        self._counted_first, self._counted_work = 0, (0.0, 0.0)
         self.num_requests = self.num_missed = 0
         self.errors: dict[str, int] = {}
         """Refused and failed requests by code."""

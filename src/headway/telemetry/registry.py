@@ -113,6 +113,8 @@ ROWS = (
         ("finished_reason",),
         known=("stop", "tool_calls", "length", "abort", "error"),
     ),
+    Row("retunes", C, "Settings that --retune changed, by outcome.", ("setting", "outcome")),
+    Row("retune_cpu_seconds", C, "What the simulations of --retune have computed."),
     Row("num_preemptions", C, "Sequences sent back to the queue."),
     Row(
         "preemptions",

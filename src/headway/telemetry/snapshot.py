@@ -1,13 +1,13 @@
 """What `GET /stats` answers: one served model, now and over the last 10, 60 and 300 seconds.
 
-The live page draws it, the doctor reads it, the benchmarks print from it. Every figure is derived
-from raw timestamps and step records when it is asked for. None (JSON null) means "not measured
-here", never zero. docs/telemetry.md explains the fields; adding one is fine, renaming is not.
+Every figure is derived from raw timestamps and step records when it is asked for. None (JSON null)
+means "not measured here", never zero. docs/telemetry.md explains them: add some, rename none.
 """
 
 import msgspec
 
 from headway.core.contention import CoreUse
+from headway.telemetry.retuning import Retuning
 from headway.telemetry.storage import StorageCost
 
 WINDOWS_S = (10, 60, 300)
@@ -421,10 +421,9 @@ class PrefixSharing(msgspec.Struct, kw_only=True):
 class Snapshot(msgspec.Struct, kw_only=True):
     """All of it. `time_s` is seconds since 1970, `now_s` the clock of `steps[].start_s`.
 
-    `steps` are the last 200; `windows` are in the order of `WINDOWS_S`. `settings` are those of
-    the engine that change what a step costs and who runs in it, by their names in `--dry-run`.
-    `tasks` are the groups that cost most, of all models of the server together.
-    `history` has a point for each of the last 300 seconds where it was asked for, else none.
+    `steps` are the last 200; `windows` are in the order of `WINDOWS_S`. `settings` are those that
+    change what a step costs and who runs in it. `tasks` are the groups that cost most, of all
+    models together. `history` has a point a second where asked for; `retuning` is `--retune`'s.
     """
 
     version: str
@@ -447,4 +446,5 @@ class Snapshot(msgspec.Struct, kw_only=True):
     tasks: list[TaskCost] = []
     storage: list[StorageCost] = []
     settings: dict[str, str] = {}
+    retuning: Retuning | None = None
     history: list[HistoryPoint] = []

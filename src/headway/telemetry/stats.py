@@ -61,6 +61,7 @@ def take_snapshot(
         prefixes=telemetry.prompts.found,
         storage=telemetry.storage.told(now_s),
         settings=dict(ready.settings) if ready else {},
+        retuning=telemetry.retuning,
         history=history(telemetry.slots, now_s) if with_history else [],
     )
 

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes
+from headway.core.batching_rule import RULES
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, read_options
+from headway.core.scheduler_config import SchedulerConfig
 from headway.core.resolve import Settings
 from headway.engine.batching import BATCHING, NOT_YET
 
@@ -340,7 +342,34 @@ def test_warm_up_waits_for_nobody(batching):
 
 
 def test_the_option_is_one_of_the_rules():
-    field = EngineOptions.__dataclass_fields__["batching"]
-    assert set(field.metadata["choices"]) == set(BATCHING)
-    with pytest.raises(UsageError, match="is not one of continuous, dynamic, static"):
-        read_options([EngineOptions], ["--batching=sometimes"], {})
+    assert set(RULES) == set(BATCHING)
+    for text, window_s in [("continuous", 0.05), ("dynamic", 0.05), ("dynamic:80ms", 0.08)]:
+        made = SchedulerConfig.of(EngineOptions(batching=text))
+        assert (made.batching, made.batch_window_s) == (text.partition(":")[0], window_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sometimes", "is not one of continuous, dynamic, static"),
+        ("dynamic:", "is no time"),
+        ("dynamic:soon", "is no time"),
+        ("dynamic:-1s", "is no time"),
+        ("dynamic:nan", "is no time"),
+        ("static:50ms", "static has no time to wait"),
+    ],
+)
+def test_another_rule_is_refused_with_the_form(text, says):
+    with pytest.raises(UsageError, match=says):
+        SchedulerConfig.of(EngineOptions(batching=text))
+
+
+def test_the_old_option_names_the_new_form(tmp_path):
+    """By flag, in a file, and in the environment, where it would go unheard."""
+    file = tmp_path / "headway.yaml"
+    file.write_text("batch_window: 50ms\n")
+    ways = [(["--batch-window=50ms"], {}), (["--config", str(file)], {})]
+    for arguments, environment in [*ways, ([], {"HEADWAY_BATCH_WINDOW": "50ms"})]:
+        with pytest.raises(UsageError) as refused:
+            read_options([EngineOptions], arguments, environment)
+        assert "--batching dynamic:50ms" in refused.value.fix

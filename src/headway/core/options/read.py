@@ -26,6 +26,8 @@ from headway.core.options.tables import EngineOptions
 from headway.core.yaml_file import read_yaml
 
 Options = TypeVar("Options")
+FOLDED = {"batch_window": "--batching dynamic:50ms"}
+"""Options of before → how the same is said now."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,6 +63,9 @@ def read_options(
     others = frozenset(vllm.BY_NAME) - rows.keys() if EngineOptions in tables else frozenset()
     flags, positionals = read_flags(rows, arguments, others)
     file = read_file(flags.pop("config", None) or environment.get("HEADWAY_CONFIG"), rows, others)
+    for name in FOLDED if EngineOptions in tables else ():
+        if environment_name(name) in environment:
+            refuse_folded(environment_name(name), name)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, (table, field) in rows.items():
@@ -168,11 +173,18 @@ def refuse_unknown(
     if not unknown:
         return
     flag = unknown[0].partition("=")[0]
+    refuse_folded(flag, flag.removeprefix("--").replace("-", "_"))
     near = difflib.get_close_matches(flag, [flag_name(name) for name in rows], 1, 0.5)
     raise UsageError(
         f"There is no option {flag}.",
         f"Did you mean {near[0]}?" if near else "See --help=all.",
     )
+
+
+def refuse_folded(said: str, name: str) -> None:
+    """Raise UsageError where `name` is an option of before, which is now a value of another."""
+    if name in FOLDED:
+        raise UsageError(f"{said}: that option is gone.", f"Write {FOLDED[name]}.")
 
 
 def read_file(
@@ -201,6 +213,7 @@ def read_file(
         keys = vllm.translate(keys, frozenset(rows), lambda name: f"--config {path}: {name}")
     for key in keys:
         if key not in rows:
+            refuse_folded(f"--config {path}: {key}", key)
             near = difflib.get_close_matches(key, list(rows), 1, 0.5)
             raise UsageError(
                 f"--config {path}: there is no option {key}.",

@@ -43,14 +43,8 @@ class EngineOptions:
     )
     batching: str = option(
         "continuous",
-        "Newcomers join at every step; or start as a batch, full or after a while; or full only.",
-        choices=("continuous", "dynamic", "static"),
-    )
-    batch_window: Seconds = option(
-        Seconds(0.05),
-        "Dynamic batching: how long the first waits for a full batch, as 0.05 or 50ms.",
-        low=0,
-        unit="seconds",
+        "Newcomers join at every step (continuous); or start as a batch, full or when the first "
+        "has waited 50 ms (dynamic, dynamic:80ms); or full only (static).",
     )
     policy: str = option(
         "slo",
@@ -276,6 +270,12 @@ class ServerOptions:
         False,
         "Let an engine move between --prefill-replicas and --decode-replicas where the traffic has "
         "asked for it for 30 s.",
+    )
+    retune: bool = option(
+        False,
+        "Follow the traffic: a process beside the server simulates the last minutes with other "
+        "rows, token budgets, lanes and guesses, and what is clearly better is taken, watched, "
+        "and undone where it is not.",
     )
     kv_ungated: bool = option(
         False,

@@ -4,7 +4,15 @@ import { Chat } from "./chat.js";
 import { byId, make, mark, show, write } from "./dom.js";
 import { age, bytes, count, plainSteps, said } from "./format.js";
 import { History } from "./history.js";
-import { ClassList, DraftsLine, Figures, GroupList, LatencyTable, StepParts } from "./panels.js";
+import {
+  ClassList,
+  DraftsLine,
+  Figures,
+  GroupList,
+  LatencyTable,
+  RetuningLine,
+  StepParts,
+} from "./panels.js";
 import { RequestTable } from "./requests.js";
 import { Refusal, get, key } from "./talk.js";
 import { explainTerms } from "./terms.js";
@@ -58,6 +66,7 @@ class Page {
       new LatencyTable(),
       new GroupList(),
       new DraftsLine(),
+      new RetuningLine(),
       new StepParts(),
       new RequestTable(),
     ];

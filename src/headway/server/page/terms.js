@@ -39,6 +39,8 @@ export const TERMS = {
   mfu: "Model FLOPs utilization of steps with prefill: FLOPs needed ÷ time ÷ the measured dense peak.",
   drafts:
     "Speculation: tokens that are guessed for each sequence that decodes and verified together in its step. Those that are right are kept, with the token that comes anyway; the answer is the same. What it costs is of the time in steps.",
+  retuning:
+    "--retune: settings that follow the traffic. What it does now, and its last changes: each is taken where simulations of the last minutes say that it is clearly better, watched for two minutes, and undone where it is not.",
   parts: "Means over the window's steps. Forward is the model; everything else is the host.",
   timeline:
     "The last 200 steps: prompt tokens computed (prefill) and sequences advanced by one token (decode). Empty space between bars is time in no step.",

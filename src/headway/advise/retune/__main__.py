@@ -1,0 +1,28 @@
+"""`python -m headway.advise.retune`: answers a server's questions until it closes the pipe.
+
+At the lowest priority: it gets what engine and server leave of the cores.
+"""
+
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+from headway.advise.retune.question import LENGTH_BYTES, decode_question, encoded
+from headway.advise.retune.trial import answer
+
+NICE = 19
+
+
+def main(questions: BinaryIO, answers: BinaryIO) -> None:
+    """One answer for each question."""
+    while length := questions.read(LENGTH_BYTES):
+        asked = decode_question(questions.read(int.from_bytes(length, "big")))
+        answers.write(encoded(answer(asked)))
+        answers.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which closes the pipe
+    os.nice(NICE)
+    main(sys.stdin.buffer, sys.stdout.buffer)

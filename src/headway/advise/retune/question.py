@@ -1,0 +1,57 @@
+"""What a server asks the process beside it, and what that answers: JSON, each behind its length."""
+
+from typing import Literal
+
+import msgspec
+
+from headway.core.live_settings import Changes
+from headway.core.resolve import Settings
+from headway.telemetry.calibration import Calibration
+
+LENGTH_BYTES = 8
+MOST_BYTES = 64 * 2**20
+
+
+class Question(msgspec.Struct, kw_only=True):
+    """`propose` better settings for the traffic of the calibration, or `judge` what the settings
+    with `changes` undone would have made of it."""
+
+    kind: Literal["propose", "judge"]
+    calibration: Calibration
+    started: Settings
+    """What the server started with: it bounds what may be tried."""
+    changes: Changes = {}
+    """Of `judge`: back to what was before."""
+    left_alone: list[Changes] = []
+    """Of `propose`: what was rolled back of late."""
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """`changes` is {} where nothing is clearly better, as `why` then says.
+
+    Shares are of requests in their objectives: `now` with the present settings, `then` with the
+    others; `gain` = then / now − 1 with its 90%, machine and arrivals in it. Seconds are medians.
+    """
+
+    changes: Changes = {}
+    why: str = ""
+    now: float = 0.0
+    then: float = 0.0
+    gain: float = 0.0
+    gain_interval: tuple[float, float] = (0.0, 0.0)
+    now_ttft_s: float | None = None
+    now_tpot_s: float | None = None
+    then_ttft_s: float | None = None
+    then_tpot_s: float | None = None
+    num_simulated: int = 0
+    cpu_s: float = 0.0
+
+
+def encoded(message: Question | Answer) -> bytes:
+    """Its bytes behind their length."""
+    body = msgspec.json.encode(message, enc_hook=float)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+decode_question = msgspec.json.Decoder(Question).decode
+decode_answer = msgspec.json.Decoder(Answer).decode
