@@ -143,6 +143,7 @@ class VirtualServer(World):
         super().__init__([self.replica], NO_FRONT, IdWriter(0), Clients(), seed=1)
         self.records: list[StepRecord] = []
         self.time_s = 0.0
+        self._known: dict[int, Judged] = {}
         self._cpu_s = cpu_s
         self.controller = Controller(self, wanted.settings) if retunes else None
         self.until_s = 0.0
@@ -201,13 +202,15 @@ class VirtualServer(World):
 
     def judge(self, x: Exchange) -> Judged | None:
         """What is known of it by now."""
+        if x.id in self._known:
+            return self._known[x.id]
         if x.ended_s is None or x.ended_s > self.time_s:
             terms = self.door.class_of(x.service_class).objectives(x.asked_prompt_tokens)
             waits_s = self.time_s - x.scheduled_s
             late = not x.chunk_s and terms.missed(waits_s, None, None, waits_s)
             return Judged(x.scheduled_s, False, x.service_class) if late else None
         times = latency(x)
-        return Judged(
+        self._known[x.id] = found = Judged(
             x.scheduled_s,
             not missed(x, self.door.classes),
             x.service_class,
@@ -216,12 +219,13 @@ class VirtualServer(World):
             times.ttft_s if times else None,
             times.tpot_s if times else None,
         )
+        return found
 
     def calibration(self, since_s: float) -> Calibration:
         settings = self.settings()
         began_s = self.replica.started_s + self.time_s - STEPS_S
         come = self.since(since_s)
-        over = [x for x in come if x.ended_s is not None and x.ended_s <= self.time_s]
+        over = {x.id for x in come if x.ended_s is not None and x.ended_s <= self.time_s}
         return Calibration(
             headway="1",
             model="virtual",
@@ -242,14 +246,12 @@ class VirtualServer(World):
                     x.scheduled_s - come[0].scheduled_s,
                     x.asked_prompt_tokens,
                     0,
-                    x.output_tokens or None,
+                    (x.output_tokens or None) if x.id in over else None,
                     service_class=x.service_class,
                 )
-                for x in over
+                for x in come
             ],
-            origin=Origin(
-                spec=self.door.served.spec, settings=settings, classes=self.door.classes
-            ),
+            origin=Origin(spec=self.door.served.spec, settings=settings, classes=self.door.classes),
         )
 
     def change(self, changes: Changes) -> None:

@@ -48,8 +48,8 @@ OF_FIRST = (
 """Options of the engine that are of one model alone: its layers, heads, weights and words."""
 
 if TYPE_CHECKING:
-    from headway.advise.retune.retuner import Retuner
     from headway.admit.admission import Rules
+    from headway.advise.retune.retuner import Retuner
     from headway.cli.main import Call
     from headway.edge.keys import Keyring
     from headway.server.models import ServedModel, State

@@ -1,6 +1,6 @@
 """`--batching`: the rule by which newcomers start, and how long a dynamic one waits.
 
-    continuous       dynamic       dynamic:80ms       static
+continuous       dynamic       dynamic:80ms       static
 """
 
 from typing import NamedTuple

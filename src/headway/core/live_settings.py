@@ -36,7 +36,7 @@ class LiveSetting:
         """Its value."""
         return attrgetter(self.place)(settings)
 
-    def put(self, settings: Settings, value: Value) -> Settings:
+    def put(self, settings: Settings, value: Any) -> Settings:
         """The settings with another value."""
         part, _, name = self.place.rpartition(".")
         if not part:
@@ -97,9 +97,7 @@ def with_changes(settings: Settings, changes: Changes, started: Settings) -> Set
 
 def difference(old: Settings, new: Settings) -> Changes:
     """What makes `new` of `old`."""
-    return {
-        name: row.now(new) for name, row in LIVE.items() if row.now(new) != row.now(old)
-    }
+    return {name: row.now(new) for name, row in LIVE.items() if row.now(new) != row.now(old)}
 
 
 def check_retunable(engine: EngineOptions, server: ServerOptions) -> None:
@@ -112,7 +110,10 @@ def left_out(engine: EngineOptions, server: ServerOptions) -> Iterator[tuple[str
     """(what is there, what to do) of each option that a simulation does not have."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(engine, name) > 1:
-            yield f"--{name.replace('_', '-')}", "Ranks are not simulated: leave one of the two out."
+            yield (
+                f"--{name.replace('_', '-')}",
+                "Ranks are not simulated: leave one of the two out.",
+            )
     if server.prefill_replicas or server.decode_replicas:
         yield "--prefill-replicas", "Use --replicas, or leave --retune out."
     if server.fallback_model:

@@ -25,7 +25,7 @@ from headway.engine import messages
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import changed, died, gave_up, not_ready, read_failure, shuts_down
 from headway.frontend.quarantine import CrashQuarantine, poisonous, submission
-from headway.frontend.retold import Retold
+from headway.frontend.retold import FirstStamp, Retold
 from headway.frontend.sockets import bind, private_folder, readable
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
@@ -68,7 +68,7 @@ class ProcessClient:
         the engines of one model: requests that are not tried again.
         """
         self.command = command
-        self._stamp, self._first_stamp = stamp, ""
+        self._files = FirstStamp(stamp)
         self._has_changed = False
         self.timeout_s = timeout_s
         self.step_timeout_s = step_timeout_s
@@ -250,15 +250,6 @@ class ProcessClient:
         await self._spawn()
         return True
 
-    def _is_like_the_first(self) -> bool:
-        """Whether the model's files are still those of the first engine.
-
-        The requests of a dead engine go on in the next, which must be of the same weights.
-        """
-        now = self._stamp()
-        self._first_stamp = self._first_stamp or now
-        return now == self._first_stamp
-
     def _become(self, status: str) -> None:
         """Take a new status; a server that drains or has stopped does not come back."""
         if self.status not in ("draining", "stopped"):
@@ -349,7 +340,7 @@ class ProcessClient:
             case messages.Loading(done, total):
                 self._become(f"loading {done / max(total, 1):.0%}")
                 self.on_progress(done, total)
-            case messages.Ready() if not self._is_like_the_first():
+            case messages.Ready() if not self._files.are_the_first():
                 self._has_changed = True
             case messages.Ready():
                 self.info, self._died_s = message, None

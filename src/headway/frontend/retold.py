@@ -1,6 +1,7 @@
-"""What every engine that is started later is told again: who is forgotten, and changed settings."""
+"""What holds from one engine to the next: what each is told again (who is forgotten, settings that
+were changed), and which files it may be of."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headway.core.live_settings import Changes
 from headway.engine import messages
@@ -35,3 +36,19 @@ class Retold:
             yield messages.Forget(owner)
         if self._changes:
             yield messages.Change(self._changes)
+
+
+class FirstStamp:
+    """Whether the model's files are still those of the first engine.
+
+    The requests of a dead engine go on in the next, which must be of the same weights.
+    """
+
+    def __init__(self, stamp: Callable[[], str]) -> None:
+        self._stamp, self._first = stamp, ""
+
+    def are_the_first(self) -> bool:
+        """Asked first they are."""
+        now = self._stamp()
+        self._first = self._first or now
+        return now == self._first

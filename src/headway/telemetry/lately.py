@@ -46,11 +46,9 @@ class Shape(NamedTuple):
         )
         if any(max(a, b) > min(a, b) * (1 + max(0.3, chance)) for a, b in ratios):
             return True
-        names = self.classes.keys() | other.classes.keys()
-        moved = max(
-            (abs(self.classes.get(n, 0.0) - other.classes.get(n, 0.0)) for n in names), default=0.0
-        )
-        return moved > max(0.15, chance / 2)
+        mine, theirs = self.classes, other.classes
+        moved = [abs(mine.get(n, 0.0) - theirs.get(n, 0.0)) for n in mine.keys() | theirs.keys()]
+        return any(by > max(0.15, chance / 2) for by in moved)
 
 
 def shape_of(found: Iterable[Judged], seconds: float) -> Shape:

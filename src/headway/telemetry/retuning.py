@@ -5,6 +5,7 @@ import msgspec
 from headway.core.live_settings import Changes
 
 WATCHED, KEPT, ROLLED_BACK, UNPROVED = "watched", "kept", "rolled_back", "unproved"
+OUTCOMES = (KEPT, ROLLED_BACK, UNPROVED)
 
 
 class Retune(msgspec.Struct, kw_only=True):

@@ -42,8 +42,13 @@ class Origin(msgspec.Struct, kw_only=True):
     max_queue_wait_s: float | None = None
 
 
-def take_traffic(telemetry: Telemetry, since_s: float = 0.0) -> list[Asked]:
-    """The requests that have come since then and are over, in the order in which they came."""
+def take_traffic(
+    telemetry: Telemetry, since_s: float = 0.0, *, with_live: bool = False
+) -> list[Asked]:
+    """The requests that have come since then and are over, in the order in which they came.
+
+    Of the last seconds these are the short ones; `with_live` those that still run are there too.
+    """
     found = [*at_the_door(telemetry, since_s)]
     for timeline in telemetry.finished:
         ended = timeline.ended
@@ -62,6 +67,16 @@ def take_traffic(telemetry: Telemetry, since_s: float = 0.0) -> list[Asked]:
                 timeline.service_class.name,
             )
         )
+    for timeline in telemetry.live if with_live else ():
+        if timeline.arrived_s >= since_s:
+            cached = min(timeline.cached_tokens, timeline.num_prompt)
+            found.append(
+                Asked(
+                    *(timeline.arrived_s, timeline.num_prompt, cached, None),
+                    *(max(len(timeline.times), 1), timeline.max_tokens),
+                    timeline.service_class.name,
+                )
+            )
     found.sort(key=lambda asked: asked.at_s)
     begin_s = found[0].at_s if found else 0.0
     for asked in found:

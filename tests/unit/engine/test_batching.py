@@ -15,8 +15,8 @@ from engine_world import EXAMPLES, World, additions, make_settings, perform, sha
 from headway.core.batching_rule import RULES
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, read_options
-from headway.core.scheduler_config import SchedulerConfig
 from headway.core.resolve import Settings
+from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.batching import BATCHING, NOT_YET
 
 WINDOW_S = 0.05

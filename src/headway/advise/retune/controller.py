@@ -49,8 +49,8 @@ the old settings), to the first look, between looks, to the verdict, and to the 
 requests to judge by."""
 CLEAR, CLEAR_LOSS = 2.0, 0.05
 """Standard errors, and points, below which a change is undone at once."""
-NOT_BORNE_OUT = 0.5
-"""The same at the verdict, in standard errors."""
+NOT_BORNE_OUT, SMALL_LOSS = 0.5, 0.02
+"""The same at the verdict."""
 SLOWER = 1.5
 """So many times what was expected of a median, where no more requests are in their objectives."""
 SHOWN = 20
@@ -132,8 +132,8 @@ class Controller:
             return
         if self.watched is not None:
             self._judge(answer, now_s)
-        elif answer.changes:
-            self._apply(answer, now_s)
+        elif answer.changes and self._apply(answer, now_s):
+            return
         else:
             self._rest(f"nothing to gain: {answer.why}", now_s)
 
@@ -195,14 +195,17 @@ class Controller:
         self._next_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
 
-    def _apply(self, answer: Answer, now_s: float) -> None:
-        """Put what was proposed in force, and remember what it was like before."""
+    def _apply(self, answer: Answer, now_s: float) -> bool:
+        """Put what was proposed in force, and remember what it was like before; False where the
+        engine has changed meanwhile, so that it is no change any more."""
         settings = self.sight.settings()
         assert settings is not None, "it was there a moment ago"
+        then = with_changes(settings, answer.changes, self.started)
+        if then == settings:
+            return False
         since_s = max(self._changed_s, self._asked_s - WINDOW_S)
         requests = self.sight.judged(since_s)
         before, shape = kept_of(requests), shape_of(requests, max(now_s - since_s, 1e-9))
-        then = with_changes(settings, answer.changes, self.started)
         told = Retune(
             at_s=round(now_s, 3),
             changes=answer.changes,
@@ -223,6 +226,7 @@ class Controller:
             *(100 * end for end in answer.gain_interval),
             answer.why,
         )
+        return True
 
     # ── watch ───────────────────────────────────────────────────────────────────────────────
 
@@ -267,7 +271,8 @@ class Controller:
         told.num_requests = after.num
         seen = f"{after.share:.0%} in SLO where {expected:.0%} were expected without it"
         lost = expected - after.share
-        if lost > max(CLEAR * error, CLEAR_LOSS) or (is_last and lost > NOT_BORNE_OUT * error):
+        clear, doubtful = max(CLEAR * error, CLEAR_LOSS), max(NOT_BORNE_OUT * error, SMALL_LOSS)
+        if lost > (doubtful if is_last else clear):
             self._undo(seen, now_s)
         elif is_last and lost >= 0 and (slow := slower(watched, after, answer)):
             self._undo(f"{seen}, and {slow}", now_s)

@@ -68,7 +68,8 @@ class LiveSight:
         held = as_now(self.model.telemetry)
         found = take_calibration(held, self.now_s() - STEPS_S)
         if found is not None:
-            found.traffic, found.origin = take_traffic(held, since_s), self.model.origin()
+            found.traffic = take_traffic(held, since_s, with_live=True)
+            found.origin = self.model.origin()
         return found
 
     def change(self, changes: Changes) -> None:
@@ -123,21 +124,26 @@ class Retuner:
         self._num_failures = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled; a fault of its own ends it alone, and is logged."""
         try:
-            sight = LiveSight(self.model)
-            while (started := sight.settings()) is None:
-                await asyncio.sleep(TICK_S)
-            controller = Controller(sight, started, self.count)
-            self.model.telemetry.retuning = controller.told
-            while self._num_failures < MOST_FAILURES:
-                await self.step(controller)
-                self.model.telemetry.registry.set("retune_cpu_seconds", controller.told.cpu_s)
-                await asyncio.sleep(TICK_S)
-            controller.told.state = "given up: its process has failed too often"
-            log.error("retuning is given up: its process has failed %d times", MOST_FAILURES)
+            await self._follow()
+        except Exception:
+            log.exception("retuning failed; the settings stay as they are")
         finally:
             await self._asker.stop()
+
+    async def _follow(self) -> None:
+        sight = LiveSight(self.model)
+        while (started := sight.settings()) is None:
+            await asyncio.sleep(TICK_S)
+        controller = Controller(sight, started, self.count)
+        self.model.telemetry.retuning = controller.told
+        while self._num_failures < MOST_FAILURES:
+            await self.step(controller)
+            self.model.telemetry.registry.set("retune_cpu_seconds", controller.told.cpu_s)
+            await asyncio.sleep(TICK_S)
+        controller.told.state = "given up: its process has failed too often"
+        log.error("retuning is given up: its process has failed %d times", MOST_FAILURES)
 
     async def step(self, controller: Controller) -> None:
         """Ask where there is something to ask."""
@@ -157,5 +163,4 @@ class Retuner:
 
     def count(self, told: Retune) -> None:
         """A change was kept or undone."""
-        for name in told.changes:
-            self.model.telemetry.registry.add("retunes", 1, name, told.outcome)
+        self.model.telemetry.registry.add("retunes", 1, told.outcome)

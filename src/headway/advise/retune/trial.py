@@ -19,15 +19,17 @@ import numpy as np
 from headway.advise.retune.candidates import candidates, finer
 from headway.advise.retune.question import Answer, Question
 from headway.advise.simulate.machine import Machinery
-from headway.advise.what_if.case import Case, case_of, run
+from headway.advise.what_if.case import LEAST_REQUESTS, Case, case_of, run
 from headway.advise.what_if.compare import missed
 from headway.bench.latency import latency
 from headway.core.errors import UsageError
 from headway.core.live_settings import Changes, with_changes
 from headway.telemetry.lately import BLOCK_S, middle
 
-SCREENED_TOKENS, MOST_TOKENS = 6_000, 8_000
-"""Of answers, on which all candidates are simulated once, and the best two in all moments."""
+SCREEN_CPU_S, FINAL_CPU_S = 0.06, 0.15
+"""What one simulation of a candidate may compute, and one of the best two in each moment."""
+STEP_CPU_S, TOKEN_CPU_S = 1e-4, 1e-5
+"""About what a simulated step and a token of it take: so many seconds of traffic fit."""
 FINALISTS, RUNS = 2, 1
 LEAST_GAIN = 0.03
 """What a change must promise."""
@@ -64,9 +66,25 @@ class Trial:
     @classmethod
     def of(cls, asked: Question) -> "Trial":
         """The server as it told of itself; UsageError where that is too little."""
-        case = shortened(case_of(asked.calibration), MOST_TOKENS)
+        case = case_of(asked.calibration)
         machinery = case.machinery()
-        return cls(case, machinery, pairs=machinery.cases(RUNS, 0))
+        trial = cls(case, machinery, pairs=machinery.cases(RUNS, 0))
+        trial.case = trial.shortened(FINAL_CPU_S)
+        return trial
+
+    def shortened(self, cpu_s: float) -> Case:
+        """The last of the traffic, as much as is simulated in so many seconds of CPU.
+
+        20 steps and 160 tokens a second of it take 3.6 ms, so 0.1 s are 28 s of traffic.
+        """
+        case, steps = self.case, self.case.calibration.steps
+        busy_s = steps.started_s[-1] + steps.seconds[-1] - steps.started_s[0]
+        tokens = sum((a.answer or 0) * max(a.n, 1) for a in case.traffic)
+        step_s = STEP_CPU_S * len(steps) / max(busy_s, 1e-9)
+        second_s = step_s + TOKEN_CPU_S * tokens / max(spell_s(case), 1e-9)
+        begin_s = case.traffic[-1].at_s - cpu_s / second_s
+        count = max(sum(asked.at_s >= begin_s for asked in case.traffic), LEAST_REQUESTS)
+        return replace(case, traffic=case.traffic[-count:])
 
     def prefill_s(self, tokens: int) -> float:
         """What a prompt takes alone, as the engine believes."""
@@ -163,7 +181,7 @@ def with_settings(case: Case, changes: Changes, asked: Question) -> Case:
 def propose(trial: Trial, asked: Question) -> Answer:
     """The candidate that is clearly better, or why there is none."""
     case, pair = trial.case, trial.pairs[0]
-    short = shortened(case, SCREENED_TOKENS)
+    short = trial.shortened(SCREEN_CPU_S)
     base = trial.see(short, pair).share
     longest = max(asked.prompt - asked.cached for asked in case.traffic)
     longest_s = trial.prefill_s(longest)
@@ -197,15 +215,6 @@ def propose(trial: Trial, asked: Question) -> Answer:
     return found
 
 
-def shortened(case: Case, tokens: int) -> Case:
-    """The last of its traffic, of so many tokens."""
-    left, begin = tokens, len(case.traffic)
-    while begin and left > 0:
-        begin -= 1
-        left -= (case.traffic[begin].answer or 0) * max(case.traffic[begin].n, 1)
-    return replace(case, traffic=case.traffic[begin:])
-
-
 def spell_s(case: Case) -> float:
     """From the first of its traffic until it may come again: its span, and a mean gap."""
     span_s = case.traffic[-1].at_s - case.traffic[0].at_s
@@ -222,14 +231,14 @@ def warmed(case: Case) -> Case:
 
 def judge(trial: Trial, asked: Question) -> Answer:
     """The traffic since a change, as it is and with the change undone."""
-    now = trial.see_all(trial.case)
-    then = trial.see_all(with_settings(trial.case, asked.changes, asked))
+    now = trial.see(trial.case, trial.pairs[0])
+    then = trial.see(with_settings(trial.case, asked.changes, asked), trial.pairs[0])
     return Answer(
         changes=asked.changes,
-        now=fmean(each.share for each in now),
-        then=fmean(each.share for each in then),
-        now_ttft_s=now[0].ttft_s,
-        now_tpot_s=now[0].tpot_s,
-        then_ttft_s=then[0].ttft_s,
-        then_tpot_s=then[0].tpot_s,
+        now=now.share,
+        then=then.share,
+        now_ttft_s=now.ttft_s,
+        now_tpot_s=now.tpot_s,
+        then_ttft_s=then.ttft_s,
+        then_tpot_s=then.tpot_s,
     )
