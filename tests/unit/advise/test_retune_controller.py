@@ -175,7 +175,21 @@ def test_a_change_without_traffic_stays_unproved():
     one.take(BETTER)
     sight.per_s = 0.01
     assert until_asked(one, sight, 400) is None
-    assert one.told.changes[0].outcome == "unproved" and sight.now.max_num_seqs == 8
+    assert one.told.changes[0].outcome == "unproved" and sight.now.max_num_seqs == 64
+    sight.per_s = 2.0
+    assert until_asked(one, sight).left_alone == [], "nothing speaks against it"
+
+
+def test_a_larger_share_of_far_fewer_is_no_gain():
+    """Clients who wait for their answers ask a fifth as often, and nearly all is in time."""
+    sight = Scripted(per_s=10.0, share=0.5, under_change=1.0)
+    one = Controller(sight, STARTED)
+    until_asked(one, sight)
+    one.take(BETTER)
+    sight.per_s, changed_s = 2.0, sight.time_s
+    assert until_asked(one, sight, 100) is None or one.watched is None
+    assert one.told.changes[0].outcome == "rolled_back" and "5.0 before" in one.told.changes[0].why
+    assert one.told.changes[0].at_s == changed_s and sight.now.max_num_seqs == 64
 
 
 def test_simulations_have_their_share_of_a_core():

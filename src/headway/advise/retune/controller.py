@@ -53,6 +53,9 @@ NOT_BORNE_OUT, SMALL_LOSS = 0.5, 0.02
 """The same at the verdict."""
 SLOWER = 1.5
 """So many times what was expected of a median, where no more requests are in their objectives."""
+FELL, FELL_CLEARLY = 0.75, 0.5
+"""Of the requests that met their objectives a second before: below the first at the verdict, or the
+second at once, it is undone. Who asks again when he is answered asks less of a slower server."""
 SHOWN = 20
 
 
@@ -244,7 +247,11 @@ class Controller:
         after, age_s = kept_of(requests), now_s - watched.changed_s
         if after.num < LEAST_REQUESTS:
             if age_s >= GIVES_UP_S:
-                self._keep(UNPROVED, f"only {after.num} requests came since", now_s)
+                self._undo(f"only {after.num} requests came since", now_s, UNPROVED)
+            return None
+        limit = FELL if age_s >= WATCH_S else FELL_CLEARLY
+        if fell := fallen(watched, after, age_s - SETTLES_S, limit):
+            self._undo(fell, now_s)
             return None
         if age_s < WATCH_S and after.share >= watched.before.share:
             return None
@@ -277,29 +284,44 @@ class Controller:
         elif is_last and lost >= 0 and (slow := slower(watched, after, answer)):
             self._undo(f"{seen}, and {slow}", now_s)
         elif is_last:
-            self._keep(KEPT, seen, now_s)
+            self._keep(seen, now_s)
 
-    def _undo(self, why: str, now_s: float) -> None:
-        """Back to what was; the same change is left alone for an hour."""
+    def _undo(self, why: str, now_s: float, outcome: str = ROLLED_BACK) -> None:
+        """Back to what was; a change that was worse is left alone for an hour."""
         watched, self.watched = self.watched, None
         assert watched is not None
         self.sight.change(watched.told.was)
-        self._left_alone.append((now_s, watched.told.changes))
-        watched.told.outcome, watched.told.why = ROLLED_BACK, why
+        if outcome == ROLLED_BACK:
+            self._left_alone.append((now_s, watched.told.changes))
+        watched.told.outcome, watched.told.why = outcome, why
         self.on_verdict(watched.told)
         log.warning("rolled back: %s is %s again: %s", *named(watched.told), why)
         self._pause_s = FIRST_S
         self._rest(f"rolled back {said(watched.told.changes)}: {why}", now_s)
 
-    def _keep(self, outcome: str, why: str, now_s: float) -> None:
+    def _keep(self, why: str, now_s: float) -> None:
         """It stays; the next question is about what is in force now."""
         watched, self.watched = self.watched, None
         assert watched is not None
-        watched.told.outcome, watched.told.why = outcome, why
+        watched.told.outcome, watched.told.why = KEPT, why
         self.on_verdict(watched.told)
         log.info("kept: %s (%s)", said(watched.told.changes), why)
         self.told.state = f"kept {said(watched.told.changes)}: {why}"
         self._pause_s, self._next_s = FIRST_S, now_s
+
+
+def fallen(watched: Watched, after: Kept, seconds: float, limit: float) -> str:
+    """Whether far fewer requests come, and meet their objectives, than chance makes of it; "" else.
+
+    20 a second before and 4 since, of 12 clients who ask again when they are answered: the share of
+    those that met may have grown, and a fifth is answered.
+    """
+    before = watched.before.share * watched.shape.per_s
+    come, expected = watched.shape.per_s * seconds, before * seconds
+    met = after.share * after.num
+    if after.num >= limit * come or met >= limit * expected or come - after.num < 3 * come**0.5:
+        return ""
+    return f"{met / seconds:.1f} requests a second met their objectives, {before:.1f} before"
 
 
 def slower(watched: Watched, after: Kept, answer: Answer) -> str:

@@ -53,22 +53,27 @@ class LiveSight:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._held = as_now(model.telemetry)
+
+    def look(self) -> None:
+        """From now on it sees what is known now; what is made of that may take its time, on another
+        thread than the server's."""
+        self._held = as_now(self.model.telemetry)
 
     def now_s(self) -> float:
         return self.model.telemetry.clock.now_s()
 
     def judged(self, since_s: float) -> list[Judged]:
-        return judged_lately(self.model.telemetry, since_s)
+        return judged_lately(self._held, since_s)
 
     def settings(self) -> Settings | None:
         origin = self.model.origin()
         return None if origin is None else origin.settings
 
     def calibration(self, since_s: float) -> Calibration | None:
-        held = as_now(self.model.telemetry)
-        found = take_calibration(held, self.now_s() - STEPS_S)
+        found = take_calibration(self._held, self.now_s() - STEPS_S)
         if found is not None:
-            found.traffic = take_traffic(held, since_s, with_live=True)
+            found.traffic = take_traffic(self._held, since_s, with_live=True)
             found.origin = self.model.origin()
         return found
 
@@ -79,6 +84,7 @@ class LiveSight:
 def as_now(telemetry: Telemetry) -> Telemetry:
     """The same with the newest steps and requests alone, which no longer grow."""
     held = copy.copy(telemetry)
+    held.slots = telemetry.slots.held()
     held.steps = deque(list(islice(reversed(telemetry.steps), MOST_STEPS))[::-1])
     held.finished = deque(list(islice(reversed(telemetry.finished), MOST_REQUESTS))[::-1])
     return held
@@ -139,15 +145,16 @@ class Retuner:
         controller = Controller(sight, started, self.count)
         self.model.telemetry.retuning = controller.told
         while self._num_failures < MOST_FAILURES:
-            await self.step(controller)
+            await self.step(controller, sight)
             self.model.telemetry.registry.set("retune_cpu_seconds", controller.told.cpu_s)
             await asyncio.sleep(TICK_S)
         controller.told.state = "given up: its process has failed too often"
         log.error("retuning is given up: its process has failed %d times", MOST_FAILURES)
 
-    async def step(self, controller: Controller) -> None:
+    async def step(self, controller: Controller, sight: LiveSight) -> None:
         """Ask where there is something to ask."""
-        question = controller.tick()
+        sight.look()
+        question = await asyncio.to_thread(controller.tick)
         if question is None:
             return
         try:
@@ -159,6 +166,7 @@ class Retuner:
             controller.gave_up("its process failed")
             return
         self._num_failures = 0
+        sight.look()
         controller.take(answer)
 
     def count(self, told: Retune) -> None:
