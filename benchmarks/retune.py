@@ -1,7 +1,7 @@
 """`--retune` on a real server whose traffic changes, and steady, with and without it.
 
     python benchmarks/retune.py headway-tiny --minutes 10 [--json FILE]
-    python benchmarks/retune.py headway-tiny --minutes 2.5 --steady 1      (12 minutes in all)
+    python benchmarks/retune.py headway-tiny --minutes 2.5 --steady 1     (half an hour in all)
 
 Runs of `minutes` for each of three phases, first the changing mix with `--retune` and without, then
 `--steady` runs of as long of the first phase, in turns. The same requests come to both. Told are,
