@@ -107,7 +107,7 @@ def tests(quick: bool) -> Rows:
 
 def gpu_tests(names: str) -> Rows:
     """What pytest says last, and what failed, of the tests of a GPU with such names."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", names]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not hardening", "-k", names]
     ran = subprocess.run(
         [*command, "tests/gpu", "tests/parity"], cwd=ROOT, capture_output=True, text=True
     )
