@@ -13,8 +13,9 @@ its first factor falls with the control's rate, its second rises with the canary
 Any bet is fair that is placed before its block. Most of the stake is on plans that are to be done
 by a request of the canary (`PLANS`): the best test of that many looks once, at the end, and a plan
 bets so that it has its price there if that test has (T. Breiman, "Optimal gambling systems for
-favorable games", 1961, ends with such a goal by a deadline). The rest is on a mixture of rates,
-which finds small differences in the long run.
+favorable games", 1961, ends with such a goal by a deadline). What it has left behind its last
+request is bet on one rate, or it would speak against a canary for ever. The rest is on a mixture of
+rates, which finds small differences in the long run.
 """
 
 import math
@@ -25,6 +26,8 @@ PLANS = ((30, 0.6), (60, 0.2))
 """(request of the canary by which it is to be done, share of the stake)."""
 BETS = ((0.03, 0.02), (0.08, 0.04), (0.2, 0.1), (0.5, 0.03), (0.95, 0.01))
 """(how much of what is good in the control is bad in the canary, share of the stake)."""
+AFTERWARDS = 0.08
+"""The same of a plan that is over."""
 PRIOR_BAD, PRIOR_ALL = 0.5, 10.0
 MEMORY = 2000
 """Requests of the control that its rate is learned from; the rate of a service moves."""
@@ -75,6 +78,8 @@ class Evidence:
         values = [s * math.exp(log) for s, log in zip(shares, self._logs, strict=True)]
         bets = [
             planned(rate, last - before, value / self.bound)
+            if last > before
+            else rate + AFTERWARDS * (1 - rate)
             for (last, _), value in zip(PLANS, values, strict=False)
         ]
         bets += [rate + more * (1 - rate) for more, _ in BETS]

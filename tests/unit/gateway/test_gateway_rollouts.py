@@ -60,6 +60,14 @@ def test_a_version_that_is_no_worse_is_promoted(rate: float) -> None:
     assert num_back <= 1
 
 
+def test_bad_luck_in_the_first_requests_is_made_up_for() -> None:
+    """Both arms fail one in a hundred; by chance the evidence was 1.8 when all plans were over."""
+    rollout = rollout_of()
+    count = simulated(rollout, 0.01, 0.01, 155, 5000)
+    assert rollout.state == "promoted" and count < 500
+    assert rollout.evidence["errors"].value < 0.1
+
+
 @pytest.mark.hardening
 def test_a_control_with_a_few_errors_hides_no_bad_canary() -> None:
     """One in a hundred beside one in five: nine of ten are back within 30 requests."""
