@@ -164,7 +164,7 @@ def row_price(plain: PlainStep, cost: StepCost) -> float:
     [0.0, 0.9]
     """
     count = len(plain.starts)
-    return cost.rows_s(plain.work, count)[count] / cost.seconds(plain.decodes)
+    return cost.row_s(plain.work, count) / cost.seconds(plain.decodes)
 
 
 class Step:

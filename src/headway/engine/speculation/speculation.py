@@ -253,19 +253,20 @@ class Speculation:
         state = self._by_id.get(sequence.sequence_id)
         if state is None:
             return
-        forced = sequence.tokens[len(sequence.tokens) - sequence.num_forced :]
-        drafted = num_alike(state.drafted, sample.token_ids) if state.drafted else None
+        came, num_forced = sample.token_ids, sequence.num_forced
+        forced = sequence.tokens[-num_forced:] if num_forced else []
+        drafted = num_alike(state.drafted, came) if state.drafted else None
         if drafts.token_ids or state.drafted or state.best.rival is not None:
-            came = sample.token_ids + forced  # behind a token that ends it as well
-            self._count(drafts, sample.token_ids[:-1])
+            all_came = came + forced  # behind a token that ends it as well
+            self._count(drafts, came[:-1])
             if state.best.rival is not None:
-                observe(state.best.rival, state.best.drafts, came, self.acceptance, state.own)
+                observe(state.best.rival, state.best.drafts, all_came, self.acceptance, state.own)
             if state.drafted:
-                self._score_drafted(state, came)
-        self._score_found(state, sample.token_ids, drafted)
+                self._score_drafted(state, all_came)
+        self._score_found(state, came, drafted)
         state.best = NO_CANDIDATE
-        follows = sample.drafts[: len(forced)] == forced  # the drafter did not know them
-        state.proposed = sample.drafts[len(forced) :] if follows else []
+        follows = sample.drafts[:num_forced] == forced  # the drafter did not know them
+        state.proposed = sample.drafts[num_forced:] if follows else []
         for each in self.sources:
             each.came(sequence, drafts.others[sample.path - 1] if sample.path else drafts, sample)
 

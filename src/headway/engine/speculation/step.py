@@ -173,13 +173,13 @@ class StepDrafts:
             self.kv.insert(sequence)
             self.policy.kept(sequence, num_kept)
         drafts = self.of(sequence)
-        if sequence.sequence_id not in self.now.riding:
-            drafts = drafts._replace(token_ids=[], others=())
-        else:
+        if sequence.sequence_id in self.now.riding:
             found = outcomes(drafts, sample.token_ids[:num_kept])
             update.num_drafts = sum([count for _, count, _ in found])
             update.num_kept_drafts = num_kept
             self.now.verified += found
+        elif drafts is not NO_DRAFTS:
+            drafts = drafts._replace(token_ids=[], others=())
         self.speculator.came(sequence, drafts, sample)
 
     def ended(self, result: StepResult) -> None:
