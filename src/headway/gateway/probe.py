@@ -19,6 +19,10 @@ UNREADABLE = (KeyError, TypeError, AttributeError)
 FAILED = (*FAILURES, *UNREADABLE)
 
 
+class BusyError(ValueError):
+    """The upstream lives and has too much to do: the question may be asked again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What was said, what it took, and in which time."""
@@ -29,7 +33,10 @@ class Reply:
 
 
 async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: float) -> Reply:
-    """A whole chat's answer; raises one of FAILED, ValueError with what an error says."""
+    """A whole chat's answer; raises one of FAILED, ValueError with what an error says.
+
+    BusyError where the upstream has too much to do now.
+    """
     body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
     began_s = time.monotonic()
     async with asyncio.timeout(limit_s):
@@ -37,7 +44,8 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
         async with answer:
             data = await read_bounded(answer, MAX_BYTES)
     if answer.status != 200:
-        raise ValueError(f"status {answer.status}: {data[:200].decode('utf-8', 'replace')}")
+        kind = BusyError if answer.status in (429, 503) else ValueError
+        raise kind(f"status {answer.status}: {data[:200].decode('utf-8', 'replace')}")
     dialect = DIALECTS[CHAT]
     usage = dialect.read_whole(data) or Usage()
     seen = seen_whole(dialect, data)

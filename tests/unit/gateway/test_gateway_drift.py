@@ -250,7 +250,8 @@ async def test_baselines_outlive_the_gateway(tmp_path: Path) -> None:
             stub._whole = lambda body, whole=whole: whole({**body, "max_tokens": 3})  # type: ignore
 
 
-async def test_an_upstream_that_is_down_is_left_out() -> None:
+async def test_an_upstream_that_is_down_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.drift.ask.BUSY_S", 0.01)
     stubs = [Stub("a"), Stub("b", fault=lambda number: "status503")]
     async with world(*stubs, models=(BOTH,)) as live:
         await live.state.reload(drifting(config_of(stubs, BOTH)))
@@ -274,6 +275,23 @@ async def test_the_command_compares_urls() -> None:
             await stub.stop()
     assert [each.alarm for each in found] == [False, True]
     assert stubs[0].asked[0]["model"] == "tiny"
+
+
+async def test_a_busy_upstream_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fifth probe is refused at first, the very first one as well; none of them is lost."""
+    monkeypatch.setattr("headway.gateway.drift.ask.BUSY_S", 0.01)
+    stubs = [Stub("a"), Stub("b", fault=lambda number: "status503" if number % 5 == 1 else "")]
+    for stub in stubs:
+        await stub.start()
+    try:
+        config = cli.config_of([stub.url for stub in stubs])
+        (found,) = await cli.compared(config, ["*"], list(PROBES), lambda: None)
+    finally:
+        for stub in stubs:
+            await stub.stop()
+    assert not found.alarm and found.probes == len(PROBES) and found.changed == 0
+    assert found.kl == 0.0, "its log-probabilities are still asked for"
+    assert len(stubs[1].asked) > 2 * len(PROBES)
 
 
 def test_probes_are_the_same_each_time(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The probes, asked of an upstream twice: once one after the other, once several at a time."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from headway.gateway import probe
 from headway.gateway.drift.compare import Probe, Said, Sheet
@@ -13,6 +15,8 @@ AT_ONCE = 4
 """The second time, so that another batch is among what equals differ by."""
 IDLE_S, POLL_S = 5.0, 0.05
 """So long a probe waits for an upstream that has requests."""
+BUSY_S, MOST_BUSY = 1.0, 20
+"""A probe that an upstream was too busy for is asked again after so long, so often."""
 
 
 async def sheet_of(
@@ -53,22 +57,33 @@ async def idle(upstream: Upstream) -> None:
         await asyncio.sleep(POLL_S)
 
 
+async def patiently(upstream: Upstream, model: str, raw: dict[str, Any]) -> probe.Reply:
+    """The reply of an upstream that may be busy for a while; raises one of probe.FAILED."""
+    for _ in range(MOST_BUSY):
+        with contextlib.suppress(probe.BusyError):
+            return await probe.ask(upstream, model, raw, LIMIT_S)
+        await asyncio.sleep(BUSY_S)
+    return await probe.ask(upstream, model, raw, LIMIT_S)
+
+
 async def asked(upstream: Upstream, model: str, each: Probe) -> Said:
     """One answer at temperature 0, with log-probabilities unless the upstream refuses them."""
     raw = {"messages": each.messages, "max_tokens": each.max_tokens, "temperature": 0}
     if upstream.tells_logprobs is not False:
         try:
             wants = {"logprobs": True, "top_logprobs": TOP}
-            reply = await probe.ask(upstream, model, {**raw, **wants}, LIMIT_S)
+            reply = await patiently(upstream, model, {**raw, **wants})
+        except probe.BusyError:
+            raise
         except ValueError:
             if upstream.tells_logprobs:
                 raise
             upstream.tells_logprobs = False
-            reply = await probe.ask(upstream, model, raw, LIMIT_S)
+            reply = await patiently(upstream, model, raw)
         else:
             upstream.tells_logprobs = upstream.tells_logprobs or bool(reply.seen.top)
     else:
-        reply = await probe.ask(upstream, model, raw, LIMIT_S)
+        reply = await patiently(upstream, model, raw)
     seen = reply.seen
     if seen.fingerprint:
         upstream.fingerprint = seen.fingerprint
