@@ -225,12 +225,6 @@ class StepCost:
         alone_s = curve_s[0]
         return [s - alone_s + count * row_s for count, s in enumerate(curve_s)]
 
-    def row_s(self, work: Work, count: int) -> float:
-        """The last of `rows_s`, by itself: what so many drafts add."""
-        row_s = self._parts[SAMPLED] + self._parts[READ] * len(self.windows)
-        added_s = self._curve(work.num_tokens + count) - self._curve(work.num_tokens)
-        return added_s + count * row_s
-
     def with_path(self, work: Work, start: int, count: int) -> Work:
         """`work` and another path of `count` drafts from position `start`: a row of its own, which
         computes the token before them again."""

@@ -164,7 +164,9 @@ def row_price(plain: PlainStep, cost: StepCost) -> float:
     [0.0, 0.9]
     """
     count = len(plain.starts)
-    return cost.row_s(plain.work, count) / cost.seconds(plain.decodes)
+    tokens, sampled, attended, read = plain.work
+    more = Work(tokens + count, sampled + count, attended, read + count * len(cost.windows))
+    return (cost.seconds(more) - cost.seconds(plain.work)) / cost.seconds(plain.decodes)
 
 
 class Step:
