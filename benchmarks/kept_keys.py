@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--keep", default="50,25,12.5", help="percent that is read or kept")
     parser.add_argument("--option", choices=("kv-read", "kv-keep"), default="kv-read")
     parser.add_argument("--method", default="keydiff", help="keydiff,snapkv,h2o; with kv-keep")
-    parser.add_argument("--whole-layers", default="0,1")
+    parser.add_argument("--whole-layers", default="1,2")
     parser.add_argument("--distance", default="0,300,800", help="characters before the question")
     parser.add_argument("--questions", type=int, default=10, help="a third of the lookups")
     parser.add_argument("--data", type=Path, default=DATA, help="folder that holds eval/ and text/")

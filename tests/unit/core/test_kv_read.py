@@ -26,7 +26,7 @@ def test_what_is_no_share_is_refused(text: str):
 
 
 def test_blocks_are_rounded_up_and_never_fewer_than_the_fewest():
-    assert [blocks_read(0.25, count) for count in (1, 4, 16, 17, 63)] == [1, 4, 4, 5, 16]
+    assert [blocks_read(0.25, count) for count in (1, 8, 32, 33, 63)] == [1, 8, 8, 9, 16]
     assert blocks_read(0.01, 100) == FEWEST
 
 
