@@ -6,6 +6,7 @@ second, one that restores the wrong bytes in the first.
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,3 +138,25 @@ async def test_what_runs_goes_on_from_the_disk_when_its_engine_dies(start, tmp_p
     # beside other work a read may take so long that it is given up, and the prompt is computed
     num_read = 3 - live.metric("kv_disk_failures_total", kind="read")
     assert live.metric("prompt_tokens_cached_by_source_total", source="disk") == num_read * 401
+
+
+@pytest.mark.parametrize("fault", ["full", "gone"])
+def test_answers_go_on_when_the_disk_does_not(tmp_path: Path, fault: str):
+    """Files that may not grow, as on a full disk, and a folder that is removed: said once."""
+    full = ("bash", "-c", 'ulimit -f 256; exec "$0" "$@"') if fault == "full" else ()
+    disk = f"--kv-disk={tmp_path / 'kv'}:50MB", "--kv-disk-write=through"
+    server = LiveServer(None, "--kv-memory=64MiB", *disk, before=full).wait_ready()
+    try:
+        answer, _ = ask(server, PROMPT)
+        wait_until(lambda: num_written(tmp_path) > 2)
+        if fault == "gone":
+            shutil.rmtree(tmp_path / "kv")
+        for at in range(3):
+            ask(server, [200 + at, *PROMPT])
+        assert ask(server, PROMPT)[0] == answer
+        if fault == "full":
+            wait_until(lambda: "free space" in server.stderr)
+            assert server.stderr.count("free space") == 1
+        assert server.metric("engine_restarts_total") == 0
+    finally:
+        server.close()
