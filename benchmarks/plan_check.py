@@ -6,7 +6,8 @@ A server of one thread is calibrated on a ramp of other lengths; then the highes
 the attainment is searched by the very same search (`bench.search`), on the real server and on the
 simulated one. Replicas are engines of one server, each of one thread: on a machine with fewer cores
 than replicas, server and load generator want they take each other's time, and the simulation, which
-gives each a machine of its own, is too hopeful by that.
+gives each a machine of its own, is too hopeful by that. Without the prefix cache: each rate of the
+search sends the same prompts, which the real server would have computed at the rate before.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from headway.bench.trial import once as bench_once
 from headway.core.embedded import model_folder
 from headway.core.options import BenchOptions, EngineOptions, SimulateOptions, read_options
 
+QUIET = "--no-log-requests"
+
 
 def options(table: type, text: str) -> Any:
     """An options table from flags."""
@@ -40,13 +43,13 @@ def calibrate(given: argparse.Namespace) -> None:
         f"--ramp-from {given.rate / 10} --rate {2 * given.rate} --seed 991 "
         f"--duration {given.calibrate_seconds} --calibrate {given.calibration}",
     )
-    with serving(given.folder, *shlex.split(given.flags)) as (url, _):
+    with serving(given.folder, QUIET, *shlex.split(given.flags)) as (url, _):
         asyncio.run(bench_once(url, load, "benchmark", None))
 
 
 def real(given: argparse.Namespace, load: BenchOptions, replicas: int) -> list[GoodputPoint]:
     """Every rate that was tried on the real server."""
-    flags = [*shlex.split(given.flags), f"--replicas={replicas}", f"--slo={given.slo}"]
+    flags = [QUIET, *shlex.split(given.flags), f"--replicas={replicas}", f"--slo={given.slo}"]
     with serving(given.folder, *flags) as (url, _):
         report = asyncio.run(find_goodput(url, load, "benchmark", None))
     assert report.goodput_search is not None
@@ -77,7 +80,7 @@ def best(points: list[GoodputPoint]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", default="headway-tiny")
-    parser.add_argument("--flags", default="--threads 1")
+    parser.add_argument("--flags", default="--threads 1 --no-prefix-cache")
     parser.add_argument("--slo", default="ttft=200ms,tpot=20ms")
     parser.add_argument("--rate", type=float, default=40.0)
     parser.add_argument("--seconds", type=float, default=12.0)
