@@ -27,8 +27,8 @@ from headway.core.service import service_classes
 from headway.measure.record import Exchange
 from served import Stream, drive
 
-PHASES = ("110:talk:40:40", "40:draft:60:160", "60:talk:40:40,10:draft:60:120")
-SLOS = ("talk:ttft=300ms,tpot=4ms", "draft:ttft=2s,tpot=20ms")
+PHASES = ("80:talk:40:40", "25:draft:60:160", "45:talk:40:40,6:draft:60:120")
+SLOS = ("talk:ttft=300ms,tpot=6ms", "draft:ttft=2s,tpot=30ms")
 DRAIN_S = 20.0
 
 
