@@ -58,6 +58,8 @@ class Way:
         self._state = state
         self._incoming = incoming
         self._without: set[Upstream] = set()
+        self._refused: set[Upstream] = set()
+        """Those that will say the same of this request however often they are asked."""
         self._last: RequestError | None = None
         self._is_second_round = False
         self._waits = True
@@ -84,7 +86,7 @@ class Way:
         while not (free or budget.take()):
             if not self._waits or found.breaker.state != "closed" or now_s() >= until_s:
                 self._state.metrics.add("retries_denied")
-                raise self._last or nobody(self._incoming)
+                raise self._last or self._nobody()
             await asyncio.sleep(TURN_S)
             found = self._chosen(only)
         self.num_attempts += 1
@@ -100,8 +102,15 @@ class Way:
             self._without.clear()
             found = next(self._candidates(only), None)
         if found is None:
-            raise self._last or nobody(self._incoming)
+            raise self._last or self._nobody()
         return found
+
+    def _nobody(self) -> RequestError:
+        """Nobody can be asked: now, or ever where none understands what the request needs."""
+        incoming, pools = self._incoming, self._state.pools
+        asked = [each for row in self._routes() for each in pools[row.name].upstreams]
+        missing = incoming.asked.needs.difference(*(each.can for each in asked))
+        return not_understood(incoming, min(missing)) if missing else nobody(incoming)
 
     def _is_second_for_canary(self) -> bool:
         """Whether a canary on trial has failed this request: its client must not notice."""
@@ -111,12 +120,13 @@ class Way:
     def _candidates(self, only: Callable[[Upstream], bool]) -> Iterator[Upstream]:
         """The best of each pool, the model's own first; then again, whatever breakers say."""
         unfit = {each for each in self._state.upstreams.values() if not only(each)}
+        unfit |= self._refused
         asked, arm = self._incoming.asked, self._incoming.arm
         for last in (False, True):
             for route in self._routes():
                 pool = self._state.pools[route.name]
                 for others in barred(arm, route, pool.upstreams):
-                    found = pool.choose(asked, self._without | unfit | others, last=last)
+                    found = pool.choose(asked, unfit | self._without | others, last=last)
                     if found is not None:
                         yield found
 
@@ -138,6 +148,8 @@ class Way:
         else:
             upstream.breaker.given_up()
         self._without.add(upstream)
+        if failure.outcome == "refused":
+            self._refused.add(upstream)
         self._last, self._waits = failure.error, failure.outcome != "busy"
         if not failure.again:
             raise failure.error
@@ -147,6 +159,21 @@ def nobody(incoming: Incoming) -> RequestError:
     """There is no upstream to ask."""
     return EngineDownError(
         f"No upstream of {incoming.model[:80]} can answer this request now.", code="no_upstream"
+    )
+
+
+def not_understood(incoming: Incoming, need: str) -> RequestError:
+    """No upstream of its model understands tools, schemas or images."""
+    fields = {
+        "tools": ("tools",),
+        "schemas": ("response_format", "text"),
+        "images": ("messages", "input"),
+    }[need]
+    return RequestError(
+        f"No upstream of {incoming.model[:80]} understands {need}.",
+        param=next((name for name in fields if name in incoming.raw), None),
+        code="unsupported_parameter",
+        status=400,
     )
 
 

@@ -134,6 +134,30 @@ async def test_a_prompt_that_is_too_long_there_goes_where_there_is_room(fault: s
         assert [(await live.chat()).status for _ in range(2)] == [200, 200]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_all_refuse_is_asked_of_each_once(stream: bool) -> None:
+    """A refusal says the same the second time: nobody is asked twice, and the budget stays."""
+    stubs = [Stub(name, fault=lambda number: "too_long_vllm") for name in "ab"]
+    async with world(*stubs, models=TURNS) as live:
+        async with asyncio.timeout(5.0):
+            answers = [await live.chat(stream) for _ in range(4)]
+        assert {answer.status for answer in answers} == {400}
+        assert {answer.json["error"]["code"] for answer in answers} == {"context_length_exceeded"}
+        assert [len(stub.asked) for stub in stubs] == [4, 4]
+
+
+async def test_what_nobody_understands_is_refused_by_the_name_of_its_field() -> None:
+    stub = Stub("a", headway=True)
+    async with world(stub) as live:
+        picture = {"type": "image_url", "image_url": {"url": "x"}}
+        messages = [{"role": "user", "content": [picture]}]
+        answer = await live.chat(messages=messages)
+        error = answer.json["error"]
+        assert (answer.status, error["code"]) == (400, "unsupported_parameter")
+        assert error["param"] == "messages" and "understands images" in error["message"]
+        assert stub.asked == []
+
+
 async def test_with_everything_down_refusals_are_quick_and_few() -> None:
     stubs = [Stub("a"), Stub("b")]
     async with world(*stubs, models=TURNS) as live:
