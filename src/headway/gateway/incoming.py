@@ -16,7 +16,7 @@ from headway.gateway.arm import Arm, arm_of
 from headway.gateway.cascade.rows import class_of
 from headway.gateway.choose import Asked
 from headway.gateway.config import ModelRow
-from headway.gateway.dialects import Dialect, answer_length, needs_of
+from headway.gateway.dialects import Dialect, Responses, answer_length, needs_of
 from headway.gateway.hold import Hold
 from headway.gateway.prefix import page_keys
 from headway.gateway.state import State
@@ -103,7 +103,7 @@ async def read_incoming(
             num_bytes=len(prompt),
             answer=answer,
             needs=needs_of(raw),
-            pinned=pinned_to(state, raw, owner),
+            pinned=pinned_to(state, raw, owner) if isinstance(dialect, Responses) else "",
         ),
         prompt_bytes=len(prompt),
         answer_param=param,

@@ -149,6 +149,8 @@ async def test_a_stored_response_is_its_owners_alone() -> None:
         async with live.http.post("/v1/responses", json=body) as answer:
             code = (await answer.json())["error"]["code"]
             assert code == "previous_response_not_found"
+        chat = await live.chat(previous_response_id="resp_2")
+        assert chat.status == 200, "a field of /v1/responses is for the upstream to judge elsewhere"
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": 1}', b'{"model": NaN}', b"\xff"])
