@@ -179,28 +179,61 @@ def step_rows(
 
 
 def served(quick: bool) -> Rows:
-    """A server of the 8B shape under rising rates; of the tiny shape without a GPU."""
+    """A server of the 8B shape at rates that double until fewer than 90% are in their objectives;
+    of the tiny shape, once, without a GPU."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from common import serving
 
     rows: Rows = []
-    name, rates = ("llama-3.1-8b", (4, 16, 64)) if has_gpu() else ("tiny", (4,))
-    lengths = ["--input-len", "512" if has_gpu() else "32", "--output-len", "64"]
-    command = [sys.executable, "-m", "headway.cli.main", "bench"]
+    name, rates = ("llama-3.1-8b", (4, 8, 16, 32, 64)) if has_gpu() else ("tiny", (4,))
+    best = 0.0
     with shape_folder(name) as folder, serving(folder, "--load-format=dummy") as (url, _):
         for rate in rates:
-            count = ["--rate", str(rate), "--num-requests", str(10 * rate if has_gpu() else 8)]
-            asked = ["--endpoint", "completions", "--slo", "ttft=500ms,tpot=50ms"]
-            ran = subprocess.run(
-                [*command, url, *lengths, *count, *asked], capture_output=True, text=True, cwd=ROOT
-            )
-            if ran.returncode:
-                said = ran.stderr.strip()[-1000:]
-                raise RuntimeError(f"headway bench: status {ran.returncode}: {said}")
-            shown = ("TTFT ", "TPOT ", "requests/s", "goodput")
-            lines = (line.strip() for line in ran.stdout.splitlines())
-            rows += [{"what": f"{rate}/s: {line}"} for line in lines if line.startswith(shown)]
-    return rows
+            found = at_rate(url, rate)
+            share, goodput = found["attainment"], found["goodput_per_s"]
+            rows.append({"what": f"{rate}/s: within TTFT 0.5 s and TPOT 50 ms", "value": share})
+            rows.append({"what": f"{rate}/s: goodput", "value": goodput, "unit": "requests/s"})
+            best = max(best, goodput if share >= 0.9 else 0.0)
+            if share < 0.9:
+                break
+    return [*rows, {"what": "goodput at 90%, at least", "value": best, "unit": "requests/s"}]
+
+
+def at_rate(url: str, rate: int) -> dict[str, float]:
+    """What `headway bench` measures of ten seconds at this rate."""
+    lengths = ["--input-len", "512" if has_gpu() else "32", "--output-len", "64"]
+    count = ["--rate", str(rate), "--num-requests", str(10 * rate if has_gpu() else 8)]
+    asked = ["--endpoint", "completions", "--slo", "ttft=500ms,tpot=50ms"]
+    command = [sys.executable, "-m", "headway.cli.main", "bench", url]
+    with tempfile.TemporaryDirectory() as given:
+        told = Path(given) / "bench.json"
+        ran = subprocess.run(
+            [*command, *lengths, *count, *asked, "--json", str(told)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        if ran.returncode:
+            said = ran.stderr.strip()[-1000:]
+            raise RuntimeError(f"headway bench: status {ran.returncode}: {said}")
+        rates: dict[str, float] = json.loads(told.read_text(encoding="utf-8"))["rates"]
+        return rates
+
+
+def sanitized() -> Rows:
+    """NVIDIA's compute-sanitizer over the smallest products, where it is installed."""
+    program = shutil.which("compute-sanitizer")
+    if program is None or not has_gpu():
+        why = "no GPU: nothing to look at" if program else "not installed"
+        return [{"what": "compute-sanitizer", "value": why}]
+    names = "test_a_row_of_an_int4_product and 17"
+    asked = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", names, "tests/gpu"]
+    ran = subprocess.run(
+        [program, "--tool", "memcheck", *asked], cwd=ROOT, capture_output=True, text=True
+    )
+    lines = [line for line in ran.stdout.splitlines() if "ERROR SUMMARY" in line]
+    said = lines[-1].strip("= ") if lines else f"status {ran.returncode}"
+    return [{"what": "compute-sanitizer, a product of 17 rows", "value": said}]
 
 
 def profile(quick: bool) -> Rows:
@@ -222,7 +255,10 @@ def profile(quick: bool) -> Rows:
                 torch.cuda.synchronize()
     key = "self_device_time_total" if has_gpu() else "self_cpu_time_total"
     averages = sorted(found.key_averages(), key=lambda one: -getattr(one, key))[:10]
-    return [{"what": one.key[:60], "value": getattr(one, key), "unit": "us"} for one in averages]
+    rows: Rows = [
+        {"what": one.key[:60], "value": getattr(one, key), "unit": "us"} for one in averages
+    ]
+    return rows + sanitized()
 
 
 # ── peers over the same shape ───────────────────────────────────────────────────────────────

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
+import common  # noqa: E402
 import gpu_bringup  # noqa: E402
 import gpu_model  # noqa: E402
 
@@ -123,3 +126,29 @@ def test_shapes_are_what_the_engine_reads():
 def test_a_step_of_plain_torch_is_the_peer():
     """The loop that a graph holds on a GPU runs: a step of a tiny shape takes some time."""
     assert gpu_model.torch_loop("tiny") > 0
+
+
+def test_the_rate_doubles_until_fewer_than_nine_of_ten_are_in_time(monkeypatch):
+    def at_rate(url: str, rate: int) -> dict[str, float]:
+        share = 1.0 if rate < 16 else 0.92 if rate == 16 else 0.4
+        return {"attainment": share, "goodput_per_s": rate * share}
+
+    @contextmanager
+    def serving(folder: Path, *flags: str) -> Iterator[tuple[str, int]]:
+        assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 32
+        yield "http://127.0.0.1:9", 0
+
+    monkeypatch.setattr(gpu_model, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_model, "at_rate", at_rate)
+    monkeypatch.setattr(common, "serving", serving)
+    rows = gpu_model.served(False)
+    assert [row["what"].partition(":")[0] for row in rows[::2]] == [
+        *("4/s", "8/s", "16/s", "32/s"),
+        "goodput at 90%, at least",
+    ]
+    assert rows[-1]["value"] == pytest.approx(16 * 0.92)
+
+
+def test_a_sanitizer_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr(gpu_model.shutil, "which", lambda name: None)
+    assert gpu_model.sanitized() == [{"what": "compute-sanitizer", "value": "not installed"}]
