@@ -25,7 +25,9 @@ def ranks(folder: Path, **options: Any) -> Iterator[Engine]:
 
 
 def answers_of(folder: Path, requests: list[Request], **options: Any) -> Answers:
-    """What each sequence is answered."""
+    """What each sequence is answered; one rank meets nobody, whatever transport is named."""
+    if not options.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
+        options.pop("rank_transport", None)
     with ranks(folder, **options) as engine:
         return finish(engine, requests)
 

@@ -91,11 +91,14 @@ class Child:
 def watch(parent: int, drain_s: float, command: Sequence[str]) -> int:
     """Run `command` until it ends, somebody asks to end, or `parent` is gone; its status, 128 and
     the signal's number where it was killed."""
-    asked = threading.Event()
+    asked, hung_up = threading.Event(), threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: hung_up.set())  # before there is anybody to tell
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     signal.signal(signal.SIGINT, lambda *_: asked.set())
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGHUP, lambda *_: child.send_signal(signal.SIGHUP))
+    if hung_up.is_set():
+        child.send_signal(signal.SIGHUP)
     while child.poll() is None and not asked.is_set() and os.getppid() == parent:
         asked.wait(POLL_S)
     if child.poll() is None:

@@ -20,9 +20,9 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.gateway.config import read_config
 
 GREETS = """
-import signal, sys, time
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-signal.signal(signal.SIGHUP, lambda *_: print("read again", flush=True))
+signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"read again\\n"))  # amid a print, too
 print("some words before", flush=True)
 print("Headway is ready: http://127.0.0.1:1234/v1", flush=True)
 while True:
