@@ -33,8 +33,7 @@ from headway.gateway.patience import Patience, Silence
 from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, SILENCE_S, Upstream
 
-MAX_STREAM_BYTES = 64 * 2**20
-PROGRESS_S = 1.0
+MAX_STREAM_BYTES, PROGRESS_S = 64 * 2**20, 1.0
 MOST_RESUMED = 3
 """How often one stream may go on elsewhere; after the first time the budget is asked."""
 
@@ -60,7 +59,6 @@ class StreamedAnswer:
         self._resume: Resume | None = None
         """What the stream is known by and its tokens, where marks tell."""
         self._text: list[str] = []
-        self._size = self._num_events = 0
         self._progress_s = time.monotonic() + PROGRESS_S
         self._num_resumed = 0
         self._model = ""
@@ -287,6 +285,9 @@ class _Attempted:
                 for event in cutter.feed(data):
                     ready.append(self._take(event))
             finally:  # what came before an error is shown all the same
+                if stream._over and stream._account.ttft_s is None and any(ready[:-1]):
+                    await stream.write(b"".join(ready[:-1]))  # a first token waits for no books
+                    del ready[:-1]
                 if stream._over:
                     stream._ending.data = b"".join(ready)
                 elif any(ready):
