@@ -126,6 +126,8 @@ def found() -> None:
 def equals(first: int, num_sets: int) -> None:
     """Each ordered pair of equals, on `num_sets` sets of probes that have none in common."""
     probes = skill_probes(NUMBER * (first + num_sets))
+    if len(probes) < NUMBER * (first + num_sets):
+        raise SystemExit(f"there are {len(probes)} probes: {len(probes) // NUMBER} sets of them")
     findings: list[Finding] = []
     with contextlib.ExitStack() as stack:
         urls = {name: stack.enter_context(serving("", *given))[0] for name, given in EQUALS.items()}

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,10 +78,10 @@ def skill_probes(number: int) -> "list[Probe]":
     from headway.evals.skills.suite import LEVELS, SKILLS, examples
     from headway.gateway.drift.compare import Probe
 
-    each = -(-number // (len(SKILLS) * len(LEVELS)))
-    streams = [islice(examples(skill, level, SEED), each) for level in LEVELS for skill in SKILLS]
-    turns = chain.from_iterable(zip(*streams, strict=False))
-    return [Probe(messages=one.messages) for one in islice(turns, number)]
+    streams = [examples(skill, level, SEED) for level in LEVELS for skill in SKILLS]
+    turns = chain.from_iterable(zip_longest(*streams))  # some skills have a hundred questions
+    asked = (one for one in turns if one is not None)
+    return [Probe(messages=one.messages) for one in islice(asked, number)]
 
 
 async def compared(

@@ -297,6 +297,8 @@ async def test_a_busy_upstream_is_asked_again(monkeypatch: pytest.MonkeyPatch) -
 def test_probes_are_the_same_each_time(tmp_path: Path) -> None:
     first, again = cli.read_probes("", 40), cli.read_probes("", 40)
     assert first == again and len({str(probe.messages) for probe in first}) == 40
+    many = cli.read_probes("", 4000)  # more than the rarest skill has in its turn
+    assert many[:40] == first and len({str(probe.messages) for probe in many}) == 4000
     file = tmp_path / "probes.jsonl"
     file.write_bytes(b"\n".join(msgspec.json.encode(probe) for probe in PROBES))
     assert cli.read_probes(str(file), 20) == list(PROBES[:20])
