@@ -98,7 +98,7 @@ class Asker:
         self._process: asyncio.subprocess.Process | None = None
 
     async def ask(self, question: Question) -> Answer:
-        """Its answer; raises OSError, EOFError, TimeoutError or ValueError where none comes."""
+        """Its answer; raises OSError, EOFError, TimeoutError or MsgspecError where none comes."""
         process = self._process
         if process is None or process.returncode is not None:
             pipe = asyncio.subprocess.PIPE
