@@ -228,35 +228,11 @@ def session() -> aiohttp.ClientSession:
 # ── overhead ────────────────────────────────────────────────────────────────────────────────
 
 
-def relay_main(port: int, upstream: str) -> None:
-    """The process of the bare relay: the gateway's own libraries, and not a thought of its own."""
-    import uvicorn
-
-    sessions: list[aiohttp.ClientSession] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        sessions[:] = sessions or [session()]
-        body, path = (await receive()).get("body", b""), scope["path"].removeprefix("/v1")
-        kind = {"content-type": "application/json"}
-        async with sessions[0].request(
-            scope["method"], upstream + path, data=body, headers=kind
-        ) as answer:
-            await send({"type": "http.response.start", "status": answer.status, "headers": []})
-            while data := await answer.content.readany():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-
-    uvicorn.run(app, host="127.0.0.1", port=port, loop="uvloop", http="h11", log_level="error")
-
-
 @contextlib.contextmanager
 def relay(url: str) -> Iterator[tuple[str, int]]:
     """The bare relay before this: (URL, process id)."""
-    port = free_port()
-    given = json.dumps({"port": port, "upstream": url})
-    process = subprocess.Popen([sys.executable, __file__, "relay", "--given", given])
+    port, program = free_port(), Path(__file__).with_name("bare_relay.py")
+    process = subprocess.Popen([sys.executable, program, str(port), url])
     try:
         asyncio.run(until_alive(f"http://127.0.0.1:{port}/v1/models"))
         yield f"http://127.0.0.1:{port}/v1", process.pid
@@ -441,7 +417,7 @@ async def attempts_of(url: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("overhead", "faults", "hits", "stubs", "relay"))
+    parser.add_argument("what", choices=("overhead", "faults", "hits", "stubs"))
     parser.add_argument("--given", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--litellm", default="", help="LiteLLM's program, to be measured beside")
     parser.add_argument("--requests", type=int, default=800)
@@ -452,9 +428,8 @@ def main() -> None:
     parser.add_argument("--rates", default="40,80,120", help="chats a second, for goodput")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each rate")
     asked = parser.parse_args()
-    if asked.what in ("stubs", "relay"):
-        begun = stubs_main if asked.what == "stubs" else relay_main
-        begun(**json.loads(asked.given))
+    if asked.what == "stubs":
+        stubs_main(**json.loads(asked.given))
         return
     os.environ["HEADWAY_LOG_LEVEL"] = "error"
     columns = COLUMNS[asked.what]
