@@ -6,9 +6,13 @@ second, one that restores the wrong bytes in the first.
 
 import asyncio
 import os
+import random
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +142,47 @@ async def test_what_runs_goes_on_from_the_disk_when_its_engine_dies(start, tmp_p
     # beside other work a read may take so long that it is given up, and the prompt is computed
     num_read = 3 - live.metric("kv_disk_failures_total", kind="read")
     assert live.metric("prompt_tokens_cached_by_source_total", source="disk") == num_read * 401
+
+
+def flip(folder: Path, chooser: random.Random) -> None:
+    """One byte of one segment is another."""
+    paths = sorted(path for path in folder.glob("kv/*/*.kv") if path.stat().st_size)
+    if paths:
+        with chooser.choice(paths).open("r+b") as file:
+            at = chooser.randrange(file.seek(0, os.SEEK_END))
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << chooser.randrange(8)]))
+
+
+@pytest.mark.hardening
+def test_fifty_kills_of_a_server_with_flipped_bytes_between_them(start, tmp_path: Path):
+    """It is killed while it answers and writes; each answer is that of a server without a disk."""
+    chooser = random.Random(1)
+    prompts = [[200 + at, *PROMPT] for at in range(6)]
+    plain = LiveServer(None, "--kv-memory=64MiB").wait_ready()
+    expected = [ask(plain, prompt)[0] for prompt in prompts]
+    plain.close()
+    answered = restored = damaged = 0
+    for _ in range(50):
+        server = start()
+        for at in chooser.sample(range(6), 4):
+            tokens, found = ask(server, prompts[at])
+            assert tokens == expected[at]
+            answered, restored = answered + 1, restored + bool(found)
+        damaged += server.metric("kv_disk_failures_total") > 0
+        killer = threading.Timer(chooser.uniform(0, 0.3), server.signal, [signal.SIGKILL])
+        engine = server.engine_pid()
+        killer.start()
+        with suppress(OSError, HTTPException):
+            for at in range(100):
+                ask(server, [300 + at, *PROMPT[: chooser.randrange(100, 400)]])
+        killer.join()
+        server.wait_end()
+        wait_until(lambda engine=engine: not alive(engine))
+        flip(tmp_path, chooser)
+    assert answered == 200 and restored > 50 and damaged > 5
 
 
 @pytest.mark.parametrize("fault", ["full", "gone"])
