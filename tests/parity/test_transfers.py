@@ -7,7 +7,8 @@ from headway.core.model_spec import KVGroupSpec
 from headway.core.plan import Transfer
 from headway.runtime.attention.cache import KVLayer, allocate_kv
 from headway.runtime.attention.native import NativeKVLayer, PairedKVLayer
-from headway.runtime.transfers import make_transfers, runs
+from headway.runtime.kvstore.transfers import StoreTransfers, runs
+from headway.runtime.transfers import make_transfers
 
 GROUPS = tuple(
     KVGroupSpec(layers=layers, num_kv_heads=2, head_dim=8, window=window)
@@ -78,3 +79,65 @@ def test_neighbours_are_copied_at_once():
     assert runs([5, 6, 9], [0, 1, 2]) == [(5, 0, 2), (9, 2, 1)]
     assert runs([5, 6, 7], [2, 1, 0]) == [(5, 2, 1), (6, 1, 1), (7, 0, 1)]
     assert runs([], []) == []
+
+
+# ── from a store ────────────────────────────────────────────────────────────────────────────────
+
+
+class OddLayer(KVLayer):
+    """Parts whose blocks do not begin where a number of theirs may begin."""
+
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        return [self.k, self.v]
+
+
+def odd(num_blocks: int) -> list[KVLayer]:
+    numbers = torch.arange(3 * num_blocks, dtype=torch.int8).view(num_blocks, 3)
+    return [OddLayer(numbers, torch.rand(num_blocks, 2), 0)]
+
+
+@pytest.mark.parametrize("layers", [filled(*KINDS[1], "cpu"), filled(*KINDS[2], "cpu"), odd(12)])
+@pytest.mark.parametrize("blocks", [list(range(2, 12)), [7, 2, 9, 4], [5, 6, 7, 8, 9, 1]])
+def test_what_a_store_reads_lands_in_its_blocks_alone(layers, blocks):
+    def start(transfer, keys, into, landed):
+        for stored, place in zip(left, into, strict=True):
+            place[:] = memoryview(stored.numpy())
+        landed(True)
+
+    transfers = StoreTransfers(layers, 2, start)
+    whole = list(range(1, 1 + len(blocks)))
+    left = transfers.gather(Transfer(0, 0, whole, "out", "disk"))
+    before = [[part.clone() for part in layer.parts] for layer in layers]
+    transfers.begin(Transfer(1, 0, blocks, "in", "disk", keys=[b""] * len(blocks)))
+    assert transfers.take_done(wait=True)[:2] == ([1], [])
+    others = [block for block in range(12) if block not in blocks]
+    for layer, parts in zip(layers, before, strict=True):
+        for part, old in zip(layer.parts, parts, strict=True):
+            if layer.group == 0:
+                assert torch.equal(part[blocks], old[whole])
+                assert torch.equal(part[others], old[others])
+            else:
+                assert torch.equal(part, old)
+
+
+def test_memory_of_a_read_that_was_given_up_is_no_others_while_it_goes_on():
+    late: list[memoryview] = []
+
+    def start(transfer, keys, into, landed):
+        if not late:
+            late.extend(into)
+            return
+        into[0][:] = b"\1" * len(into[0])
+        late[0][:] = b"\7" * len(late[0])
+        landed(True)
+
+    layers = [OddLayer(*torch.zeros(2, 4, 8, dtype=torch.int8), 0)]
+    transfers = StoreTransfers(layers, 1, start)
+    transfers.begin(Transfer(1, 0, [3], "in", "disk", keys=[b""], limit_s=1e-9))
+    assert transfers.take_done(wait=True)[:2] == ([], [1])
+    for number in (2, 3):  # the second lands in the memory of the first
+        layers[0].k.zero_()
+        transfers.begin(Transfer(number, 0, [2], "in", "disk", keys=[b""]))
+        assert transfers.take_done(wait=True)[:2] == ([number], [])
+        assert layers[0].k[2].tolist() == [1] * 8 and not layers[0].k[3].any()

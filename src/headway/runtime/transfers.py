@@ -17,7 +17,7 @@ from headway.core.errors import CapacityError
 from headway.core.parcel import ENGINE
 from headway.core.plan import StepPlan, StepResult, Transfer
 from headway.runtime.attention.cache import KVLayer
-from headway.runtime.kvstore.transfers import DISK, DiskTransfers, PeerTransfers
+from headway.runtime.kvstore.transfers import DISK, DiskTransfers, PeerTransfers, runs
 
 HOST = "host"
 
@@ -78,23 +78,6 @@ def copy_spans(
             there.copy_(here, non_blocking=True)
         else:
             here.copy_(there, non_blocking=True)
-
-
-def runs(blocks: list[int], host_blocks: list[int]) -> list[tuple[int, int, int]]:
-    """(block, host block, count) of neighbours on both sides.
-
-    >>> runs([5, 6, 9], [0, 1, 2])
-    [(5, 0, 2), (9, 2, 1)]
-    """
-    spans: list[tuple[int, int, int]] = []
-    for block, host in zip(blocks, host_blocks, strict=True):
-        if spans:
-            first, first_host, count = spans[-1]
-            if (block, host) == (first + count, first_host + count):
-                spans[-1] = (first, first_host, count + 1)
-                continue
-        spans.append((block, host, 1))
-    return spans
 
 
 class Transfers(Protocol):

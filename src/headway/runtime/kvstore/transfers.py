@@ -7,6 +7,7 @@ lies beside the KV memory until `take_done` puts it into its blocks, in the thre
 read that was given up never writes.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ from headway.runtime.kvstore.reading import Landed
 from headway.runtime.kvstore.segment import BlockId
 
 DISK = "disk"
+LEAST_RUN = 4
+"""Blocks of a run, on average, from which on runs are copied and not block by block."""
+KEPT_BYTES = 128 * 2**20
+"""Of staging memory that nobody uses: 10,000 tokens of Qwen2.5-0.5B in bf16."""
 WAIT_S = 0.005
 """How long a step without work waits for a block to land; a newcomer waits no longer than that."""
 
@@ -36,9 +41,32 @@ class Reading:
     transfer: Transfer
     began_s: float
     data: Tensor
+    """(blocks, bytes of a block), of `room`."""
+    room: Tensor
     ended_s: float = 0.0
     is_over: bool = False
     has_come: bool = False
+
+
+class Staging:
+    """Memory that blocks land in, used again: 50 MB of new pages take 40 ms, to copy them 5."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
+        self._rooms: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """So many bytes or more, with anything in them."""
+        fitting = [at for at, room in enumerate(self._rooms) if len(room) >= num_bytes]
+        if not fitting:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        return self._rooms.pop(min(fitting, key=lambda at: len(self._rooms[at])))
+
+    def give(self, room: Tensor) -> None:
+        """Nobody writes there any more. The smallest go where too much is kept."""
+        self._rooms = sorted([*self._rooms, room], key=len)
+        while sum(map(len, self._rooms)) > self._kept_bytes:
+            self._rooms.pop(0)
 
 
 class StoreTransfers:
@@ -60,6 +88,7 @@ class StoreTransfers:
         self.block_bytes = [sum(part[0].nbytes for part in parts) for parts in self._parts]
         self._clock = clock or SystemClock()
         self._readings: dict[int, Reading] = {}
+        self._staging = Staging()
         self._landed = threading.Condition()
         self._moved: list[Moved] = []
 
@@ -77,8 +106,9 @@ class StoreTransfers:
         if self.is_under_way(transfer):
             return
         shape = (len(transfer.blocks), self.block_bytes[transfer.group])
-        data = torch.empty(shape, dtype=torch.uint8)
-        reading = Reading(transfer, self._clock.now_s(), data)
+        room = self._staging.take(math.prod(shape))
+        data = room[: math.prod(shape)].view(shape)
+        reading = Reading(transfer, self._clock.now_s(), data, room)
         self._readings[transfer.transfer_id] = reading
         blocks = [(transfer.group, key) for key in transfer.keys]
         into = [memoryview(block) for block in data.numpy()]
@@ -117,6 +147,8 @@ class StoreTransfers:
             came = reading.has_come
             if came:
                 self._scatter(transfer, reading.data)
+            if reading.is_over:  # else its reader may still write
+                self._staging.give(reading.room)
             (done if came else failed).append(transfer.transfer_id)
             seconds = (reading.ended_s if reading.is_over else now_s) - reading.began_s
             self._moved.append(Moved(transfer.peer, "in", asked, asked if came else 0, seconds))
@@ -124,13 +156,39 @@ class StoreTransfers:
         return done, failed, moved
 
     def _scatter(self, transfer: Transfer, bytes_BN: Tensor) -> None:
-        """Put the bytes of all blocks into their places."""
-        index, at = torch.tensor(transfer.blocks), 0
+        """Put the bytes of all blocks into their places, neighbours at once."""
+        blocks, at = transfer.blocks, 0
+        spans = runs(blocks, list(range(len(blocks))))
+        index = torch.tensor(blocks)
         for part in self._parts[transfer.group]:
             end = at + part[0].nbytes
-            own = bytes_BN[:, at:end].contiguous().view(part.dtype).view(-1, *part.shape[1:])
-            part.index_copy_(0, index.to(part.device), own.to(part.device))
+            bytes_of_part = bytes_BN[:, at:end]
+            if (at | bytes_BN.shape[1]) % part.itemsize:
+                bytes_of_part = bytes_of_part.contiguous()
+            own = bytes_of_part.view(part.dtype).view(-1, *part.shape[1:]).to(part.device)
+            if LEAST_RUN * len(spans) > len(blocks):
+                part.index_copy_(0, index.to(part.device), own)
+            else:
+                for block, first, count in spans:
+                    part[block : block + count].copy_(own[first : first + count])
             at = end
+
+
+def runs(blocks: list[int], host_blocks: list[int]) -> list[tuple[int, int, int]]:
+    """(block, host block, count) of neighbours on both sides.
+
+    >>> runs([5, 6, 9], [0, 1, 2])
+    [(5, 0, 2), (9, 2, 1)]
+    """
+    spans: list[tuple[int, int, int]] = []
+    for block, host in zip(blocks, host_blocks, strict=True):
+        if spans:
+            first, first_host, count = spans[-1]
+            if (block, host) == (first + count, first_host + count):
+                spans[-1] = (first, first_host, count + 1)
+                continue
+        spans.append((block, host, 1))
+    return spans
 
 
 class DiskTransfers(StoreTransfers):
