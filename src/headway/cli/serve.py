@@ -23,6 +23,7 @@ from headway.cli.engines import (
     share_of_machine,
 )
 from headway.core.contention import CoreWatch, CpuWatch
+from headway.core.embedded import DRAFT, EMBEDDED
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
 from headway.core.live_settings import check_retunable
@@ -146,6 +147,7 @@ def make_state(
     """The server's state for one model folder."""
     from headway.server.models import State
 
+    check_context(classes, drafting_folder(folder, engine_options))
     model = make_model(folder, engine_options, options, logs, classes, progress)
     return State(
         keyring=keyring,
@@ -253,12 +255,14 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
+    from headway.frontend.shorten.scorer import Scorer
     from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
     names = options.served_model_name or [model_name(folder)]
+    drafting = drafting_folder(folder, engine_options)
     tokenizer = None
     if not engine_options.skip_tokenizer_init:
         source = model_folder(engine_options.tokenizer or folder)
@@ -295,9 +299,30 @@ def make_model(
         format=format,
         reasoning=reasoning,
         rules=make_rules(options, engine_options),
+        scorer=Scorer([sys.executable, "-m", "headway.surprisal", str(drafting)])
+        if drafting
+        else None,
     )
     model.client = join_clients(clients, options, telemetry, model.admission.lines)
     return model
+
+
+def drafting_folder(folder: Path, options: EngineOptions) -> Path | None:
+    """The model that says what of a prompt may be cut: --draft-model, or the one that comes along
+    with the embedded model."""
+    if options.draft_model:
+        return model_folder(options.draft_model)
+    return model_folder(DRAFT) if folder == model_folder(EMBEDDED) else None
+
+
+def check_context(classes: dict[str, ServiceClass], drafting: Path | None) -> None:
+    """UsageError for a class whose documents nobody could shorten."""
+    for row in classes.values():
+        if row.keep_context is not None and row.keep_context < 1 and drafting is None:
+            raise UsageError(
+                f"The class {row.name} has keep_context, and no model says what may be cut.",
+                "Add --draft-model FOLDER, or leave keep_context out.",
+            )
 
 
 def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:

@@ -10,7 +10,9 @@ from headway.core.errors import UsageError
 
 EMBEDDED = "headway-tiny"
 """What is served when nothing is named."""
-NAMES = (EMBEDDED, "headway-draft")
+DRAFT = "headway-draft"
+"""The model that drafts for it."""
+NAMES = (EMBEDDED, DRAFT)
 
 
 def model_folder(given: str | Path | None) -> Path:

@@ -11,7 +11,7 @@ others. A class file is YAML, each row a class; everything but the name may be l
       priority: -1                 # lower goes first, under the policy priority
       price: 1.0                   # of a token, beside others
       limits: {max_output_tokens: 4096, queue_requests: 64}
-    nightly: {idle_only: true, price: 0.3}
+    nightly: {idle_only: true, price: 0.3, keep_context: 0.5}
 """
 
 import difflib
@@ -90,6 +90,9 @@ class ServiceClass:
     idle_only: bool = False
     price: float = 1.0
     limits: Limits = Limits()
+    keep_context: float | None = None
+    """What its requests ask of `context` where they say nothing: the share of documents and tools'
+    results that is kept."""
     why: str = "built in"
     """Where its objectives come from."""
 
@@ -239,8 +242,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     idle_only: bool = False
     price: float = 1.0
     limits: Limits = Limits()
+    keep_context: float | None = None
 
     def __post_init__(self) -> None:
+        if self.keep_context is not None and not 0 < self.keep_context <= 1:
+            raise ValueError("keep_context must be more than 0 and at most 1")
         for name, low, high in (
             ("free_tokens", 0, 2**31),
             ("weight", 0.001, 1000),
@@ -289,6 +295,7 @@ def read_class(file: Path, name: str, content: Any) -> ServiceClass:
         idle_only=row.idle_only,
         price=row.price,
         limits=row.limits,
+        keep_context=row.keep_context,
         why="from --classes",
     )
 

@@ -74,6 +74,10 @@ class UrlModel:
         score = WAYS[self._way]
         return self._runner.run(self._all([score(self, text, top) for text in texts]))
 
+    def whole_answers(self, bodies: Sequence[Body]) -> list[Body]:
+        """Whole greedy answers to these bodies of a chat, whatever fields they have."""
+        return self._runner.run(self._all([self._post(CHAT, body) for body in bodies]))
+
     def find_out(self) -> None:
         """Ask once, so that a wrong URL, key or name is told before the suite begins."""
         try:

@@ -21,7 +21,10 @@ OURS = ("slo", "service_class", "timings", FIELD)
 """Fields that a Headway server alone knows."""
 SALTED = ("headway", "vllm")
 """Kinds whose prefix caches keep salts apart."""
-PASSED_BACK = ("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-kv")
+PASSED_BACK = (
+    *("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-kv"),
+    "x-headway-context",
+)
 MAX_HEADER = 1000
 
 

@@ -39,7 +39,7 @@ class Fallback:
             return False
         if state.upstream is None:
             done = await self._second(incoming, reason, on_start)
-        elif self._row.elsewhere:
+        elif self._row.elsewhere and incoming.raw.get("context") is None:
             done = await state.upstream.answer(
                 incoming.raw,
                 reason,

@@ -26,6 +26,7 @@ from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.parts import CallEnds, Output
 from headway.server import kv
 from headway.server.body import Accepts
+from headway.server.context import Cut
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
@@ -119,6 +120,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     shares: kv.Shares = kv.NONE
+    cut: Cut | None = None
     use: ToolUse | None = None
     parser_spec: OutputParserSpec | None = None
     ignored_tools: Sequence[str] = ()
@@ -134,8 +136,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_usage(self) -> dict[str, int]:
-        """Prompt tokens whose keys and values are kept and read, where not all are."""
-        return kv.usage(self.model.client.info, self.prompts, self.shares)
+        """Prompt tokens whose keys and values are kept and read, where not all are; and those that
+        `context` has cut, where it was asked for."""
+        found = kv.usage(self.model.client.info, self.prompts, self.shares)
+        return found | ({"cut": self.cut.num_cut} if self.cut is not None else {})
 
     @property
     def num_choices(self) -> int:

@@ -20,6 +20,7 @@ from headway.edge.keys import Caller, Keyring
 from headway.edge.upstream import Upstream
 from headway.engine.messages import Ready
 from headway.frontend.client import EngineClient, not_ready
+from headway.frontend.shorten.scorer import Scorer
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.output_parser import ReasoningMarkers, choose_reasoning_markers
 from headway.frontend.text.tools import BY_NAME, Format, choose_format
@@ -51,6 +52,8 @@ class ServedModel:
     reasoning: ReasoningMarkers | None = None
     rules: Rules = Rules()
     num_engines: int = 1
+    scorer: Scorer | None = None
+    """Who says what `context` may cut; None without a drafting model."""
     request_ids: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     """What its engine calls the next prompts."""
     machine_time: MachineTime = field(default_factory=MachineTime)

@@ -79,6 +79,9 @@ async def serve(
         if state.upstream is not None:
             await state.upstream.close()
         await asyncio.gather(*(model.client.stop() for model in state.rows))
+        for model in state.rows:
+            if model.scorer is not None:
+                model.scorer.close()
         await serving
         deadline.close()
 

@@ -48,6 +48,7 @@ from headway.server.generation import (
 from headway.server.models import State
 from headway.server.outcomes import named_task, spend
 from headway.server.relayed import Marks, check_resumed, load_header, replay, take_field
+from headway.server.shorten import settle_context
 from headway.server.turn import prepared
 from headway.telemetry.timeline import Timeline
 
@@ -104,6 +105,9 @@ class Generate:
         body.model = raw["model"] = state.name(body.model)
         if body.kv is not None:
             kv.shares_of(state.model(body.model).info(), body.kv)
+        model = state.model(body.model)
+        service_class = model.service_class(body, caller)
+        settle_context(model, body, service_class)
         return Incoming(
             scope=scope,
             receive=receive,
@@ -115,7 +119,7 @@ class Generate:
             request_id=resume.id if resume else self._row.prefix + scope["request_id"],
             arrived_s=arrived_s,
             caller=caller,
-            service_class=state.model(body.model).service_class(body, caller),
+            service_class=service_class,
             owner=owner_of(scope),
             created=resume.created if resume else int(state.clock.wall_s()),
             relayed=relayed,
@@ -411,6 +415,8 @@ def response_headers(incoming: Incoming, request: GenerationRequest) -> list[tup
         headers.append((b"x-headway-ignored-fields", names.encode()))
     if told := kv.told(request.model.client.info, request.shares):
         headers.append((b"x-headway-kv", told.encode()))
+    if request.cut is not None:
+        headers.append((b"x-headway-context", request.cut.told.encode()))
     if incoming.relayed is not None:
         headers.append(load_header(request.model))
     if "fallback" in incoming.scope:

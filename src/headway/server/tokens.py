@@ -14,6 +14,7 @@ from headway.server.endpoints import accepts
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat
 from headway.server.openai.schema import NO_OPS, ChatBody, chat_messages
+from headway.server.shorten import shortened
 from headway.server.turn import in_turn
 
 TEMPLATE = accepts(ChatBody, NO_OPS)
@@ -96,6 +97,8 @@ async def apply_template(state: State, request: Request) -> Response:
 
     def answer(raw: dict[str, Any]) -> Any:
         body, _ = TEMPLATE.read(raw, state.options.strict_api)
-        return {"prompt": chat.rendered(state.model(body.model), body, counted=True)}
+        model = state.model(body.model)
+        body, _ = shortened(model, body, body.context)
+        return {"prompt": chat.rendered(model, body, counted=True)}
 
     return await in_turn(state, request, ChatBody, answer)

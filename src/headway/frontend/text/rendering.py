@@ -7,19 +7,13 @@ string of gigabytes, and a template comes with a model from anywhere. `Renderer`
 `frontend.text.render_process`: a line of JSON in, a line out.
 """
 
-import contextlib
-import os
 import queue
-import selectors
 import signal
-import subprocess
 import sys
-import time
 from typing import Any
 
-import msgspec
-
 from headway.core.errors import RequestError
+from headway.frontend.lines import GoneError, LineProcess
 from headway.frontend.text.template import ChatTemplate
 
 LIMIT_S = 2.0
@@ -28,77 +22,27 @@ PATIENCE = 20
 the machine may be busy."""
 START_S = 60.0
 MAX_PROCESSES = 2
-READ_BYTES = 2**20
 
 
-class GoneError(Exception):
-    """The process has ended, or had to be ended."""
-
-
-class Worker:
-    """One process; `render` writes a line and reads one, or ends the process."""
+class Worker(LineProcess):
+    """The process of one template."""
 
     def __init__(self, template: ChatTemplate, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway.frontend.text.render_process", str(limit_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the server's
+        super().__init__(
+            [sys.executable, "-m", "headway.frontend.text.render_process", str(limit_s)]
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._in, False)
-        self._ask([template.source, template.special_tokens], START_S)
+        self.ask([template.source, template.special_tokens], START_S)
 
     def render(self, messages: Any, options: Any) -> Any:
         """(kind, text), as the process has it; GoneError when there is none in time."""
-        return self._ask([messages, options], PATIENCE * self._limit_s)
+        return self.ask([messages, options], PATIENCE * self._limit_s)
 
-    def _ask(self, content: Any, timeout_s: float) -> Any:
-        try:
-            line = self._exchange(msgspec.json.encode(content) + b"\n", timeout_s)
-        except (OSError, TimeoutError) as error:
-            self.close()
-            raise GoneError(str(error)) from error
-        return msgspec.json.decode(line)
-
-    def _exchange(self, data: bytes, timeout_s: float) -> bytes:
-        """Write `data` and read up to the end of a line."""
-        deadline_s = time.monotonic() + timeout_s
-        left = memoryview(data)
-        answer: list[bytes] = []
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._out, selectors.EVENT_READ)
-            selector.register(self._in, selectors.EVENT_WRITE)
-            while not (answer and answer[-1].endswith(b"\n")):
-                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
-                if not ready:
-                    raise TimeoutError(f"more than {timeout_s:.0f} s")
-                for key, _ in ready:
-                    if key.fd == self._in:
-                        left = left[os.write(self._in, left) :]
-                        if not left:
-                            selector.unregister(self._in)
-                    else:
-                        piece = os.read(self._out, READ_BYTES)
-                        if not piece:
-                            raise self._ended()
-                        answer.append(piece)
-        return b"".join(answer)
-
-    def _ended(self) -> Exception:
+    def why_ended(self) -> Exception:
         """Why the process is gone."""
-        if self._process.wait(START_S) == -signal.SIGPROF:
+        if self.process.wait(START_S) == -signal.SIGPROF:
             return TimeoutError(f"more than {self._limit_s:g} s")
         return OSError("it took more memory than it may")
-
-    def close(self) -> None:
-        """End the process."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        with self._process:  # closes the pipes and waits
-            pass
 
 
 class Renderer:

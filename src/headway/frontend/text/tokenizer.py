@@ -89,14 +89,20 @@ class Tokenizer:
             before = []
         yield after
 
+    def counts(self, texts: list[str]) -> list[int]:
+        """Tokens of each of these texts without special tokens; the same errors as `encode`."""
+        try:
+            found = self._rust.encode_batch_fast(texts, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise not_unicode() from error
+        return [len(each.ids) for each in found]
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             # a batch, unlike encode, lets other threads run meanwhile; the fast one has no offsets
             found = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(
-                "The text is not valid Unicode.", param="prompt", code="invalid_value"
-            ) from error
+            raise not_unicode() from error
         ids: list[int] = found[0].ids
         return ids
 
@@ -167,6 +173,11 @@ class Tokenizer:
                 code="unsupported_chat_format",
             )
         return self.template.render(messages, **options)
+
+
+def not_unicode() -> RequestError:
+    """The error for lone surrogates."""
+    return RequestError("The text is not valid Unicode.", param="prompt", code="invalid_value")
 
 
 def missing_tokenizer(folder: Path) -> TokenizerError:

@@ -74,6 +74,23 @@ def text_part(block: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "text", "text": text_field(block, "text", where)}
 
 
+def document_part(block: dict[str, Any], where: str) -> dict[str, Any]:
+    """A document of plain text, with its title."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind != "text" or not isinstance(source, dict):
+        raise unsupported(
+            f"{where}.source.type", repr(str(kind)[:40]), "documents of plain text are read here"
+        )
+    for name in ("context", "citations"):
+        if block.get(name) not in (None, "", {"enabled": False}):
+            raise unsupported(f"{where}.{name}", "given", "leave it out")
+    data = {"text": text_field(source, "data", f"{where}.source")}
+    if block.get("title") is not None:
+        data = {"title": text_field(block, "title", where), **data}
+    return {"type": "document", "document": {"data": data}}
+
+
 def say_user(chat: Chat, blocks: list[dict[str, Any]], where: str) -> None:
     """Results of tools first, then the text."""
     parts = []
@@ -81,6 +98,8 @@ def say_user(chat: Chat, blocks: list[dict[str, Any]], where: str) -> None:
         name = f"{where}.content[{i}]"
         if block["type"] == "tool_result":
             say_result(chat, block, name)
+        elif block["type"] == "document":
+            parts.append(document_part(block, name))
         else:
             parts.append(text_part(block, name))
     if not parts and blocks:

@@ -28,6 +28,7 @@ from headway.server.generation import Incoming, Progress
 from headway.server.models import State
 from headway.server.openai import chat
 from headway.server.openai.schema import ChatBody
+from headway.server.shorten import shortened
 from headway.server.translate import Chat, missing
 from headway.server.turn import in_turn
 
@@ -46,6 +47,7 @@ def prepare(state: State, incoming: Incoming) -> MessagesDialect:
     asked.set("service_tier", body.service_tier, "service_tier")
     check_range("max_tokens", body.max_tokens, 1, None)
     chat_body = asked.body()
+    chat_body, cut = shortened(model, chat_body, body.context, incoming.owner)
     prompt = encoded(state, asked, chat_body)
     left = model.info().max_model_len - len(prompt)
     if left < 1:
@@ -57,7 +59,7 @@ def prepare(state: State, incoming: Incoming) -> MessagesDialect:
         )
     chat_body.max_completion_tokens = min(body.max_tokens, left)
     with asked.told():
-        request = chat.request_of(state, incoming, chat_body, prompt, skipped)
+        request = chat.request_of(state, incoming, chat_body, prompt, skipped, cut)
         request.sampling.grammar = asked.own(request.sampling.grammar)
     return MessagesDialect(Progress(request), cut=body.max_tokens > left)
 
@@ -175,11 +177,11 @@ def chosen_tool(choice: ToolChoice) -> Any:
 
 def num_tokens(state: State, body: CountBody) -> int:
     """Tokens of the prompt that `body` makes."""
-    state.model(body.model)
+    model = state.model(body.model)
     asked, _ = conversation(body)
-    chat_body = asked.body()
+    chat_body, _ = shortened(model, asked.body(), body.context)
     with asked.told():
-        return len(chat.counted_ids(state.model(chat_body.model), chat_body))
+        return len(chat.counted_ids(model, chat_body))
 
 
 async def count_tokens(state: State, request: Request) -> Response:

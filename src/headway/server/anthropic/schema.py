@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.server.context import ContextAsked
 from headway.server.kv import Asked
 
 NO_OPS = frozenset(
@@ -63,6 +64,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: JSONFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    context: ContextAsked | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):

@@ -13,6 +13,7 @@ from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.parts import CallArguments, CallBegins, Content, Output, Part, Reasoning
 from headway.server import kv, prompt_text
+from headway.server.context import Cut
 from headway.server.generation import GenerationRequest, Incoming, Progress
 from headway.server.models import ServedModel, State
 from headway.server.openai import render
@@ -37,6 +38,7 @@ from headway.server.openai.tools import (
     tool_use,
 )
 from headway.server.openai.usage import Usage
+from headway.server.shorten import shortened
 
 encode = msgspec.json.encode
 
@@ -45,9 +47,10 @@ def prepare(state: State, incoming: Incoming) -> "ChatDialect":
     """Check the body, render and encode its messages; raises RequestError."""
     body: ChatBody = incoming.body
     model = state.model(body.model)
+    body, cut = shortened(model, body, body.context, incoming.owner)
     prompt = prompt_ids(model, body)
     room = max(1, model.info().max_model_len - (answer_length(body) or 1))
-    request = request_of(state, incoming, body, truncated(body, prompt, room))
+    request = request_of(state, incoming, body, truncated(body, prompt, room), cut=cut)
     return ChatDialect(Progress(request), body, state.fingerprint)
 
 
@@ -91,6 +94,7 @@ def request_of(
     body: ChatBody,
     prompt: list[int],
     ignored_tools: Sequence[str] = (),
+    cut: Cut | None = None,
 ) -> GenerationRequest:
     """What `body` asks for after its prompt; every dialect that chats comes through here."""
     model = state.model(body.model)
@@ -134,6 +138,7 @@ def request_of(
         wants_timings=bool(body.timings),
         cache_salt=body.cache_salt,
         shares=kv.shares_of(info, incoming.body.kv),
+        cut=cut,
     )
 
 

@@ -18,8 +18,10 @@ from headway.core.request import (
     check_range,
 )
 from headway.core.service import MAX_PRIORITY
+from headway.server.context import ContextAsked
 from headway.server.kv import Asked
 from headway.server.openai.calls import called_names, check_answer, checked_calls
+from headway.server.openai.documents import document_text
 from headway.server.openai.structured import asked_grammar
 from headway.server.openai.tools import Tool
 
@@ -114,6 +116,7 @@ class ChatBody(Common, kw_only=True):
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     documents: list[dict[str, Any]] | None = None
+    context: ContextAsked | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -349,7 +352,7 @@ def told_reasoning(message: dict[str, Any], where: str) -> dict[str, str]:
 
 
 def content_text(content: Any, where: str) -> str | None:
-    """A string as it is; text parts joined; anything else is refused by name."""
+    """A string as it is; text and documents joined; anything else is refused by name."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -359,6 +362,9 @@ def content_text(content: Any, where: str) -> str | None:
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "document":
+            texts.append(document_text(part, f"{where}[{i}]"))
+            continue
         if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
             name = f"{where}[{i}]"
             raise RequestError(

@@ -29,6 +29,7 @@ from headway.server.responses.schema import (
 )
 from headway.server.responses.store import Entry
 from headway.server.session import Session
+from headway.server.shorten import shortened
 from headway.server.translate import Chat, unsupported
 
 PREFIX = "resp_"
@@ -53,8 +54,10 @@ def prepare(state: State, incoming: Incoming) -> ResponsesDialect:
     asked.set("logprobs", wants_logprobs(body) or None, "include")
     chat_body = asked.body()
     with asked.told():
-        prompt = chat.prompt_ids(state.model(body.model), chat_body)
-        request = chat.request_of(state, incoming, chat_body, prompt, skipped)
+        model = state.model(body.model)
+        chat_body, cut = shortened(model, chat_body, body.context, owner)
+        prompt = chat.prompt_ids(model, chat_body)
+        request = chat.request_of(state, incoming, chat_body, prompt, skipped, cut)
         request.sampling.grammar = asked.own(request.sampling.grammar)
     entry = Entry(
         response_id=request_id,
@@ -179,7 +182,9 @@ def count_tokens(state: State, body: InputBody, owner: str) -> dict[str, Any]:
     _, asked, _ = conversation(state, body, "0", owner)
     chat_body = asked.body()
     with asked.told():
-        ids = chat.counted_ids(state.model(body.model), chat_body)
+        model = state.model(body.model)
+        chat_body, _ = shortened(model, chat_body, body.context, owner)
+        ids = chat.counted_ids(model, chat_body)
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 

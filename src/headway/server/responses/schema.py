@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.server.context import ContextAsked
 from headway.server.kv import Asked
 
 NO_OPS = frozenset(
@@ -72,6 +73,7 @@ class InputBody(msgspec.Struct, kw_only=True):
     reasoning: Reasoning | None = None
     truncation: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    context: ContextAsked | None = None
 
 
 class ResponsesBody(InputBody, kw_only=True):
