@@ -64,6 +64,12 @@ ROWS: list[Row] = [
     Row("timings", ALL, "times come with the answer", prove.timings),
     Row("cache_salt", ALL, "kept apart from other salts", prove.same(cache_salt="mine")),
     Row("kv", ALL, "exact is honoured, and what is not held refused", prove.same(kv="exact")),
+    Row(
+        "context",
+        CHATS,
+        "nothing is cut where nothing is marked",
+        prove.same(context={"keep": 0.5, "method": "random"}),
+    ),
     Row("slo", ALL, "taken, see docs/admission.md", prove.same(slo=OBJECTIVE)),
     Row("service_class", ALL, "taken, see docs/admission.md", prove.same(service_class="default")),
     Row("service_tier", ALL, "taken, see docs/admission.md", prove.same(service_tier="auto")),

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "assemble": {"core", "telemetry", "engine", "runtime"},
     "llm": {"core", "frontend", "assemble"},
     "whole_model": {"core", "llm"},
+    "surprisal": {"core", "whole_model"},
     "server": {"core", "telemetry", "engine", "frontend", "edge", "admit", "batches"},
     "gateway": {"core", "telemetry", "edge", "batches"},
     "measure": {"core"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headway.cli import kv_gate
+from headway.cli import kv_gate, shortened
 from headway.cli.common import engine_arguments, model_folder
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, EvalOptions
@@ -29,6 +29,8 @@ def evaluate(call: "Call") -> int:
     if len(call.positionals) > 1:
         raise UsageError("eval takes one model.", "headway eval FOLDER --against OTHER")
     options: EvalOptions = call.options[EvalOptions]
+    if options.suite == "context":
+        return shortened.evaluate(call)
     if options.gate and not options.against:
         raise UsageError("--gate needs something to compare with.", "--against FOLDER|URL|JSON")
     subject = call.positionals[0] if call.positionals else None

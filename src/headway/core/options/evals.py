@@ -11,8 +11,9 @@ class EvalOptions:
 
     suite: str = option(
         "skills",
-        "skills asks questions with checkable answers; text scores texts; all is both.",
-        choices=("skills", "text", "all"),
+        "skills asks questions with checkable answers; text scores texts; all is both; context: a "
+        "URL that shortens prompts, asked with whole and with cut documents.",
+        choices=("skills", "text", "all", "context"),
         common=True,
     )
     against: str = option(
@@ -21,7 +22,8 @@ class EvalOptions:
         common=True,
     )
     gate: bool = option(
-        False, "Exit with 5 when the model is surely worse than --against.", common=True
+        False, "Exit with 5 when the model is surely worse than --against, or --suite context cuts no better "
+        "than chance.", common=True
     )
     tolerance: float = option(
         0.02, "Loss that the gate lets pass: a share of the items, or of the bits.",
