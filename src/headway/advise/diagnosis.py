@@ -3,19 +3,15 @@
 Pure. `Diagnosis` is what `--json` prints and what `show` draws.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
 from headway.advise import rules, symptoms, waste
-from headway.advise.gains import SHORTER
 from headway.advise.reading import Reading
 from headway.advise.roofline import decode_step
+from headway.advise.shorter import Saving, savings, unknown
 from headway.advise.what_if.compare import Gain
-from headway.advise.words import percent, tokens
 from headway.telemetry.snapshot import Evidence
 
-STABLE = 0.5
 HEALTHY = "healthy"
 
 
@@ -79,16 +75,6 @@ class PerToken(msgspec.Struct, kw_only=True):
     why_no_floor: str = ""
 
 
-class Saving(msgspec.Struct, kw_only=True):
-    """What a change of the product would save: seconds a request, dollars an hour."""
-
-    what: str
-    seconds: float
-    share: float
-    usd_per_hour: float | None
-    note: str
-
-
 class Diagnosis(msgspec.Struct, kw_only=True):
     """All that is said of one server over one window."""
 
@@ -127,7 +113,7 @@ def diagnose(r: Reading) -> Diagnosis:
         findings=found,
         waste=[text for remark in waste.WASTE if (text := remark(r))],
         savings=savings(r),
-        not_known=list(r.not_known),
+        not_known=[*r.not_known, *unknown(r)],
         drafts=symptoms.see_drafts(r),
     )
 
@@ -208,68 +194,3 @@ def per_token(r: Reading) -> PerToken:
         rows=r.steps.rows,
         why_no_floor=why,
     )
-
-
-def savings(r: Reading) -> list[Saving]:
-    """What shorter prompts or answers and a stable prefix would save."""
-    return [*shorter_answers(r), *shorter_prompts(r)]
-
-
-def shorter_answers(r: Reading) -> Iterator[Saving]:
-    """A fifth of the answer, where the time of decoding is known."""
-    if not r.decode_s:
-        return
-    length, price = r.lengths.output.mean, r.spend.usd_per_million_output
-    yield saving(
-        r,
-        f"answers {percent(SHORTER)} shorter ({tokens(length)} tokens now)",
-        r.decode_s * SHORTER,
-        usd(price, length, SHORTER, r.load.finished_per_s),
-        "output length is a product decision",
-    )
-
-
-def shorter_prompts(r: Reading) -> Iterator[Saving]:
-    """A fifth of the prompt, or what a stable prefix would be of it, where prefill is known."""
-    if not r.prefill_s:
-        return
-    length, price = r.lengths.prompt.mean, r.spend.usd_per_million_input
-    yield saving(
-        r,
-        f"prompts {percent(SHORTER)} shorter ({tokens(length)} tokens now)",
-        r.prefill_s * SHORTER,
-        usd(price, length, SHORTER, r.load.finished_per_s),
-        "prefill time is in proportion to the tokens computed",
-    )
-    share = STABLE
-    if r.prefix.shared_tokens and length:
-        share = min(r.prefix.shared_tokens / length, 1.0)
-    yield saving(
-        r,
-        f"a stable prefix of {percent(share)} of the prompt",
-        r.prefill_s * share,
-        usd(price, length, share, r.load.finished_per_s),
-        "the prefix cache computes it once",
-    )
-
-
-def saving(r: Reading, what: str, seconds: float, usd_per_hour: float | None, note: str) -> Saving:
-    return Saving(
-        what=what,
-        seconds=seconds,
-        share=r.share_of_request(seconds),
-        usd_per_hour=usd_per_hour,
-        note=note,
-    )
-
-
-def usd(
-    per_million: float | None, length: float | None, share: float, per_s: float | None
-) -> float | None:
-    """Dollars an hour that `share` of the tokens cost now; None without a price.
-
-    $5 a million, 200 tokens, a fifth of them, 2 requests/s: 5e-6 · 40 · 7200 = $1.44.
-    """
-    if per_million is None or length is None or not per_s:
-        return None
-    return per_million / 1e6 * length * share * per_s * 3600

@@ -22,7 +22,6 @@ from headway.core.alternatives import highest
 from headway.core.memory_plan import gib
 from headway.core.speculation_config import DRAFTERS
 
-SHORTER = 0.2
 ACCEPTED = 0.6
 DRAFTS = 3
 USUAL = 0.5

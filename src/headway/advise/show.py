@@ -5,7 +5,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from headway.advise.diagnosis import HEALTHY, Diagnosis, Finding, Saving
+from headway.advise.diagnosis import HEALTHY, Diagnosis, Finding
+from headway.advise.shorter import Saving
 from headway.advise.what_if.asked import shown_gain
 from headway.advise.what_if.compare import Gain
 from headway.advise.words import dollars, duration, percent

@@ -221,6 +221,11 @@ def sharing_lines(report: Report) -> list[str]:
     for sharing in report.sharing[:5]:
         lines.append(f"prefix: {sharing.said}")
         lines += [f"        {parting.said}" for parting in sharing.outliers[:3]]
+    if report.prompts is not None and report.prompts.twice_tokens:
+        lines.append(
+            f"twice:  {report.prompts.twice_share:.1%} of a prompt stands twice in it "
+            f"({report.prompts.prompts} prompts); headway doctor REPORT.json prices it"
+        )
     return lines
 
 

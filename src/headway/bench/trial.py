@@ -14,6 +14,7 @@ from headway.core.options import BenchOptions
 from headway.core.slo import parse_slo
 from headway.measure.record import Run
 from headway.telemetry.prefixes import Sharing, find_sharing
+from headway.telemetry.wasted import PromptWaste, said_twice
 
 MOST_PROMPTS, MOST_PIECES = 200, 4096
 """How much of the prompts is looked at for shared prefixes."""
@@ -49,7 +50,7 @@ async def once(url: str, options: BenchOptions, version: str, watch: Watch | Non
     run, dialect = await measure(bench, watch)
     if options.calibrate:
         await write_calibration(url, options, run)
-    return build_report(run, version, sharing(bench, dialect))
+    return looked_at(build_report(run, version, sharing(bench, dialect)), bench, dialect)
 
 
 async def find_goodput(
@@ -77,7 +78,8 @@ async def find_goodput(
         note=conclusion(points, best, options),
     )
     run, dialect, bench = runs[best.rate if best else min(runs)]
-    return build_report(run, version, sharing(bench, dialect), found)
+    report = build_report(run, version, sharing(bench, dialect), found)
+    return looked_at(report, bench, dialect)
 
 
 def conclusion(points: list[GoodputPoint], best: GoodputPoint | None, options: BenchOptions) -> str:
@@ -129,6 +131,19 @@ def patience(bench: Bench) -> float:
         else:
             longest = max(longest, DRAIN_S)
     return 2 * longest + 1
+
+
+def looked_at(report: Report, bench: Bench, dialect: Dialect) -> Report:
+    """The report, with what the prompts of this load say twice."""
+    talks = bench.traffic.conversations
+    chosen = random.Random(0).sample(range(len(talks)), min(MOST_PROMPTS, len(talks)))
+    prompts = [dialect.pieces(talks[i].turns[0], MOST_PIECES) for i in chosen]
+    report.prompts = PromptWaste(
+        prompts=len(prompts),
+        tokens=sum(map(len, prompts)),
+        twice_tokens=sum(map(said_twice, prompts)),
+    )
+    return report
 
 
 def sharing(bench: Bench, dialect: Dialect) -> list[Sharing]:

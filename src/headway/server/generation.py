@@ -4,6 +4,7 @@
 that writes its answer from its `Progress`. `session` moves it from one to the other.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +32,10 @@ from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
 from headway.telemetry.timeline import Timeline
+from headway.telemetry.wasted import looped
+
+LAST = 512
+"""Tokens of an answer's end that are looked at for repetition."""
 
 # ── what comes in ───────────────────────────────────────────────────────────────────────────
 
@@ -177,6 +182,8 @@ class Progress:
     num_reasoned: int = 0
     outputs: dict[int, Output] = field(default_factory=dict)
     """Choice → what its parts add up to, where the answers are read for them."""
+    last_ids: dict[int, deque[int]] = field(default_factory=dict)
+    """Choice → the end of its answer so far."""
     timeline: Timeline | None = None
     """From when it is sent to the engine."""
 
@@ -223,7 +230,10 @@ class Progress:
             if delta.first_scheduled_s is not None:
                 self.num_cached += delta.num_cached_tokens
                 timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
+            if delta.token_ids:
+                self.last_ids.setdefault(choice, deque(maxlen=LAST)).extend(delta.token_ids)
             if delta.finish_reason is not None:
+                timeline.looped_tokens += looped(list(self.last_ids.pop(choice, ())))
                 telemetry.sequence_finished(delta.finish_reason)
                 called = self.has_calls(choice)  # judged by themselves
                 if delta.incomplete and grammar is not None and not called:
@@ -240,6 +250,7 @@ class Progress:
         for part in delta.parts or ():
             if isinstance(part, CallEnds) and use is not None:
                 call = output.calls[part.index]
+                telemetry.prompts.tools.called(call.name)
                 telemetry.called(fits=use.fault(call.name, call.arguments) is None)
 
     def timings(self) -> dict[str, Any]:

@@ -8,9 +8,12 @@ says how many tokens requests share and what the difference looks like ("a date"
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from headway.core.clock import Clock
 from headway.telemetry.prefixes import Pieces, find_sharing
-from headway.telemetry.snapshot import PrefixSharing
+from headway.telemetry.shared import PrefixSharing
+from headway.telemetry.wasted import PromptWaste, ToolTally, said_twice
 
 KEPT_PROMPTS, KEPT_TOKENS = 32, 2048
 MOST_SHOWN = 5
@@ -23,6 +26,8 @@ class RecentPrompts:
 
     def __init__(self, clock: Clock) -> None:
         self.found: list[PrefixSharing] = []
+        self.tools = ToolTally()
+        self._waste = PromptWaste()
         self._clock = clock
         self._prompts: deque[list[int]] = deque(maxlen=KEPT_PROMPTS)
         self._fresh_until_s = -float("inf")
@@ -37,6 +42,12 @@ class RecentPrompts:
     def due(self) -> bool:
         """Whether there are new prompts and it is time to compare again."""
         return self._num_seen > self._num_compared and self._clock.now_s() >= self._fresh_until_s
+
+    def waste(self, token_s: float) -> PromptWaste:
+        """What these prompts have too much of; computing a prompt token takes `token_s`."""
+        found = self._waste
+        each = found.twice_tokens / found.prompts if found.prompts else 0.0
+        return msgspec.structs.replace(found, twice_s=each * token_s, tools=self.tools.idle())
 
     def refresh(self, decode: Callable[[list[int]], str | None] | None) -> None:
         """Compare the prompts; `decode` lets a difference be given a kind. Any thread may call."""
@@ -59,5 +70,11 @@ class RecentPrompts:
             )
             for group in groups[:MOST_SHOWN]
         ]
+        prompts = list(self._prompts)
+        self._waste = PromptWaste(
+            prompts=len(prompts),
+            tokens=sum(map(len, prompts)),
+            twice_tokens=sum(map(said_twice, prompts)),
+        )
         spent_s = self._clock.now_s() - started_s
         self._fresh_until_s = started_s + spent_s / WORK_SHARE

@@ -8,7 +8,9 @@ import msgspec
 
 from headway.core.contention import CoreUse
 from headway.telemetry.retuning import Retuning
+from headway.telemetry.shared import PrefixSharing
 from headway.telemetry.storage import StorageCost
+from headway.telemetry.wasted import AnswerWaste, PromptWaste
 
 WINDOWS_S = (10, 60, 300)
 
@@ -325,6 +327,7 @@ class Window(msgspec.Struct, kw_only=True):
     cost: Cost | None
     cores: CoreUse | None = None
     drafts: DraftStats | None = None
+    answers: AnswerWaste | None = None
 
 
 class StepPoint(msgspec.Struct, array_like=True):
@@ -402,22 +405,6 @@ class TaskCost(msgspec.Struct, kw_only=True):
     usd_per_success: float | None
 
 
-class PrefixSharing(msgspec.Struct, kw_only=True):
-    """Some of the last 32 prompts that begin alike, and where they part. No text of theirs.
-
-    `looks_like` names what stands there (a date, a UUID, …), `alike_after` the tokens behind it
-    that are alike again and that a cache cannot reuse. `text` and `outliers` are sentences.
-    """
-
-    requests: int
-    shared_tokens: int
-    median_length: float
-    looks_like: str
-    alike_after: int
-    text: str
-    outliers: list[str]
-
-
 class Snapshot(msgspec.Struct, kw_only=True):
     """All of it. `time_s` is seconds since 1970, `now_s` the clock of `steps[].start_s`.
 
@@ -443,6 +430,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     steps: list[StepPoint]
     totals: Totals
     prefixes: list[PrefixSharing] = []
+    prompts: PromptWaste | None = None
     tasks: list[TaskCost] = []
     storage: list[StorageCost] = []
     settings: dict[str, str] = {}

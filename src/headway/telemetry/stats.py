@@ -59,6 +59,7 @@ def take_snapshot(
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
         prefixes=telemetry.prompts.found,
+        prompts=telemetry.prompts.waste(telemetry.prefill_rate.token_s),
         storage=telemetry.storage.told(now_s),
         settings=dict(ready.settings) if ready else {},
         retuning=telemetry.retuning,

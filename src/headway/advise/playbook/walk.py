@@ -79,6 +79,7 @@ def walk(r: Reading, found: Diagnosis) -> Playbook:
     """The steps in their order."""
     by_rule = {each.name: each for each in found.findings}
     stages = [stage(step, r, by_rule) for step in STEPS]
+    shorten(stages[1], found)
     if r.load.num_ended < ENOUGH:
         stages[0] = unmeasured(stages[0], r)
     first = next((each for each in stages if each.state == LATER), None)
@@ -104,6 +105,17 @@ def stage(step: Step, r: Reading, by_rule: dict[str, Finding]) -> Stage:
     elif r.spend.price_per_hour is not None:
         found.usd_per_hour = best.share * r.spend.price_per_hour
     return found
+
+
+def shorten(found: Stage, of: Diagnosis) -> None:
+    """Waste that was seen in prompts or answers opens the second step, too."""
+    seen = [each for each in of.savings if each.measured]
+    best = max(seen, key=lambda each: each.share, default=None)
+    if best is None or best.share < max(WORTH, found.share):
+        return
+    found.state, found.rule, found.do, found.brings = LATER, "waste", best.what, best.note
+    found.share, found.of, found.simulated = best.share, "time", None
+    found.saves_s, found.usd_per_hour = best.seconds, best.usd_per_hour
 
 
 def unmeasured(found: Stage, r: Reading) -> Stage:

@@ -22,8 +22,10 @@ class EvalOptions:
         common=True,
     )
     gate: bool = option(
-        False, "Exit with 5 when the model is surely worse than --against, or --suite context cuts no better "
-        "than chance.", common=True
+        False,
+        "Exit with 5 when the model is surely worse than --against, or when --suite context cuts "
+        "no better than chance.",
+        common=True,
     )
     tolerance: float = option(
         0.02, "Loss that the gate lets pass: a share of the items, or of the bits.",
