@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, model_name, print_settings
+from headway.cli.common import model_folder, model_name, print_settings, scorer_of
 from headway.core.errors import UsageError
 from headway.core.model_files import read_document
 from headway.core.model_spec import read_model_spec
@@ -120,6 +120,7 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
         defaults=sampling_defaults(read_document(folder, "generation_config.json") or {}),
         format=format,
         reasoning=reasoning,
+        scorer=scorer_of(folder, options),
     )
     return State(models=dict.fromkeys(names, model), options=ServerOptions())
 
@@ -152,6 +153,8 @@ async def run(
             )
     finally:
         await model.client.stop()
+        if model.scorer is not None:
+            model.scorer.close()
 
 
 def speed(tally: "Tally", seconds: float) -> str:

@@ -1,12 +1,17 @@
 """What several verbs need: the model's folder and its name, its options, the dry run."""
 
+import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.core import embedded
 from headway.core.gguf.header import is_gguf
 from headway.core.memory_plan import gib
 from headway.core.options import EngineOptions, to_arguments
+
+if TYPE_CHECKING:
+    from headway.frontend.shorten.scorer import Scorer
 
 EMBEDDED = embedded.EMBEDDED
 
@@ -35,6 +40,23 @@ def model_name(folder: Path) -> str:
     if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
         return path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
     return path.name
+
+
+def drafting_folder(folder: Path, options: EngineOptions) -> Path | None:
+    """The model that says what of a prompt may be cut: --draft-model, or the one that comes along
+    with the embedded model."""
+    if options.draft_model:
+        return model_folder(options.draft_model)
+    return model_folder(embedded.DRAFT) if folder == model_folder(EMBEDDED) else None
+
+
+def scorer_of(folder: Path, options: EngineOptions) -> "Scorer | None":
+    """Who asks that model, in a process that its first text starts; None where there is none."""
+    from headway.frontend.shorten.scorer import Scorer
+
+    drafting = drafting_folder(folder, options)
+    command = [sys.executable, "-m", "headway.surprisal", str(drafting)]
+    return None if drafting is None else Scorer(command)
 
 
 def stamp_of(folder: Path) -> str:

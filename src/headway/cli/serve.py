@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 import headway
 from headway.cli import kv_gate
-from headway.cli.common import model_folder, model_name, print_settings
+from headway.cli.common import (
+    drafting_folder,
+    model_folder,
+    model_name,
+    print_settings,
+    scorer_of,
+)
 from headway.cli.engines import (
     check_pools,
     count_engines,
@@ -23,7 +29,6 @@ from headway.cli.engines import (
     share_of_machine,
 )
 from headway.core.contention import CoreWatch, CpuWatch
-from headway.core.embedded import DRAFT, EMBEDDED
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
 from headway.core.live_settings import check_retunable
@@ -255,14 +260,12 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.frontend.shorten.scorer import Scorer
     from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
     names = options.served_model_name or [model_name(folder)]
-    drafting = drafting_folder(folder, engine_options)
     tokenizer = None
     if not engine_options.skip_tokenizer_init:
         source = model_folder(engine_options.tokenizer or folder)
@@ -299,20 +302,10 @@ def make_model(
         format=format,
         reasoning=reasoning,
         rules=make_rules(options, engine_options),
-        scorer=Scorer([sys.executable, "-m", "headway.surprisal", str(drafting)])
-        if drafting
-        else None,
+        scorer=scorer_of(folder, engine_options),
     )
     model.client = join_clients(clients, options, telemetry, model.admission.lines)
     return model
-
-
-def drafting_folder(folder: Path, options: EngineOptions) -> Path | None:
-    """The model that says what of a prompt may be cut: --draft-model, or the one that comes along
-    with the embedded model."""
-    if options.draft_model:
-        return model_folder(options.draft_model)
-    return model_folder(DRAFT) if folder == model_folder(EMBEDDED) else None
 
 
 def check_context(classes: dict[str, ServiceClass], drafting: Path | None) -> None:

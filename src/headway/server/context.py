@@ -36,12 +36,12 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     num_units: int = 0
     num_units_cut: int = 0
 
-    def add(self, choice: Choice) -> "Cut":
-        """This and one part more."""
+    def add(self, choice: Choice, num_tokens: int, num_left: int) -> "Cut":
+        """This and a message more, of so many tokens of which so many are left."""
         return msgspec.structs.replace(
             self,
-            num_tokens=self.num_tokens + choice.num_tokens,
-            num_cut=self.num_cut + choice.num_tokens - choice.num_left,
+            num_tokens=self.num_tokens + num_tokens,
+            num_cut=self.num_cut + num_tokens - num_left,
             num_duplicate=self.num_duplicate + choice.num_duplicate,
             num_units=self.num_units + len(choice.kept),
             num_units_cut=self.num_units_cut + choice.kept.count(False),

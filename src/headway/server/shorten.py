@@ -44,10 +44,13 @@ def shortened(
         checkpoint()
         scores = worth(model, texts, parts[0].question, method, owner)
         choice = choose(sizes, seen.repeated(units), scores, asked.keep)
-        cut = cut.add(choice)
         kept = iter(choice.kept)
-        for part, text in zip(parts, texts, strict=True):
-            part.put(text.keep(list(islice(kept, len(text.units)))))
+        left = [text.keep(list(islice(kept, len(text.units)))) for text in texts]
+        for part, text in zip(parts, left, strict=True):
+            part.put(text)
+        cut = cut.add(
+            choice, sum(tokenizer.counts([p.text for p in parts])), sum(tokenizer.counts(left))
+        )
     for message in messages:
         if isinstance(message.get("content"), list):
             message["content"] = [part for part in message["content"] if not is_empty(part)]

@@ -33,11 +33,12 @@ def test_units_are_the_text_again(text):
 
 
 def test_sentences_lines_and_items_are_units():
-    assert split("Anna has a kite. Tom has none.").units == ["Anna has a kite. ", "Tom has none."]
-    assert split("a: 1, b: 2, c: 3, d: 4.").units == ["a: 1, ", "b: 2, ", "c: 3, ", "d: 4."]
+    assert split("Anna has a kite. Tom has none.").units == ["Anna has a kite.", " Tom has none."]
+    assert split("a: 1, b: 2, c: 3, d: 4.").units == ["a: 1,", " b: 2,", " c: 3,", " d: 4."]
     assert split("A fox, a cat and a cow.").units == ["A fox, a cat and a cow."]
-    assert split("one\n\ntwo\n").units == ["one\n\n", "two\n"]
+    assert split("one\n\ntwo\n").units == ["one", "\n\ntwo\n"]
     assert split("a: 1, b: 2, c: 3, d: 4.").keep([True, False, True, False]) == "a: 1, c: 3"
+    assert split("a: 1, b: 2, c: 3, d: 4.").keep([False, True, False, True]) == "b: 2, d: 4."
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ MIN_DUPLICATE = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What stays of a part, by unit, and tokens: of all, of what is left, of duplicates."""
+    """What stays, by unit, and tokens: of all, of what is left, of duplicates. Units are counted
+    apart; a text may have a few tokens less than its units."""
 
     kept: list[bool]
     num_tokens: int

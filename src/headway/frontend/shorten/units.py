@@ -2,8 +2,8 @@
 
 Joined, all units are the text again, byte for byte. JSON that is cut stays JSON.
 
-    'Anna has a kite. Tom has none.'    'Anna has a kite. ', 'Tom has none.'
-    'fox: 1, cat: 2, cow: 3, bee: 4.'   'fox: 1, ', 'cat: 2, ', 'cow: 3, ', 'bee: 4.'
+    'Anna has a kite. Tom has none.'    'Anna has a kite.', ' Tom has none.'
+    'fox: 1, cat: 2, cow: 3, bee: 4.'   'fox: 1,', ' cat: 2,', ' cow: 3,', ' bee: 4.'
     '[{"a": 1}, {"a": 2}]'              '{"a": 1}', '{"a": 2}'
 """
 
@@ -37,8 +37,10 @@ class Text:
         if all(kept):
             return self.whole
         if self.document is None:
-            left = [unit for unit, stays in zip(self.units, kept, strict=True) if stays]
-            return "".join(left).rstrip(" ,;") if not kept[-1] else "".join(left)
+            pairs = zip(self.units, kept, strict=True)
+            left = "".join(unit for unit, stays in pairs if stays)
+            left = left if kept[0] else left.lstrip()
+            return left if kept[-1] else left.rstrip(" ,;")
         elements = [e for e, stays in zip(at(self.document, self.path), kept, strict=True) if stays]
         return written(put(self.document, self.path, elements), like=self.whole)
 
@@ -53,12 +55,13 @@ def split(text: str) -> Text:
 
 
 def cut(text: str, border: re.Pattern[str]) -> Iterator[str]:
-    """Pieces that end behind each border; what is blank belongs to the piece before."""
+    """Pieces that end at each border; blanks belong to the piece behind them, as in tokens."""
     start = 0
     for match in border.finditer(text):
-        if text[start : match.end()].strip() and text[match.end() :].strip():
-            yield text[start : match.end()]
-            start = match.end()
+        end = match.start() + len(match.group().rstrip())
+        if text[start:end].strip() and text[end:].strip():
+            yield text[start:end]
+            start = end
     yield text[start:]
 
 
