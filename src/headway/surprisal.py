@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,7 @@ from headway.whole_model import FolderModel
 
 WINDOW = 1024
 """Tokens of a text that are read at once."""
-OPTIONS = {"device": "cpu", "threads": 1, "max_num_seqs": 2, "kv_memory": "256MiB"}
+OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "max_num_seqs": 2, "kv_memory": "256MiB"}
 """Of its engine: one core, beside the server's own."""
 
 

@@ -81,10 +81,17 @@ class AnswerWaste(msgspec.Struct, kw_only=True):
 class Answered(Protocol):
     """One request that ended."""
 
-    output_tokens: int
-    is_bounded: bool
-    is_structured: bool
-    looped_tokens: int
+    @property
+    def output_tokens(self) -> int: ...
+
+    @property
+    def is_bounded(self) -> bool: ...
+
+    @property
+    def is_structured(self) -> bool: ...
+
+    @property
+    def looped_tokens(self) -> int: ...
 
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────
