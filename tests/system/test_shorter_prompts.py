@@ -156,3 +156,28 @@ def test_without_a_draft_it_is_refused_and_chance_is_not(start_server, tmp_path:
     classes.write_text(CLASSES)
     refused = start_server(f"--classes={classes}")
     assert refused.wait_end() == 2 and "keep_context" in refused.stderr
+
+
+def test_eval_sets_cuts_beside_chance(served, tmp_path: Path):
+    report = tmp_path / "report.json"
+    few = ("--suite=context", "--questions=1", "--levels=1", "--concurrency=2")
+    done = headway("eval", served.url, *few, f"--json={report}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| surprisal |") == done.stdout.count("| random |") == 3
+    columns = json.loads(report.read_text())["columns"]
+    assert all(len(column["right"]) == 3 for column in columns)
+    gated = headway("eval", served.url, *few, "--gate", "--skills=lookup")
+    assert gated.returncode == 5, "one question proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("headway-tiny",), "--suite context asks a server"),
+        (("http://127.0.0.1:9", "--against=x"), "takes no --against"),
+        (("http://127.0.0.1:9", "--skills=sort"), "sort has no document"),
+    ],
+)
+def test_eval_refuses_what_has_no_documents(arguments: tuple[str, ...], word: str):
+    done = headway("eval", *arguments, "--suite=context")
+    assert done.returncode == 2 and word in done.stderr, done.stderr

@@ -4,14 +4,14 @@ from html import escape
 from textwrap import wrap
 
 from headway.advise.diagnosis import Diagnosis
-from headway.advise.playbook.show import advice, worth
+from headway.advise.playbook.show import worth
 from headway.advise.playbook.walk import LATER, NEXT, Playbook, Stage
+from headway.advise.what_if.asked import shown_gain
 from headway.measure.onepage import STYLE
 
 WIDTH, LEFT, BOX, RIGHT, ACT = 1120, 20, 460, 590, 510
 LINE, PAD, GAP = 17, 12, 26
-BOX_CHARACTERS, ACT_CHARACTERS = 62, 70
-MOST_LINES = 5
+BOX_CHARACTERS, ACT_CHARACTERS, DO_CHARACTERS = 62, 68, 58
 CHART = """
 svg { width: 100%; height: auto; font: 13px system-ui, sans-serif }
 svg rect { fill: none; stroke: var(--line); stroke-width: 1.5 }
@@ -62,13 +62,15 @@ def flowchart(playbook: Playbook) -> str:
 def lines_of(each: Stage, number: int = 0) -> list[str]:
     """A step's question, and this server's figures."""
     figures = [line for text in each.figures for line in wrap(text, BOX_CHARACTERS)]
-    return [f"{number} {each.name}: {each.state}", each.question, *figures[:MOST_LINES]]
+    return [f"{number} {each.name}: {each.state}", each.question, *figures]
 
 
 def act_lines(each: Stage) -> list[str]:
     """What to do, and what that brings."""
-    texts = [text for text in (*advice(each).split("\n"), worth(each)) if text]
-    return [line for text in texts for line in wrap(text, ACT_CHARACTERS)][: MOST_LINES + 2]
+    do = wrap(each.do, DO_CHARACTERS)
+    gain = [shown_gain(each.simulated)] if each.simulated is not None else []
+    texts = [text for text in (each.brings, *gain, worth(each)) if text]
+    return [*do, *(line for text in texts for line in wrap(text, ACT_CHARACTERS))]
 
 
 def height_of(each: Stage) -> int:

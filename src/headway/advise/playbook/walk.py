@@ -156,7 +156,7 @@ def lengths(r: Reading) -> list[str]:
 
 
 def structure(r: Reading) -> list[str]:
-    failed = f"{plural(r.faults.validation_failures, 'body or answer')} did not validate"
+    failed = f"{r.faults.validation_failures} bodies or answers did not validate"
     forced = [f"grammars forced {tokens(r.drafts.forced)} tokens"] if r.drafts.forced else []
     return [failed, *forced]
 
@@ -213,7 +213,7 @@ def known(value: object, state: str = DONE) -> str:
 STEPS = (
     Step(
         name="measure",
-        question="Are lengths and latencies known as distributions?",
+        question="Are the distributions of lengths and latencies still unknown?",
         rules=(),
         figures=distributions,
         done=lambda r: DONE,
@@ -262,7 +262,7 @@ STEPS = (
     ),
     Step(
         name="speculate",
-        question="Does decode leave arithmetic unused, or do guesses bring nothing?",
+        question="Is arithmetic left unused, or do guesses bring nothing?",
         rules=("drafts", "drafts-in-vain"),
         figures=guessing,
         done=lambda r: DONE if (r.drafts.speedup or 0.0) > 1.0 else NOTHING,
