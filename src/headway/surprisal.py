@@ -18,7 +18,10 @@ from headway.whole_model import FolderModel
 
 WINDOW = 1024
 """Tokens of a text that are read at once."""
-OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "max_num_seqs": 2, "kv_memory": "256MiB"}
+OPTIONS: dict[str, Any] = {
+    **{"device": "cpu", "threads": 1, "max_num_seqs": 2},
+    **{"kv_memory": "256MiB", "prefix_cache": "false"},
+}
 """Of its engine: one core, beside the server's own."""
 
 
