@@ -54,6 +54,10 @@ def test_what_stays_is_what_surprises_and_what_is_asked_for(served):
     assert "Anna has a red kite." in found["prompt"] and ASKED in found["prompt"]
     assert "The fox was happy. The fox went home." not in found["prompt"]
     assert served.post("/apply-template", {"messages": CHAT, **KEEP})[1] == found
+    counts = [
+        served.post("/tokenize", {"messages": CHAT, **more})[1]["count"] for more in ({}, KEEP)
+    ]
+    assert counts[0] - counts[1] == cut_of(ask(served, **KEEP))
 
 
 def test_the_same_cut_is_found_in_the_prefix_cache(served):

@@ -10,6 +10,7 @@ from headway.core.errors import RequestError
 from headway.edge import body as bodies
 from headway.edge.lanes import checkpoint
 from headway.server import prompt_text
+from headway.server.context import ContextAsked
 from headway.server.endpoints import accepts
 from headway.server.models import ServedModel, State
 from headway.server.openai import chat
@@ -29,6 +30,7 @@ class TokenizeBody(msgspec.Struct):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+    context: ContextAsked | None = None
 
 
 class DetokenizeBody(msgspec.Struct):
@@ -60,7 +62,8 @@ def prompt_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
     if body.prompt is not None:
         specials = body.add_special_tokens
         return prompt_text.count(model, body.prompt, "prompt", add_special_tokens=specials)
-    tokenizer, messages = model.needs_tokenizer("messages"), chat_messages(body.messages or [])
+    chat_body, _ = shortened(model, ChatBody(messages=body.messages or []), body.context)
+    tokenizer, messages = model.needs_tokenizer("messages"), chat_messages(chat_body.messages)
     prompt_text.check_messages(model, messages, counted=True)
     text = tokenizer.render(messages, add_generation_prompt=body.add_generation_prompt)
     return prompt_text.count(model, text, "messages", add_special_tokens=False)
