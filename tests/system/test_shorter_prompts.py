@@ -106,10 +106,11 @@ def test_each_dialect_cuts_and_tells(served):
         ("chat/completions", {"messages": CHAT, "context": [0.5]}, "context"),
         ("responses", {"input": "Hi", "context": {"keep": "half"}}, "context.keep"),
         ("completions", {"prompt": "Hi", "context": {"keep": 0.5}}, "context"),
+        ("../tokenize", {"prompt": "Hi", "context": {"keep": 0.5}}, "context"),
     ],
 )
 def test_bad_values_are_refused_by_name(served, path, body, param):
-    status, answer = served.post(f"/v1/{path}", body)
+    status, answer = served.post(f"/v1/{path}".replace("/v1/../", "/"), body)
     assert status == 400 and answer["error"]["param"] == param, answer
 
 

@@ -60,6 +60,12 @@ async def tokenize(state: State, request: Request) -> Response:
 def prompt_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
     """The ids of a prompt or of messages; RequestError beyond what is counted."""
     if body.prompt is not None:
+        if body.context is not None:
+            raise RequestError(
+                "context needs messages: nothing of a prompt is marked.",
+                param="context",
+                code="unsupported_parameter",
+            )
         specials = body.add_special_tokens
         return prompt_text.count(model, body.prompt, "prompt", add_special_tokens=specials)
     chat_body, _ = shortened(model, ChatBody(messages=body.messages or []), body.context)
