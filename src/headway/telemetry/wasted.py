@@ -170,7 +170,7 @@ def answer_waste(answers: Sequence[Answered]) -> AnswerWaste | None:
     lengths = np.array([each.output_tokens for each in answers])
     if not len(lengths) or not lengths.sum():
         return None
-    cap = max(int(np.percentile(lengths, CAP)), 1)
+    cap = max(round(float(np.percentile(lengths, CAP))), 1)
     structured = np.array([each.is_structured for each in answers])
     return AnswerWaste(
         answers=len(answers),
