@@ -118,7 +118,7 @@ class Speculation:
                 if count:
                     drafts = found.get(sequence.sequence_id, EMPTY)
                     found[sequence.sequence_id] = drafts._replace(propose=count)
-        self.rests.chose(self._saved_s(best, counts, plain))
+        self.rests.chose(self._saved_s(best, counts, plain), self.cost.seconds(plain.work))
         return found
 
     def _saved_s(self, best: list[Candidate], counts: list[int], plain: PlainStep) -> float:

@@ -2,16 +2,18 @@
 
 from headway.engine.speculation.rests import CYCLE, PATIENCE, RESTED, Look, Rests
 
-CHOOSE_S = 0.001
+CHOOSE_S, STEP_S = 0.001, 0.016
 
 
-def looks(rests: Rests, saved_s: float, num_steps: int) -> list[Look]:
+def looks(
+    rests: Rests, saved_s: float, num_steps: int, step_s: float = STEP_S
+) -> list[Look]:
     """What each of so many steps does, where guesses save so many seconds of a step."""
     found = []
     for _ in range(num_steps):
         found.append(rests.next(4))
         if found[-1] is not Look.RESTS:
-            rests.chose(saved_s)
+            rests.chose(saved_s, step_s)
         rests.took(CHOOSE_S if found[-1] is not Look.RESTS else 0.0)
     return found
 
@@ -28,12 +30,18 @@ def test_where_they_save_little_most_steps_have_none():
         assert found[begin + RESTED : begin + CYCLE] == [Look.ASKS] * 3 + [Look.LAST]
 
 
+def test_where_choosing_takes_a_hundredth_of_a_step_all_steps_look():
+    """A short answer among others that guesses bring nothing would be over before the next look."""
+    assert set(looks(Rests(), 0.0, 100, 101 * CHOOSE_S)) == {Look.ASKS}
+    assert Look.RESTS in looks(Rests(), 0.0, 100, 99 * CHOOSE_S)
+
+
 def test_where_choosing_takes_no_time_all_steps_look():
     """As on the clock of a simulation, which stands still meanwhile."""
     rests = Rests()
     for _ in range(3 * CYCLE):
         assert rests.next(4) is Look.ASKS
-        rests.chose(0.0)
+        rests.chose(0.0, STEP_S)
         rests.took(0.0)
 
 
