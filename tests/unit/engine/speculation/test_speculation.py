@@ -227,5 +227,5 @@ def test_how_every_prompt_ends_tells_nothing_of_the_answer():
             speculation.came(sequence, drafts, sample)
         sequence.state = FINISHED
         speculation.left(sequence)
-    assert len(counts) == 40 and sum(counts) <= 4, "but for trials"
+    assert len(counts) == 40 and sum(counts) <= 6, "but for two trials of three"
     assert speculation.acceptance.chances("suffixes", 9, 1, Own())[0] > 0.7
