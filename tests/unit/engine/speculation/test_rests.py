@@ -5,9 +5,7 @@ from headway.engine.speculation.rests import CYCLE, PATIENCE, RESTED, Look, Rest
 CHOOSE_S, STEP_S = 0.001, 0.016
 
 
-def looks(
-    rests: Rests, saved_s: float, num_steps: int, step_s: float = STEP_S
-) -> list[Look]:
+def looks(rests: Rests, saved_s: float, num_steps: int, step_s: float = STEP_S) -> list[Look]:
     """What each of so many steps does, where guesses save so many seconds of a step."""
     found = []
     for _ in range(num_steps):
