@@ -8,6 +8,7 @@ The four are measured in turns, so a neighbour on the machine does the same to e
 
 import argparse
 import multiprocessing
+import shutil
 import socket
 import statistics
 import time
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor
 
 from common import heading, line
+from headway.core.parallel import Parallel
 from headway.runtime.parallel.distributed import DistributedGroup, meet
 from headway.runtime.parallel.group import Group
-from headway.runtime.parallel.leader import make_meeting
+from headway.runtime.parallel.meeting import open_meeting, sums_at
 from headway.runtime.parallel.shared import PATIENCE_S, SharedGroup
 from headway.runtime.parallel.stage import SocketLink
 
@@ -107,7 +109,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1536)
     parser.add_argument("--turns", type=int, default=9)
     chosen = parser.parse_args()
-    shared = make_meeting(2)
+    in_memory = open_meeting(Parallel(size=2))
+    shared = sums_at(in_memory, 0)
     ends = socket.socketpair()
     with TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
@@ -119,7 +122,7 @@ def main() -> None:
             run(0, shared, meeting, ends[0], *sizes)
         finally:
             other.join(60)
-            shared.unlink()
+            shutil.rmtree(in_memory)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,50 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
     assert answers_of(folder, asked, pipeline_parallel_size=stages, **options) == one
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"dtype": "float32"}),
+        ("qwen2", {"dtype": "bfloat16", "sum_parts": 4, "num_blocks": 20}),
+        ("qwen2", {"dtype": "bfloat16", "sum_parts": 2, "rank_transport": "gloo"}),
+        ("qwen3moe", {"quantization": "int8", "kv_cache_dtype": "int8", "sum_parts": 2}),
+        (
+            "qwen2",
+            {"quantization": "int4", "quantization_group": 32, "sum_parts": 2},
+        ),
+        *(
+            pytest.param(name, {"dtype": "bfloat16", "sum_parts": 2}, marks=pytest.mark.hardening)
+            for name in ("mistral", "gemma3", "smollm3", "phi3", "granite", "gptoss")
+        ),
+    ],
+)
+def test_stages_of_two_ranks_each_say_what_one_rank_says(
+    tmp_path: Path, family: str, options: dict[str, Any]
+):
+    """Greedy; with fixed parts seeded too, and log-probabilities of prompts and answers."""
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 16}
+    folder = save(tiny_model(family, **sizes if family == "qwen2" else {}), tmp_path / "model")
+    asked = requests(0, 4)
+    if "sum_parts" in options:
+        asked = requests(0, 4, logprobs=3) + requests(1.0, 8, prompt_logprobs=2)[4:]
+    cut = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    one, many = answers_of(folder, asked, **options), answers_of(folder, asked, **cut, **options)
+    assert many == one
+
+
+def test_each_of_four_ranks_holds_a_quarter(tmp_path: Path):
+    """Of 4 layers, with a head that is as large as the embedding."""
+    folder = save(tiny_model("llama", num_hidden_layers=4), tmp_path / "model")
+    held = engine_for(folder, max_model_len=128).executor.describe()
+    with ranks(folder, tensor_parallel_size=2, pipeline_parallel_size=2) as engine:
+        executor = engine.executor
+        assert isinstance(executor, LeaderExecutor) and not executor._meeting.exists()
+        told = executor.describe()
+        assert told.kernels["ranks"][0] == "4" and "2 stages of 2 ranks" in told.kernels["ranks"][1]
+        assert max(executor.weight_bytes) < 0.27 * held.weight_bytes
+        assert executor.kv_bytes == [held.kv_bytes // 4] * 4
+
+
 def test_each_stage_holds_its_layers_and_their_kv(tmp_path: Path):
     """Of 3 layers: the embedding and one layer; two layers, the last norm and the head."""
     folder = save(tiny_model("qwen3moe"), tmp_path / "model")

@@ -17,12 +17,14 @@ from drive import engine_for, finish
 from headway.assemble import plan_settings
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.options import EngineOptions
+from headway.core.parallel import Parallel
 from headway.core.plan import StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.runtime.parallel import shared
 from headway.runtime.parallel.frames import LENGTH, MAX_BYTES, Done, Hello, Pipe, Plan
 from headway.runtime.parallel.group import Alone, RankLostError, ordered_sum
-from headway.runtime.parallel.leader import LeaderExecutor, make_meeting
+from headway.runtime.parallel.leader import LeaderExecutor, is_apart
+from headway.runtime.parallel.meeting import share
 from headway.runtime.parallel.shared import PLACE_BYTES, SharedGroup
 from parity.tiny import save, tiny_model
 
@@ -30,11 +32,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def meeting() -> Iterator[Path]:
+def meeting(tmp_path: Path) -> Path:
     """A file that three ranks share."""
-    path = make_meeting(3)
-    yield path
-    path.unlink(missing_ok=True)
+    share(tmp_path / "sums", 3)
+    return tmp_path / "sums"
 
 
 def together(meeting: Path, work: Callable[[SharedGroup], list[Tensor]]) -> list[list[Tensor]]:
@@ -83,6 +84,22 @@ def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(
         expected += [rows, rows, ordered_sum(part[:, :3] for part in rows.split(sizes, 1))]
     for found in together(meeting, work):
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        ((0, 0, 0, 0), False),
+        ((1, 1, 1, 1), False),
+        ((1, 1, 0, 0), False),  # the last stage alone raised
+        ((1, 0, 0, 0), True),
+        ((1, 1, 0, 1), True),
+        ((0, 0, 1, 1), True),  # it went well without rows
+    ],
+)
+def test_who_raised_says_whether_ranks_are_apart(bad: tuple[int, ...], expected: bool):
+    """Of two stages of two ranks, rank 0 of the last first."""
+    assert is_apart([bool(one) for one in bad], Parallel(size=2, stages=2)) == expected
 
 
 def test_one_rank_adds_the_same_parts():

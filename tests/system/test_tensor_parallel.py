@@ -14,8 +14,12 @@ BODY = {"prompt": list(range(20, 60)), "max_tokens": 24, "temperature": 0, "igno
 
 @pytest.fixture(
     scope="module",
-    params=[("--tensor-parallel-size=2", "--sum-parts=2"), ("--pipeline-parallel-size=2",)],
-    ids=["tensor", "pipeline"],
+    params=[
+        ("--tensor-parallel-size=2", "--sum-parts=2"),
+        ("--pipeline-parallel-size=2",),
+        ("--tensor-parallel-size=2", "--pipeline-parallel-size=2"),
+    ],
+    ids=["tensor", "pipeline", "both"],
 )
 def live(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -41,8 +45,7 @@ def answer(live: LiveServer) -> list[int]:
 def test_a_killed_rank_is_replaced_with_its_engine(live: LiveServer):
     first = answer(live)
     engine = live.engine_pid()
-    (follower,) = children(engine)
-    os.kill(follower, signal.SIGKILL)
+    os.kill(children(engine)[-1], signal.SIGKILL)
     assert answer(live) == first
     assert live.metric("engine_restarts_total") == 1
     assert live.engine_pid() != engine and not alive(engine)
@@ -50,6 +53,6 @@ def test_a_killed_rank_is_replaced_with_its_engine(live: LiveServer):
 
 def test_no_rank_outlives_its_server(live: LiveServer):
     answer(live)
-    (follower,) = children(live.engine_pid())
+    followers = children(live.engine_pid())
     live.close()
-    wait_until(lambda: not alive(follower))
+    wait_until(lambda: not any(map(alive, followers)))

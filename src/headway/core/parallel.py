@@ -31,8 +31,10 @@ KEEPS_ORDER = "sse2"
 class Parallel:
     """How many ranks compute a model together, how they meet, and in how many parts they sum.
 
-    `size` ranks compute every layer together, `stages` have some layers each.
-    `sum_parts` is a multiple of the ranks; 0: one part for each rank.
+    `size` ranks compute every layer together, `stages` have some layers each: of a stage's layers
+    each of its `size` ranks has a share. `sum_parts` is a multiple of `size`; 0: a part for each.
+
+        size 2, stages 2      ranks 2, 3: the first layers      ranks 0, 1: the last ones, the head
     """
 
     size: int = 1
@@ -44,6 +46,14 @@ class Parallel:
     def num_ranks(self) -> int:
         """The processes of an engine."""
         return self.size * self.stages
+
+    def stage_of(self, rank: int) -> int:
+        """Which stage a rank is of; rank 0 draws, so it is of the last."""
+        return self.stages - 1 - rank // self.size
+
+    def place_of(self, rank: int) -> int:
+        """Which of the ranks of its stage a rank is: neighbours are of one stage."""
+        return rank % self.size
 
     @property
     def num_parts(self) -> int:
@@ -218,29 +228,32 @@ def choose_parallel(
     transport, why = choose_transport(options, machine)
     parallel = replace(parallel, transport=transport)
     refuse_beside(options, device, parallel)
+    each = max(threads // size, 1)
     if stages > 1:
         check_stages(model, stages)
-        why = f"given; they work in turns, so each has all threads; {transport}: {why}"
-        reasons.choose("pipeline_parallel_size", (stages, why))
-        return parallel, threads
-    each = max(threads // size, 1)
-    why = f"given; threads of each: {each}; sums over {transport}: {why}"
-    reasons.choose("tensor_parallel_size", (size, why))
+        turns = f"given; they work in turns, so each stage has all {threads} threads"
+        turns += f"; {transport}: {why}" if size == 1 else ""
+        reasons.choose("pipeline_parallel_size", (stages, turns))
+    if size > 1:
+        why = f"given; threads of each: {each}; sums over {transport}: {why}"
+        reasons.choose("tensor_parallel_size", (size, why))
     return parallel, each
 
 
 def choose_transport(options: EngineOptions, machine: Machine) -> tuple[str, str]:
-    """(how ranks meet, why): stages by sockets, ranks that add up in shared memory, or gloo."""
-    given, is_staged = options.rank_transport, options.pipeline_parallel_size > 1
-    wrong = {True: "shared", False: SOCKET}[is_staged]
-    if given == wrong:
-        what = "stages pass rows on" if is_staged else "ranks add up"
+    """(how ranks meet, why): stages by sockets, ranks that add up in shared memory, or gloo.
+
+    Where stages have several ranks each these add up as said, and sockets join the stages, or gloo.
+    """
+    given, adds_up = options.rank_transport, options.tensor_parallel_size > 1
+    if given == (SOCKET if adds_up else "shared"):
+        what = "ranks add up" if adds_up else "stages pass rows on"
         raise UsageError(
             f"--rank-transport {given}: {what} by another.", "Leave it out, or give gloo."
         )
     if given != "auto":
         return given, "given"
-    if is_staged:
+    if not adds_up:
         return SOCKET, "who waits leaves its core to the others"
     if KEEPS_ORDER in machine.cpu_flags:
         return "shared", "memory that they share"
@@ -251,7 +264,6 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
     """UsageError for what is not there with several ranks."""
     name = "tensor" if parallel.size > 1 else "pipeline"
     refused = {
-        "--pipeline-parallel-size": parallel.size > 1 and parallel.stages > 1,
         "--device cuda": device == "cuda",
         "--speculate": options.speculate != "off",
         "--kv-read": bool(options.kv_read),
@@ -262,7 +274,8 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
     for other, is_given in refused.items():
         if is_given:
             raise UsageError(
-                f"--{name}-parallel-size {max(parallel.size, parallel.stages)}: {other} is not "
+                f"--{name}-parallel-size {parallel.size if parallel.size > 1 else parallel.stages}"
+                f": {other} is not "
                 "there with several ranks yet.",
                 "Leave one of them out, or serve several engines with --replicas.",
             )

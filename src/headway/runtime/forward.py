@@ -168,7 +168,7 @@ class Forward:
         Where queries are watched each operation is called from Python: the numbers are the same.
         """
         if self.program is not None and batch.watch is None:
-            if self.has_ranks:
+            if self.has_ranks and self.stage.is_first:
                 given_TH = self.model.embed(batch.token_ids_T)
             return self.program(batch, given_TH)
         angles = [rope.at(batch.positions_T) for rope in self.ropes]

@@ -13,6 +13,7 @@ from headway.core.model_spec import ExpertsSpec, ModelSpec
 from headway.core.model_spec.state import StateSpec
 from headway.core.options import EngineOptions
 from headway.core.parallel import (
+    KEEPS_ORDER,
     Parallel,
     bounds,
     check_cut,
@@ -110,8 +111,16 @@ def test_heads_are_whole_and_kv_heads_are_copied(
         (sized(), {"pipeline_parallel_size": 64}, ["--pipeline-parallel-size 64", "layers"]),
         (
             sized(),
-            {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
-            ["--tensor-parallel-size 2", "--pipeline-parallel-size is not there"],
+            {"pipeline_parallel_size": 4, "tensor_parallel_size": 2, "kv_disk": "1GB"},
+            ["--tensor-parallel-size 2", "--kv-disk"],
+        ),
+        (
+            sized(),
+            {
+                **{"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+                "rank_transport": "socket",
+            },
+            ["--rank-transport socket", "add up", "gloo"],
         ),
         (
             sized(),
@@ -170,6 +179,19 @@ def test_stages_work_in_turns_so_each_has_all_threads():
     parallel = settings.parallel
     assert (settings.threads, parallel.num_ranks, parallel.transport) == (8, 2, "socket")
     assert not parallel.is_cut
+
+
+def test_ranks_of_a_stage_are_neighbours_and_share_its_threads():
+    """As vLLM numbers them, but that the first ranks have the last layers."""
+    both = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    of_order = replace(machine(), cpu_flags=frozenset({KEEPS_ORDER}))
+    settings, _ = resolve(EngineOptions(threads=8, **both), of_order, sized())
+    parallel = settings.parallel
+    assert (settings.threads, parallel.num_ranks, parallel.transport) == (4, 4, "shared")
+    assert [parallel.stage_of(rank) for rank in range(4)] == [1, 1, 0, 0]
+    assert [parallel.place_of(rank) for rank in range(4)] == [0, 1, 0, 1]
+    gloo = settled(sized(), rank_transport="gloo", **both)
+    assert gloo.parallel.transport == "gloo"
 
 
 def test_layers_that_read_the_keys_of_others_are_no_pipeline():

@@ -15,20 +15,22 @@ from headway.core.parallel import Parallel
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
 from headway.runtime.parallel.group import Group, RankLostError
+from headway.runtime.parallel.meeting import rows_at, sums_at
 from headway.runtime.parallel.stage import Ends, Link, SocketLink, Stage
 
 
 def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Group | None:
-    """The group of ranks that add up, by the transport that was chosen."""
+    """The group of ranks that add up, those of a stage, by the transport that was chosen."""
     if parallel.size == 1:
         return None
+    path, place = sums_at(meeting, parallel.stage_of(rank)), parallel.place_of(rank)
     if parallel.transport == "gloo":
         from headway.runtime.parallel.distributed import DistributedGroup
 
-        return DistributedGroup(meeting, rank, parallel.size)
+        return DistributedGroup(path, place, parallel.size)
     from headway.runtime.parallel.shared import SharedGroup
 
-    return SharedGroup(meeting, rank, parallel.size, parent)
+    return SharedGroup(path, place, parallel.size, parent)
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
@@ -39,10 +41,11 @@ def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage 
     if parallel.transport == "gloo":
         from headway.runtime.parallel.distributed import DistributedLink
 
-        link = DistributedLink(meeting, rank, parallel.stages)
+        path = rows_at(meeting, parallel.place_of(rank))
+        link = DistributedLink(path, rank // parallel.size, parallel.stages)
     else:
         link = SocketLink(*ends)
-    return Stage(parallel.stages - 1 - rank, parallel.stages, link)
+    return Stage(parallel.stage_of(rank), parallel.stages, link)
 
 
 def follow(pipe: Pipe) -> None:

@@ -8,11 +8,12 @@ fails too, and the engine begins again with new ranks.
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 from headway.core.errors import CapacityError, HeadwayError
 from headway.core.machine import Machine
 from headway.core.model_spec import ModelSpec
-from headway.core.parallel import SOCKET, Parallel
+from headway.core.parallel import Parallel
 from headway.core.plan import Description, GrammarMasks, StepPlan, StepResult
 from headway.core.resolve import Settings
 from headway.runtime.checkpoint import Progress
@@ -29,12 +30,12 @@ from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.follow import join, stage_of
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
 from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.shared import PATIENCE_S, memory_bytes
+from headway.runtime.parallel.meeting import open_meeting
+from headway.runtime.parallel.shared import PATIENCE_S
 from headway.runtime.parallel.stage import Ends
 
 START_S = 600.0
 """How long a follower may take to read its weights."""
-SHARED_FOLDER = Path("/dev/shm")
 
 
 class Follower:
@@ -58,37 +59,38 @@ class Follower:
             raise RankLostError(f"Rank {self.rank} is gone, or hangs: {error!r}.") from error
 
 
-def chain(size: int) -> list[Ends]:
-    """By rank its sockets to the stage before, which is rank + 1, and to the next, rank - 1."""
-    pairs = [socket.socketpair() for _ in range(size - 1)]
-    behind = [None, *(of_sender for of_sender, _ in pairs)]
-    before = [*(of_receiver for _, of_receiver in pairs), None]
+def chain(size: int, stages: int) -> list[Ends]:
+    """By rank its sockets to the stage before, rank + size, and to the next, rank - size."""
+    pairs = [socket.socketpair() for _ in range(size * (stages - 1))]
+    behind = [*[None] * size, *(of_sender for of_sender, _ in pairs)]
+    before = [*(of_receiver for _, of_receiver in pairs), *[None] * size]
     return list(zip(before, behind, strict=True))
 
 
 class Followers:
     """The ranks above 0. Where one is `lost`, no later sum can be right.
 
-    `ends` are the sockets of rank 0, where ranks are stages that are joined by some.
+    `ends` are the sockets of rank 0, where ranks are stages that are joined by some; the ranks
+    `beside` it have the head together with it.
     """
 
     def __init__(self, parallel: Parallel) -> None:
-        size = parallel.num_ranks
-        pairs: list[Ends] = [(None, None)] * size
-        if parallel.transport == SOCKET:
-            pairs = chain(size)
+        pairs: list[Ends] = [(None, None)] * parallel.num_ranks
+        if parallel.transport != "gloo":
+            pairs = chain(parallel.size, parallel.stages)
         self.ends = pairs[0]
-        self.each = [Follower(rank, pairs[rank]) for rank in range(1, size)]
+        self.each = [Follower(rank, pairs[rank]) for rank in range(1, parallel.num_ranks)]
+        self.beside = self.each[: parallel.size - 1]
         for end in (end for pair in pairs[1:] for end in pair if end is not None):
             end.close()  # the follower has it
         self.lost: RankLostError | None = None
 
     def tell(self, order: Plan | Rows) -> None:
-        """Hand an order to all; RankLostError where one is gone, or was before."""
+        """Hand an order to all that it is for; RankLostError where one is gone, or was before."""
         if self.lost is not None:
             raise self.lost
         try:
-            for follower in self.each:
+            for follower in self.beside if isinstance(order, Rows) else self.each:
                 follower.pipe.send(order)
         except OSError as error:
             raise self.lose(f"A rank is gone: {error!r}.") from error
@@ -126,7 +128,7 @@ class LeaderExecutor:
         progress: Progress | None = None,
     ) -> None:
         parallel = settings.parallel
-        self._meeting = make_meeting(parallel.size if parallel.transport == "shared" else 0)
+        self._meeting = open_meeting(parallel)
         self._all = Followers(parallel)
         self.followers = self._all.each
         self.close = weakref.finalize(self, end, self._all, self._meeting)
@@ -136,7 +138,7 @@ class LeaderExecutor:
             self.close()
             raise
         if parallel.transport != "gloo":
-            self._meeting.unlink()  # all have it mapped: a kill leaves nothing behind
+            shutil.rmtree(self._meeting)  # all have it mapped: a kill leaves nothing behind
         self._waits = self._raised = False
         self._experts_read = 0
 
@@ -214,7 +216,8 @@ class LeaderExecutor:
         """Hear how the last forward went elsewhere: as here, or no later sum can be right.
 
         What drawing raises is rank 0's own affair: nothing is added up there. Nor are stages a sum
-        apart where the last alone raised.
+        apart where a later one raised: the ranks of each must have fared alike, and nobody well
+        behind one that raised.
         """
         self._experts_read = 0
         if not self._waits:
@@ -225,10 +228,8 @@ class LeaderExecutor:
         except RankLostError as error:
             raise self._all.lose(str(error)) from error
         self._experts_read = sum(done.experts_read for done in told)
-        bad = [bool(done.error) for done in told]
-        if self.own.settings.parallel.stages > 1 and self._raised:
-            return
-        if any(is_bad != self._raised for is_bad in bad):
+        bad = [self._raised, *(bool(done.error) for done in told)]
+        if is_apart(bad, self.own.settings.parallel):
             errors = [done.error for done in told if done.error] or ["nothing"]
             raise self._all.lose(f"A step raised on some ranks alone; there: {errors[0]}.")
 
@@ -238,6 +239,8 @@ class LeaderExecutor:
         shares = ", ".join(f"{held / 2**20:.1f}" for held in self.weight_bytes)
         parallel = self.own.settings.parallel
         how = f"sums in {parallel.num_parts} parts" if parallel.size > 1 else "stages of a pipeline"
+        if parallel.size > 1 and parallel.stages > 1:
+            how += f", {parallel.stages} stages of {parallel.size} ranks"
         why = f"{parallel.transport}, {how}; {shares} MiB of weights"
         found.kernels["ranks"] = (str(parallel.num_ranks), why)
         found.weight_bytes, found.kv_bytes = sum(self.weight_bytes), sum(self.kv_bytes)
@@ -252,30 +255,21 @@ class LeaderExecutor:
         return self.own.distributions()
 
 
-def make_meeting(size: int) -> Path:
-    """A file in memory that only this user reads, of zeros for the sums of `size` ranks; 0: empty.
+def is_apart(bad: list[bool], parallel: Parallel) -> bool:
+    """Whether ranks, of whom some raised, are a sum or a row apart from others.
 
-    CapacityError where it does not fit.
+    Ranks 0 and 1 are the last stage, 2 and 3 the one before: [True, True, False, False] is not,
+    [True, False, False, False] is, and so is [False, False, True, True].
     """
-    folder = SHARED_FOLDER if SHARED_FOLDER.is_dir() else None
-    number, name = tempfile.mkstemp(prefix="headway-ranks-", dir=folder)
-    try:
-        if size:
-            os.posix_fallocate(number, 0, memory_bytes(size))
-    except OSError as error:
-        Path(name).unlink()
-        raise CapacityError(
-            f"{Path(name).parent} has no {memory_bytes(size):,} bytes for {size} ranks: {error}.",
-            "Give it more room (a container's --shm-size), or use --rank-transport gloo.",
-        ) from error
-    finally:
-        os.close(number)
-    return Path(name)
+    stages = [bad[at : at + parallel.size] for at in range(0, len(bad), parallel.size)]
+    if any(len(set(stage)) > 1 for stage in stages):
+        return True
+    return any(later < earlier for (later, *_), (earlier, *_) in pairwise(stages))
 
 
 def end(followers: Followers, meeting: Path) -> None:
     """Let the followers end; they do when their pair is closed."""
-    meeting.unlink(missing_ok=True)
+    shutil.rmtree(meeting, ignore_errors=True)
     for own in followers.ends:
         if own is not None:
             own.close()
