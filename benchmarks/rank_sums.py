@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1536)
     parser.add_argument("--turns", type=int, default=9)
     chosen = parser.parse_args()
-    in_memory = open_meeting(Parallel(size=2))
+    in_memory, _ = open_meeting(Parallel(size=2))
     shared = sums_at(in_memory, 0)
     ends = socket.socketpair()
     with TemporaryDirectory() as folder:

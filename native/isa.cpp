@@ -2,6 +2,7 @@
 // its table; see table.h.
 #include "elementwise.inl"
 #include "attention.inl"
+#include "attention_dealt.inl"
 #include "fp8.inl"
 #include "sampling.inl"
 #include "quantized_tiles.inl"
@@ -30,6 +31,7 @@ const Table HEADWAY_TABLE = {
     .write_kv = write_kv,
     .round_kv = round_kv,
     .attention = attention,
+    .attention_dealt = attention_dealt,
 };
 
 }  // namespace headway

@@ -210,6 +210,22 @@ public:
                                  Type(type), kv, {}, nullptr, at<int64_t>(reads)});
     }
 
+    void attention_dealt(Address q, Address out, int64_t q_step, Address tables,
+                         Address query_lens, Address context_lens, int64_t sequences, int64_t width,
+                         int64_t heads, float scale, float softcap, Address sink_logits, int type,
+                         int64_t rank, int64_t ranks, Address own, Address all, Address k,
+                         Address v, Address k_scale, Address v_scale, Address bounds,
+                         int64_t kv_heads, int64_t head_dim, int64_t block_size, int kv_type,
+                         int paired) {
+        const KVMemory kv = memory(k, v, k_scale, v_scale, bounds, kv_heads, head_dim, block_size,
+                                   kv_type, paired);
+        table_.attention_dealt(pool_,
+                               {at(q), at(out), q_step, at<int64_t>(tables),
+                                at<int64_t>(query_lens), at<int64_t>(context_lens), sequences,
+                                width, heads, 0, 0, scale, softcap, at(sink_logits), Type(type), kv},
+                               {rank, ranks, at<float>(own), at<float>(all)});
+    }
+
     void round_kv(Address tables, Address open_tables, Address query_lens, Address context_lens,
                   int64_t sequences, int64_t width, Address open_k, Address open_v,
                   Address open_k_scale, Address open_v_scale, Address open_bounds,
@@ -281,6 +297,7 @@ PyMethodDef methods[] = {
     method<&Kernels::quantized>("quantized"),
     method<&Kernels::write_kv>("write_kv"),
     method<&Kernels::attention>("attention"),
+    method<&Kernels::attention_dealt>("attention_dealt"),
     method<&Kernels::round_kv>("round_kv"),
     method<&Kernels::attention_rounded>("attention_rounded"),
     {},

@@ -242,6 +242,14 @@ struct Attention {
     int64_t table_heads = 1;
 };
 
+// A rank's part of an attention whose context lies on `ranks`, see attention_dealt.inl: its own sums go
+// to `own`, or where `all` has everybody's these are merged into `out`.
+struct Dealt {
+    int64_t rank, ranks;
+    float* own;
+    const float* all;
+};
+
 struct Table {
     const char* name;
     int lanes;  // floats of one vector
@@ -267,6 +275,7 @@ struct Table {
     void (*write_kv)(Pool&, const WriteKV&);
     void (*round_kv)(Pool&, const RoundKV&);
     void (*attention)(Pool&, const Attention&);
+    void (*attention_dealt)(Pool&, const Attention&, const Dealt&);
 };
 
 extern const Table portable_table, avx2_table, avx512_table, avx512_bf16_table,

@@ -37,12 +37,14 @@ def engine_for(
     *,
     num_blocks: int | None = None,
     overlap: int = 0,
+    transport: str = "",
     make: Callable[..., Executor] = make_executor,
     **options: object,
 ) -> Engine:
     """An engine on the CPU over the model of `folder`; `num_blocks` counts those to give out.
 
-    It is `overlap` steps ahead, where `make` gives an executor that holds them.
+    It is `overlap` steps ahead, where `make` gives an executor that holds them; `transport` is how
+    ranks meet where it is not what is chosen.
     """
     table = EngineOptions(**{"device": "cpu", "kv_memory": KV_BYTES, "threads": 1, **options})
     spec, settings, _, machine = plan_settings(folder, table)
@@ -54,6 +56,9 @@ def engine_for(
             ),
             max_model_len=min(settings.max_model_len, num_blocks * settings.cache.block_size),
         )
+    if transport:
+        parallel = dataclasses.replace(settings.parallel, transport=transport)
+        settings = dataclasses.replace(settings, parallel=parallel)
     scheduler = dataclasses.replace(settings.scheduler, overlap=overlap)
     settings = dataclasses.replace(settings, scheduler=scheduler)
     executor = make(folder, table, spec, settings, machine, None)

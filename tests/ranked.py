@@ -15,7 +15,7 @@ from headway.runtime.parallel.leader import LeaderExecutor
 @contextmanager
 def ranks(folder: Path, **options: Any) -> Iterator[Engine]:
     """An engine whose followers are gone at the end."""
-    engine = engine_for(folder, max_model_len=128, **options)
+    engine = engine_for(folder, **{"max_model_len": 128, **options})
     try:
         yield engine
     finally:
@@ -25,9 +25,7 @@ def ranks(folder: Path, **options: Any) -> Iterator[Engine]:
 
 
 def answers_of(folder: Path, requests: list[Request], **options: Any) -> Answers:
-    """What each sequence is answered; one rank meets nobody, whatever transport is named."""
-    if not options.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
-        options.pop("rank_transport", None)
+    """What each sequence is answered."""
     with ranks(folder, **options) as engine:
         return finish(engine, requests)
 

@@ -30,7 +30,7 @@ INT4_KV = {"kv_cache_dtype": "int4", "max_num_batched_tokens": 24}
     [
         ("llama", 2, INT4_KV),
         ("qwen2", 2, {"dtype": "bfloat16", "num_blocks": 20}),
-        ("gemma3", 2, {"dtype": "bfloat16", "rank_transport": "gloo"}),
+        ("gemma3", 2, {"dtype": "bfloat16", "transport": "gloo"}),
         ("smollm3", 3, {"quantization": "int8", "kv_cache_dtype": "int8"}),
         ("qwen3moe", 2, {"quantization": "int4", "quantization_group": 32}),
         *(
@@ -56,7 +56,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
     [
         ("llama", {"dtype": "float32"}),
         ("qwen2", {"dtype": "bfloat16", "sum_parts": 4, "num_blocks": 20}),
-        ("qwen2", {"dtype": "bfloat16", "sum_parts": 2, "rank_transport": "gloo"}),
+        ("qwen2", {"dtype": "bfloat16", "sum_parts": 2, "transport": "gloo"}),
         ("qwen3moe", {"quantization": "int8", "kv_cache_dtype": "int8", "sum_parts": 2}),
         (
             "qwen2",
@@ -111,7 +111,9 @@ def test_each_stage_holds_its_layers_and_their_kv(tmp_path: Path):
             "2",
             "socket, stages of a pipeline; "
             + ", ".join(f"{each / 2**20:.1f}" for each in executor.weight_bytes)
-            + " MiB of weights",
+            + " MiB of weights, "
+            + ", ".join(f"{each / 2**20:.1f}" for each in executor.kv_bytes)
+            + " MiB of KV",
         )
         read = []
         for each in (engine, whole):
@@ -130,7 +132,7 @@ def test_a_stage_that_dies_ends_the_engine_at_once(tmp_path: Path):
         os.kill(executor.followers[0].process.pid, signal.SIGKILL)
         executor.followers[0].process.wait()
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
-        with pytest.raises(RuntimeError, match=r"fails everybody: .*RankLostError"):
+        with pytest.raises(RankLostError):
             engine.step()
 
 

@@ -27,6 +27,7 @@ from headway.runtime.parallel.leader import LeaderExecutor, is_apart
 from headway.runtime.parallel.meeting import share
 from headway.runtime.parallel.shared import PLACE_BYTES, SharedGroup
 from parity.tiny import save, tiny_model
+from ranked import ranks, requests, tokens_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,6 +85,37 @@ def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(
         expected += [rows, rows, ordered_sum(part[:, :3] for part in rows.split(sizes, 1))]
     for found in together(meeting, work):
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 2], [PLACE_BYTES // 400, 2, PLACE_BYTES // 200]])
+def test_rows_of_all_ranks_lie_one_behind_the_other(meeting: Path, counts: list[int]):
+    """Some of them with none, and with more than a place holds; a sum between."""
+    given = [torch.randn(count, 100) for count in counts]
+
+    def work(group: SharedGroup) -> list[Tensor]:
+        own = given[group.rank]
+        return [group.rows(own, counts), group.sum([torch.ones(2, 4)]), group.rows(own, counts)]
+
+    for found in together(meeting, work):
+        assert torch.equal(found[0], torch.cat(given)) and torch.equal(found[2], found[0])
+        assert torch.equal(found[1], torch.full((2, 4), 3.0))
+
+
+def test_where_memory_has_no_room_ranks_meet_by_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fails(path: Path, size: int) -> None:
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    folder, asked = save(tiny_model("llama"), tmp_path / "model"), requests(0, 2)
+    one = tokens_of(folder, asked, sum_parts=2)
+    monkeypatch.setattr("headway.runtime.parallel.meeting.share", fails)
+    with ranks(folder, tensor_parallel_size=2, sum_parts=2, transport="shared") as engine:
+        found = finish(engine, asked)
+        assert "gloo" in engine.executor.describe().kernels["ranks"][1]
+    assert {key: answer.token_ids for key, answer in found.items()} == one
+    assert "No space left on device" in caplog.text and "--shm-size" in caplog.text
 
 
 @pytest.mark.parametrize(

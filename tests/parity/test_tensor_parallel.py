@@ -9,6 +9,7 @@ import pytest
 
 from drive import engine_for, finish
 from headway.core.request import Request, SamplingParams
+from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.leader import LeaderExecutor
 from parity.tiny import save, tiny_model
 from ranked import answers_of, ranks, requests, tokens_of
@@ -27,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("qwen2", {"rank_transport": "shared"}),
-        ("gemma3", {"rank_transport": "gloo", "num_blocks": 20, "block_size": 8}),
+        ("qwen2", {"transport": "shared"}),
+        ("gemma3", {"transport": "gloo", "num_blocks": 20, "block_size": 8}),
         ("phi3", {}),
         *(pytest.param(name, {}, marks=pytest.mark.hardening) for name in OTHERS),
     ],
@@ -108,7 +109,7 @@ def test_experts_are_dealt_over_ranks(tmp_path: Path, family: str):
 @pytest.mark.parametrize(
     ("is_tied", "options"),
     [
-        (True, {"dtype": "bfloat16", "rank_transport": "gloo"}),
+        (True, {"dtype": "bfloat16", "transport": "gloo"}),
         (True, {"quantization": "int8"}),
         (False, {"quantization": "int4", "quantization_group": 32, "quantization_head": "int4"}),
     ],
@@ -178,5 +179,5 @@ def test_a_rank_that_dies_ends_the_engine(folder: Path):
         executor.own.target.model.layers[0].mlp.down.group.patience_s = 0.2  # type: ignore[union-attr]
         os.kill(executor.followers[0].process.pid, signal.SIGKILL)
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
-        with pytest.raises(RuntimeError, match=r"fails everybody: .*RankLostError"):
+        with pytest.raises(RankLostError):
             engine.step()

@@ -1,5 +1,6 @@
 """A server whose model is computed by two ranks: asked, one rank killed, asked again, and ended."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ BODY = {"prompt": list(range(20, 60)), "max_tokens": 24, "temperature": 0, "igno
         ("--tensor-parallel-size=2", "--sum-parts=2"),
         ("--pipeline-parallel-size=2",),
         ("--tensor-parallel-size=2", "--pipeline-parallel-size=2"),
+        ("--decode-context-parallel-size=2",),
     ],
-    ids=["tensor", "pipeline", "both"],
+    ids=["tensor", "pipeline", "both", "context"],
 )
 def live(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -44,11 +46,15 @@ def answer(live: LiveServer) -> list[int]:
 
 def test_a_killed_rank_is_replaced_with_its_engine(live: LiveServer):
     first = answer(live)
+    (group,) = json.loads(live.get("/stats")[1])["now"]["kv_groups"]
+    assert group["blocks_total"] > 100 and live.metric("engine_restarts_total") == 0
     engine = live.engine_pid()
     os.kill(children(engine)[-1], signal.SIGKILL)
     assert answer(live) == first
     assert live.metric("engine_restarts_total") == 1
     assert live.engine_pid() != engine and not alive(engine)
+    assert "The engine ends and begins again, and its requests go on: " in live.stderr
+    assert "Traceback" not in live.stderr and " failed" not in live.stderr
 
 
 def test_no_rank_outlives_its_server(live: LiveServer):

@@ -53,13 +53,24 @@ def count_engines(options: ServerOptions) -> int:
 
 
 def check_pools(engine: EngineOptions, options: ServerOptions) -> None:
-    """UsageError for engines apart whose blocks nobody could fetch, or find."""
+    """UsageError for engines apart whose blocks nobody could fetch, or find; for several engines
+    that would share a folder, which is one engine's: what a tenant has there is erased by it."""
+    count = count_engines(options)
+    if engine.kv_disk and count > 1:
+        raise UsageError(
+            f"--kv-disk {engine.kv_disk}: {count} engines cannot share the folder, so all but one "
+            "would be without.",
+            "Leave one of them out, or start servers with a folder each behind headway gateway.",
+        )
     if not options.prefill_replicas and not options.decode_replicas:
         return
     refused = {
         f"--tensor-parallel-size {engine.tensor_parallel_size}": engine.tensor_parallel_size > 1,
         f"--pipeline-parallel-size {engine.pipeline_parallel_size}": engine.pipeline_parallel_size
         > 1,
+        f"--decode-context-parallel-size {engine.decode_context_parallel_size}": (
+            engine.decode_context_parallel_size > 1
+        ),
         "--executor null": engine.executor == "null",
         "--no-prefix-cache": not engine.prefix_cache,
     }

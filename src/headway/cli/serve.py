@@ -49,7 +49,8 @@ FALLBACK_KV_MEMORY = Bytes(-20)
 OF_FIRST = (
     *("max_model_len", "tokenizer", "chat_template", "fp8", "draft_model", "draft_vocab_size"),
     *("kv_layers", "kv_read", "kv_keep", "kv_cache_dtype_skip_layers"),
-    *("tensor_parallel_size", "pipeline_parallel_size", "sum_parts", "rank_transport"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "sum_parts"),
+    "decode_context_parallel_size",
 )
 """Options of the engine that are of one model alone: its layers, heads, weights and words."""
 

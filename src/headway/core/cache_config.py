@@ -6,6 +6,7 @@ derives stand in the option table (`core.options.tables`) and nowhere else.
 
 from dataclasses import dataclass
 
+from headway.core.dealt import Dealt
 from headway.core.kv_keep import KEYDIFF, WATCHED, Keeping
 from headway.core.options import EngineOptions
 
@@ -44,6 +45,8 @@ class CacheConfig:
     state_every: int = 0
     """Where it is not 0, the last of `num_blocks` are of layers that keep states: a block holds the
     state behind its last token, and each so many blocks of tokens one is kept for others."""
+    ranks: int = 1
+    """Where it is more than 1, a context is dealt over so many ranks: a group is what one holds."""
     block_size: int = DEFAULT_BLOCK_SIZE
     dtype: str = ""
     """Of keys and values."""
@@ -76,6 +79,15 @@ class CacheConfig:
         return WATCHED[self.keep_method]
 
     @property
+    def dealt(self) -> Dealt | None:
+        """Which rank holds which block, where a context is dealt over ranks."""
+        return Dealt(self.ranks, self.block_size) if self.ranks > 1 else None
+
+    def shown(self, blocks: list[int]) -> list[int]:
+        """By KV group of the model, of what there is by group: all ranks together are one."""
+        return [sum(blocks)] if self.ranks > 1 else blocks
+
+    @property
     def token_blocks(self) -> tuple[int, ...]:
         """`num_blocks` of the groups that hold tokens of contexts: no open blocks, no states."""
         beside = self.open_blocks or self.state_every
@@ -89,6 +101,9 @@ class CacheConfig:
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """By group the most tokens that one reads: the window and the sinks, 0 for all."""
+        """By KV group of the model the most tokens that one reads: the window and the sinks, 0 for
+        all."""
+        if self.ranks > 1:
+            return self.windows[:1]
         sinks = self.sinks or (0,) * len(self.windows)
         return tuple(w and w + more for w, more in zip(self.windows, sinks, strict=True))

@@ -16,7 +16,12 @@
         └── ServerFaultError     our own fault; the body says nothing internal               500
 
 Our own bugs are `assert`s and plain exceptions: they are never caught to be shown as one of these.
+An `ExecutorLostError` is nobody's: the engine's process ends, and another goes on.
 """
+
+
+class ExecutorLostError(RuntimeError):
+    """What computes is gone for good, a rank of it say: the engine has to begin again."""
 
 
 class HeadwayError(Exception):

@@ -100,6 +100,10 @@ def difference(old: Settings, new: Settings) -> Changes:
     return {name: row.now(new) for name, row in LIVE.items() if row.now(new) != row.now(old)}
 
 
+RANKS = ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
+"""The options that make ranks."""
+
+
 def check_retunable(engine: EngineOptions, server: ServerOptions) -> None:
     """Raise UsageError for what `--retune` cannot stand beside."""
     for said, fix in left_out(engine, server):
@@ -108,7 +112,7 @@ def check_retunable(engine: EngineOptions, server: ServerOptions) -> None:
 
 def left_out(engine: EngineOptions, server: ServerOptions) -> Iterator[tuple[str, str]]:
     """(what is there, what to do) of each option that a simulation does not have."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for name in RANKS:
         if getattr(engine, name) > 1:
             yield (
                 f"--{name.replace('_', '-')}",

@@ -9,6 +9,7 @@ weights 0.92 GiB, 40% of the rest is 3.63 GiB for KV, a block of 16 tokens of 12
 from dataclasses import replace
 from math import ceil
 
+from headway.core.dealt import Dealt
 from headway.core.errors import CapacityError, UsageError
 from headway.core.kv_format import kv_format
 from headway.core.kv_keep import keep_share
@@ -144,7 +145,7 @@ def plan_blocks(
     counts = share_among(options, groups, budget, useful, block_bytes, longest)
     alone = [most_blocks(group, size, wanted_len, max_chunk) for group in groups]
     capacity = min(
-        wanted_len if group.window and count >= most else count // (1 + group.chooses) * size
+        wanted_len if group.window and count >= most else longest_context(group, count, size)
         for group, count, most in zip(groups, counts, alone, strict=True)
     )
     if capacity < min(wanted_len, size):
@@ -212,6 +213,7 @@ def explain_blocks(
         sees = f"a window of {group.window} tokens" if group.window else "full attention"
         sees += f" and the first {group.sinks}" if group.sinks else ""
         sees += " that keep a part of a prompt" if group.chooses else ""
+        sees += f", on rank {group.rank}" if group.ranks > 1 else ""
         where = f" in {len(group.layers)} layers of {sees}" if len(groups) > 1 else ""
         if group.is_open:
             where = f" in {group.kv_dtype}: the newest of each sequence, not rounded yet"
@@ -243,6 +245,8 @@ def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int
     whole = -(-length // block_size)
     if group.states is not None:
         return 1
+    if group.ranks > 1:
+        return max(Dealt(group.ranks, block_size).counts(0, whole)[group.rank], 1)
     if not group.window:
         return whole
     kept = -(-group.sinks // block_size)
@@ -258,6 +262,13 @@ def useful_blocks(
     each = 1 if group.window == 1 else most_blocks(group, block_size, length, 1)
     chunks = -(-max_chunk // block_size) if group.window else 0
     return min(max_num_seqs * each + chunks, max_num_seqs * -(-length // block_size))
+
+
+def longest_context(group: KVGroupSpec, count: int, block_size: int) -> int:
+    """Tokens of the longest context that `count` blocks of a group hold."""
+    if group.ranks > 1:
+        return Dealt(group.ranks, block_size).longest(group.rank, count) * block_size
+    return count // (1 + group.chooses) * block_size
 
 
 def share_blocks(budget: int, useful: list[int], block_bytes: list[int]) -> list[int]:

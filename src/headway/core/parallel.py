@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
 
+from headway.core.dealt import SPLIT_TOKENS
 from headway.core.errors import UsageError
+from headway.core.kv_format import kv_format
 from headway.core.machine import Machine
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
@@ -33,27 +35,34 @@ class Parallel:
 
     `size` ranks compute every layer together, `stages` have some layers each: of a stage's layers
     each of its `size` ranks has a share. `sum_parts` is a multiple of `size`; 0: a part for each.
+    Each context is dealt over `context` ranks (`core.dealt`), which have the whole model each.
 
         size 2, stages 2      ranks 2, 3: the first layers      ranks 0, 1: the last ones, the head
     """
 
     size: int = 1
     stages: int = 1
+    context: int = 1
     transport: str = "shared"
     sum_parts: int = 0
 
     @property
     def num_ranks(self) -> int:
         """The processes of an engine."""
-        return self.size * self.stages
+        return self.size * self.stages * self.context
+
+    @property
+    def num_together(self) -> int:
+        """The ranks of a stage: what one raises all raise."""
+        return self.size * self.context
 
     def stage_of(self, rank: int) -> int:
         """Which stage a rank is of; rank 0 draws, so it is of the last."""
-        return self.stages - 1 - rank // self.size
+        return self.stages - 1 - rank // self.num_together
 
     def place_of(self, rank: int) -> int:
         """Which of the ranks of its stage a rank is: neighbours are of one stage."""
-        return rank % self.size
+        return rank % self.num_together
 
     @property
     def num_parts(self) -> int:
@@ -216,19 +225,19 @@ def choose_parallel(
     `unit` is how many inputs a scale of its weights is for.
     """
     size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    parallel = Parallel(size=size, stages=stages, sum_parts=options.sum_parts)
+    context = options.decode_context_parallel_size
+    parallel = Parallel(size=size, stages=stages, context=context, sum_parts=options.sum_parts)
     check_cut(model, parallel, unit)
     if parallel.num_ranks == 1:
-        if options.rank_transport != EngineOptions().rank_transport:
-            raise UsageError(
-                f"--rank-transport {options.rank_transport}: there is one rank alone.",
-                "Leave it out, or give --tensor-parallel-size or --pipeline-parallel-size.",
-            )
         return parallel, threads
-    transport, why = choose_transport(options, machine)
+    transport, why = choose_transport(parallel, machine)
     parallel = replace(parallel, transport=transport)
     refuse_beside(options, device, parallel)
-    each = max(threads // size, 1)
+    each = max(threads // parallel.num_together, 1)
+    if context > 1:
+        check_context(model, parallel)
+        why = f"given; threads of each: {each}; sums of attention over {transport}: {why}"
+        reasons.choose("decode_context_parallel_size", (context, why))
     if stages > 1:
         check_stages(model, stages)
         turns = f"given; they work in turns, so each stage has all {threads} threads"
@@ -240,20 +249,12 @@ def choose_parallel(
     return parallel, each
 
 
-def choose_transport(options: EngineOptions, machine: Machine) -> tuple[str, str]:
-    """(how ranks meet, why): stages by sockets, ranks that add up in shared memory, or gloo.
+def choose_transport(parallel: Parallel, machine: Machine) -> tuple[str, str]:
+    """(how ranks meet, why): stages by sockets, ranks of one stage in shared memory, or by gloo.
 
-    Where stages have several ranks each these add up as said, and sockets join the stages, or gloo.
+    Where stages have several ranks each these meet as said, and sockets join the stages, or gloo.
     """
-    given, adds_up = options.rank_transport, options.tensor_parallel_size > 1
-    if given == (SOCKET if adds_up else "shared"):
-        what = "ranks add up" if adds_up else "stages pass rows on"
-        raise UsageError(
-            f"--rank-transport {given}: {what} by another.", "Leave it out, or give gloo."
-        )
-    if given != "auto":
-        return given, "given"
-    if not adds_up:
+    if parallel.num_together == 1:
         return SOCKET, "who waits leaves its core to the others"
     if KEEPS_ORDER in machine.cpu_flags:
         return "shared", "memory that they share"
@@ -262,8 +263,15 @@ def choose_transport(options: EngineOptions, machine: Machine) -> tuple[str, str
 
 def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> None:
     """UsageError for what is not there with several ranks."""
-    name = "tensor" if parallel.size > 1 else "pipeline"
+    sizes = {
+        "--decode-context-parallel-size": parallel.context,
+        "--tensor-parallel-size": parallel.size,
+        "--pipeline-parallel-size": parallel.stages,
+    }
+    name = next(name for name, size in sizes.items() if size > 1)
     refused = {
+        "--tensor-parallel-size": parallel.context > 1 and parallel.size > 1,
+        "--pipeline-parallel-size": parallel.context > 1 and parallel.stages > 1,
         "--device cuda": device == "cuda",
         "--speculate": options.speculate != "off",
         "--kv-read": bool(options.kv_read),
@@ -274,10 +282,52 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
     for other, is_given in refused.items():
         if is_given:
             raise UsageError(
-                f"--{name}-parallel-size {parallel.size if parallel.size > 1 else parallel.stages}"
-                f": {other} is not "
-                "there with several ranks yet.",
+                f"{name} {sizes[name]}: {other} is not there with "
+                f"{'it' if other in sizes else 'several ranks'} yet.",
                 "Leave one of them out, or serve several engines with --replicas.",
+            )
+
+
+def check_context(model: ModelSpec, parallel: Parallel) -> None:
+    """Raise UsageError where a model's contexts cannot be dealt over ranks."""
+    what = ""
+    if any(layer.window for layer in model.layers):
+        what = "has layers with a window, which see no more than one rank holds"
+    elif model.latent is not None:
+        what = "has latent attention"
+    elif model.states is not None:
+        what = "keeps a state of each sequence"
+    elif model.altup is not None or any(layer.kv_from is not None for layer in model.layers):
+        what = "has layers that read the keys and values of others"
+    if what:
+        raise UsageError(
+            f"--decode-context-parallel-size {parallel.context}: {model.architecture} {what}, "
+            "which is not dealt over ranks.",
+            "Serve it on one rank, with --tensor-parallel-size, or several engines of it with "
+            "--replicas.",
+        )
+
+
+def check_dealt(parallel: Parallel, backend: str, kv_dtype: str, block_size: int) -> None:
+    """Raise UsageError where contexts are dealt over ranks, and keys and values cannot be."""
+    if parallel.context == 1:
+        return
+    refused = {
+        f"--attention-backend {backend}": backend != "native",
+        f"--kv-cache-dtype {kv_dtype}": bool(kv_format(kv_dtype).block_size),
+        f"--block-size {block_size}": SPLIT_TOKENS % block_size != 0,
+    }
+    fixes = (
+        "Native attention alone has it: leave --attention-backend out.",
+        "Give int8, or leave --kv-cache-dtype out.",
+        f"Give a number that divides {SPLIT_TOKENS}.",
+    )
+    for (option, is_so), fix in zip(refused.items(), fixes, strict=True):
+        if is_so:
+            raise UsageError(
+                f"--decode-context-parallel-size {parallel.context}: {option} is not there with "
+                "it.",
+                fix,
             )
 
 

@@ -15,6 +15,7 @@ from headway.core.attention_choice import (
 )
 from headway.core.batching_rule import BatchingRule, batching_rule
 from headway.core.cache_config import DEFAULT_BLOCK_SIZE, CacheConfig
+from headway.core.dealt import deal
 from headway.core.device_choice import choose_graphs, choose_overlap, yes_no
 from headway.core.drafter import DrafterPlan, plan_drafter
 from headway.core.errors import UsageError
@@ -36,7 +37,7 @@ from headway.core.memory_plan import (
 )
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
-from headway.core.parallel import Parallel, choose_parallel, held_by_all
+from headway.core.parallel import Parallel, check_dealt, choose_parallel, held_by_all
 from headway.core.quantization import Quantization
 from headway.core.quantization_choice import choose_quantization, experts_at_once
 from headway.core.reasons import Reason, Reasons
@@ -133,6 +134,7 @@ def resolve(
     )
     unit = quantization.unit
     parallel, threads = choose_parallel(options, machine, model, device, unit, threads, reasons)
+    check_dealt(parallel, backend, kv_dtype, block_size)
     model = held_by_all(model, parallel, unit)
     pack_weights, weights = plan_weights(
         machine, model, device, dtype, kernels, quantization, reasons
@@ -145,7 +147,8 @@ def resolve(
     drafter = plan_drafter(
         options, machine, model, draft, beside, device, dtype, kernels, quantization, reasons
     )
-    groups, weights = drafter.groups, weights + drafter.num_bytes
+    groups = deal(drafter.groups, parallel.context)
+    weights = weights * parallel.context + drafter.num_bytes
     step_bytes = reasons.choose("step_bytes", plan_activations(device, activations), shown=gib)
     budget = reasons.choose(
         "kv_memory", kv_budget(options, machine, weights, device, step_bytes), shown=gib
@@ -178,8 +181,9 @@ def resolve(
         max_num_batched_tokens=batched,
         cache=CacheConfig(
             num_blocks=num_blocks,
-            windows=tuple(group.window for group in model.kv_groups),
-            sinks=tuple(group.sinks for group in model.kv_groups),
+            windows=tuple(group.window for group in deal(model.kv_groups, parallel.context)),
+            sinks=tuple(group.sinks for group in deal(model.kv_groups, parallel.context)),
+            ranks=parallel.context,
             bounded=tuple(bool(layer.bounds) for layer in model.layers) if options.kv_read else (),
             read=read_share(options.kv_read),
             chooses=tuple(layer.chooses for layer in model.layers) if options.kv_keep else (),

@@ -17,6 +17,7 @@ from functools import partial
 
 import msgspec
 
+from headway.core.errors import ExecutorLostError
 from headway.core.plan import Executor, ScheduledSequence, StepPlan, StepResult, TierNews, run
 from headway.core.request import Request, SamplingParams
 from headway.engine.overlap import StepInFlight
@@ -70,6 +71,8 @@ class Bisection:
         self.stale = [*self.stale, *(row.sequence_id for row in rows)]
         try:
             part = self.run(plan)
+        except ExecutorLostError:
+            raise
         except Exception as error:
             return error
         self.stale = []

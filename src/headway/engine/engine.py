@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import RequestError, ShedError
+from headway.core.errors import ExecutorLostError, RequestError, ShedError
 from headway.core.grammar import Grammar
 from headway.core.plan import (
     Executor,
@@ -350,6 +350,8 @@ class Engine:
             if step.error is not None:
                 raise step.error
             return self.executor.collect()
+        except ExecutorLostError:
+            raise
         except Exception:
             steps, num_rows = self.scheduler.overlap.steps, len(step.plan.scheduled)
             if steps:

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from headway.core.clock import SystemClock
-from headway.core.errors import HeadwayError, RequestError, ShedError, UsageError
+from headway.core.errors import ExecutorLostError, HeadwayError, RequestError, ShedError, UsageError
 from headway.engine import messages
 from headway.engine.calibration import pace_alone
 from headway.engine.engine import Engine
@@ -84,7 +84,11 @@ def serve_engine(
     pair.send(messages.encode(introduction(engine)))
     gc.collect()
     gc.freeze()  # a full collection would visit 180,000 objects of torch: 40 ms, more than a step
-    run(engine, pair, pulse, handover)
+    try:
+        run(engine, pair, pulse, handover)
+    except ExecutorLostError as error:
+        log.error("The engine ends and begins again, and its requests go on: %s", error)
+        return 1
     pair.close(linger=2000)
     return 0
 
@@ -135,17 +139,18 @@ def tell_progress(pair: zmq.Socket[bytes]) -> Progress:
 def introduction(engine: Engine) -> messages.Ready:
     """What the engine serves, for the server."""
     settings = engine.settings
+    blocks = settings.cache.shown([count - 1 for count in settings.cache.num_blocks])
     return messages.Ready(
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         vocab_size=engine.vocab_size,
-        num_blocks=settings.cache.num_blocks[0] - 1,
+        num_blocks=blocks[0],
         block_size=settings.cache.block_size,
         description=engine.executor.describe(),
         dtype=settings.dtype,
         kv_dtype=settings.cache.dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        group_blocks=[count - 1 for count in settings.cache.num_blocks],
+        group_blocks=blocks,
         settings=settings.told(),
         alone=pace_alone(engine),
         narrowed=list(settings.cache.narrowed),

@@ -49,6 +49,7 @@ class Recorder:
         """What the step did, without its durations."""
         scheduler, cost = self.scheduler, self.cost
         used = [pool.num_used for pool in scheduler.kv.pools]
+        used = [sum(used)] if scheduler.kv.dealt is not None else used
         record = StepRecord(
             step=plan.step,
             started_s=started_s,

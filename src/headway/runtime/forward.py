@@ -36,6 +36,7 @@ from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
 from headway.runtime.native.quantized import PackedLevels
 from headway.runtime.parallel.group import Alone, Group
+from headway.runtime.parallel.rows import deal_rows
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.rope import RopeTable
@@ -61,14 +62,16 @@ class Forward:
         group: Group | None = None,
         stage: Stage | None = None,
     ) -> None:
-        group, self.stage = group or Alone(), stage or Stage()
+        holders = group if settings.parallel.context > 1 else None
+        group = group if group is not None and holders is None else Alone()
+        self.stage, self.holders = stage or Stage(), holders
         self.has_ranks = group.size > 1
         cut = cut_of(spec, settings.parallel, group.rank, settings.quantization.unit)
         shard = Shard(spec, cut, group.rank, group.size)
         self.spec = spec = cut.part_of(spec) if group.size > 1 else spec
         self.settings, self.kernels = settings, kernels
         self.dtype, device = getattr(torch, settings.dtype), settings.device
-        attention, self.attention = choose_attention(settings, kernels.library)
+        attention, self.attention = choose_attention(settings, kernels.library, holders)
         build = Build(
             spec=spec,
             kernels=kernels,
@@ -113,6 +116,15 @@ class Forward:
             return allocate_int4(groups, num_blocks, kv_format(cache.dtype), self.dtype, kind)
         dtype = torch.int8 if cache.dtype == "int8" else self.dtype
         device, kind = self.settings.device, attention.kv_layer
+        if cache.ranks > 1:
+            assert self.holders is not None
+            at = self.holders.rank
+            held = allocate_kv(
+                groups, num_blocks[at : at + 1], cache.block_size, dtype, device, kind
+            )
+            for one in held:
+                one.group = at
+            return held
         if not cache.state_every:
             return allocate_kv(groups, num_blocks, cache.block_size, dtype, device, kind)
         last, size = len(groups) - 1, cache.block_size
@@ -151,6 +163,8 @@ class Forward:
 
         Those behind the layers of its stage, which the next has got.
         """
+        if self.holders is not None:
+            return self._dealt(batch, self.holders)
         if self.stage.count == 1:
             return self._own(batch, None)
         shape = len(batch.token_ids_T), self.spec.hidden_size
@@ -177,6 +191,15 @@ class Forward:
         hidden_TH: Tensor = self.model(given, step)
         self.experts_read = step.experts_read
         return hidden_TH
+
+    def _dealt(self, batch: Batch, holders: Group) -> Tensor:
+        """The rows of all ranks; each computes its own, so what one raises it alone raises."""
+        dealt = deal_rows(batch, holders)
+        try:
+            return dealt.together(self._own(dealt.own, None))
+        except Exception:
+            holders.leave()
+            raise
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """`Decoder.logits` of these rows, dense in memory; valid until the next call."""

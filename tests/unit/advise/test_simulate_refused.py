@@ -7,7 +7,13 @@ from headway.cli.main import main
 
 @pytest.mark.parametrize(
     "flag",
-    ["--tensor-parallel-size=3", "--pipeline-parallel-size=2", "--kv-read=25%", "--kv-keep=25%"],
+    [
+        "--tensor-parallel-size=3",
+        "--pipeline-parallel-size=2",
+        "--decode-context-parallel-size=2",
+        "--kv-read=25%",
+        "--kv-keep=25%",
+    ],
 )
 @pytest.mark.parametrize("verb", [("simulate",), ("plan", "--slo=ttft=1s", "--machines=here")])
 def test_a_roofline_leaves_no_option_out_in_silence(verb, flag, capsys):

@@ -39,11 +39,13 @@ def test_help_shows_the_switches_of_a_verb(capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--rank-transport=gloo"], "--rank-transport gloo: there is one rank"),
         (["--max-drafts=4", "--speculate=off"], "--max-drafts 4: with --speculate off"),
         (["--max-drafts=4", "--speculate=lookup"], ""),
         ([*POOLS, "--tensor-parallel-size=3"], "--tensor-parallel-size 3: engines for prompts"),
+        ([*POOLS, "--decode-context-parallel-size=2"], "--decode-context-parallel-size 2: engines"),
         ([*POOLS, "--no-prefix-cache"], "--no-prefix-cache: engines for prompts"),
+        (["--replicas=2", "--kv-disk=1GB"], "--kv-disk 1GB: 2 engines cannot share the folder"),
+        ([*POOLS, "--kv-disk=1GB"], "--kv-disk 1GB: 2 engines cannot share the folder"),
         ([*POOLS, "--executor=null"], "--executor null: engines for prompts"),
         (POOLS, ""),
     ],

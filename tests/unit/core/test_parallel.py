@@ -114,24 +114,6 @@ def test_heads_are_whole_and_kv_heads_are_copied(
             {"pipeline_parallel_size": 4, "tensor_parallel_size": 2, "kv_disk": "1GB"},
             ["--tensor-parallel-size 2", "--kv-disk"],
         ),
-        (
-            sized(),
-            {
-                **{"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
-                "rank_transport": "socket",
-            },
-            ["--rank-transport socket", "add up", "gloo"],
-        ),
-        (
-            sized(),
-            {"pipeline_parallel_size": 2, "rank_transport": "shared"},
-            ["--rank-transport shared", "stages", "gloo"],
-        ),
-        (
-            sized(),
-            {"tensor_parallel_size": 2, "rank_transport": "socket"},
-            ["--rank-transport socket", "add up", "gloo"],
-        ),
         (sized(), {"tensor_parallel_size": 2, "kv_read": "25%"}, ["--kv-read"]),
         (
             sized(),
@@ -190,8 +172,7 @@ def test_ranks_of_a_stage_are_neighbours_and_share_its_threads():
     assert (settings.threads, parallel.num_ranks, parallel.transport) == (4, 4, "shared")
     assert [parallel.stage_of(rank) for rank in range(4)] == [1, 1, 0, 0]
     assert [parallel.place_of(rank) for rank in range(4)] == [0, 1, 0, 1]
-    gloo = settled(sized(), rank_transport="gloo", **both)
-    assert gloo.parallel.transport == "gloo"
+    assert settled(sized(), **both).parallel.transport == "gloo"
 
 
 def test_layers_that_read_the_keys_of_others_are_no_pipeline():

@@ -152,6 +152,7 @@ def test_messages_survive_the_wire():
     [
         ({"tensor_parallel_size": 2}, {}, "--tensor-parallel-size"),
         ({"pipeline_parallel_size": 2}, {}, "--pipeline-parallel-size"),
+        ({"decode_context_parallel_size": 2}, {}, "--decode-context-parallel-size"),
         ({"batching": "static"}, {}, "--batching static"),
         ({"batching": "dynamic:80ms"}, {}, "--batching dynamic:80ms"),
         ({"policy": "priority"}, {}, "--policy priority"),

@@ -40,7 +40,10 @@ UNMEASURED = (
     "Nobody has measured this machine: times are bytes and FLOPs over 40 to 80% of its bandwidth "
     "and 30 to 70% of its FLOP/s."
 )
-MEASURED_ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "kv_read", "kv_keep")
+MEASURED_ALONE = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"),
+    *("kv_read", "kv_keep"),
+)
 """Options of which no roofline knows what they do to a step."""
 STEP_S = 5e-4
 """What a step takes on the host: schedule, update, messages."""

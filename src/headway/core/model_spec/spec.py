@@ -80,6 +80,9 @@ class KVGroupSpec:
     """Whether a computed prompt shrinks to the tokens that its layers choose to keep."""
     states: StateSpec | None = None
     """Where it is not None, a block holds no tokens, but the state behind the last one in it."""
+    rank: int = 0
+    ranks: int = 1
+    """Where a context is dealt over several ranks, whose part of it this is: `core.dealt`."""
 
     @property
     def kind(self) -> Literal["full", "window", "open", "state"]:

@@ -212,18 +212,19 @@ class EngineOptions:
         low=1,
         high=64,
     )
+    decode_context_parallel_size: int = option(
+        1,
+        "Ranks, a process each, that hold a part of each context's keys and values: splits of 512 "
+        "tokens, in turn. Each has the whole model.",
+        low=1,
+        high=64,
+    )
     sum_parts: int = option(
         0,
         "Parts of each sum that ranks share, a multiple of them: the same tokens from any number "
         "of ranks, seeded ones too. 0: a part for each rank.",
         low=0,
         high=64,
-    )
-    rank_transport: str = option(
-        "auto",
-        "How ranks add up: shared memory, or gloo; how stages of a pipeline pass rows on: a "
-        "socket, or gloo. auto is the first that works.",
-        choices=("auto", "shared", "socket", "gloo"),
     )
     overlap: int | None = option(
         None,

@@ -103,11 +103,10 @@ WORDS = (
 )
 GIVEN = (
     Given(
-        names="data_parallel_size nnodes "
-        "prefill_context_parallel_size decode_context_parallel_size api_server_count",
+        names="data_parallel_size nnodes prefill_context_parallel_size api_server_count",
         values=("1",),
-        fix="One machine serves a model here, by ranks of --tensor-parallel-size or "
-        "--pipeline-parallel-size: give 1.",
+        fix="One machine serves a model here, by ranks of --tensor-parallel-size, "
+        "--pipeline-parallel-size or --decode-context-parallel-size: give 1.",
     ),
     Given(
         names="enable_chunked_prefill",

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 
 from headway.core.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK, BlockCopy
+from headway.engine.kv import dealt
 from headway.engine.kv.choosing import Choosing, unshare
 from headway.engine.kv.integrity import check_listed, check_tables
 from headway.engine.kv.pool import BlockPool
@@ -68,6 +69,7 @@ class KVCache:
         ]
         self.states = States.of(config, len(self.pools))
         self.choosing = Choosing.of(config)
+        self.dealt = config.dealt
         self._indexes = [pool.index for pool in self.pools if pool.index is not None]
         self.tiers: Tiers | None = None
 
@@ -97,6 +99,8 @@ class KVCache:
         computed, copied = sequence.computed, False
         hit = None if sequence.host_tables else hit
         whole = self.blocks_for(len(sequence.tokens))
+        if self.dealt is not None:
+            return dealt.still_needed(self.dealt, self.pools, sequence, hit, whole)
         everything = [whole] * len(tables)
         if self.choosing is not None:
             everything = self.choosing.most_blocks(sequence, whole)
@@ -156,7 +160,9 @@ class KVCache:
                 for pool, table in zip(self.pools, tables, strict=True)
             )
             sequence.shares_blocks = copies_needed
-        taken = [needed + copies_needed] * len(self.pools)
+        taken, begin = [needed + copies_needed] * len(self.pools), len(tables[0])
+        if self.dealt is not None:
+            taken = dealt.taken(self.dealt, begin, needed, copies_needed, first_written)
         if self.states is not None:
             taken[-1] = self.states.num_taken(sequence, self.pools[-1], needed, copies_needed)
         if not self.has_room(taken):
@@ -167,7 +173,7 @@ class KVCache:
             if self.states is not None and group == self.states.group:
                 new.append(self.states.extend(sequence, pool, needed))
                 continue
-            blocks = [pool.take() for _ in range(needed)]
+            blocks = dealt.take(self.dealt, pool, group, begin, needed)
             table.extend(blocks)
             new.append(blocks)
         return new, copies
@@ -263,7 +269,8 @@ class KVCache:
         """The blocks that `sequence` refers to in a group."""
         table, first_live = sequence.block_tables[group], sequence.first_live[group]
         live = live_of(table, first_live, self.sink_blocks[group])
-        if self.states is not None and group == self.states.group:
+        is_sparse = self.states is not None and group == self.states.group
+        if is_sparse or self.dealt is not None:
             return [block for block in live if block != NULL_BLOCK]
         return live
 
@@ -322,7 +329,7 @@ class KVCache:
         if not self._indexes or not sequence.takes_hits or sequence.host_tables:
             return none
         chain, limit = sequence.keys(self.block_size), sequence.most_found
-        here = [index.block_of for index in self._indexes]
+        here, indexes = dealt.listed(self.dealt, self._indexes), self._indexes
         count = blocks_held(chain, limit // size, here, size, self.windows, self.sink_blocks)
         if self.states is not None:
             partly = False
@@ -334,7 +341,9 @@ class KVCache:
                 return below
         keys = [chain.key(index) for index in range(count)]
         most = sequence.most_found if partly else 0
-        begun = begun_block(self._indexes, sequence.tokens, most, chain, count, size)
+        if self.dealt is not None:
+            indexes = [indexes[self.dealt.owner(count)]]
+        begun = begun_block(indexes, sequence.tokens, most, chain, count, size)
         num_tokens = count * size
         if begun is not None:
             keys.append(begun[0])
@@ -343,7 +352,7 @@ class KVCache:
             return none
         firsts = [first_seen(num_tokens, window) // size for window in self.windows]
         tables = [
-            with_gap([index.block_of[key] for key in live_of(keys, first, kept)], first, kept)
+            with_gap(dealt.found(self.dealt, index, live_of(keys, first, kept)), first, kept)
             for index, first, kept in zip(self._indexes, firsts, self.sink_blocks, strict=True)
         ]
         return Hit(num_tokens=num_tokens, tables=tables, first_live=firsts, is_partial=bool(begun))

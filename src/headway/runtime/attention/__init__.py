@@ -4,6 +4,7 @@ from headway.core.errors import UsageError
 from headway.core.kv_format import APART, ROUNDED
 from headway.core.resolve import Settings
 from headway.runtime.attention.cache import KVLayer, allocate_kv
+from headway.runtime.attention.dealt import DealtAttention
 from headway.runtime.attention.flashinfer import FlashInferAttention
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionBackend, AttentionRule
@@ -12,13 +13,24 @@ from headway.runtime.attention.sdpa import SdpaAttention
 from headway.runtime.attention.triton import TritonAttention
 from headway.runtime.attention.varlen import VarlenAttention
 from headway.runtime.native.library import NativeLibrary
+from headway.runtime.parallel.group import Group
 
 
 def choose_attention(
-    settings: Settings, library: NativeLibrary | None
+    settings: Settings, library: NativeLibrary | None, holders: Group | None = None
 ) -> tuple[AttentionBackend, tuple[str, str]]:
-    """(the backend, (its name, why)): the one resolved, or torch's where no library loaded."""
+    """(the backend, (its name, why)): the one resolved, or torch's where no library loaded.
+
+    `holders` are the ranks that a context is dealt over, where it is.
+    """
     name = settings.attention_backend
+    if holders is not None:
+        if library is None:
+            raise UsageError(
+                "--decode-context-parallel-size: the native kernels did not load.",
+                "Leave it out, or build them with make install.",
+            )
+        return DealtAttention(library), (name, f"its splits on {holders.size} ranks")
     if name != "native":
         return BACKENDS[name](), (name, "as resolved")
     if library is not None:

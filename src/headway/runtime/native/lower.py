@@ -207,7 +207,26 @@ class Recorder:
         """What `work` makes of the rows of `x`, from Python, between two native calls."""
         assert x.dense
         y = self._new(x.width)
-        self._write(PAUSE, x=x, y=y, width=x.width, work=work)
+        self._write(PAUSE, x=x, y=y, width=x.width, work=lambda own_TH, batch: work(own_TH))
+        return y
+
+    def attend_over_ranks(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        layer: Any,
+        batch: None,
+        work: Callable[[Tensor, Any], Tensor],
+    ) -> Value:
+        """What ranks that hold parts of the context make of the queries, between native calls."""
+        y, heads = self._new(q.width, q.heads), q.heads
+        self._write("write_kv", x=k, second=v, kv_group=layer.group, kv=layer.numbers)
+
+        def attend(own_TH: Tensor, batch: Any) -> Tensor:
+            return work(own_TH.unflatten(1, (heads, -1)), batch).flatten(1)
+
+        self._write(PAUSE, x=q, y=y, width=q.width, work=attend)
         return y
 
     def attend(
@@ -237,8 +256,9 @@ class Recorder:
             if operation["code"] != PAUSE:
                 done.append(operation)
                 continue
-            places = slots[operation["x"].buffer], slots[operation["y"].buffer]
-            pauses.append(Pause(len(done), *places, operation["width"], operation["work"]))
+            x, y = operation["x"], slots[operation["y"].buffer]
+            columns = slots[x.buffer], x.first, self.widths[x.buffer]
+            pauses.append(Pause(len(done), *columns, y, operation["width"], operation["work"]))
         operations = done
         found = np.zeros(len(operations), OPERATION)
         for record, operation in zip(found, operations, strict=True):

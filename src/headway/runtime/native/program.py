@@ -50,14 +50,19 @@ CACHE_LINE = 64
 
 
 class Pause(NamedTuple):
-    """Before operation `at` Python makes the rows of buffer `y` of those of `x`, as wide: ranks add
-    up there."""
+    """Before operation `at` Python makes the rows of buffer `y` of some columns of those of `x`:
+    ranks meet there.
+
+    `first` and `step` are as of `PLACE`.
+    """
 
     at: int
     x: int
+    first: int
+    step: int
     y: int
     width: int
-    work: Callable[[Tensor], Tensor]
+    work: Callable[[Tensor, Batch], Tensor]
 
 
 class Program:
@@ -125,8 +130,9 @@ class Program:
                 *(groups.ctypes.data, self._buffers_at, address(batch.reads_T)),
             )
             if pause is not None:
-                own_TH = self._rows(pause.x, tokens, pause.width)
-                self._rows(pause.y, tokens, pause.width).copy_(pause.work(own_TH))
+                own_TH = self._rows(pause.x, tokens, pause.step)
+                own_TH = own_TH[:, pause.first : pause.first + pause.width]
+                self._rows(pause.y, tokens, pause.width).copy_(pause.work(own_TH, batch))
             begin = end
         return self._result_of(tokens)
 

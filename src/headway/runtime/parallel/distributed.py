@@ -42,6 +42,14 @@ class DistributedGroup:
         pairs = zip(self._all(own), sizes, strict=True)
         return torch.cat([columns[:, :size] for columns, size in pairs], dim=1)
 
+    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+        own = functional.pad(own_RW, (0, 0, 0, max(counts) - len(own_RW)))
+        pairs = zip(self._all(own), counts, strict=True)
+        return torch.cat([rows[:count] for rows, count in pairs])
+
+    def leave(self) -> None:
+        """Gloo's others wait until their patience ends."""
+
     def _all(self, own: Tensor) -> list[Tensor]:
         """What each rank has, of one shape."""
         everybody = [torch.empty_like(own) for _ in range(self.size)]

@@ -20,17 +20,18 @@ from headway.runtime.parallel.stage import Ends, Link, SocketLink, Stage
 
 
 def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Group | None:
-    """The group of ranks that add up, those of a stage, by the transport that was chosen."""
-    if parallel.size == 1:
+    """The ranks of a stage, which compute together, by the transport that was chosen."""
+    if parallel.num_together == 1:
         return None
     path, place = sums_at(meeting, parallel.stage_of(rank)), parallel.place_of(rank)
+    together = parallel.num_together
     if parallel.transport == "gloo":
         from headway.runtime.parallel.distributed import DistributedGroup
 
-        return DistributedGroup(path, place, parallel.size)
+        return DistributedGroup(path, place, together)
     from headway.runtime.parallel.shared import SharedGroup
 
-    return SharedGroup(path, place, parallel.size, parent)
+    return SharedGroup(path, place, together, parent)
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
@@ -42,7 +43,7 @@ def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage 
         from headway.runtime.parallel.distributed import DistributedLink
 
         path = rows_at(meeting, parallel.place_of(rank))
-        link = DistributedLink(path, rank // parallel.size, parallel.stages)
+        link = DistributedLink(path, rank // parallel.num_together, parallel.stages)
     else:
         link = SocketLink(*ends)
     return Stage(parallel.stage_of(rank), parallel.stages, link)

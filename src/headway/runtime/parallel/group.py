@@ -5,8 +5,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from headway.core.errors import ExecutorLostError
 
-class RankLostError(RuntimeError):
+
+class RankLostError(ExecutorLostError):
     """Another rank did not come to a sum in time, or is gone: the engine has to begin again."""
 
 
@@ -30,6 +32,14 @@ class Group(Protocol):
         the next call; RankLostError."""
         ...
 
+    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows of all ranks, (sum of `counts`, W), rank 0's first; RankLostError."""
+        ...
+
+    def leave(self) -> None:
+        """Come to nothing any more: this rank raised, and the others should not wait for it."""
+        ...
+
 
 class Alone:
     """One rank."""
@@ -44,6 +54,12 @@ class Alone:
 
     def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
         return own_RP
+
+    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+        return own_RW
+
+    def leave(self) -> None:
+        pass
 
 
 def ordered_sum(parts: Iterable[Tensor]) -> Tensor:

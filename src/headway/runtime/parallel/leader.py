@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -77,10 +78,10 @@ class Followers:
     def __init__(self, parallel: Parallel) -> None:
         pairs: list[Ends] = [(None, None)] * parallel.num_ranks
         if parallel.transport != "gloo":
-            pairs = chain(parallel.size, parallel.stages)
+            pairs = chain(parallel.num_together, parallel.stages)
         self.ends = pairs[0]
         self.each = [Follower(rank, pairs[rank]) for rank in range(1, parallel.num_ranks)]
-        self.beside = self.each[: parallel.size - 1]
+        self.beside = self.each[: parallel.num_together - 1]
         for end in (end for pair in pairs[1:] for end in pair if end is not None):
             end.close()  # the follower has it
         self.lost: RankLostError | None = None
@@ -127,8 +128,8 @@ class LeaderExecutor:
         machine: Machine,
         progress: Progress | None = None,
     ) -> None:
-        parallel = settings.parallel
-        self._meeting = open_meeting(parallel)
+        self._meeting, parallel = open_meeting(settings.parallel)
+        settings = replace(settings, parallel=parallel)
         self._all = Followers(parallel)
         self.followers = self._all.each
         self.close = weakref.finalize(self, end, self._all, self._meeting)
@@ -236,12 +237,14 @@ class LeaderExecutor:
     def describe(self) -> Description:
         """The device, the kernels and the bytes held, on all ranks."""
         found = self.own.describe()
-        shares = ", ".join(f"{held / 2**20:.1f}" for held in self.weight_bytes)
+        held = self.weight_bytes, self.kv_bytes
+        weights, kv = (", ".join(f"{each / 2**20:.1f}" for each in one) for one in held)
         parallel = self.own.settings.parallel
         how = f"sums in {parallel.num_parts} parts" if parallel.size > 1 else "stages of a pipeline"
+        how = "a part of each context" if parallel.context > 1 else how
         if parallel.size > 1 and parallel.stages > 1:
             how += f", {parallel.stages} stages of {parallel.size} ranks"
-        why = f"{parallel.transport}, {how}; {shares} MiB of weights"
+        why = f"{parallel.transport}, {how}; {weights} MiB of weights, {kv} MiB of KV"
         found.kernels["ranks"] = (str(parallel.num_ranks), why)
         found.weight_bytes, found.kv_bytes = sum(self.weight_bytes), sum(self.kv_bytes)
         return found
@@ -261,7 +264,8 @@ def is_apart(bad: list[bool], parallel: Parallel) -> bool:
     Ranks 0 and 1 are the last stage, 2 and 3 the one before: [True, True, False, False] is not,
     [True, False, False, False] is, and so is [False, False, True, True].
     """
-    stages = [bad[at : at + parallel.size] for at in range(0, len(bad), parallel.size)]
+    together = parallel.num_together
+    stages = [bad[at : at + together] for at in range(0, len(bad), together)]
     if any(len(set(stage)) > 1 for stage in stages):
         return True
     return any(later < earlier for (later, *_), (earlier, *_) in pairwise(stages))

@@ -28,6 +28,8 @@ PLACE_BYTES = 2**20
 """Of one rank and sum; larger ones are added up some rows at a time."""
 LOGITS_BYTES = 2**25
 """Of the logits of some rows: 110 of 152,000 tokens in bf16; those of more rows come in pieces."""
+LEFT = -1
+"""The turn of a rank that comes to none any more."""
 LINE = 64
 """A turn has a cache line of its own."""
 PATIENCE_S = 30.0
@@ -83,6 +85,29 @@ class SharedGroup:
             self._meet()  # all have read it
         return torch.cat(found)
 
+    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+        width, dtype = own_RW.shape[1], own_RW.dtype
+        most = PLACE_BYTES // (width * own_RW.element_size())
+        whole = torch.empty(sum(counts), width, dtype=dtype)
+        each = whole.split(list(counts))
+        each[self.rank].copy_(own_RW)
+        for begin in range(0, max(counts), most):
+            places = self._places[(self._turn + 1) % 2]
+            pieces = [one[begin : begin + most] for one in each]
+            shared = [
+                place[: piece.nbytes].view(dtype).view(piece.shape)
+                for place, piece in zip(places, pieces, strict=True)
+            ]
+            shared[self.rank].copy_(pieces[self.rank])
+            self._meet()
+            for rank, (piece, given) in enumerate(zip(pieces, shared, strict=True)):
+                if rank != self.rank:
+                    piece.copy_(given)
+        return whole
+
+    def leave(self) -> None:
+        self._turns[self.rank] = LEFT
+
     def _first(self, x_TH: Tensor) -> Tensor:
         place = self._places[(self._turn + 1) % 2, 0, : x_TH.nbytes]
         shared_TH = place.view(x_TH.dtype).view(x_TH.shape)
@@ -126,6 +151,7 @@ class SharedGroup:
             time.sleep(PAUSE_S)
             now_s = self._clock.now_s()
             until_s = until_s or now_s + self.patience_s
-            if now_s > until_s or (self.parent and os.getppid() != self.parent):
+            is_over = now_s > until_s or turns.min() == LEFT
+            if is_over or (self.parent and os.getppid() != self.parent):
                 late = [rank for rank in range(self.size) if turns[rank] < turn]
                 raise RankLostError(f"Ranks {late} did not come to sum {turn}.")

@@ -1,0 +1,69 @@
+"""Rows of a step dealt over the ranks that hold its contexts: each computes the tokens it holds.
+
+A token lies where its position does. Its rank computes all of its layers but the attention over
+what others hold, so prompts are cut into runs of 512 tokens. A chunk of the tokens 400 … 655 of one
+sequence and token 9 of another, 2 ranks:
+
+    rank 0    400 … 511 of the first, 9 of the second      rank 1    512 … 655 of the first
+
+A rank without any computes one row for nobody, which is written to the null block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headway.core.dealt import SPLIT_TOKENS
+from headway.runtime.batch import Batch
+from headway.runtime.parallel.group import Group
+
+DEALT = -2
+"""Where `Batch.views` of a rank's rows has the `DealtRows` that they are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class DealtRows:
+    """A step's rows, `counts` of them on each rank of `group`.
+
+    `at_T` says where each is among those of all ranks, rank 0's first.
+    """
+
+    whole: Batch
+    own: Batch
+    group: Group
+    counts: Sequence[int]
+    own_T: Tensor
+    at_T: Tensor
+
+    def together(self, own_TH: Tensor) -> Tensor:
+        """The rows of all ranks in the step's order, (T, H), of this rank's; RankLostError."""
+        count = self.counts[self.group.rank]
+        return self.group.rows(own_TH[:count], self.counts)[self.at_T]
+
+    def of_own(self, x_TND: Tensor) -> Tensor:
+        """This rank's of the step's rows; the one for nobody where it has none."""
+        return x_TND[self.own_T]
+
+
+def deal_rows(batch: Batch, group: Group) -> DealtRows:
+    """Which rows of `batch` are this rank's."""
+    owner_T = batch.positions_T // SPLIT_TOKENS % group.size
+    of_ranks = [(owner_T == rank).nonzero().flatten() for rank in range(group.size)]
+    own_T, counts = of_ranks[group.rank], [len(rows) for rows in of_ranks]
+    nobodys = torch.zeros(1, dtype=torch.int64)
+    slots = [slots_T[own_T] if len(own_T) else nobodys for slots_T in batch.slots_GT]
+    own_T = own_T if len(own_T) else nobodys
+    own = replace(
+        batch,
+        token_ids_T=batch.token_ids_T[own_T],
+        positions_T=batch.positions_T[own_T],
+        slots_GT=slots,
+        query_lens=[len(own_T)],
+        context_lens=[len(own_T)],
+        views={},
+    )
+    at_T = torch.cat(of_ranks).argsort()
+    found = own.views[DEALT] = DealtRows(batch, own, group, counts, own_T, at_T)
+    return found

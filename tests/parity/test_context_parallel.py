@@ -1,0 +1,163 @@
+"""Ranks that hold parts of each context compute what one rank computes, bit for bit."""
+
+import os
+import random
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from drive import Answers, engine_for, finish
+from headway.core.request import Request, SamplingParams
+from headway.runtime.batch import Batch
+from headway.runtime.parallel.group import RankLostError
+from headway.runtime.parallel.leader import LeaderExecutor
+from headway.runtime.parallel.rows import deal_rows
+from parity.tiny import save, tiny_model
+from ranked import ranks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LONG = {"max_position_embeddings": 4096, "vocab_size": 211}
+OPTIONS = {"max_model_len": 2048, "max_num_batched_tokens": 256}
+
+
+def asked(temperature: float, lengths: tuple[int, ...], **more: Any) -> list[Request]:
+    """Prompts that begin alike, every other one with two answers."""
+    rng = random.Random(11)
+    common = [rng.randrange(3, 200) for _ in range(1100)]
+    found = []
+    for at, length in enumerate(lengths):
+        tail = [rng.randrange(3, 200) for _ in range(9)]
+        how = {"temperature": temperature, "seed": at, "n": 1 + at % 2, "max_tokens": 12}
+        sampling = SamplingParams(**{**how, "ignore_eos": True, **more})
+        found.append(Request(at + (100 if temperature else 0), common[:length] + tail, sampling))
+    return found
+
+
+def answers(folder: Path, requests: list[Request], **options: Any) -> Answers:
+    with ranks(folder, **OPTIONS | options) as engine:
+        return finish(engine, requests)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "options"),
+    [
+        ("llama", 2, {"dtype": "float32"}),
+        ("qwen2", 2, {"dtype": "bfloat16", "transport": "gloo"}),
+        ("qwen2", 3, {"dtype": "bfloat16", "kv_cache_dtype": "int8", "sum_parts": 2}),
+        ("qwen3moe", 2, {"quantization": "int8", "dtype": "bfloat16"}),
+        pytest.param("qwen3", 2, {"dtype": "float16"}, marks=pytest.mark.hardening),
+        pytest.param("phi3", 4, {"dtype": "bfloat16"}, marks=pytest.mark.hardening),
+    ],
+)
+def test_tokens_and_log_probabilities_are_those_of_one_rank(
+    tmp_path: Path, family: str, size: int, options: dict[str, Any]
+):
+    """Contexts that end in the first split, in the second and in the third, greedy and seeded, in
+    chunks, with blocks that are shared; answers that cross from one rank's split to another's."""
+    folder = save(tiny_model(family, **LONG), tmp_path / "model")
+    requests = asked(0, (20, 500, 1015), logprobs=2)
+    requests += asked(1.0, (0, 505, 700, 1100), logprobs=1)
+    one = answers(folder, requests, **{**options, "transport": ""})
+    assert answers(folder, requests, decode_context_parallel_size=size, **options) == one
+
+
+def test_rows_are_dealt_by_position():
+    """Token 9, and 510 … 513 of another sequence; the third rank has a row for nobody."""
+    batch = Batch(
+        token_ids_T=torch.tensor([1, 2, 3, 4, 5]),
+        positions_T=torch.tensor([9, 510, 511, 512, 513]),
+        slots_GT=[torch.tensor([25, 62, 63, 0, 1]), torch.tensor([9, 14, 15, 80, 81])],
+        block_tables_GSB=[],
+        query_lens=[1, 4],
+        context_lens=[10, 514],
+        num_decodes=1,
+        sampled_rows=[],
+        sampled_sequences=[],
+    )
+    dealt = []
+    for rank in range(3):
+        group: Any = SimpleNamespace(rank=rank, size=3)
+        found = deal_rows(batch, group)
+        assert found.counts == [3, 2, 0] and found.at_T.tolist() == [0, 1, 2, 3, 4]
+        dealt.append(found.own)
+    assert [own.token_ids_T.tolist() for own in dealt] == [[1, 2, 3], [4, 5], [1]]
+    assert [own.slots_GT[1].tolist() for own in dealt] == [[9, 14, 15], [80, 81], [0]]
+    assert [own.query_lens for own in dealt] == [[3], [2], [1]]
+
+
+def test_who_is_preempted_says_the_same(tmp_path: Path):
+    """A pool of 46 blocks on rank 0, where 500 tokens take 32 and 200 take 13: the answers do not
+    fit, though that of the first goes on in rank 1's blocks."""
+    folder = save(tiny_model("llama", **LONG), tmp_path / "model")
+    how = {"temperature": 1.0, "max_tokens": 30, "ignore_eos": True}
+    requests = [
+        Request(at, [3 + (7 + at) * i % 200 for i in range(length)], SamplingParams(**how, seed=at))
+        for at, length in enumerate((500, 200))
+    ]
+    options: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 700}
+    one = answers(folder, requests, **options)
+    with ranks(folder, **OPTIONS | options, num_blocks=46, decode_context_parallel_size=2) as two:
+        found = finish(two, requests)
+        assert two.scheduler.num_preemptions > 0
+    assert {key: answer.token_ids for key, answer in found.items()} == {
+        key: answer.token_ids for key, answer in one.items()
+    }
+
+
+def test_each_rank_holds_half_of_the_keys_and_values(tmp_path: Path):
+    """A context of 2,048 tokens is 64 blocks on each of 2 ranks; weights are whole on each."""
+    folder = save(tiny_model("llama", **LONG), tmp_path / "model")
+    options = {"max_model_len": 2048, "max_num_seqs": 1}
+    held = engine_for(folder, **options).executor.describe()
+    with ranks(folder, decode_context_parallel_size=2, **options) as engine:
+        executor = engine.executor
+        assert isinstance(executor, LeaderExecutor)
+        null_block = held.kv_bytes // (2048 // 16 + 1)
+        assert executor.kv_bytes == [(held.kv_bytes + null_block) // 2] * 2
+        assert executor.weight_bytes == [held.weight_bytes] * 2
+        told = executor.describe().kernels
+        assert "a part of each context" in told["ranks"][1]
+        program = executor.own.target.program
+        assert program is not None and program.num_calls == 1 + 2  # where ranks meet, once a layer
+        finish(engine, asked(0, (1100,)))
+        blocks = [len(pool.index or ()) for pool in engine.kv.pools]
+        assert blocks == [1120 // 16 - 32, 32]  # of 1,120 tokens: 512 and 96, and 512 between
+
+
+def test_what_one_rank_alone_raises_ends_the_engine_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its rows are nobody else's: the others are a meeting apart, and do not wait for it."""
+    folder = save(tiny_model("llama", **LONG), tmp_path / "model")
+    with ranks(folder, decode_context_parallel_size=2, **OPTIONS) as engine:
+        finish(engine, asked(0, (20,)))
+        executor = engine.executor
+        assert isinstance(executor, LeaderExecutor)
+
+        def breaks(given: Any, step: Any) -> Any:
+            raise ValueError("a bad row")
+
+        monkeypatch.setattr(executor.own.target, "program", None)
+        monkeypatch.setattr(executor.own.target.model, "over", breaks)
+        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
+        with pytest.raises(RankLostError):
+            engine.step()
+        assert executor.followers[0].process.wait(10) == 1
+
+
+def test_a_rank_that_dies_ends_the_engine(tmp_path: Path):
+    folder = save(tiny_model("llama", **LONG), tmp_path / "model")
+    with ranks(folder, decode_context_parallel_size=2, **OPTIONS) as engine:
+        finish(engine, asked(0, (20,)))
+        executor = engine.executor
+        assert isinstance(executor, LeaderExecutor)
+        holders: Any = executor.own.target.holders
+        holders.patience_s = 0.2
+        os.kill(executor.followers[0].process.pid, signal.SIGKILL)
+        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
+        with pytest.raises(RankLostError):
+            engine.step()
