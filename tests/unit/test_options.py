@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
 from headway.core.options import (
+    HALVES,
     Bytes,
     EngineOptions,
     LogOptions,
     SamplingOptions,
     Seconds,
     ServerOptions,
+    Stages,
     help_text,
     read_options,
     to_arguments,
 )
-from headway.core.options.field import environment_name, flag_name, value_type
+from headway.core.options.field import MOST_STAGES, environment_name, flag_name, value_type
 from headway.core.options.read import fields_of
 
 TABLES = [EngineOptions, ServerOptions, LogOptions, SamplingOptions]
@@ -141,6 +143,14 @@ def test_what_is_no_time(text):
 @pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%", "x%", "-1", "4 gigs", "", "4,5GB"])
 def test_what_is_no_number_of_bytes(text):
     assert "is not a number of bytes" in str(refusal(f"--kv-memory={text}"))
+
+
+def test_stages_are_a_number_or_halves():
+    assert read("--pipeline-parallel-size=3")[0]["pipeline_parallel_size"] == 3
+    halves = read("--pipeline-parallel-size=halves")[0]["pipeline_parallel_size"]
+    assert halves == HALVES and halves.are_halves and f"{halves}" == "halves"
+    for text in ("0", "65", "-2", "half", "2.5"):
+        assert "or halves" in refusal(f"--pipeline-parallel-size={text}").cause
 
 
 def test_share_of_what():
@@ -290,6 +300,8 @@ def values_of(table: type, field: dataclasses.Field) -> st.SearchStrategy:
         one = st.integers(low if low is not None else -100, 2**50).map(Bytes)
     elif kind is int:
         one = st.integers(low, high)
+    elif kind is Stages:
+        one = st.integers(1, MOST_STAGES).map(Stages) | st.just(HALVES)
     elif kind in (float, Seconds):
         one = st.floats(low, high, allow_nan=False, allow_infinity=False).map(kind)
     else:

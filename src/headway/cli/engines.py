@@ -67,7 +67,7 @@ def check_pools(engine: EngineOptions, options: ServerOptions) -> None:
     refused = {
         f"--tensor-parallel-size {engine.tensor_parallel_size}": engine.tensor_parallel_size > 1,
         f"--pipeline-parallel-size {engine.pipeline_parallel_size}": engine.pipeline_parallel_size
-        > 1,
+        != 1,
         f"--decode-context-parallel-size {engine.decode_context_parallel_size}": (
             engine.decode_context_parallel_size > 1
         ),

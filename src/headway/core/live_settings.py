@@ -113,7 +113,7 @@ def check_retunable(engine: EngineOptions, server: ServerOptions) -> None:
 def left_out(engine: EngineOptions, server: ServerOptions) -> Iterator[tuple[str, str]]:
     """(what is there, what to do) of each option that a simulation does not have."""
     for name in RANKS:
-        if getattr(engine, name) > 1:
+        if getattr(engine, name) != 1:
             yield (
                 f"--{name.replace('_', '-')}",
                 "Ranks are not simulated: leave one of the two out.",

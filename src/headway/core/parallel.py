@@ -20,7 +20,7 @@ from headway.core.errors import UsageError
 from headway.core.kv_format import kv_format
 from headway.core.machine import Machine
 from headway.core.model_spec import ModelSpec
-from headway.core.options import EngineOptions
+from headway.core.options import HALVES, EngineOptions
 from headway.core.reasons import Reasons
 
 MOST_RANKS = 64
@@ -43,18 +43,20 @@ class Parallel:
     size: int = 1
     stages: int = 1
     context: int = 1
+    halves: bool = False
+    """Whether attention is on one rank and the MLPs of all layers on another."""
     transport: str = "shared"
     sum_parts: int = 0
 
     @property
     def num_ranks(self) -> int:
         """The processes of an engine."""
-        return self.size * self.stages * self.context
+        return self.num_together * self.stages
 
     @property
     def num_together(self) -> int:
         """The ranks of a stage: what one raises all raise."""
-        return self.size * self.context
+        return self.size * self.context * (1 + self.halves)
 
     def stage_of(self, rank: int) -> int:
         """Which stage a rank is of; rank 0 draws, so it is of the last."""
@@ -224,29 +226,41 @@ def choose_parallel(
 
     `unit` is how many inputs a scale of its weights is for.
     """
-    size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-    context = options.decode_context_parallel_size
-    parallel = Parallel(size=size, stages=stages, context=context, sum_parts=options.sum_parts)
+    size, stages = options.tensor_parallel_size, int(options.pipeline_parallel_size)
+    context, halves = options.decode_context_parallel_size, stages == HALVES
+    stages = 1 if halves else stages
+    parallel = Parallel(
+        size=size, stages=stages, context=context, halves=halves, sum_parts=options.sum_parts
+    )
     check_cut(model, parallel, unit)
     if parallel.num_ranks == 1:
         return parallel, threads
     transport, why = choose_transport(parallel, machine)
     parallel = replace(parallel, transport=transport)
     refuse_beside(options, device, parallel)
-    each = max(threads // parallel.num_together, 1)
+    check_family(model, parallel)
+    each = threads if halves else max(threads // parallel.num_together, 1)
+    how = f"given; threads of each: {each}; "
     if context > 1:
-        check_context(model, parallel)
-        why = f"given; threads of each: {each}; sums of attention over {transport}: {why}"
-        reasons.choose("decode_context_parallel_size", (context, why))
-    if stages > 1:
-        check_stages(model, stages)
-        turns = f"given; they work in turns, so each stage has all {threads} threads"
+        how += f"sums of attention over {transport}: {why}"
+        reasons.choose("decode_context_parallel_size", (context, how))
+    if stages > 1 or halves:
+        turns = f"given; they work in turns, so each has all {threads} threads"
         turns += f"; {transport}: {why}" if size == 1 else ""
-        reasons.choose("pipeline_parallel_size", (stages, turns))
+        reasons.choose("pipeline_parallel_size", (str(options.pipeline_parallel_size), turns))
     if size > 1:
-        why = f"given; threads of each: {each}; sums over {transport}: {why}"
-        reasons.choose("tensor_parallel_size", (size, why))
+        reasons.choose("tensor_parallel_size", (size, f"{how}sums over {transport}: {why}"))
     return parallel, each
+
+
+def check_family(model: ModelSpec, parallel: Parallel) -> None:
+    """Raise UsageError where the layers of a model do not come apart so."""
+    if parallel.halves:
+        check_halves(model)
+    if parallel.context > 1:
+        check_context(model, parallel)
+    if parallel.stages > 1:
+        check_stages(model, parallel.stages)
 
 
 def choose_transport(parallel: Parallel, machine: Machine) -> tuple[str, str]:
@@ -254,7 +268,7 @@ def choose_transport(parallel: Parallel, machine: Machine) -> tuple[str, str]:
 
     Where stages have several ranks each these meet as said, and sockets join the stages, or gloo.
     """
-    if parallel.num_together == 1:
+    if parallel.num_together == 1 or parallel.halves:
         return SOCKET, "who waits leaves its core to the others"
     if KEEPS_ORDER in machine.cpu_flags:
         return "shared", "memory that they share"
@@ -266,12 +280,13 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
     sizes = {
         "--decode-context-parallel-size": parallel.context,
         "--tensor-parallel-size": parallel.size,
-        "--pipeline-parallel-size": parallel.stages,
+        "--pipeline-parallel-size": HALVES if parallel.halves else parallel.stages,
     }
-    name = next(name for name, size in sizes.items() if size > 1)
+    name = next(name for name, size in sizes.items() if size != 1)
     refused = {
         "--tensor-parallel-size": parallel.context > 1 and parallel.size > 1,
         "--pipeline-parallel-size": parallel.context > 1 and parallel.stages > 1,
+        "--pipeline-parallel-size halves": parallel.num_together > 2 and parallel.halves,
         "--device cuda": device == "cuda",
         "--speculate": options.speculate != "off",
         "--kv-read": bool(options.kv_read),
@@ -283,7 +298,7 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
         if is_given:
             raise UsageError(
                 f"{name} {sizes[name]}: {other} is not there with "
-                f"{'it' if other in sizes else 'several ranks'} yet.",
+                f"{'it' if other.split()[0] in sizes else 'several ranks'} yet.",
                 "Leave one of them out, or serve several engines with --replicas.",
             )
 
@@ -308,27 +323,31 @@ def check_context(model: ModelSpec, parallel: Parallel) -> None:
         )
 
 
+def check_halves(model: ModelSpec) -> None:
+    """Raise UsageError where the layers of a model have no two halves."""
+    shares = model.altup is not None or any(layer.kv_from is not None for layer in model.layers)
+    what = "has more between its layers than hidden states" if shares else ""
+    what = "keeps a state of each sequence" if model.states else what
+    if what:
+        raise UsageError(
+            f"--pipeline-parallel-size halves: {model.architecture} {what}, which is not there "
+            "with it.",
+            "Serve it on one rank, or several engines of it with --replicas.",
+        )
+
+
 def check_dealt(parallel: Parallel, backend: str, kv_dtype: str, block_size: int) -> None:
     """Raise UsageError where contexts are dealt over ranks, and keys and values cannot be."""
-    if parallel.context == 1:
-        return
-    refused = {
-        f"--attention-backend {backend}": backend != "native",
-        f"--kv-cache-dtype {kv_dtype}": bool(kv_format(kv_dtype).block_size),
-        f"--block-size {block_size}": SPLIT_TOKENS % block_size != 0,
-    }
-    fixes = (
-        "Native attention alone has it: leave --attention-backend out.",
-        "Give int8, or leave --kv-cache-dtype out.",
-        f"Give a number that divides {SPLIT_TOKENS}.",
+    native = "Native attention alone has it: leave --attention-backend out."
+    refused = (
+        (backend != "native", f"--attention-backend {backend}", native),
+        (bool(kv_format(kv_dtype).block_size), f"--kv-cache-dtype {kv_dtype}", "Give int8."),
+        (SPLIT_TOKENS % block_size != 0, f"--block-size {block_size}", "Give 16 or 32."),
     )
-    for (option, is_so), fix in zip(refused.items(), fixes, strict=True):
+    for is_so, option, fix in refused if parallel.context > 1 else ():
         if is_so:
-            raise UsageError(
-                f"--decode-context-parallel-size {parallel.context}: {option} is not there with "
-                "it.",
-                fix,
-            )
+            name = f"--decode-context-parallel-size {parallel.context}"
+            raise UsageError(f"{name}: {option} is not there with it.", fix)
 
 
 def check_stages(model: ModelSpec, stages: int) -> None:

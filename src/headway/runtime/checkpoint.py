@@ -270,7 +270,8 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
                     rows = place.narrow(0, row, count)
                     name = pattern.format(i=i, e=e) + suffix
                     found[name] = Target(rows, owner, row, at, part, bool(experts))
-    if spec.tied:
+    half = model.stage.half
+    if spec.tied and (half is None or not half.has_mlps):
         found.pop("lm_head.weight", None)
         holder = model.embedding if model.stage.is_first else model.head
         if head_is_rounded(spec) and model.stage.is_last:
@@ -289,12 +290,15 @@ def name_of(model: Decoder, module: str) -> str:
 def of_other_ranks(model: Decoder, spec: ModelSpec) -> set[str]:
     """What a stage of a pipeline does not read, and what a rank that has some of the experts."""
     count, found = spec.experts.count if spec.experts else 0, set[str]()
-    if model.stage.count == 1 and count == len(model.own_experts):
+    half = model.stage.half
+    if half is None and model.stage.count == 1 and count == len(model.own_experts):
         return found
-    for name in model.weights:
+    for name, (module, _) in model.weights.items():
+        is_here = half is None or half.has(module)
         for i in range(spec.num_layers) if "{i}" in name else (-1,):
             for e in range(count) if "{e}" in name else (-1,):
-                here = i in model.own and (e < 0 or e in model.own_experts)
+                here = is_here and (i in model.own or half is not None)
+                here = here and (e < 0 or e in model.own_experts)
                 found |= set() if here else {name.format(i=i, e=e)}
     return {name + suffix for name in found for suffix in (".weight", ".bias")}
 

@@ -3,9 +3,11 @@
 Where every operation is native, the layers are one call and the head is another.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from headway.runtime.attention import (
 from headway.runtime.attention.int4 import allocate_int4, memory_of
 from headway.runtime.batch import Batch
 from headway.runtime.checkpoint import Progress
+from headway.runtime.experts import SparseMLP
 from headway.runtime.kernels import Kernels
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.loading import load_model
@@ -36,9 +39,10 @@ from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
 from headway.runtime.native.quantized import PackedLevels
 from headway.runtime.parallel.group import Alone, Group
+from headway.runtime.parallel.halves import answer, attend
 from headway.runtime.parallel.rows import deal_rows
 from headway.runtime.parallel.shard import Shard
-from headway.runtime.parallel.stage import Stage
+from headway.runtime.parallel.stage import Half, Stage
 from headway.runtime.rope import RopeTable
 from headway.runtime.states import allocate_states
 from headway.runtime.weight_cache import Lookup
@@ -106,6 +110,8 @@ class Forward:
 
     def _allocate(self, num_blocks: tuple[int, ...], attention: AttentionBackend) -> list[KVLayer]:
         """The KV memory of all layers, in the resolved format."""
+        if self.stage.half is not None and self.stage.half.has_mlps:
+            return []
         cache, own = self.settings.cache, self.stage.layers(self.spec.num_layers)
         groups = tuple(
             replace(group, layers=tuple(layer for layer in group.layers if layer in own))
@@ -140,6 +146,9 @@ class Forward:
         None where not all is native.
         """
         library = self.kernels.library
+        half = self.stage.half
+        if half is not None and half.has_mlps:
+            return None, None, "the MLPs of all layers, for the rank that has attention"
         if library is None or not attends:
             return None, None, "each operation called from Python, as not all are native"
         unknown: Any = None
@@ -165,6 +174,11 @@ class Forward:
         """
         if self.holders is not None:
             return self._dealt(batch, self.holders)
+        half = self.stage.half
+        if half is not None and half.has_mlps:
+            return self._answer(batch, half)
+        if half is not None:
+            return attend(half, lambda: self._own(batch, None))
         if self.stage.count == 1:
             return self._own(batch, None)
         shape = len(batch.token_ids_T), self.spec.hidden_size
@@ -200,6 +214,18 @@ class Forward:
         except Exception:
             holders.leave()
             raise
+
+    def _answer(self, batch: Batch, half: Half) -> Tensor:
+        """What the MLPs here make of the rows of the rank that has attention; no rows."""
+        step = Step(batch=batch, kv=[], angles=[])
+        shape = len(batch.token_ids_T), self.spec.hidden_size
+        mlps = [
+            partial(layer.mlp, step=step) if isinstance(layer.mlp, SparseMLP) else layer.mlp
+            for layer in cast(Iterable[Any], self.model.layers)
+        ]
+        answer(half, mlps, torch.empty(shape, dtype=self.dtype))
+        self.experts_read = step.experts_read
+        return torch.zeros(1, shape[1], dtype=self.dtype)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """`Decoder.logits` of these rows, dense in memory; valid until the next call."""

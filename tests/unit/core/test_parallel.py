@@ -11,7 +11,7 @@ from headway.core.errors import UsageError
 from headway.core.formats import Format
 from headway.core.model_spec import ExpertsSpec, ModelSpec
 from headway.core.model_spec.state import StateSpec
-from headway.core.options import EngineOptions
+from headway.core.options import HALVES, EngineOptions
 from headway.core.parallel import (
     KEEPS_ORDER,
     Parallel,
@@ -175,12 +175,25 @@ def test_ranks_of_a_stage_are_neighbours_and_share_its_threads():
     assert settled(sized(), **both).parallel.transport == "gloo"
 
 
+def test_halves_of_layers_are_two_ranks_with_all_threads():
+    settings = settled(sized(), pipeline_parallel_size=HALVES, threads=8)
+    parallel = settings.parallel
+    assert (settings.threads, parallel.num_ranks, parallel.transport) == (8, 2, "socket")
+    assert parallel.halves and parallel.stages == 1 and not parallel.is_cut
+    refused = {"tensor_parallel_size": "halves", "decode_context_parallel_size": "halves"}
+    for other, word in refused.items():
+        with pytest.raises(UsageError, match=word):
+            settled(sized(), pipeline_parallel_size=HALVES, **{other: 2})
+
+
 def test_layers_that_read_the_keys_of_others_are_no_pipeline():
     layers = sized().layers
     reads = replace(layers[-1], kv_from=0)
     spec = replace(sized(), layers=(*layers[:-1], reads))
     with pytest.raises(UsageError, match="more between its layers"):
         settled(spec, pipeline_parallel_size=2)
+    with pytest.raises(UsageError, match=r"halves: .* more between its layers"):
+        settled(spec, pipeline_parallel_size=HALVES)
 
 
 def test_models_that_keep_a_state_are_on_one_rank():

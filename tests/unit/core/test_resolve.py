@@ -152,7 +152,8 @@ def test_every_setting_has_its_reason():
     options |= {"disk_folder", "disk_bytes", "disk_write_bytes_s"}  # all three of kv_disk
     nested = [settings, settings.scheduler, settings.cache]
     names = {field.name for one in nested for field in dataclasses.fields(one)} - options
-    assert names - {"scheduler", "cache", "speculation", "parallel", "num_blocks"} <= why.keys()
+    derived = {"scheduler", "cache", "speculation", "parallel", "num_blocks", "ranks"}
+    assert names - derived <= why.keys()
     assert {"kv_dtype", "kv_disk"} <= why.keys()
     assert {"kv_blocks", "kv_memory", "weights"} <= why.keys()
     assert all(text.partition(": ")[2] for text in why.values())

@@ -13,7 +13,7 @@ from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.drift import DriftOptions
 from headway.core.options.evals import EvalOptions
-from headway.core.options.field import Bytes, Seconds
+from headway.core.options.field import HALVES, Bytes, Seconds, Stages
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
 from headway.core.options.narrow import NarrowOptions
@@ -34,6 +34,7 @@ from headway.core.options.tune import TuneOptions
 from headway.core.options.widen import WidenOptions
 
 __all__ = [
+    "HALVES",
     "BatchOptions",
     "BenchOptions",
     "CalibrateOptions",
@@ -57,6 +58,7 @@ __all__ = [
     "RolloutOptions",
     "SamplingOptions",
     "Seconds",
+    "Stages",
     "ServerOptions",
     "SimulateOptions",
     "TuneOptions",

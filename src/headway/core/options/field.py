@@ -47,6 +47,21 @@ class Seconds(float):
     """A duration in seconds; text may bring a unit: 50ms, 1.5s, 2m."""
 
 
+class Stages(int):
+    """Ranks that are stages of a pipeline; `halves`, which is -2: two halves of every layer."""
+
+    @property
+    def are_halves(self) -> bool:
+        return self < 0
+
+    def __str__(self) -> str:
+        return "halves" if self.are_halves else str(int(self))
+
+
+HALVES = Stages(-2)
+MOST_STAGES = 64
+
+
 def option(
     default: Any,
     help: str,
@@ -192,6 +207,16 @@ def parse_seconds(value: Any) -> Seconds:
     return Seconds(parse_float(match[1]) * TIME_SUFFIXES[match[2]])
 
 
+def parse_stages(value: Any) -> Stages:
+    """1 to 64, or halves."""
+    if str(value).strip() == str(HALVES):
+        return HALVES
+    number = parse_int(value)
+    if not 1 <= number <= MOST_STAGES:
+        raise ValueError(value)
+    return Stages(number)
+
+
 def parse_text(value: Any) -> str:
     """Any text."""
     return str(value)
@@ -204,6 +229,7 @@ PARSERS: dict[type, Any] = {
     str: parse_text,
     Bytes: parse_bytes,
     Seconds: parse_seconds,
+    Stages: parse_stages,
 }
 KIND_NAMES = {
     int: "an integer (32k and 32K are fine)",
@@ -212,4 +238,5 @@ KIND_NAMES = {
     str: "text",
     Bytes: "a number of bytes (4GiB, 500MB or 40%)",
     Seconds: "a time (0.05, 50ms or 2m)",
+    Stages: f"a number from 1 to {MOST_STAGES}, or halves",
 }

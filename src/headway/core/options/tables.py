@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headway.core.formats import FORMATS, FP8, GGUF, MARLIN, METHODS
 from headway.core.kv_format import APART, ROUNDED
-from headway.core.options.field import Bytes, Seconds, option
+from headway.core.options.field import Bytes, Seconds, Stages, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,11 +206,10 @@ class EngineOptions:
         low=1,
         high=64,
     )
-    pipeline_parallel_size: int = option(
-        1,
-        "Ranks, a process each, that have some of the layers each, one behind the other.",
-        low=1,
-        high=64,
+    pipeline_parallel_size: Stages = option(
+        Stages(1),
+        "Ranks, a process each, that have some of the layers each, one behind the other. halves: "
+        "attention on one, the MLPs of all layers on another.",
     )
     decode_context_parallel_size: int = option(
         1,

@@ -16,12 +16,12 @@ from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
 from headway.runtime.parallel.group import Group, RankLostError
 from headway.runtime.parallel.meeting import rows_at, sums_at
-from headway.runtime.parallel.stage import Ends, Link, SocketLink, Stage
+from headway.runtime.parallel.stage import Ends, Half, Link, SocketLink, Stage
 
 
 def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Group | None:
     """The ranks of a stage, which compute together, by the transport that was chosen."""
-    if parallel.num_together == 1:
+    if parallel.num_together == 1 or parallel.halves:
         return None
     path, place = sums_at(meeting, parallel.stage_of(rank)), parallel.place_of(rank)
     together = parallel.num_together
@@ -35,7 +35,10 @@ def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Group
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
-    """The rank's stage, with what joins it to its neighbours."""
+    """The rank's stage, or half of every layer, with what joins it to its neighbours."""
+    if parallel.halves:
+        (end,) = (end for end in ends if end is not None)
+        return Stage(half=Half(rank, SocketLink(end, end)))
     if parallel.stages == 1:
         return None
     link: Link

@@ -78,7 +78,9 @@ class Followers:
     def __init__(self, parallel: Parallel) -> None:
         pairs: list[Ends] = [(None, None)] * parallel.num_ranks
         if parallel.transport != "gloo":
-            pairs = chain(parallel.num_together, parallel.stages)
+            pairs = (
+                chain(1, 2) if parallel.halves else chain(parallel.num_together, parallel.stages)
+            )
         self.ends = pairs[0]
         self.each = [Follower(rank, pairs[rank]) for rank in range(1, parallel.num_ranks)]
         self.beside = self.each[: parallel.num_together - 1]
@@ -242,6 +244,7 @@ class LeaderExecutor:
         parallel = self.own.settings.parallel
         how = f"sums in {parallel.num_parts} parts" if parallel.size > 1 else "stages of a pipeline"
         how = "a part of each context" if parallel.context > 1 else how
+        how = "attention on the first, MLPs on the second" if parallel.halves else how
         if parallel.size > 1 and parallel.stages > 1:
             how += f", {parallel.stages} stages of {parallel.size} ranks"
         why = f"{parallel.transport}, {how}; {weights} MiB of weights, {kv} MiB of KV"

@@ -47,12 +47,29 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """What a rank has of every layer: rank 1 the MLPs, rank 0 all else; see `halves.py`."""
+
+    rank: int
+    link: Link
+
+    @property
+    def has_mlps(self) -> bool:
+        return self.rank == 1
+
+    def has(self, module: str) -> bool:
+        """Whether `module` of a model is here: `layers.0.mlp.down`."""
+        return (".mlp." in module) == self.has_mlps
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage `index` of `count`."""
+    """Stage `index` of `count`; `half` where a rank has a half of every layer."""
 
     index: int = 0
     count: int = 1
     link: Link | None = None
+    half: Half | None = None
 
     @property
     def is_first(self) -> bool:

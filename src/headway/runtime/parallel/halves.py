@@ -1,0 +1,77 @@
+"""The two halves of a layer on different ranks: attention on one, the MLPs on another.
+
+Rank 0, which draws, has the embedding, norms, attention with its KV, and the head; rank 1 has the
+MLPs, dense or with experts, of all layers. What a layer's MLP would be given goes to rank 1, and
+what it makes of that comes back (as in MegaScale-Infer, Zhu et al. 2025):
+
+    rank 0   norm, attention, norm ── rows (T, H) ──▶   rank 1   MLP ── rows (T, H) ──▶   rank 0
+
+Each product is that of one rank, so the numbers are. The ranks work in turns.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.runtime.native.lower import recordable
+from headway.runtime.parallel.group import RankLostError
+from headway.runtime.parallel.stage import Half, Link, StageError
+
+
+class Elsewhere(nn.Module):
+    """In place of a layer's MLP that another rank has."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def forward(self, x_TH: Tensor, step: Any = None) -> Tensor:
+        return self._ask(x_TH, self._over_there)
+
+    @recordable("over_ranks")
+    def _ask(self, x_TH: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+        return work(x_TH)
+
+    def _over_there(self, x_TH: Tensor) -> Tensor:
+        self._link.send(x_TH)
+        found_TH = torch.empty(x_TH.shape, dtype=x_TH.dtype)
+        self._link.receive(found_TH)
+        return found_TH
+
+
+def keep_half(model: Any, half: Half) -> None:
+    """Leave in `model` what is here."""
+    for layer in model.layers:
+        if not half.has_mlps:
+            layer.mlp = Elsewhere(half.link)
+            continue
+        for name, _ in [*layer.named_children()]:
+            if name != "mlp":
+                setattr(layer, name, nn.Identity())
+    if half.has_mlps:
+        model.embedding, model.norm, model.head = (nn.Identity() for _ in range(3))
+
+
+def attend(half: Half, forward: Callable[[], Tensor]) -> Tensor:
+    """`forward`, whose MLPs the other rank has; it hears of what is raised here."""
+    try:
+        return forward()
+    except (RankLostError, StageError):
+        raise
+    except Exception:
+        half.link.send(None)
+        raise
+
+
+def answer(half: Half, mlps: Iterable[Callable[[Tensor], Tensor]], x_TH: Tensor) -> None:
+    """The MLPs of all layers, for rows that come, as many as `x_TH`; StageError."""
+    for mlp in mlps:
+        half.link.receive(x_TH)
+        try:
+            found_TH = mlp(x_TH)
+        except Exception:
+            half.link.send(None)
+            raise
+        half.link.send(found_TH)
