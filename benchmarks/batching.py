@@ -297,9 +297,11 @@ def main() -> None:
 
     executor, base = load(chosen.max_num_seqs)
     clock = CLOCKS[chosen.clock]()
-    settings = {
-        rule: replace(base, batching=rule, batch_window_s=chosen.window) for rule in BATCHING
+    rules = {
+        rule: replace(base.scheduler, batching=rule, batch_window_s=chosen.window)
+        for rule in BATCHING
     }
+    settings = {rule: replace(base, scheduler=scheduler) for rule, scheduler in rules.items()}
     play(
         executor,
         settings["continuous"],

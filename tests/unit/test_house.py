@@ -50,17 +50,21 @@ MAY_IMPORT = {
     "bench": {"core", "telemetry", "measure"},
     "advise": {"core", "telemetry", "engine", "admit", "edge", "measure", "bench", "assemble"},
     "evals": {"core", "measure"},
+    "claims": {
+        *("core", "telemetry", "engine", "runtime", "assemble", "llm", "admit", "gateway"),
+        *("measure", "bench", "advise", "evals"),
+    },
     "compress": {"core", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
         *("", "core", "telemetry", "engine", "frontend", "runtime", "assemble"),
         *("llm", "whole_model", "edge", "admit", "server", "gateway", "measure", "bench", "evals"),
-        *("advise", "compress", "cluster", "batches"),
+        *("advise", "claims", "compress", "cluster", "batches"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
 TORCH_AT_WILL = {"runtime", "compress"}
-TORCH_LATE = {"assemble", "advise", "cluster"}
+TORCH_LATE = {"assemble", "advise", "claims", "cluster"}
 UNPICKLING = {
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"),
     "multiprocessing",

@@ -17,6 +17,7 @@ from headway.core.options import (
     BatchOptions,
     BenchOptions,
     CalibrateOptions,
+    ClaimsOptions,
     DistillOptions,
     DoctorOptions,
     DriftOptions,
@@ -198,6 +199,13 @@ VERBS = {
         help="What limits the server at a URL, a bench report, or this machine with a folder.",
         tables=(DoctorOptions, EngineOptions),
         function="headway.cli.doctor:doctor",
+        switches=(),
+    ),
+    "claims": Verb(
+        usage="claims [FOLDER | URL]",
+        help="Measure what serving literature promises: each claim with a verdict, as one page.",
+        tables=(ClaimsOptions,),
+        function="headway.cli.claims:claims",
         switches=(),
     ),
     "widen": Verb(

@@ -2,6 +2,7 @@
 
 from headway.core.options.bench import BenchOptions
 from headway.core.options.calibrate import CalibrateOptions
+from headway.core.options.claims import ClaimsOptions
 from headway.core.options.clients import (
     BatchOptions,
     KeyOptions,
@@ -38,6 +39,7 @@ __all__ = [
     "BatchOptions",
     "BenchOptions",
     "CalibrateOptions",
+    "ClaimsOptions",
     "Bytes",
     "DistillOptions",
     "DoctorOptions",

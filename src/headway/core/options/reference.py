@@ -8,6 +8,7 @@ from pathlib import Path
 from headway.core.options import vllm
 from headway.core.options.bench import BenchOptions
 from headway.core.options.calibrate import CalibrateOptions
+from headway.core.options.claims import ClaimsOptions
 from headway.core.options.clients import (
     BatchOptions,
     KeyOptions,
@@ -120,6 +121,7 @@ TITLES: dict[type, str] = {
     TuneOptions: "Tuning (`headway tune`), beside those of bench and the engine",
     PlanOptions: "Planner (`headway plan`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",
+    ClaimsOptions: "Claims of the literature (`claims`)",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
     WidenOptions: "Widening (`widen`)",

@@ -1,0 +1,109 @@
+"""A claim about what limits a step: prefill follows the machine's FLOP/s, decode its bytes.
+
+Threads and formats are varied one at a time. A model that caches hold shows nothing of the kind, so
+where the folder's is one a shape of 130 million parameters with random weights stands in for it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headway.claims.claim import Claim, Figure, Finding, Promise, ratio_of
+from headway.claims.engines import Desk
+from headway.claims.shapes import SMALL
+from headway.claims.subject import Subject
+from headway.core.options import Bytes
+
+PROMPT, STEPS = 256, 24
+CACHED = 64 * 2**20
+"""Bytes of weights that a last-level cache may hold."""
+WAYS: dict[str, dict[str, Any]] = {
+    "16 bits, one thread": {},
+    "16 bits, two threads": {"threads": 2},
+    "int8, one thread": {"quantization": "int8"},
+    "int4, one thread": {"quantization": "int4"},
+}
+PLAIN = "16 bits, one thread"
+
+
+@dataclass(slots=True)
+class Steps:
+    """Seconds of a prompt and of a decode step, by way and repeat; of which model."""
+
+    prefill: dict[str, list[float]]
+    decode: dict[str, list[float]]
+    bytes: dict[str, float]
+    long_prefill: list[float]
+    model: str
+
+
+def desk_of(subject: Subject, options: dict[str, Any]) -> Desk:
+    """The folder's model, or the shape in its place."""
+    folder, spec = subject.model()
+    wanted = {"dtype": "bfloat16", "max_num_seqs": 4, "kv_memory": Bytes(2**27), **options}
+    if spec.weight_bytes("bfloat16") >= CACHED:
+        return Desk.of(folder, **wanted)
+    return Desk.of_shape(SMALL, max_model_len=2048, **wanted)
+
+
+def steps(subject: Subject) -> Steps:
+    """All ways; a way's engine is there alone, since two of them would share the cores."""
+    _, spec = subject.model()
+    own = spec.weight_bytes("bfloat16") >= CACHED
+    name = "this model" if own else "a shape of 130M parameters, random weights"
+    found = Steps({}, {}, {}, [], name)
+    for way, options in WAYS.items():
+        subject.watch(f"steps of {name}: {way}")
+        desk = desk_of(subject, options)
+        desk.step_s(PROMPT, 1, 4)
+        pairs = [desk.step_s(PROMPT, 1, STEPS) for _ in range(max(3, subject.repeats // 2))]
+        found.prefill[way] = [prefill for prefill, _ in pairs]
+        found.decode[way] = [decode for _, decode in pairs]
+        weights = desk.executor.describe().bytes_per_weight
+        found.bytes[way] = weights or 2.0
+        if way == PLAIN:
+            found.long_prefill = [desk.step_s(2 * PROMPT, 1, 2)[0] for _ in pairs]
+    return found
+
+
+def roofs(subject: Subject) -> Finding:
+    """What a second thread and half the bytes do to each of the two."""
+    found = subject.once(steps)
+    two, int8, int4 = "16 bits, two threads", "int8, one thread", "int4, one thread"
+    return Finding(
+        figures=[
+            ratio_of("decode, int8 in place of 16 bits", found.decode[PLAIN], found.decode[int8]),
+            ratio_of("decode, int4", found.decode[PLAIN], found.decode[int4]),
+            ratio_of("decode, two threads", found.decode[PLAIN], found.decode[two]),
+            ratio_of("prefill, two threads", found.prefill[PLAIN], found.prefill[two]),
+            ratio_of("prefill, int8", found.prefill[PLAIN], found.prefill[int8]),
+            ratio_of("prefill, twice the prompt takes", found.long_prefill, found.prefill[PLAIN]),
+            Figure(name="bytes a weight, int8 over 16 bits", value=found.bytes[int8] / 2),
+        ],
+        promise=Promise(low=1.8, high=2.2),
+        why=f"Of {found.model}: half the bytes make decode nearly twice as fast. Prefill follows "
+        "products: it gains from a second thread, and from int8 only where the CPU multiplies "
+        "int8 faster than 16 bits.",
+        picture={
+            "data": [
+                {"type": "bar", "name": name, "x": list(WAYS),
+                 "y": [round(ratio_of("", rows[PLAIN], rows[way]).value, 3) for way in WAYS]}
+                for name, rows in (("decode", found.decode), ("prefill", found.prefill))
+            ],
+            "layout": {"barmode": "group", "xaxis": {},
+                       "yaxis": {"title": {"text": "times as fast as 16 bits, one thread"}}},
+        },
+    )  # fmt: skip
+
+
+CLAIMS = (
+    Claim(
+        key="roofline",
+        family="Bottlenecks",
+        says="Prefill follows FLOP/s and decode follows bytes: half the bytes, twice the tokens.",
+        source="common in serving literature (roofline: Williams et al., 2009)",
+        measure=roofs,
+        needs="folder",
+        how="A prompt of 256 tokens and decode steps of one request, threads, formats and lengths "
+        "varied one at a time, wall time.",
+    ),
+)
