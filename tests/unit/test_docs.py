@@ -35,10 +35,11 @@ def test_both_kinds_are_there():
 def test_every_figure_has_its_command():
     """Each script is in the table once or is part of one that is; each section it names exists."""
     page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
-    assert set(re.findall(r"`(?:benchmarks/)?(\w+\.py)[^`]*`", page)) == scripts
+    folder = ROOT / "benchmarks"
+    scripts = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+    assert set(re.findall(r"`(?:benchmarks/)?((?:claims/)?\w+\.py)[^`]*`", page)) == scripts
     rows = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| ")][2:]
-    first = [re.match(r"`(\w+\.py)", row)[1] for row in rows]
+    first = [re.match(r"`((?:claims/)?\w+\.py)", row)[1] for row in rows]
     assert len(set(first)) == len(first)
     for name, anchor in re.findall(r"\]\(([\w-]+\.md)#([\w-]+)\)", page):
         titles = re.findall(r"^#+ (.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)

@@ -167,7 +167,7 @@ def half_each_time(subject: Subject) -> Finding:
 
 def bars(rows: list[tuple[str, float]], title: str) -> dict[str, object]:
     """A bar a row, as plotly reads it."""
-    names, values = [name for name, _ in rows], [round(value, 4) for _, value in rows]
+    names, values = [name for name, _ in rows], [round(float(value), 4) for _, value in rows]
     return {
         "data": [{"type": "bar", "x": names, "y": values}],
         "layout": {"yaxis": {"title": {"text": title}, "rangemode": "tozero"}, "xaxis": {}},

@@ -37,6 +37,8 @@ SPEED = Speed(SystemClock())
 """Of a price by token it is not asked."""
 SYSTEM = 1000
 CALLS_A_DAY = 1e6
+NOTHING = 5.0
+"""Percent less that say nothing: prompts of a few words more or less differ by as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def one_prompt(subject: Subject, tokens: int, promised: float, price: float) -> 
             cold_ms,
             warm_ms,
         ],
-        promise=Promise(low=promised, none=0.0),
+        promise=Promise(low=promised, none=NOTHING),
         why=f"Scaled to a prompt of {length:,} tokens where the source has {tokens:,}: what is not "
         "saved is the fixed time of a request and its own question."
         + ("" if told else " This server does not tell cached tokens, so no cost."),
@@ -157,7 +159,7 @@ def ten_turns(subject: Subject) -> Finding:
             median_of("less time to first tokens", less, "%"),
             *([cheaper(asked, "less cost (claimed 53%)")] if told else []),
         ],
-        promise=Promise(low=75.0, none=0.0),
+        promise=Promise(low=75.0, none=NOTHING),
         why="Each turn computes its own words alone; without a cache the conversation so far is "
         "computed again in each. The source also pays a quarter more for what it writes to its "
         "cache, which nobody pays here.",
@@ -242,7 +244,7 @@ def first_line(subject: Subject) -> Finding:
             ),
             *(Figure(name=way, value=share, unit="%") for way, share in found.items()),
         ],
-        promise=Promise(low=80.0, none=0.0),
+        promise=Promise(low=80.0, none=NOTHING),
         why="A block is found by all tokens before it: what changes in the first line leaves "
         "nothing, what changes among the tools leaves what stands before the change, and what "
         "stands last costs its own tokens alone.",
@@ -258,7 +260,7 @@ def lines(x: list[int], rows: dict[str, list[float]], across: str, up: str) -> d
     """A line a row, as plotly reads it."""
     data = [
         {"type": "scatter", "mode": "lines+markers", "name": name, "x": x,
-         "y": [round(v, 4) for v in values]}
+         "y": [round(float(v), 4) for v in values]}
         for name, values in rows.items()
     ]  # fmt: skip
     layout = {

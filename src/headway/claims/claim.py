@@ -42,6 +42,9 @@ class Figure(msgspec.Struct, kw_only=True):
     low: float | None = None
     high: float | None = None
 
+    def __post_init__(self) -> None:
+        self.value = float(self.value)  # of numpy's numbers ours: they go into JSON
+
     def __str__(self) -> str:
         """2.31x (2.20 … 2.44)"""
         interval = ""

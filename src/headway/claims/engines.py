@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ Lengths = Sequence[tuple[int, int]]
 
 @dataclass(slots=True)
 class Played:
-    """What a queue that was full at once came to: seconds of computing, tokens, rows a step."""
+    """What a queue that was full at once came to: seconds of computing, tokens and steps, and after
+    how many seconds each request had its last token."""
 
     seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
-    rows: int = 0
+    ends_s: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -93,7 +94,8 @@ class Desk:
             played.tokens += sum(len(update.token_ids) for update in updates)
             if record.num_tokens:
                 played.steps += 1
-                played.rows += record.num_sampled
+            ended = sum(update.finish_reason is not None for update in updates)
+            played.ends_s += [time.process_time() - began_s] * ended
         played.seconds = time.process_time() - began_s
         return played
 

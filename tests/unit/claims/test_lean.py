@@ -1,17 +1,15 @@
 """The table of how small keys and values become: bytes by hand, and as docs/attention.md has it."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "benchmarks"))
+from headway.claims.lean import Means, held, lean, table
+from headway.core.embedded import model_folder
+from headway.core.model_spec import read_model_spec
 
-from headway.core.embedded import model_folder  # noqa: E402
-from headway.core.model_spec import read_model_spec  # noqa: E402
-from lean_kv import Means, held, lean, table  # noqa: E402
+ROOT = Path(__file__).resolve().parents[3]
 
 SPEC = read_model_spec(model_folder(None))
 

@@ -1,0 +1,91 @@
+"""What the scripts of the claims share: who is asked, how often, and how a claim is told.
+
+The claims themselves are `headway.claims`, as `headway claims` asks them; a script asks one,
+or those that share a run, with more repeats, of a larger model or of a running server.
+"""
+
+import argparse
+import contextlib
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import write_json
+from headway.claims.claim import Claim
+from headway.claims.shapes import HALF_B
+from headway.claims.subject import Subject
+from headway.claims.table import CLAIMS, run, words_of
+from headway.cli.common import model_folder
+
+SHAPE_FLAGS = ("--load-format=dummy", "--quantization=int4")
+
+
+def ask(*keys: str, more: tuple[Claim, ...] = ()) -> None:
+    """Ask these claims, and `more` of a script's own, and print what came of each."""
+    parser = options(keys[0] if keys else more[0].key)
+    given = parser.parse_args()
+    claims = [claim for claim in CLAIMS if claim.key in keys] + list(more)
+    with subject_of(given) as subject:
+        report = run(subject, claims)
+    for row in report.rows:
+        print(words_of(row))
+    write_json(given.json, msgspec.to_builtins(report))
+
+
+def options(key: str) -> argparse.ArgumentParser:
+    """What all scripts take."""
+    parser = argparse.ArgumentParser(description=f"The claim {key}, measured.")
+    parser.add_argument("asked", nargs="?", help="a folder or a URL; else headway-tiny")
+    parser.add_argument("--runs", type=int, default=9, help="how often what is timed is repeated")
+    parser.add_argument("--flags", default="", help="of the server that is started for a folder")
+    parser.add_argument(
+        "--shape", action="store_true", help="Qwen2.5-0.5B's layers, random, in int4, 32k context"
+    )
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+@contextlib.contextmanager
+def subject_of(given: argparse.Namespace) -> Iterator[Subject]:
+    """Whom the command line names."""
+    flags = tuple(shlex.split(given.flags))
+    with contextlib.ExitStack() as stack:
+        if given.shape:
+            folder = stack.enter_context(shape_folder())
+            flags = (*SHAPE_FLAGS, *flags)
+        elif given.asked and given.asked.startswith("http"):
+            yield stack.enter_context(Subject(url=given.asked, repeats=given.runs, watch=say))
+            return
+        else:
+            folder = model_folder(given.asked)
+        yield stack.enter_context(
+            Subject(folder=folder, repeats=given.runs, flags=flags, watch=say)
+        )
+
+
+@contextlib.contextmanager
+def shape_folder() -> Iterator[Path]:
+    """The 0.5B shape with headway-tiny's tokenizer and vocabulary, so that it can be asked."""
+    own = model_folder(None)
+    vocabulary = json.loads((own / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    with tempfile.TemporaryDirectory(prefix="headway-claims-") as name:
+        folder = Path(name) / "half-b"
+        folder.mkdir()
+        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            shutil.copy(own / file, folder)
+        config = {**HALF_B, "vocab_size": vocabulary}
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        yield folder
+
+
+def say(text: str) -> None:
+    """Progress, beside what is printed."""
+    print(text, file=sys.stderr, flush=True)
