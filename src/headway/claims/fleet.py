@@ -57,6 +57,8 @@ class Load:
     prompt: tuple[int, int]
     answer: tuple[int, int]
     slo: Slo
+    seconds: float
+    """Of traffic in each trial."""
 
     @property
     def middle(self) -> tuple[int, int]:
@@ -213,9 +215,13 @@ class House:
 
 # ── the claims ──────────────────────────────────────────────────────────────────────────────
 
-ENGINES, SECONDS, PRECISION = 4, 6.0, 0.15
-LONG = Load(name="long", prompt=(3584, 4608), answer=(96, 160), slo=Slo(ttft_s=1.0, tpot_s=0.05))
-SHORT = Load(name="short", prompt=(192, 320), answer=(192, 320), slo=Slo(ttft_s=0.5, tpot_s=0.0105))
+ENGINES, PRECISION = 4, 0.2
+LONG = Load(
+    name="long", prompt=(3584, 4608), answer=(96, 160), slo=Slo(ttft_s=1.0, tpot_s=0.05), seconds=6
+)
+SHORT = Load(
+    name="short", prompt=(96, 160), answer=(96, 160), slo=Slo(ttft_s=0.5, tpot_s=0.0105), seconds=3
+)
 LOADS = (LONG, SHORT)
 CHUNKED = Way("chunks of 512, first come first served", policy="fcfs", budget=512)
 BY_OBJECTIVES = Way("chunks by the objectives")
@@ -228,7 +234,7 @@ def divided(subject: Subject) -> Rates:
     splits = [Way(f"{p} prefill, {ENGINES - p} decode", p) for p in range(1, ENGINES)]
     for load in LOADS:
         house = House(
-            name=load.name, slo=load.slo, talks=load.talks, engines=ENGINES, seconds=SECONDS,
+            name=load.name, slo=load.slo, talks=load.talks, engines=ENGINES, seconds=load.seconds,
             precision=PRECISION,
         )  # fmt: skip
         asked = shares(truth(house.spec), load.middle, load.slo.tpot_s or inf, 1.0)
@@ -327,7 +333,7 @@ def ranks(subject: Subject) -> Finding:
         alone[degree] = took.seconds(Work(1, 1, context, context))
         house = House(
             name=LONG.name, slo=LONG.slo, talks=LONG.talks, engines=ENGINES // degree,
-            seconds=SECONDS, precision=PRECISION, spec=spec,
+            seconds=LONG.seconds, precision=PRECISION, spec=spec,
             truth_of=lambda _, made=made: made.truth(0, 0.5),  # type: ignore[misc]
         )  # fmt: skip
         subject.watch(f"simulated: {ENGINES // degree} of {degree} ranks")
