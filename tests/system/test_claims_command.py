@@ -1,6 +1,8 @@
 """`headway claims` on the embedded model and on a running server, with real engines."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,13 @@ def test_a_static_batch_takes_more_steps_where_lengths_vary() -> None:
     assert desk.play(desk.engine("static"), alike, 0).steps == pytest.approx(
         desk.play(desk.engine(), alike, 0).steps, abs=2
     )
+
+
+def test_a_script_asks_one_claim_alone() -> None:
+    root = Path(__file__).resolve().parents[2]
+    script = root / "benchmarks" / "claims" / "kv_bytes.py"
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, timeout=150
+    )
+    assert done.stdout.count("source: ") == 4
+    assert "KV of 32 requests of 2,048 tokens: 53.7 GB" in done.stdout

@@ -10,12 +10,16 @@ from dataclasses import replace
 from headway.claims import shapes
 from headway.claims.claim import Claim, Figure, Finding, Promise
 from headway.claims.lean import held
+from headway.claims.pictures import bars
 from headway.claims.subject import Subject
-from headway.core.model_spec import ModelSpec
+from headway.core.model_spec import LayerSpec, ModelSpec
 from headway.core.quantization import Quantization, planned_bytes
 from headway.telemetry.formulas import kv_bytes, usd_per_million, utilization
 
 GB = 1e9
+CONTEXT, REACH, PERIOD = 8192, 1024, 6
+"""Tokens of a context and of a window, and of so many layers one that sees everything."""
+Layers = tuple[LayerSpec, ...]
 AI_ENGINEERING = "C. Huyen, AI Engineering (2025), chapter 9"
 POPE = "Pope et al., Efficiently Scaling Transformer Inference (2022)"
 CHARACTER_AI = "Character.AI, Optimizing AI Inference (2024)"
@@ -80,25 +84,17 @@ def window(subject: Subject) -> Finding:
 def twenty_times(subject: Subject) -> Finding:
     """One means more each, on a Llama of 8B with grouped KV heads, at 8,192 tokens."""
     spec = shapes.spec_of(shapes.LLAMA_3_8B)
-    context, reach, period = 8192, 1024, 6
-    steps = [("grouped KV heads", spec)]
-    steps.append(("one KV head", replace(spec, num_kv_heads=1)))
-    layers = tuple(
-        replace(layer, window=0 if at % period == 0 else reach)
-        for at, layer in enumerate(spec.layers)
+    one_head = replace(spec, num_kv_heads=1)
+    windows = replace(one_head, layers=windowed(spec.layers))
+    shared = replace(windows, layers=shared_by_neighbours(windows.layers))
+    rows = (
+        ("grouped KV heads", spec, "bfloat16"),
+        ("one KV head", one_head, "bfloat16"),
+        (f"windows of {REACH:,} in {PERIOD - 1} of {PERIOD} layers", windows, "bfloat16"),
+        ("shared by neighbours", shared, "bfloat16"),
+        ("in int8", shared, "int8"),
     )
-    steps.append(("windows of 1,024 in 5 of 6 layers", replace(steps[-1][1], layers=layers)))
-    last_of: dict[int, int] = {}
-    shared = list(layers)
-    for at, layer in enumerate(layers):
-        owner = last_of.get(layer.window)
-        if owner is not None and owner == at - 1 and layer.window:
-            shared[at] = replace(layer, kv_from=owner)
-        else:
-            last_of[layer.window] = at
-    steps.append(("shared by neighbours", replace(steps[-1][1], layers=tuple(shared))))
-    sizes = [(name, held(each, "bfloat16", context)) for name, each in steps]
-    sizes.append(("in int8", held(steps[-1][1], "int8", context)))
+    sizes = [(name, held(each, dtype, CONTEXT)) for name, each, dtype in rows]
     times = [Figure(name=name, value=sizes[0][1] / size, unit="x") for name, size in sizes[1:]]
     return Finding(
         figures=[times[2], times[0], times[1], times[3]],
@@ -107,6 +103,23 @@ def twenty_times(subject: Subject) -> Finding:
         "at longer ones, sharing by neighbours the rest; the weights have to be trained so.",
         picture=bars([(name, size / 2**20) for name, size in sizes], "MiB of 8,192 tokens"),
     )
+
+
+def windowed(layers: Layers) -> Layers:
+    """All layers but every sixth see `REACH` tokens."""
+    return tuple(
+        replace(layer, window=0 if at % PERIOD == 0 else REACH) for at, layer in enumerate(layers)
+    )
+
+
+def shared_by_neighbours(layers: Layers) -> Layers:
+    """Of two layers with windows in a row the second reads what the first keeps."""
+    found = list(layers)
+    for at in range(1, len(found)):
+        before = found[at - 1]
+        if found[at].window and found[at].window == before.window and before.kv_from is None:
+            found[at] = replace(found[at], kv_from=at - 1)
+    return tuple(found)
 
 
 def mbu(subject: Subject) -> Finding:
@@ -163,15 +176,6 @@ def half_each_time(subject: Subject) -> Finding:
         "a little less than half each time.",
         picture=bars([("16 bits", plain), ("int8", int8), ("int4", int4)], "GB of Llama 2 7B"),
     )
-
-
-def bars(rows: list[tuple[str, float]], title: str) -> dict[str, object]:
-    """A bar a row, as plotly reads it."""
-    names, values = [name for name, _ in rows], [round(float(value), 4) for _, value in rows]
-    return {
-        "data": [{"type": "bar", "x": names, "y": values}],
-        "layout": {"yaxis": {"title": {"text": title}, "rangemode": "tozero"}, "xaxis": {}},
-    }
 
 
 CLAIMS = (

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headway.claims.arithmetic import bars
 from headway.claims.claim import Claim, Figure, Finding, Promise, bootstrap
 from headway.claims.engines import Desk, Lengths, Played
+from headway.claims.pictures import bars
 from headway.claims.subject import Subject
 
 SHORTEST, LONGEST, ALIKE = 8, 128, 48
@@ -66,14 +66,14 @@ def varied(subject: Subject) -> Finding:
         why="A static batch steps on until its longest answer ends, with ever fewer rows. The gain "
         "is that of steps where a step takes as long for any rows, as on a GPU; on a CPU a step "
         "with few rows takes less, and what is left is that nobody waits for a stranger's answer.",
-        picture=bars(
-            [
-                (rule, float(np.mean([pair[at].rate for pair in pairs])))
-                for at, rule in enumerate(("static", "continuous"))
-            ],
-            "answer tokens a second of computing",
-        ),
+        picture=bars(mean_rates(pairs), "answer tokens a second of computing"),
     )
+
+
+def mean_rates(pairs: list[tuple[Played, Played]]) -> list[tuple[str, float]]:
+    """Tokens a second by rule."""
+    rules = enumerate(("static", "continuous"))
+    return [(rule, float(np.mean([pair[at].rate for pair in pairs]))) for at, rule in rules]
 
 
 def per_token(played: Played) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from headway.claims.claim import Claim, Figure, Finding, Promise, ratio_of
 from headway.claims.engines import Desk
+from headway.claims.pictures import groups
 from headway.claims.shapes import SMALL
 from headway.claims.subject import Subject
 from headway.core.options import Bytes
@@ -69,30 +70,32 @@ def roofs(subject: Subject) -> Finding:
     """What a second thread and half the bytes do to each of the two."""
     found = subject.once(steps)
     two, int8, int4 = "16 bits, two threads", "int8, one thread", "int4, one thread"
+    decode, prefill = found.decode, found.prefill
     return Finding(
         figures=[
-            ratio_of("decode, int8 in place of 16 bits", found.decode[PLAIN], found.decode[int8]),
-            ratio_of("decode, int4", found.decode[PLAIN], found.decode[int4]),
-            ratio_of("decode, two threads", found.decode[PLAIN], found.decode[two]),
-            ratio_of("prefill, two threads", found.prefill[PLAIN], found.prefill[two]),
-            ratio_of("prefill, int8", found.prefill[PLAIN], found.prefill[int8]),
-            ratio_of("prefill, twice the prompt takes", found.long_prefill, found.prefill[PLAIN]),
+            ratio_of("decode, int8 in place of 16 bits", decode[PLAIN], decode[int8]),
+            ratio_of("decode, int4", decode[PLAIN], decode[int4]),
+            ratio_of("decode, two threads", decode[PLAIN], decode[two]),
+            ratio_of("prefill, two threads", prefill[PLAIN], prefill[two]),
+            ratio_of("prefill, int8", prefill[PLAIN], prefill[int8]),
+            ratio_of("prefill, twice the prompt takes", found.long_prefill, prefill[PLAIN]),
             Figure(name="bytes a weight, int8 over 16 bits", value=found.bytes[int8] / 2),
         ],
         promise=Promise(low=1.8, high=2.2),
         why=f"Of {found.model}: half the bytes make decode nearly twice as fast. Prefill follows "
         "products: it gains from a second thread, and from int8 only where the CPU multiplies "
         "int8 faster than 16 bits.",
-        picture={
-            "data": [
-                {"type": "bar", "name": name, "x": list(WAYS),
-                 "y": [round(ratio_of("", rows[PLAIN], rows[way]).value, 3) for way in WAYS]}
-                for name, rows in (("decode", found.decode), ("prefill", found.prefill))
-            ],
-            "layout": {"barmode": "group", "xaxis": {},
-                       "yaxis": {"title": {"text": "times as fast as 16 bits, one thread"}}},
-        },
-    )  # fmt: skip
+        picture=groups(
+            list(WAYS),
+            {"decode": faster(found.decode), "prefill": faster(found.prefill)},
+            f"times as fast as {PLAIN}",
+        ),
+    )
+
+
+def faster(rows: dict[str, list[float]]) -> list[float]:
+    """Each way over the plain one."""
+    return [ratio_of(way, rows[PLAIN], rows[way]).value for way in WAYS]
 
 
 CLAIMS = (

@@ -18,9 +18,9 @@ from headway.claims.claim import (
     Finding,
     NotThereError,
     Promise,
-    bootstrap,
     median_of,
 )
+from headway.claims.pictures import Picture, groups, lines
 from headway.claims.subject import Subject
 from headway.core.clock import SystemClock
 from headway.gateway.config import Price
@@ -37,6 +37,9 @@ SPEED = Speed(SystemClock())
 """Of a price by token it is not asked."""
 SYSTEM = 1000
 CALLS_A_DAY = 1e6
+CALLS = 8
+AS_IT_IS, DATE_LAST = "as it is", "date in the last line"
+REORDERED, DATE_FIRST = "tools reordered", "date in the first line"
 NOTHING = 5.0
 """Percent less that say nothing: prompts of a few words more or less differ by as much."""
 
@@ -142,34 +145,34 @@ def ten_turns(subject: Subject) -> Finding:
         (conversation(asking, 50 + n, known=False), conversation(asking, 50 + n, known=True))
         for n in range(max(2, subject.repeats // 2))
     ]
-    less = [
-        100 * (1 - sum(a.ttft_s for a in warm) / sum(a.ttft_s for a in cold))
-        for cold, warm in talks
-    ]
-    turns = [[], []]  # type: list[list[float]]
-    for kind in (0, 1):
-        turns[kind] = [
-            1e3 * sum(talk[kind][turn].ttft_s for talk in talks) / len(talks)
-            for turn in range(TURNS)
-        ]
-    told = any(a.cached is not None for _, warm in talks for a in warm)
+    less = [100 * (1 - first_tokens_s(warm) / first_tokens_s(cold)) for cold, warm in talks]
     asked = [a for _, warm in talks for a in warm]
+    told = any(a.cached is not None for a in asked)
     return Finding(
         figures=[
             median_of("less time to first tokens", less, "%"),
             *([cheaper(asked, "less cost (claimed 53%)")] if told else []),
         ],
         promise=Promise(low=75.0, none=NOTHING),
-        why="Each turn computes its own words alone; without a cache the conversation so far is "
-        "computed again in each. The source also pays a quarter more for what it writes to its "
-        "cache, which nobody pays here.",
-        picture=lines(
-            list(range(1, TURNS + 1)),
-            {"nothing known": turns[0], "as it is": turns[1]},
-            "turn",
-            "ms to the first token",
-        ),
+        why="Each turn computes its own words alone; without a cache all before it is computed "
+        "again. The source also pays a quarter more for what it writes to its cache.",
+        picture=by_turn(talks),
     )
+
+
+def first_tokens_s(answers: Sequence[Asked]) -> float:
+    """Of all turns."""
+    return sum(answer.ttft_s for answer in answers)
+
+
+def by_turn(talks: Sequence[tuple[list[Asked], list[Asked]]]) -> Picture:
+    """The mean time to the first token of each turn, known and not."""
+    rows = {
+        name: [1e3 * sum(talk[kind][turn].ttft_s for talk in talks) / len(talks)
+               for turn in range(TURNS)]
+        for kind, name in enumerate(("nothing known", "as it is"))
+    }  # fmt: skip
+    return lines(range(1, TURNS + 1), rows, "turn", "ms to the first token")
 
 
 def million_calls(subject: Subject) -> Finding:
@@ -177,23 +180,19 @@ def million_calls(subject: Subject) -> Finding:
     asking = subject.server()
     tokens = min(SYSTEM, asking.room(ANSWER) // 2)
     found = pairs(asking, tokens, subject.repeats, seed=2)
-    spared = [pair.cold.ttft_s - pair.warm.ttft_s for pair in found]
-    hours = bootstrap(
-        "server hours a day that are not spent", "", [spared],
-        lambda parts: float(sorted(parts[0])[len(parts[0]) // 2]) * CALLS_A_DAY / 3600,
-    )  # fmt: skip
     known = [p.warm.cached for p in found if p.warm.cached is not None]
-    share = min(1.0, sum(known) / (len(known) * tokens)) if known else 0.0
+    if not known:
+        raise NotThereError("this server does not tell cached tokens")
+    share = min(1.0, sum(known) / (len(known) * tokens))
+    hours = [(p.cold.ttft_s - p.warm.ttft_s) * CALLS_A_DAY / 3600 for p in found]
     return Finding(
         figures=[
             Figure(name="billions of tokens a day not computed", value=share * tokens / 1e3),
-            hours,
+            median_of("server hours a day that are not spent", hours),
         ],
         promise=Promise(low=tokens / 1e3, none=0.0),
         why=f"Of {tokens:,} tokens whole blocks are found; the rest of the last block and the "
-        "question are computed. Hours are of this machine, one request at a time."
-        if known
-        else "This server does not tell what it found.",
+        "question are computed. Hours are of this machine, one request at a time.",
     )
 
 
@@ -215,59 +214,40 @@ def rate(asking: Asking, prompts: Sequence[str]) -> float | None:
     return sum(a.cached or 0 for a in asked) / sum(a.prompt for a in asked)
 
 
+def written(asking: Asking, way: str, number: int, length: int) -> list[str]:
+    """Eight calls of one prompt, written in this way: tools, instructions, the question."""
+    draw = random.Random(5 + number)
+    body, tools, prompts = asking.text(length, 900 + number), tools_text(draw), []
+    for call in range(CALLS):
+        date = f"Now it is 2024-05-01 12:{10 + call}:{20 + 3 * call}."
+        order = draw.sample(tools, len(tools)) if way == REORDERED else tools
+        parts = ["\n".join(order), body, asking.text(QUESTION, 77 * number + call)]
+        parts = [date, *parts] if way == DATE_FIRST else parts
+        prompts.append("\n".join([*parts, date] if way == DATE_LAST else parts))
+    return prompts
+
+
 def first_line(subject: Subject) -> Finding:
-    """Five ways to write the same prompt, eight requests each."""
-    asking, draw = subject.server(), random.Random(5)
-    length = min(900, asking.room(1) - 600)
-    rates: dict[str, float | None] = {}
-    for number, way in enumerate(
-        ("as it is", "date in the last line", "tools reordered", "date in the first line")
-    ):
-        body, tools = asking.text(length, 900 + number), tools_text(draw)
-        prompts = []
-        for call in range(8):
-            date = f"Now it is 2024-05-01 12:{10 + call}:{20 + 3 * call}."
-            order = draw.sample(tools, len(tools)) if way == "tools reordered" else tools
-            lines = ["\n".join(order), body, asking.text(QUESTION, 77 * number + call)]
-            lines = [date, *lines] if "first" in way else lines
-            prompts.append("\n".join([*lines, date] if "last" in way else lines))
-        rates[way] = rate(asking, prompts)
-    if None in rates.values():
-        raise NotThereError("this server does not tell cached tokens")
-    found = {way: 100 * (share or 0.0) for way, share in rates.items()}
+    """Four ways to write the same prompt, eight requests each."""
+    asking = subject.server()
+    length, found = min(900, asking.room(1) - 600), dict[str, float]()
+    for number, way in enumerate((AS_IT_IS, DATE_LAST, REORDERED, DATE_FIRST)):
+        share = rate(asking, written(asking, way, number, length))
+        if share is None:
+            raise NotThereError("this server does not tell cached tokens")
+        found[way] = 100 * share
+    name, lost = "hit rate that a date in the first line takes away", found[AS_IT_IS]
     return Finding(
         figures=[
-            Figure(
-                name="hit rate that a date in the first line takes away",
-                value=found["as it is"] - found["date in the first line"],
-                unit=" points",
-            ),
+            Figure(name=name, value=lost - found[DATE_FIRST], unit=" points"),
             *(Figure(name=way, value=share, unit="%") for way, share in found.items()),
         ],
         promise=Promise(low=80.0, none=NOTHING),
         why="A block is found by all tokens before it: what changes in the first line leaves "
         "nothing, what changes among the tools leaves what stands before the change, and what "
         "stands last costs its own tokens alone.",
-        picture={
-            "data": [{"type": "bar", "x": list(found), "y": [round(v, 2) for v in found.values()]}],
-            "layout": {"yaxis": {"title": {"text": "% of prompt tokens found"}, "range": [0, 100]},
-                       "xaxis": {}},
-        },
-    )  # fmt: skip
-
-
-def lines(x: list[int], rows: dict[str, list[float]], across: str, up: str) -> dict[str, object]:
-    """A line a row, as plotly reads it."""
-    data = [
-        {"type": "scatter", "mode": "lines+markers", "name": name, "x": x,
-         "y": [round(float(v), 4) for v in values]}
-        for name, values in rows.items()
-    ]  # fmt: skip
-    layout = {
-        "xaxis": {"title": {"text": across}},
-        "yaxis": {"title": {"text": up}, "rangemode": "tozero"},
-    }
-    return {"data": data, "layout": layout}
+        picture=groups(list(found), {"found": list(found.values())}, "% of prompt tokens found"),
+    )
 
 
 CLAIMS = (

@@ -5,14 +5,15 @@ of a task that succeeds.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from headway.claims.caching import SPEED, lines
-from headway.claims.claim import Claim, Figure, Finding, NotThereError, Promise, bootstrap
+from headway.claims.caching import SPEED
+from headway.claims.claim import Claim, Figure, Finding, NotThereError, Promise, ratio_of
+from headway.claims.pictures import Picture, lines
 from headway.claims.subject import Subject
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
@@ -29,11 +30,15 @@ from headway.llm import LLM
 TASK = Usage(prompt=1500, output=300)
 CHEAP, DEAR = Price(input=0.5, output=1.5), Price(input=0.55, output=1.65)
 OFTEN, SELDOM = 0.18, 0.02
-TASKS, DRAWS = 20_000, 200
+TASKS, DRAWS = 1000, 200
 QUESTIONS = 8
 ROUTED = ("arithmetic", "classify", "copy", "lookup", "recall", "sort")
 RATIO = 10.0
 """What the dear model's token costs over the cheap one's, where the two are priced."""
+CHEAP_ROUTE = Price(input=1.0, output=5.0)
+DEAR_ROUTE = Price(input=RATIO, output=5.0 * RATIO)
+LOST = 2.5
+"""Percent of the right answers that may go."""
 
 
 # ── retries ─────────────────────────────────────────────────────────────────────────────────
@@ -48,37 +53,34 @@ def per_success(price: Price, failing: float, draw: np.random.Generator, count: 
 def retries(subject: Subject) -> Finding:
     """18% retries at the lower price against 2% at a tenth more, then by price."""
     draw = np.random.default_rng(0)
-    pairs = np.array(
-        [
-            [per_success(CHEAP, OFTEN, draw, TASKS // 20), per_success(DEAR, SELDOM, draw, 1000)]
-            for _ in range(DRAWS)
-        ]
+    often, seldom = (
+        [per_success(price, failing, draw, TASKS) for _ in range(DRAWS)]
+        for price, failing in ((CHEAP, OFTEN), (DEAR, SELDOM))
     )
     breaks = (1 - SELDOM) / (1 - OFTEN)
-    ratios = np.linspace(0.8, 1.6, 17)
-    wins = bootstrap(
-        "cost of a success, 18% retries over 2% at a tenth more", "x",
-        [pairs[:, 0] / pairs[:, 1]], lambda p: float(np.mean(p[0])),
-    )  # fmt: skip
-    at = [breaks / ratio for ratio in ratios]
+    thousand = [1e3 * float(np.mean(paid)) for paid in (often, seldom)]
     return Finding(
         figures=[
-            wins,
+            ratio_of("cost of a success, 18% retries over 2% at a tenth more", often, seldom),
             Figure(name="price at which both cost the same", value=breaks, unit="x"),
-            Figure(name="$ of a thousand successes, 18% retries", value=1e3 * pairs[:, 0].mean()),
-            Figure(name="$ of a thousand successes, 2% retries", value=1e3 * pairs[:, 1].mean()),
+            Figure(name="$ of a thousand successes, 18% retries", value=thousand[0]),
+            Figure(name="$ of a thousand successes, 2% retries", value=thousand[1]),
         ],
         promise=Promise(low=1.05),
         why=f"The reliable model wins while its tokens cost less than {breaks:.3f} times the "
         "other's: 0.98 / 0.82. Beyond that retries are the cheaper evil, as far as money goes; "
         "each of them is a user's wait as well.",
-        picture=lines(
-            [round(float(100 * (ratio - 1))) for ratio in ratios],
-            {"18% retries over 2%": at, "the same": [1.0] * len(at)},
-            "% that the reliable model's tokens cost more",
-            "cost of a success, times",
-        ),
+        picture=by_price(breaks),
     )
+
+
+def by_price(breaks: float) -> Picture:
+    """Cost of a success, 18% retries over 2%, by what the reliable model's tokens cost more."""
+    more = list(range(-20, 65, 5))
+    times = [breaks / (1 + each / 100) for each in more]
+    rows = {"18% retries over 2%": times, "the same": [1.0] * len(more)}
+    across = "% that the reliable model's tokens cost more"
+    return lines(more, rows, across, "cost of a success, times")
 
 
 # ── structured output ───────────────────────────────────────────────────────────────────────
@@ -103,15 +105,35 @@ def valid(text: str, schema: dict[str, Any]) -> bool:
     )
 
 
-def structured(subject: Subject) -> Finding:
-    """The same questions free and with a schema, at a temperature at which answers go astray."""
-    asking = subject.server()
-    count = 4 * max(3, subject.repeats)
-    free: list[bool] = []
-    ruled: list[bool] = []
-    tokens = {"free": 0, "ruled": 0}
+@dataclass(slots=True)
+class Replies:
+    """Of each question whether the reply was valid, and what tokens all of them took."""
+
+    valid: list[bool] = field(default_factory=list)
+    tokens: int = 0
+
+    def take(self, told: dict[str, Any], schema: dict[str, Any]) -> None:
+        """One answer of a server."""
+        self.valid.append(valid(told["choices"][0]["message"]["content"] or "", schema))
+        self.tokens += told["usage"]["completion_tokens"]
+
+    @property
+    def failed(self) -> int:
+        """Replies that did not validate."""
+        return self.valid.count(False)
+
+    @property
+    def each(self) -> float:
+        """Tokens paid for a valid one."""
+        return self.tokens / max(self.valid.count(True), 1)
+
+
+def extracted(subject: Subject) -> tuple[Replies, Replies]:
+    """The same questions free and by their schema, at a temperature at which answers go astray."""
+    asking, free, ruled = subject.server(), Replies(), Replies()
     for level in (2, 3):
-        for number, example in enumerate(islice(examples("extract", level, TEST_SEED), count)):
+        asked = islice(examples("extract", level, TEST_SEED), 4 * max(3, subject.repeats))
+        for number, example in enumerate(asked):
             schema = schema_in(example)
             body: dict[str, Any] = {
                 "messages": example.messages,
@@ -119,34 +141,34 @@ def structured(subject: Subject) -> Finding:
                 "temperature": 1.0,
                 "seed": number,
             }
-            told = asking.chat(body)
-            free.append(valid(told["choices"][0]["message"]["content"] or "", schema))
-            tokens["free"] += told["usage"]["completion_tokens"]
+            free.take(asking.chat(body), schema)
             form = {"name": "record", "schema": {**schema, "additionalProperties": False}}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
-            told = asking.chat(body)
-            ruled.append(valid(told["choices"][0]["message"]["content"] or "", schema))
-            tokens["ruled"] += told["usage"]["completion_tokens"]
-    failed, left = free.count(False), ruled.count(False)
-    low, high = wilson(failed, len(free))
-    share = 100 * (1 - left / failed) if failed else 0.0
-    paid = tokens["free"] / max(free.count(True), 1)
-    now = tokens["ruled"] / max(ruled.count(True), 1)
+            ruled.take(asking.chat(body), schema)
+    return free, ruled
+
+
+def structured(subject: Subject) -> Finding:
+    """Failed validations with a schema over those without."""
+    free, ruled = extracted(subject)
+    asked = len(free.valid)
+    low, high = (100 * end for end in wilson(free.failed, asked))
+    share = 100 * (1 - ruled.failed / free.failed) if free.failed else 0.0
+    fails, left = 100 * free.failed / asked, 100 * ruled.failed / asked
     return Finding(
         figures=[
             Figure(name="of the failed validations saved", value=share, unit="%"),
-            Figure(name="fail without a schema", value=100 * failed / len(free), unit="%",
-                   low=100 * low, high=100 * high),
-            Figure(name="fail with it", value=100 * left / len(ruled), unit="%"),
-            Figure(name="output tokens of a valid record, without", value=paid),
-            Figure(name="… with it", value=now),
+            Figure(name="fail without a schema", value=fails, unit="%", low=low, high=high),
+            Figure(name="fail with it", value=left, unit="%"),
+            Figure(name="output tokens of a valid record, without", value=free.each),
+            Figure(name="… with it", value=ruled.each),
         ],
         promise=Promise(low=95.0, none=50.0),
-        why=f"{len(free)} questions at temperature 1. What still fails with a schema was cut at "
-        "the limit of tokens; that a record is valid does not say that it is right."
-        if failed
+        why=f"{asked} questions at temperature 1. What still fails with a schema was cut at the "
+        "limit of tokens; that a record is valid does not say that it is right."
+        if free.failed
         else "Nothing failed without a schema: there was nothing to save.",
-    )  # fmt: skip
+    )
 
 
 # ── routing ─────────────────────────────────────────────────────────────────────────────────
@@ -207,51 +229,58 @@ def routed(subject: Subject) -> list[Routed]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a threshold gives: right answers and dollars, of the dear route's, in percent."""
+
+    right: float
+    cost: float
+
+
+def outcome(asked: list[Routed], keep: int) -> Outcome:
+    """Where the `keep` first cheap answers stand and the rest is asked again of the dear one."""
+    again = asked[keep:]
+    right = sum(one.cheap for one in asked[:keep]) + sum(one.dear for one in again)
+    paid = sum(dollars_of(CHEAP_ROUTE, Usage(o.prompt, 0, o.cheap_tokens), SPEED) for o in asked)
+    paid += dear_dollars(again)
+    base = sum(one.dear for one in asked)
+    return Outcome(100 * right / max(base, 1), 100 * paid / dear_dollars(asked))
+
+
+def dear_dollars(asked: list[Routed]) -> float:
+    """Of these questions at the dear route."""
+    return sum(dollars_of(DEAR_ROUTE, Usage(o.prompt, 0, o.dear_tokens), SPEED) for o in asked)
+
+
 def routing(subject: Subject) -> Finding:
     """Cost of a right answer by the share of questions that the cheap model keeps."""
     asked = sorted(subject.once(routed), key=lambda one: -one.sure)
-    cheap, dear = Price(input=1.0, output=5.0), Price(input=RATIO, output=5.0 * RATIO)
-
-    def outcome(part: list[Routed], keep: int) -> tuple[float, float]:
-        """(right, dollars) where the `keep` surest cheap answers stand, the rest asked again."""
-        right = sum(one.cheap for one in part[:keep]) + sum(one.dear for one in part[keep:])
-        paid = sum(dollars_of(cheap, Usage(o.prompt, 0, o.cheap_tokens), SPEED) for o in part)
-        paid += sum(dollars_of(dear, Usage(o.prompt, 0, o.dear_tokens), SPEED) for o in part[keep:])
-        return right, paid
-
-    kept = [round(share * len(asked) / 20) for share in range(21)]
-    all_dear = sum(dollars_of(dear, Usage(o.prompt, 0, o.dear_tokens), SPEED) for o in asked)
-    base = sum(one.dear for one in asked)
-    curve = [outcome(asked, keep) for keep in kept]
-    good = [(paid / all_dear, right) for right, paid in curve if right >= base - 0.02 * len(asked)]
-    fit, _ = min(good, default=(1.0, base))
-    bold_right, bold_paid = curve[-1]
-    timid_right, timid_paid = curve[0]
+    shares = list(range(0, 105, 5))
+    curve = [outcome(asked, round(share * len(asked) / 100)) for share in shares]
+    good = [each.cost for each in curve if each.right >= 100 - LOST]
+    name = f"cost saved at no more than {LOST:g}% fewer right answers"
+    timid, bold = curve[0], curve[-1]
     return Finding(
         figures=[
-            Figure(name="cost saved within two points of the dear one's right answers",
-                   value=100 * (1 - fit), unit="%"),
-            Figure(name="too bold, all cheap: right", value=100 * bold_right / len(asked),
-                   unit="%"),
-            Figure(name="… cost of the dear route's", value=100 * bold_paid / all_dear, unit="%"),
-            Figure(name="too timid, all asked twice: right", value=100 * timid_right / len(asked),
-                   unit="%"),
-            Figure(name="… cost of the dear route's", value=100 * timid_paid / all_dear, unit="%"),
+            Figure(name=name, value=100 - min(good, default=100.0), unit="%"),
+            Figure(
+                name="too bold, all cheap: right, of the dear one's", value=bold.right, unit="%"
+            ),
+            Figure(name="… at a cost of", value=bold.cost, unit="%"),
+            Figure(name="too timid, all asked twice: right", value=timid.right, unit="%"),
+            Figure(name="… at a cost of", value=timid.cost, unit="%"),
         ],
         promise=Promise(low=20.0, none=0.0),
         why=f"{len(asked)} questions; the dear model is priced {RATIO:g} times the cheap one a "
         "token. Too timid pays both and gains nothing, too bold keeps wrong answers. The threshold "
         "is chosen in hindsight; headway calibrate chooses one beforehand, and saves less.",
         picture=lines(
-            [5 * share for share in range(21)],
-            {
-                "right, % of the dear one's": [100 * right / max(base, 1) for right, _ in curve],
-                "cost, % of the dear one's": [100 * paid / all_dear for _, paid in curve],
-            },
+            shares,
+            {"right": [each.right for each in curve], "cost": [each.cost for each in curve]},
             "% of the cheap answers that are kept, the surest first",
-            "%",
+            "% of the dear route's",
         ),
-    )  # fmt: skip
+    )
 
 
 CLAIMS = (

@@ -24,8 +24,8 @@ from headway.bench.latency import latency
 from headway.bench.prompts import IdWriter, Made
 from headway.bench.report import misses
 from headway.bench.workload import Conversation, Turn
-from headway.claims.arithmetic import bars
 from headway.claims.claim import Claim, Figure, Finding, Promise
+from headway.claims.pictures import bars, groups
 from headway.claims.shapes import LLAMA_3_8B, spec_of
 from headway.claims.subject import Subject
 from headway.core.cache_config import CacheConfig
@@ -225,27 +225,50 @@ SHORT = Load(
 LOADS = (LONG, SHORT)
 CHUNKED = Way("chunks of 512, first come first served", policy="fcfs", budget=512)
 BY_OBJECTIVES = Way("chunks by the objectives")
+WAYS = (
+    CHUNKED,
+    BY_OBJECTIVES,
+    *(Way(f"{p} prefill, {ENGINES - p} decode", p) for p in range(1, ENGINES)),
+)
+REPLICAS, RANKS = f"{ENGINES} replicas", f"{ENGINES} ranks"
 Rates = dict[str, dict[str, tuple[float, float]]]
 
 
 def divided(subject: Subject) -> Rates:
     """By load and way the rate that keeps the objectives, with its bracket."""
-    found: Rates = {}
-    splits = [Way(f"{p} prefill, {ENGINES - p} decode", p) for p in range(1, ENGINES)]
-    for load in LOADS:
-        house = House(
-            name=load.name, slo=load.slo, talks=load.talks, engines=ENGINES, seconds=load.seconds,
-            precision=PRECISION,
-        )  # fmt: skip
-        asked = shares(truth(house.spec), load.middle, load.slo.tpot_s or inf, 1.0)
-        found[load.name] = {}
-        for way in (CHUNKED, BY_OBJECTIVES, *splits):
-            subject.watch(f"simulated, {load.name}: {way.name}")
-            bound = 0.7 * ENGINES / sum(asked)
-            if way.prefill:
-                bound = 0.8 / max(asked[0] / way.prefill, asked[1] / (ENGINES - way.prefill))
-            found[load.name][way.name] = house.best_rate(way, bound)
+    return {load.name: ways_of(subject, load) for load in LOADS}
+
+
+def ways_of(subject: Subject, load: Load) -> dict[str, tuple[float, float]]:
+    """Every way of dividing the engines under one load."""
+    house = house_of(load, ENGINES)
+    asked = asked_by(load)
+    found = {}
+    for way in WAYS:
+        subject.watch(f"simulated, {load.name}: {way.name}")
+        bound = 0.7 * ENGINES / sum(asked)
+        if way.prefill:
+            bound = 0.8 / max(asked[0] / way.prefill, asked[1] / (ENGINES - way.prefill))
+        found[way.name] = house.best_rate(way, bound)
     return found
+
+
+def house_of(load: Load, engines: int, truth_of: Callable[[ModelSpec], Truth] = truth) -> House:
+    """So many engines under one load."""
+    return House(
+        name=load.name,
+        slo=load.slo,
+        talks=load.talks,
+        engines=engines,
+        seconds=load.seconds,
+        precision=PRECISION,
+        truth_of=truth_of,
+    )
+
+
+def asked_by(load: Load) -> tuple[float, float]:
+    """(prefill, decode) engines that a request a second asks for."""
+    return shares(truth(spec_of(LLAMA_3_8B)), load.middle, load.slo.tpot_s or inf, 1.0)
 
 
 def best_split(rates: dict[str, tuple[float, float]]) -> str:
@@ -268,50 +291,40 @@ def over(rates: dict[str, tuple[float, float]], top: str, bottom: str, name: str
 def apart(subject: Subject) -> Finding:
     """The best split over chunks in each engine, by load."""
     found = subject.once(divided)
-    figures = []
+    first, others = list[Figure](), list[Figure]()
     for load, rates in found.items():
         split = best_split(rates)
-        figures.append(over(rates, split, CHUNKED.name, f"{load}: {split} over chunks of 512"))
-        figures.append(over(rates, split, BY_OBJECTIVES.name, f"{load}: over our scheduler"))
-    figures.sort(key=lambda figure: "chunks of 512" not in figure.name)
-    best = max((f for f in figures if "chunks of 512" in f.name), key=lambda figure: figure.value)
-    names = list(next(iter(found.values())))
+        first.append(over(rates, split, CHUNKED.name, f"{load}: {split} over chunks of 512"))
+        others.append(over(rates, split, BY_OBJECTIVES.name, f"{load}: over our scheduler"))
+    first.sort(key=lambda figure: -figure.value)
+    names = [way.name for way in WAYS]
     return Finding(
-        figures=[best, *(f for f in figures if f is not best)],
+        figures=[*first, *others],
         promise=Promise(low=2.0),
-        why="Simulated on four H100. Apart serves more where a chunk beside decodes breaks their "
-        "objective; a scheduler that cuts chunks to what the decodes can bear leaves little of "
-        "it. The source compares with engines that did neither.",
-        picture={
-            "data": [
-                {"type": "bar", "name": load, "x": names,
-                 "y": [round(rates[name][0], 2) for name in names]}
-                for load, rates in found.items()
-            ],
-            "layout": {"barmode": "group", "xaxis": {},
-                       "yaxis": {"title": {"text": "requests/s within both objectives"}}},
-        },
-    )  # fmt: skip
+        why="Simulated on four H100. Where a step computes a prompt while it reads what answers "
+        "need, chunks use both halves of a machine, and engines apart leave one half idle each. "
+        "The source compares with engines that computed prompts whole, between the decodes.",
+        picture=groups(
+            names,
+            {load: [rates[name][0] for name in names] for load, rates in found.items()},
+            "requests/s within both objectives",
+        ),
+    )
 
 
 def ratio(subject: Subject) -> Finding:
     """The best number of prefill engines by load, beside what the rates alone ask for."""
-    found = subject.once(divided)
-    figures, spec = [], spec_of(LLAMA_3_8B)
-    best: dict[str, int] = {}
+    found, figures = subject.once(divided), list[Figure]()
+    best = {load.name: int(best_split(found[load.name]).split()[0]) for load in LOADS}
     for load in LOADS:
-        asked = shares(truth(spec), load.middle, load.slo.tpot_s or inf, 1.0)
-        best[load.name] = int(best_split(found[load.name]).split()[0])
+        chosen = prefill_engines(ENGINES, *asked_by(load))
         figures.append(Figure(name=f"{load.name}: best prefill engines", value=best[load.name]))
-        figures.append(Figure(name="… by the rates alone", value=prefill_engines(ENGINES, *asked)))
-    worst = min(rates[0] for name, rates in found["long"].items() if " prefill, " in name)
-    right = found["long"][best_split(found["long"])][0]
+        figures.append(Figure(name="… by the rates alone", value=chosen))
+    long = [rates[0] for name, rates in found[LONG.name].items() if " prefill, " in name]
+    worst = max(long) / max(min(long), 1e-9)
     return Finding(
-        figures=[
-            Figure(name="long prompts: best ratio over the worst", value=right / max(worst, 1e-9),
-                   unit="x"),
-            *figures,
-        ],
+        figures=[Figure(name="long prompts: best ratio over the worst", value=worst, unit="x"),
+                 *figures],
         promise=Promise(low=1.5),
         why=f"Of four engines {best['long']} for prompts of 4,096 tokens with short answers, "
         f"{best['short']} for prompts as short as their answers: the ratio is that of the time "
@@ -319,42 +332,36 @@ def ratio(subject: Subject) -> Finding:
     )  # fmt: skip
 
 
-def ranks(subject: Subject) -> Finding:
-    """Four replicas of one device, and one server of four ranks, of the same model and load."""
+def ranked(degree: int) -> Truth:
+    """A server of so many H100 as ranks: half-way between the best and the worst believed."""
     spec = replace(spec_of(LLAMA_3_8B), eos_token_ids=())
     sheet, _ = sheet_named("H100-SXM5-80GB")
-    alone, rates, rows = {}, {}, {}
-    for degree in (1, ENGINES):
-        settings = fitting(spec, EngineOptions(), sheet, degree)
-        assert settings is not None
-        made = on_datasheet(Path("claims"), spec, settings, sheet, degree, 1)
-        took = made.truth(0, 0.5)
-        context = sum(LONG.middle)
-        alone[degree] = took.seconds(Work(1, 1, context, context))
-        house = House(
-            name=LONG.name, slo=LONG.slo, talks=LONG.talks, engines=ENGINES // degree,
-            seconds=LONG.seconds, precision=PRECISION, spec=spec,
-            truth_of=lambda _, made=made: made.truth(0, 0.5),  # type: ignore[misc]
-        )  # fmt: skip
-        subject.watch(f"simulated: {ENGINES // degree} of {degree} ranks")
-        rates[f"{degree}"] = house.best_rate(BY_OBJECTIVES, 16.0)
-        rows[degree] = ENGINES // degree
-    faster = alone[1] / alone[ENGINES]
-    throughput = over(rates, "1", f"{ENGINES}", "replicas' requests/s over ranks'")
+    settings = fitting(spec, EngineOptions(), sheet, degree)
+    assert settings is not None, "8B fit"
+    return on_datasheet(Path("claims"), spec, settings, sheet, degree, 1).truth(0, 0.5)
+
+
+def ranks(subject: Subject) -> Finding:
+    """Four replicas of one device, and one server of four ranks, of the same model and load."""
+    alone_ms, rates = list[float](), dict[str, tuple[float, float]]()
+    context = sum(LONG.middle)
+    for name, degree in ((REPLICAS, 1), (RANKS, ENGINES)):
+        subject.watch(f"simulated: {name}")
+        alone_ms.append(1e3 * ranked(degree).seconds(Work(1, 1, context, context)))
+        house = house_of(LONG, ENGINES // degree, lambda _, degree=degree: ranked(degree))  # type: ignore[misc]
+        rates[name] = house.best_rate(BY_OBJECTIVES, 16.0)
+    faster = alone_ms[0] / alone_ms[1]
     return Finding(
         figures=[
-            throughput,
+            over(rates, REPLICAS, RANKS, "replicas' requests/s over ranks'"),
             Figure(name="a token alone: ranks faster", value=faster, unit="x"),
-            Figure(name="a token alone, one device", value=1e3 * alone[1], unit=" ms"),
-            Figure(name=f"… {ENGINES} ranks", value=1e3 * alone[ENGINES], unit=" ms"),
+            Figure(name="a token alone, one device", value=alone_ms[0], unit=" ms"),
+            Figure(name=f"… {RANKS}", value=alone_ms[1], unit=" ms"),
         ],
         promise=Promise(low=1.1),
         why="Simulated. Ranks read a quarter of the weights each and sum twice a layer: a token "
         f"alone comes {faster:.1f} times as fast, and those sums are what throughput pays.",
-        picture=bars(
-            [("4 replicas", rates["1"][0]), (f"{ENGINES} ranks", rates[f"{ENGINES}"][0])],
-            "requests/s within both objectives",
-        ),
+        picture=bars([(n, r[0]) for n, r in rates.items()], "requests/s within both objectives"),
     )
 
 

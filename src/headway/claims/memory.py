@@ -5,12 +5,13 @@ counted is memory alone. The memory is that of a 13B model on 40 GB, as in the p
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.claims.arithmetic import bars
-from headway.claims.claim import Claim, Figure, Finding, Promise, bootstrap, median_of
+from headway.claims.claim import Claim, Figure, Finding, Promise, median_of, ratio_of
 from headway.claims.engines import Desk, Lengths
+from headway.claims.pictures import bars
 from headway.claims.shapes import LLAMA_2_13B, spec_of
 from headway.claims.subject import Subject
 from headway.core.cache_config import CacheConfig
@@ -21,6 +22,7 @@ KV_BYTES, BLOCK, LONGEST = 12e9, 16, 2048
 PROMPT, ANSWER, SPREAD = 161, 338, 0.8
 """ShareGPT's mean lengths in the paper, and the spread of their logarithm here."""
 REQUESTS = 120
+TOKENS = int(KV_BYTES / spec_of(LLAMA_2_13B).kv_bytes_per_token("bfloat16"))
 
 
 def lengths(seed: int) -> Lengths:
@@ -67,39 +69,53 @@ def running(desk: Desk, load: Lengths, seed: int) -> tuple[float, int]:
     return float(np.mean(rows[len(rows) // 4 :])), engine.scheduler.num_preemptions
 
 
-def paging(subject: Subject) -> Finding:
-    """Pages beside a reservation of the longest context, and beside one that knows the answer."""
-    here, tokens = desk(), int(KV_BYTES / spec_of(LLAMA_2_13B).kv_bytes_per_token("bfloat16"))
-    paged, oracle, preempted = [], [], 0
+@dataclass(slots=True)
+class Fit:
+    """Requests at once by draw: in pages, and where what each will take is reserved."""
+
+    paged: list[float] = field(default_factory=list)
+    oracle: list[float] = field(default_factory=list)
+    preempted: int = 0
+
+
+def fitted(subject: Subject) -> Fit:
+    """Several full queues."""
+    here, found = desk(), Fit()
     for seed in range(max(3, subject.repeats // 2)):
         load = lengths(seed)
         rows, count = running(here, load, seed)
-        paged.append(rows)
-        preempted += count
-        oracle.append(tokens / mean(prompt + answer for prompt, answer in load))
-    whole = tokens // LONGEST
-    times = [rows / whole for rows in paged]
+        found.paged.append(rows)
+        found.preempted += count
+        found.oracle.append(TOKENS / mean(prompt + answer for prompt, answer in load))
+    return found
+
+
+def paging(subject: Subject) -> Finding:
+    """Pages beside a reservation of the longest context, and beside one that knows the answer."""
+    found, whole = subject.once(fitted), TOKENS // LONGEST
+    preempted = 100 * found.preempted / (REQUESTS * len(found.paged))
+    name = f"requests at once over reserving {LONGEST:,} tokens each"
     return Finding(
         figures=[
-            bootstrap("requests at once over reserving 2,048 tokens each", "x", [times],
-                      lambda p: float(np.median(p[0]))),
-            bootstrap("over reserving what each will take", "x", [paged, oracle],
-                      lambda p: float(np.median(p[0]) / np.median(p[1]))),
-            median_of("in pages", paged),
-            Figure(name="with 2,048 tokens each", value=whole),
-            Figure(name="preemptions a hundred requests",
-                   value=100 * preempted / (REQUESTS * len(paged))),
+            ratio_of(name, found.paged, [whole]),
+            ratio_of("over reserving what each will take", found.paged, found.oracle),
+            median_of("in pages", found.paged),
+            Figure(name=f"with {LONGEST:,} tokens each", value=whole),
+            Figure(name="preemptions a hundred requests", value=preempted),
         ],
         promise=Promise(low=4.3),
         why="A page holds tokens that exist, a reservation those that may come. Against one that "
         "knows each answer the gain is small here: it is counted without the holes that the "
         "paper's allocator leaves, and a queue that is always full preempts.",
         picture=bars(
-            [("2,048 tokens each", float(whole)), ("what each will take", mean(oracle)),
-             ("pages", mean(paged))],
+            [
+                (f"{LONGEST:,} tokens each", whole),
+                ("what each will take", mean(found.oracle)),
+                ("pages", mean(found.paged)),
+            ],
             f"requests at once in {KV_BYTES / 1e9:g} GB",
         ),
-    )  # fmt: skip
+    )
 
 
 def mean(values: Iterable[float]) -> float:

@@ -16,6 +16,10 @@ COLOURS = {HOLDS: "#30a46c", IN_PART: "#f5a524", NOT_HERE: "#e5484d"}
 SILENT = "#8b8d98"
 LEAST, MOST = 0.05, 20.0
 """Ratios beyond are drawn at the edge."""
+PROMISED = {
+    **{"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1},
+    "line": {"dash": "dash", "color": SILENT},
+}
 STYLE = """<style>
 #plot0 { height: 46rem }
 .claim { border: 1px solid var(--line); border-left-width: 5px; border-radius: 6px;
@@ -57,39 +61,41 @@ def said(row: Row) -> str:
 
 def standing(report: Report) -> Plot:
     """Measured over promised, a row a claim, a colour a verdict."""
-    data: list[dict[str, Any]] = []
-    rows = [(row, *ratios(row)) for row in reversed(report.rows) if row.finding is not None]
-    for verdict, colour in COLOURS.items():
-        mine = [each for each in rows if each[0].finding and each[0].finding.verdict == verdict]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": verdict,
-                "marker": {"color": colour, "size": 11},
-                "x": [round(middle, 4) for _, _, middle, _ in mine],
-                "y": [row.key for row, _, _, _ in mine],
-                "text": [row.says for row, _, _, _ in mine],
-                "error_x": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [round(high - middle, 4) for _, _, middle, high in mine],
-                    "arrayminus": [round(middle - low, 4) for _, low, middle, _ in mine],
-                    "color": colour,
-                },
-            }
-        )
-    names = [row.key for row, *_ in rows]
+    rows = [row for row in reversed(report.rows) if row.finding is not None]
     layout = {
         "xaxis": {"title": {"text": "measured over promised"}, "type": "log"},
-        "yaxis": {"categoryorder": "array", "categoryarray": names, "automargin": True},
-        "shapes": [
-            {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1,
-             "line": {"dash": "dash", "color": SILENT}}
-        ],
-    }  # fmt: skip
+        "yaxis": {
+            "categoryorder": "array",
+            "categoryarray": [row.key for row in rows],
+            "automargin": True,
+        },
+        "shapes": [PROMISED],
+    }
     said = "The dashed line is the promise; bars are 95%. Touch a point to read its claim."
+    data = [series(rows, verdict, colour) for verdict, colour in COLOURS.items()]
     return "Where each claim stands", said, {"data": data, "layout": layout}
+
+
+def series(rows: list[Row], verdict: str, colour: str) -> dict[str, Any]:
+    """The claims of one verdict, with their intervals."""
+    mine = [row for row in rows if row.finding and row.finding.verdict == verdict]
+    ends = [ratios(row) for row in mine]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": verdict,
+        "marker": {"color": colour, "size": 11},
+        "x": [round(middle, 4) for _, middle, _ in ends],
+        "y": [row.key for row in mine],
+        "text": [row.says for row in mine],
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [round(high - middle, 4) for _, middle, high in ends],
+            "arrayminus": [round(middle - low, 4) for low, middle, _ in ends],
+            "color": colour,
+        },
+    }
 
 
 def ratios(row: Row) -> tuple[float, float, float]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from headway.claims.caching import lines
 from headway.claims.claim import (
     Claim,
     Figure,
@@ -22,6 +21,7 @@ from headway.claims.claim import (
     Promise,
     bootstrap,
 )
+from headway.claims.pictures import Picture, lines
 from headway.claims.subject import Subject
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
@@ -155,15 +155,24 @@ def guessed(subject: Subject) -> Guessed:
                 expected: list[list[int]] = []
                 for source, llm in made.items():
                     set_source(llm, source)
-                    total, told = Run(), list[list[int]]()
-                    for at in range(0, len(part), batch):
-                        run, answers = answer(llm, part[at : at + batch], first)
-                        first, told = first + batch, told + answers
-                        total.add(run)
+                    total, told = together(llm, part, batch, first)
+                    first += len(part) + batch
                     found.runs.setdefault((source, kind, batch), []).append(total)
                     expected = expected or told
                     found.same = found.same and told == expected
     return found
+
+
+def together(
+    llm: LLM, prompts: list[list[int]], batch: int, first: int
+) -> tuple[Run, list[list[int]]]:
+    """All prompts, `batch` at once."""
+    total, told = Run(), list[list[int]]()
+    for at in range(0, len(prompts), batch):
+        run, answers = answer(llm, prompts[at : at + batch], first + at)
+        total.add(run)
+        told += answers
+    return total, told
 
 
 def set_source(llm: LLM, source: str) -> None:
@@ -187,16 +196,16 @@ def finding(subject: Subject, source: str, kind: str, promised: float, why: str)
         figures=[times[0], found.a_step(source, kind), *times[1:]],
         promise=Promise(low=promised),
         why=f"{why} {stops} {same}",
-        picture=lines(
-            list(BATCHES),
-            {
-                name: [found.times(name, kind, batch).value for batch in BATCHES]
-                for name in dict.fromkeys(name for name, _, _ in found.runs)
-            },
-            "requests at once",
-            "times the tokens a second without guesses",
-        ),
+        picture=by_batch(found, kind),
     )
+
+
+def by_batch(found: Guessed, kind: str) -> Picture:
+    """All sources on one kind of question."""
+    names = dict.fromkeys(name for name, _, _ in found.runs)
+    rows = {name: [found.times(name, kind, batch).value for batch in BATCHES] for name in names}
+    up = "times the tokens a second without guesses"
+    return lines(list(BATCHES), rows, "requests at once", up)
 
 
 def draft(subject: Subject) -> Finding:

@@ -1,5 +1,8 @@
 """The table of claims, and a run over it: who is asked what, and what is told where it fails."""
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -103,3 +106,28 @@ def test_a_promise_of_other_scale_is_drawn_within_the_picture():
     )  # fmt: skip
     assert page.ratios(small) == (page.LEAST,) * 3
     assert page.ratios(large) == (page.MOST,) * 3
+
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = {
+    path.stem: re.findall(
+        r'"([a-z0-9-]+)"', path.read_text(encoding="utf-8").rpartition("__main__")[2]
+    )
+    for path in (ROOT / "benchmarks" / "claims").glob("*.py")
+}
+LONGER = {"quantized_skills": "bits-by-skill", "pruned_skills": "lottery"}
+"""Scripts with a claim of their own, which `headway claims` leaves out for its time."""
+
+
+def test_each_claim_has_one_script():
+    asked = [key for name, keys in SCRIPTS.items() if name != "script" for key in keys]
+    assert sorted(asked) == sorted(claim.key for claim in table.CLAIMS)
+    assert not any(SCRIPTS[name] for name in LONGER)
+
+
+def test_the_page_of_the_docs_has_every_claim_and_its_script():
+    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    for claim in table.CLAIMS:
+        assert claim.says in text, claim.key
+    for name in SCRIPTS.keys() - {"script"}:
+        assert f"`{name}.py`" in text, name

@@ -49,9 +49,7 @@ def test_the_real_scheduler_keeps_few_requests_and_not_many(prefill: int):
     """Two engines, together and apart: prompts of 512 tokens at a rate either holds, and at one
     beyond all FLOPs."""
     load = replace(fleet.LONG, prompt=(480, 544), answer=(8, 16), slo=Slo(ttft_s=0.3, tpot_s=0.05))
-    house = fleet.House(
-        name=load.name, slo=load.slo, talks=load.talks, engines=2, seconds=1.0, precision=0.2
-    )
+    house = fleet.house_of(replace(load, seconds=1.0), 2)
     way = fleet.Way("way", prefill)
     assert house.attained(way, 4.0) == 1.0
     assert house.attained(way, 400.0) < 0.9
