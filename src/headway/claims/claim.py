@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
+from headway.evals.statistics import wilson
+
 if TYPE_CHECKING:
     from headway.claims.subject import Subject
 
@@ -127,13 +129,21 @@ def ratio_of(name: str, top: Sequence[float], bottom: Sequence[float], unit: str
     return bootstrap(name, unit, [top, bottom], lambda p: float(np.median(p[0]) / np.median(p[1])))
 
 
+def share_of(name: str, met: int, count: int) -> Figure:
+    """Percent of `count` that met something, with Wilson's interval."""
+    low, high = wilson(met, count)
+    share = met / count if count else 0.0
+    return Figure(name=name, value=100 * share, unit="%", low=100 * low, high=100 * high)
+
+
 def bootstrap(
     name: str,
     unit: str,
     samples: Sequence[Sequence[float]],
     figure: Callable[[Sequence[Any]], float],
+    draws: int = DRAWS,
 ) -> Figure:
-    """`figure` of the samples, and its 95% over samples drawn from them with replacement.
+    """`figure` of the samples, and its 95% over `draws` drawn from them with replacement.
 
     Raises ValueError for a sample without values: what was not measured has no figure.
     """
@@ -143,7 +153,7 @@ def bootstrap(
     random = np.random.default_rng(0)
     drawn = [
         figure([values[random.integers(0, len(values), len(values))] for values in arrays])
-        for _ in range(DRAWS)
+        for _ in range(draws)
     ]
     low, high = np.percentile(drawn, [2.5, 97.5])
     return Figure(name=name, value=figure(arrays), unit=unit, low=float(low), high=float(high))

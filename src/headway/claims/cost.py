@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 
 from headway.claims.caching import SPEED
-from headway.claims.claim import Claim, Figure, Finding, NotThereError, Promise, ratio_of
+from headway.claims.claim import (
+    Claim,
+    Figure,
+    Finding,
+    NotThereError,
+    Promise,
+    bootstrap,
+    ratio_of,
+    share_of,
+)
 from headway.claims.pictures import Picture, lines
 from headway.claims.subject import Subject
 from headway.core.embedded import model_folder
@@ -21,7 +30,6 @@ from headway.core.request import SamplingParams
 from headway.evals.questions import most_tokens
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
-from headway.evals.statistics import wilson
 from headway.gateway.config import Price
 from headway.gateway.dialects import Usage
 from headway.gateway.money import dollars_of
@@ -38,6 +46,7 @@ RATIO = 10.0
 CHEAP_ROUTE = Price(input=1.0, output=5.0)
 DEAR_ROUTE = Price(input=RATIO, output=5.0 * RATIO)
 LOST = 2.5
+SHARES = range(0, 105, 5)
 """Percent of the right answers that may go."""
 
 
@@ -152,14 +161,12 @@ def structured(subject: Subject) -> Finding:
     """Failed validations with a schema over those without."""
     free, ruled = extracted(subject)
     asked = len(free.valid)
-    low, high = (100 * end for end in wilson(free.failed, asked))
-    share = 100 * (1 - ruled.failed / free.failed) if free.failed else 0.0
-    fails, left = 100 * free.failed / asked, 100 * ruled.failed / asked
+    saved = max(0, free.failed - ruled.failed)
     return Finding(
         figures=[
-            Figure(name="of the failed validations saved", value=share, unit="%"),
-            Figure(name="fail without a schema", value=fails, unit="%", low=low, high=high),
-            Figure(name="fail with it", value=left, unit="%"),
+            share_of("of the failed validations saved", saved, free.failed),
+            share_of("fail without a schema", free.failed, asked),
+            share_of("fail with it", ruled.failed, asked),
             Figure(name="output tokens of a valid record, without", value=free.each),
             Figure(name="… with it", value=ruled.each),
         ],
@@ -252,17 +259,30 @@ def dear_dollars(asked: list[Routed]) -> float:
     return sum(dollars_of(DEAR_ROUTE, Usage(o.prompt, 0, o.dear_tokens), SPEED) for o in asked)
 
 
+def by_share(asked: list[Routed]) -> list[Outcome]:
+    """Of each of `SHARES` what it gives that the surest cheap answers are kept."""
+    surest = sorted(asked, key=lambda one: -one.sure)
+    return [outcome(surest, round(share * len(asked) / 100)) for share in SHARES]
+
+
+def best_saving(asked: list[Routed]) -> float:
+    """Percent of the dear route's cost that the best of these shares saves, within `LOST`."""
+    good = [each.cost for each in by_share(asked) if each.right >= 100 - LOST]
+    return 100 - min(good, default=100.0)
+
+
 def routing(subject: Subject) -> Finding:
     """Cost of a right answer by the share of questions that the cheap model keeps."""
-    asked = sorted(subject.once(routed), key=lambda one: -one.sure)
-    shares = list(range(0, 105, 5))
-    curve = [outcome(asked, round(share * len(asked) / 100)) for share in shares]
-    good = [each.cost for each in curve if each.right >= 100 - LOST]
+    asked = subject.once(routed)
+    curve = by_share(asked)
     name = f"cost saved at no more than {LOST:g}% fewer right answers"
+    saved = bootstrap(
+        name, "%", [range(len(asked))], lambda p: best_saving([asked[int(i)] for i in p[0]]), 100
+    )
     timid, bold = curve[0], curve[-1]
     return Finding(
         figures=[
-            Figure(name=name, value=100 - min(good, default=100.0), unit="%"),
+            saved,
             Figure(
                 name="too bold, all cheap: right, of the dear one's", value=bold.right, unit="%"
             ),
@@ -275,7 +295,7 @@ def routing(subject: Subject) -> Finding:
         "token. Too timid pays both and gains nothing, too bold keeps wrong answers. The threshold "
         "is chosen in hindsight; headway calibrate chooses one beforehand, and saves less.",
         picture=lines(
-            shares,
+            SHARES,
             {"right": [each.right for each in curve], "cost": [each.cost for each in curve]},
             "% of the cheap answers that are kept, the surest first",
             "% of the dear route's",

@@ -14,6 +14,7 @@ from headway.claims.claim import (
     bootstrap,
     median_of,
     ratio_of,
+    share_of,
 )
 from headway.claims.pictures import Picture, groups, lines
 from headway.claims.subject import Subject
@@ -206,10 +207,10 @@ class Offered:
     asked: list[Asked]
     count: int
 
-    def in_time(self, ttft_s: float, tpot_s: float) -> float:
-        """Percent of all that met both objectives."""
+    def late(self, name: str, ttft_s: float, tpot_s: float) -> Figure:
+        """Percent of all that missed an objective, or failed."""
         met = sum(a.ttft_s <= ttft_s and (a.tpot_s or 0) <= tpot_s for a in self.asked)
-        return 100 * met / self.count
+        return share_of(name, self.count - met, self.count)
 
     def p95(self) -> tuple[float, float]:
         """Of both waits."""
@@ -231,12 +232,13 @@ def busy(subject: Subject) -> Finding:
     """The same server at half of what it can do and beyond it: busy share, and goodput."""
     half, over = offered(subject, HALF, 20), offered(subject, OVER, 21)
     ttft_s, tpot_s = (SLACK * wait for wait in half.p95())
-    good = [each.in_time(ttft_s, tpot_s) for each in (half, over)]
+    late = over.late("miss their objectives beyond capacity", ttft_s, tpot_s)
+    few = half.late("miss at half of it", ttft_s, tpot_s)
     occupied = [100 * covered(each.asked) for each in (half, over)]
     return Finding(
         figures=[
-            Figure(name="miss their objectives beyond capacity", value=100 - good[1], unit="%"),
-            Figure(name="miss at half of it", value=100 - good[0], unit="%"),
+            late,
+            few,
             Figure(name="busy beyond capacity", value=occupied[1], unit="%"),
             Figure(name="busy at half of it", value=occupied[0], unit="%"),
         ],
@@ -247,7 +249,7 @@ def busy(subject: Subject) -> Finding:
         f"{1e3 * tpot_s:.1f} ms each.",
         picture=groups(
             ["half of capacity", "beyond capacity"],
-            {"busy": occupied, "in their objectives": good},
+            {"busy": occupied, "in their objectives": [100 - few.value, 100 - late.value]},
             "%",
         ),
     )

@@ -98,18 +98,26 @@ def slug(name: str) -> str:
     return name.strip().lower().replace(" ", "-")
 
 
-def run(subject: Subject, claims: Sequence[Claim]) -> Report:
-    """Measure every claim that the subject allows; one that cannot be measured says why."""
-    report = Report(
+def empty(subject: Subject) -> Report:
+    """A report of nothing yet."""
+    return Report(
         asked=subject.url or (subject.folder.name if subject.folder else ""),
         machine=processor_name(),
         at=time.time(),
     )
+
+
+def run(subject: Subject, claims: Sequence[Claim], report: Report | None = None) -> Report:
+    """Measure every claim that the subject allows; one that cannot be measured says why.
+
+    What is known is in `report` after each of them.
+    """
+    report = empty(subject) if report is None else report
     began_s = time.monotonic()
     for number, claim in enumerate(claims, 1):
         subject.watch(f"[{number}/{len(claims)}] {claim.says}")
         report.rows.append(measured(subject, claim))
-    report.seconds = round(time.monotonic() - began_s, 1)
+        report.seconds = round(time.monotonic() - began_s, 1)
     return report
 
 

@@ -22,7 +22,7 @@ def claims(call: "Call") -> int:
     import msgspec
 
     from headway.claims import page
-    from headway.claims.table import CLAIMS, chosen, run
+    from headway.claims.table import CLAIMS, chosen, empty, run
     from headway.measure.saved import write
 
     options: ClaimsOptions = call.options[ClaimsOptions]
@@ -35,12 +35,15 @@ def claims(call: "Call") -> int:
         if path:
             write(path, b"")  # what cannot be written is said before anything is measured
     with subject_of(call.positionals[0] if call.positionals else None, options) as subject:
-        report = run(subject, wanted)
-    if options.json:
-        write(options.json, msgspec.json.encode(report))
-    if options.out:
-        write(options.out, page.html(report).encode())
-    show(report)
+        report = empty(subject)
+        try:
+            run(subject, wanted, report)
+        finally:  # a run that is cut short leaves what it has
+            if options.json:
+                write(options.json, msgspec.json.encode(report))
+            if options.out:
+                write(options.out, page.html(report).encode())
+            show(report)
     return 0
 
 

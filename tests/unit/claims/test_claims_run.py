@@ -71,6 +71,18 @@ def test_a_url_is_asked_what_it_allows_and_the_rest_is_listed():
     assert told[0] == "[1/4] good." and len(told) == 4
 
 
+def test_a_run_that_is_cut_short_leaves_what_it_has():
+    def stops(subject: Subject) -> Finding:
+        raise KeyboardInterrupt
+
+    subject = Subject(url="http://x")
+    report = table.empty(subject)
+    with pytest.raises(KeyboardInterrupt):
+        table.run(subject, [CLAIMS[0], claim("cut", "nothing", stops)], report)
+    assert [row.key for row in report.rows] == ["good"]
+    assert "good" in page.html(report)
+
+
 def test_what_is_made_once_is_made_once():
     subject, made = Subject(), []
 
