@@ -23,9 +23,10 @@ from headway.claims.claim import Claim
 from headway.claims.shapes import HALF_B
 from headway.claims.subject import Subject
 from headway.claims.table import CLAIMS, run, words_of
-from headway.cli.common import model_folder
+from headway.cli.common import engine_arguments, model_folder
+from headway.core.options import EngineOptions, read_options
 
-SHAPE_FLAGS = ("--load-format=dummy", "--quantization=int4")
+SHAPE = {"load_format": "dummy", "quantization": "int4"}
 
 
 def ask(*keys: str, more: tuple[Claim, ...] = ()) -> None:
@@ -45,7 +46,7 @@ def options(key: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=f"The claim {key}, measured.")
     parser.add_argument("asked", nargs="?", help="a folder or a URL; else headway-tiny")
     parser.add_argument("--runs", type=int, default=9, help="how often what is timed is repeated")
-    parser.add_argument("--flags", default="", help="of the server that is started for a folder")
+    parser.add_argument("--flags", default="", help="of the engine: '--quantization int4'")
     parser.add_argument(
         "--shape", action="store_true", help="Qwen2.5-0.5B's layers, random, in int4, 32k context"
     )
@@ -56,18 +57,19 @@ def options(key: str) -> argparse.ArgumentParser:
 @contextlib.contextmanager
 def subject_of(given: argparse.Namespace) -> Iterator[Subject]:
     """Whom the command line names."""
-    flags = tuple(shlex.split(given.flags))
+    tables, _, _ = read_options([EngineOptions], shlex.split(given.flags), {})
+    chosen = engine_arguments(tables[EngineOptions])
     with contextlib.ExitStack() as stack:
         if given.shape:
             folder = stack.enter_context(shape_folder())
-            flags = (*SHAPE_FLAGS, *flags)
+            chosen = SHAPE | chosen
         elif given.asked and given.asked.startswith("http"):
             yield stack.enter_context(Subject(url=given.asked, repeats=given.runs, watch=say))
             return
         else:
             folder = model_folder(given.asked)
         yield stack.enter_context(
-            Subject(folder=folder, repeats=given.runs, flags=flags, watch=say)
+            Subject(folder=folder, repeats=given.runs, options=chosen, watch=say)
         )
 
 

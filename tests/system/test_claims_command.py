@@ -58,6 +58,7 @@ def test_a_running_server_is_asked_what_a_url_allows(start_server: StartServer) 
         (("--out", "/nowhere/at/all.html", "--only", "mbu"), "/nowhere/at/all.html"),
         (("http://127.0.0.1:9", "--only", "mbu,cache-book"), ""),
         (("--runs", "1"), "runs"),
+        (("http://127.0.0.1:9", "--quantization", "int4"), "quantization"),
     ],
 )
 def test_what_cannot_be_asked_is_said(words: tuple[str, ...], named: str) -> None:

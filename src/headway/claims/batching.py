@@ -32,7 +32,7 @@ def rules(subject: Subject) -> Pairs:
     """Both rules on the same queues, in turns."""
     folder, _ = subject.model()
     subject.watch("static and continuous batching take turns")
-    desk = Desk.of(folder, max_num_seqs=ROWS)
+    desk = Desk.of(folder, **{**subject.options, "max_num_seqs": ROWS})
     found: Pairs = {"varied": [], "alike": []}
     desk.play(desk.engine(), lengths(random.Random(99), True)[:ROWS], seed=99)
     for number in range(max(3, subject.repeats)):

@@ -12,14 +12,13 @@ from headway.claims.engines import Desk
 from headway.claims.pictures import groups
 from headway.claims.shapes import SMALL
 from headway.claims.subject import Subject
-from headway.core.options import Bytes
 
 PROMPT, STEPS = 256, 24
 CACHED = 64 * 2**20
 """Bytes of weights that a last-level cache may hold."""
 WAYS: dict[str, dict[str, Any]] = {
-    "16 bits, one thread": {},
-    "16 bits, two threads": {"threads": 2},
+    "16 bits, one thread": {"quantization": "none"},
+    "16 bits, two threads": {"quantization": "none", "threads": 2},
     "int8, one thread": {"quantization": "int8"},
     "int4, one thread": {"quantization": "int4"},
 }
@@ -40,7 +39,8 @@ class Steps:
 def desk_of(subject: Subject, options: dict[str, Any]) -> Desk:
     """The folder's model, or the shape in its place."""
     folder, spec = subject.model()
-    wanted = {"dtype": "bfloat16", "max_num_seqs": 4, "kv_memory": Bytes(2**27), **options}
+    wanted = {"dtype": "bfloat16", "max_num_seqs": 4, "kv_memory": "128MiB"}
+    wanted |= {**subject.options, **options}
     if spec.weight_bytes("bfloat16") >= CACHED:
         return Desk.of(folder, **wanted)
     return Desk.of_shape(SMALL, max_model_len=2048, **wanted)

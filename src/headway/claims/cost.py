@@ -224,10 +224,10 @@ def routed(subject: Subject) -> list[Routed]:
                 asked.append(example)
                 limits.append(most_tokens(skill))
     both = []
-    for each in (model_folder("headway-draft"), folder):
+    for each, options in ((model_folder("headway-draft"), {}), (folder, subject.options)):
         subject.watch(f"{len(asked)} questions to {each.name}")
         try:
-            both.append(answers(LLM(each), asked, limits))
+            both.append(answers(LLM(each, **options), asked, limits))
         except HeadwayError as error:
             raise NotThereError(error.cause) from error
     return [

@@ -16,11 +16,11 @@ import numpy as np
 
 from headway.assemble import make_executor, plan_settings
 from headway.core.model_spec import ModelSpec
-from headway.core.options import EngineOptions
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
 from headway.engine.engine import Engine
+from headway.llm import make_options
 
 Lengths = Sequence[tuple[int, int]]
 """(prompt, answer) tokens of each request."""
@@ -54,7 +54,7 @@ class Desk:
     @classmethod
     def of(cls, folder: Path, **options: Any) -> "Desk":
         """The model of a folder; options as of the engine."""
-        wanted = EngineOptions(**{"device": "cpu", "threads": 1, **options})
+        wanted = make_options({"device": "cpu", "threads": 1, **options})
         spec, settings, _, machine = plan_settings(folder, wanted)
         executor = make_executor(folder, wanted, spec, settings, machine, None)
         return cls(executor=executor, settings=settings, spec=spec)

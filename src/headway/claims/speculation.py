@@ -124,6 +124,7 @@ def engines(subject: Subject) -> tuple[dict[str, LLM], Guessed]:
     """By source the engine that has it, and `off` without any; what this model has no source of."""
     folder, spec = subject.model()
     given: dict[str, Any] = {"max_num_seqs": max(BATCHES), "kv_memory": "256MiB"}
+    given |= subject.options
     found, plain = Guessed(), LLM(folder, **given)
     given |= {"max_drafts": DRAFTS}
     free = LLM(folder, speculate="lookup,lookahead", **given)

@@ -25,8 +25,8 @@ class Subject:
     url: str = ""
     api_key: str = ""
     repeats: int = REPEATS
-    flags: tuple[str, ...] = ()
-    """Of a server that is started for the folder."""
+    options: dict[str, str] = field(default_factory=dict)
+    """The engine's, by name: of the server that is started, and of engines in this process."""
     watch: Callable[[str], None] = lambda text: None
     _made: dict[Any, Any] = field(default_factory=dict)
     _open: ExitStack = field(default_factory=ExitStack)
@@ -64,5 +64,6 @@ def started(subject: Subject) -> Asking:
     if not url:
         assert subject.folder is not None
         subject.watch("a server is started")
-        url = subject.add(Started(subject.folder, subject.flags)).url
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in subject.options.items()]
+        url = subject.add(Started(subject.folder, flags)).url
     return Asking.of(url, subject.api_key)

@@ -3,9 +3,9 @@
 import sys
 from typing import TYPE_CHECKING
 
-from headway.cli.common import model_folder
+from headway.cli.common import engine_arguments, model_folder
 from headway.core.errors import UsageError
-from headway.core.options import ClaimsOptions
+from headway.core.options import ClaimsOptions, EngineOptions
 
 if TYPE_CHECKING:
     from headway.claims.subject import Subject
@@ -34,7 +34,9 @@ def claims(call: "Call") -> int:
     for path in (options.out, options.json):
         if path:
             write(path, b"")  # what cannot be written is said before anything is measured
-    with subject_of(call.positionals[0] if call.positionals else None, options) as subject:
+    named = call.positionals[0] if call.positionals else None
+    engine = engine_arguments(call.options[EngineOptions])
+    with subject_of(named, options, engine) as subject:
         report = empty(subject)
         try:
             run(subject, wanted, report)
@@ -47,17 +49,25 @@ def claims(call: "Call") -> int:
     return 0
 
 
-def subject_of(named: str | None, options: ClaimsOptions) -> "Subject":
-    """Who is asked: a URL, or a folder."""
+def subject_of(
+    named: str | None, options: ClaimsOptions, engine: dict[str, str] | None = None
+) -> "Subject":
+    """Who is asked: a URL, or a folder with these options of the engine."""
     from headway.claims.subject import Subject
 
     def watch(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     if named is not None and named.startswith(("http://", "https://")):
+        if engine:
+            raise UsageError(
+                f"A server that runs has its options already: {', '.join(engine)}.",
+                "Leave them out, or name a folder.",
+            )
         url = named.rstrip("/").removesuffix("/v1")
         return Subject(url=url, api_key=options.api_key, repeats=options.runs, watch=watch)
-    return Subject(folder=model_folder(named), repeats=options.runs, watch=watch)
+    folder = model_folder(named)
+    return Subject(folder=folder, repeats=options.runs, options=engine or {}, watch=watch)
 
 
 def show(report: "Report") -> None:

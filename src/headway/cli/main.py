@@ -204,7 +204,7 @@ VERBS = {
     "claims": Verb(
         usage="claims [FOLDER | URL]",
         help="Measure what serving literature promises: each claim with a verdict, as one page.",
-        tables=(ClaimsOptions,),
+        tables=(ClaimsOptions, EngineOptions),
         function="headway.cli.claims:claims",
         switches=(),
     ),

@@ -121,7 +121,7 @@ TITLES: dict[type, str] = {
     TuneOptions: "Tuning (`headway tune`), beside those of bench and the engine",
     PlanOptions: "Planner (`headway plan`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",
-    ClaimsOptions: "Claims of the literature (`claims`)",
+    ClaimsOptions: "Claims of the literature (`claims`), beside those of the engine",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",
     WidenOptions: "Widening (`widen`)",
