@@ -39,7 +39,7 @@ def test_a_folder_is_served_and_asked_and_the_page_written(tmp_path: Path) -> No
 
 
 def test_a_running_server_is_asked_what_a_url_allows(start_server: StartServer) -> None:
-    server = start_server(folder=model_folder(None))
+    server = start_server(folder=model_folder(None)).wait_ready()
     done = headway(
         "claims", server.url, "--only", "cache-many-shot,guess-copies,dollars", "--runs=3"
     )
