@@ -146,7 +146,7 @@ def engines(subject: Subject) -> tuple[dict[str, LLM], Guessed]:
 def guessed(subject: Subject) -> Guessed:
     """Every source, kind and batch, in turns within a repeat."""
     made, found = engines(subject)
-    repeats, first, most = max(3, subject.repeats // 2), 1, max(BATCHES)
+    repeats, first, most = max(3, subject.repeats), 1, max(BATCHES)
     for kind, skills in KINDS.items():
         prompts = questions(made[OFF], skills, repeats * most)
         for batch in BATCHES:
