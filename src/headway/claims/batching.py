@@ -66,7 +66,7 @@ def varied(subject: Subject) -> Finding:
         why="A static batch steps on until its longest answer ends, with ever fewer rows. The gain "
         "is that of steps where a step takes as long for any rows, as on a GPU; on a CPU a step "
         "with few rows takes less, and what is left is that nobody waits for a stranger's answer.",
-        picture=bars(mean_rates(pairs), "answer tokens a second of computing"),
+        picture=bars(mean_rates(pairs), "answer tok/s of computing"),
     )
 
 
