@@ -2,7 +2,7 @@
 
     python benchmarks/claims/cost_structured.py [FOLDER | URL]
 
-Held-out extractions at temperature 1, free and by schema; half a minute.
+Held-out extractions at temperature 1.5, free and by schema; half a minute.
 """
 
 from script import ask

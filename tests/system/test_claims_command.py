@@ -96,7 +96,7 @@ def test_steps_are_timed_in_every_format(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bottlenecks, "SMALL", shape)
     monkeypatch.setattr(bottlenecks, "PROMPT", 32)
     found = bottlenecks.steps(Subject(folder=model_folder(None), repeats=3))
-    assert set(found.prefill) == set(found.decode) == set(bottlenecks.WAYS)
+    assert set(found.prefill) == set(found.decode) == {*bottlenecks.WAYS, bottlenecks.ON_THE_WALL}
     assert all(
         s > 0 for rows in (found.prefill, found.decode) for row in rows.values() for s in row
     )

@@ -7,7 +7,7 @@ work on the machine counts little. Prompts are drawn token by token.
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,10 @@ class Desk:
         played.seconds = time.process_time() - began_s
         return played
 
-    def step_s(self, prompt: int, rows: int, count: int) -> tuple[float, float]:
-        """Wall seconds: (a prompt of so many tokens alone, the median decode step behind it).
+    def step_s(
+        self, prompt: int, rows: int, count: int, now_s: Callable[[], float] = time.process_time
+    ) -> tuple[float, float]:
+        """(a prompt of so many tokens alone, the median decode step behind it), by the clock.
 
         Decodes are `rows` at once, `count` steps of them.
         """
@@ -108,14 +110,14 @@ class Desk:
         self.add(engine, [(prompt, 1)], seed=self._number)
         prefill_s = 0.0
         while engine.has_work:
-            began_s = time.perf_counter()
+            began_s = now_s()
             engine.step()
-            prefill_s += time.perf_counter() - began_s
+            prefill_s += now_s() - began_s
         self.add(engine, [(prompt, count + 2)] * rows, seed=self._number + 1)
         steps: list[float] = []
         while engine.has_work:
-            began_s = time.perf_counter()
+            began_s = now_s()
             _, record = engine.step()
             if record.num_tokens == record.num_sampled == rows:
-                steps.append(time.perf_counter() - began_s)
+                steps.append(now_s() - began_s)
         return prefill_s, float(np.median(steps))

@@ -12,6 +12,8 @@ from headway.measure.started import Started
 
 T = TypeVar("T")
 REPEATS = 9
+PATIENT = ("--max-queue-wait=10m",)
+"""Claims fill a server on purpose: one that is slow refuses nobody for it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,5 +67,5 @@ def started(subject: Subject) -> Asking:
         assert subject.folder is not None
         subject.watch("a server is started")
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in subject.options.items()]
-        url = subject.add(Started(subject.folder, flags)).url
+        url = subject.add(Started(subject.folder, [*PATIENT, *flags])).url
     return Asking.of(url, subject.api_key)
