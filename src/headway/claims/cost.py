@@ -172,8 +172,8 @@ def structured(subject: Subject) -> Finding:
             Figure(name="… with it", value=ruled.each),
         ],
         promise=Promise(low=95.0, none=50.0),
-        why=f"{asked} questions at temperature {TEMPERATURE:g}. What still fails with a schema was cut at the "
-        "limit of tokens; that a record is valid does not say that it is right."
+        why=f"{asked} questions at temperature {TEMPERATURE:g}. What still fails with a schema was "
+        "cut at the limit of tokens; that a record is valid does not say that it is right."
         if free.failed
         else "Nothing failed without a schema: there was nothing to save.",
     )
