@@ -69,8 +69,8 @@ def steps(subject: Subject) -> Steps:
             if way != TWO:
                 found.add(way, desk.step_s(PROMPT, 1, STEPS))
             if way in (PLAIN, TWO):
-                name = ON_THE_WALL if way == PLAIN else TWO
-                found.add(name, desk.step_s(PROMPT, 1, STEPS, time.perf_counter))
+                timed = ON_THE_WALL if way == PLAIN else TWO
+                found.add(timed, desk.step_s(PROMPT, 1, STEPS, time.perf_counter))
             if way == PLAIN:
                 found.long_prefill.append(desk.step_s(2 * PROMPT, 1, 2)[0])
     return found
