@@ -6,7 +6,7 @@
 Serves FOLDER (the embedded model with its draft; another needs --flags "--draft-model=…") and asks
 lookups, extractions and refusals of a document among stories: whole, and with 0.8, 0.5 and 0.3 of
 its tokens kept, by surprisal and at random. Then it says what a cut costs: the draft's seconds for
-each 1,000 tokens of a document beside those of the model's prefill. About 3 minutes on two cores
+each 1,000 tokens of a document beside those of the model's prefill. About 5 minutes on two cores
 (40 questions of each skill at each level). Exits with 1 where surprisal is not surely better than
 random at every share.
 
