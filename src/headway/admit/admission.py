@@ -168,7 +168,7 @@ class Admission:
         shadowed = {
             name: None for name in Limits.__struct_fields__ if getattr(own, name) is not None
         }
-        limits = msgspec.structs.replace(wanted, **shadowed)
+        limits = msgspec.structs.replace(wanted, **shadowed) if shadowed else wanted
         whose = caller.principal.name, service_class.name
         meter = self._meters.get(whose)
         if meter is None or meter.limits != limits:

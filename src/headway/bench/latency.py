@@ -5,6 +5,7 @@ TPOT (5 − 2) / 3 = 1, gaps 1, 2, 0. They add up to e2e − TTFT and there is o
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from headway.measure.record import Exchange
 
@@ -52,10 +53,10 @@ def latency(x: Exchange) -> Latency | None:
 
 def gaps(x: Exchange) -> list[float]:
     """Gaps between consecutive tokens; of several in a chunk all but the first are 0."""
-    found: list[float] = []
-    for i, at_s in enumerate(x.chunk_s):
-        if i:
-            found.append(at_s - x.chunk_s[i - 1])
-        if x.chunk_tokens is not None:
-            found += [0.0] * (x.chunk_tokens[i] - 1)
+    between = [after - before for before, after in pairwise(x.chunk_s)]
+    if x.chunk_tokens is None or max(x.chunk_tokens) == 1:
+        return between
+    found = [0.0] * (x.chunk_tokens[0] - 1)
+    for gap, count in zip(between, x.chunk_tokens[1:]):
+        found += [gap] + [0.0] * (count - 1)
     return found

@@ -29,7 +29,8 @@ WORDS = tuple(
     "force order field music paper street table river sea tree light stone bird fish horse road "
     "letter window garden north south winter summer green blue white black".split()
 )
-GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GOLDEN, MIX_1, MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+SHIFT_1, SHIFT_2, SHIFT_3, HALF = map(np.uint64, (30, 27, 31, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,11 @@ def num_tokens(prompt: Prompt) -> int:
 def draws(key: str, count: int, below: int) -> NDArray[np.int64]:
     """`count` numbers in [0, below) that follow from `key` (splitmix64 from its hash)."""
     start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
-    with np.errstate(over="ignore"):
-        x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(start)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
-        x ^= x >> np.uint64(31)
-    return ((x >> np.uint64(32)) % np.uint64(below)).astype(np.int64)
+    x = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + np.uint64(start)
+    x = (x ^ (x >> SHIFT_1)) * MIX_1
+    x = (x ^ (x >> SHIFT_2)) * MIX_2
+    x ^= x >> SHIFT_3
+    return ((x >> HALF) % np.uint64(below)).astype(np.int64)
 
 
 class Writer(Protocol):

@@ -141,6 +141,7 @@ def build_report(
     counted = [pair for pair in seen if load.from_s <= pair[0].scheduled_s <= load.to_s]
     slos = {name: parse_slo(text) for name, text in load.slos.items()}
     names = dict.fromkeys(x.service_class for x in run.exchanges)
+    alone = len(names) == 1
     figures = figures_of(counted)
     times = timeline(run, seen)
     saturated = judge_saturation(load, counted, times)
@@ -151,7 +152,10 @@ def build_report(
         figures=figures,
         rates=rates,
         counts=counts_of(counted, len(seen) - len(counted)),
-        classes={name: class_report(run, seen, counted, slos, name) for name in names},
+        classes={
+            name: class_report(run, seen, counted, slos, name, (figures, rates) if alone else None)
+            for name in names
+        },
         timeline=times,
         checks=run_checks(run, seen, counted, times, client),
         client=client,
@@ -163,23 +167,28 @@ def build_report(
 
 
 def class_report(
-    run: Run, seen: list[Seen], counted: list[Seen], slos: dict[str, Slo], name: str
+    run: Run,
+    seen: list[Seen],
+    counted: list[Seen],
+    slos: dict[str, Slo],
+    name: str,
+    of_all: tuple[Figures, Rates] | None,
 ) -> ClassReport:
-    """The part of one class."""
+    """The part of one class; where there is no other its figures and rates are those `of_all`."""
     mine = [pair for pair in counted if pair[0].service_class == name]
     all_mine = [pair for pair in seen if pair[0].service_class == name]
     missed: Counter[str] = Counter()
     if name in slos:
         for x, timed in mine:
             missed.update(misses(slos[name], x, timed))
-    rates = rates_of(run, all_mine, mine, slos)
+    figures, rates = of_all or (figures_of(mine), rates_of(run, all_mine, mine, slos))
     allowed = (1 - run.load.attainment) * len(mine)
     spent = None if rates.attainment is None else (1 - rates.attainment) * len(mine)
     return ClassReport(
         slo=run.load.slos.get(name, ""),
         counts=counts_of(mine, len(all_mine) - len(mine)),
         rates=rates,
-        figures=figures_of(mine),
+        figures=figures,
         missed=dict(missed),
         budget_left=None if spent is None or allowed <= 0 else 1 - spent / allowed,
     )
@@ -189,7 +198,8 @@ def misses(slo: Slo, x: Exchange, timed: Latency | None) -> tuple[str, ...]:
     """Which objectives a request missed; ("failed",) when there was no whole answer."""
     if timed is None:
         return ("failed",)
-    return slo.missed(timed.ttft_s, timed.tpot_s, timed.gap_p99_s, timed.e2e_s)
+    gap_s = None if slo.itl_p99_s is None else timed.gap_p99_s
+    return slo.missed(timed.ttft_s, timed.tpot_s, gap_s, timed.e2e_s)
 
 
 def figures_of(counted: list[Seen]) -> Figures:

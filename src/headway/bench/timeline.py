@@ -32,8 +32,7 @@ def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
     step_s = next((s for s in NICE_STEPS_S if end_s / s <= MOST_STEPS), end_s / MOST_STEPS)
     steps = max(1, math.ceil(end_s / step_s + 1e-9))
     edges = np.arange(steps + 1) * step_s
-    in_air = np.zeros(steps)
-    tokens = np.zeros(steps)
+    chunk_s, tokens = list[float](), list[float]()
     sent, failed = np.zeros(steps), np.zeros(steps)
     ttft: list[list[float]] = [[] for _ in range(steps)]
     tpot: list[list[float]] = [[] for _ in range(steps)]
@@ -41,22 +40,23 @@ def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
         at = min(int(x.scheduled_s / step_s), steps - 1)
         sent[at] += 1
         failed[at] += timed is None
-        end = x.ended_s if x.ended_s is not None else end_s
-        in_air += np.clip(
-            np.minimum(edges[1:], end) - np.maximum(edges[:-1], x.scheduled_s), 0, None
-        )
         if x.chunk_s:
-            tokens += np.histogram(x.chunk_s, edges, weights=weights(x))[0]
+            chunk_s += x.chunk_s
+            tokens += weights(x)
         if timed is not None:
             ttft[at].append(timed.ttft_s)
             if timed.tpot_s is not None:
                 tpot[at].append(timed.tpot_s)
+    begins = np.array([x.scheduled_s for x, _ in seen])
+    ends = np.array([end_s if x.ended_s is None else x.ended_s for x, _ in seen])
+    in_air = np.diff([np.clip(edge, begins, ends).sum() for edge in edges])
+    came, _ = np.histogram(chunk_s, edges, weights=tokens)
     return Timeline(
         step_s=step_s,
         at_s=[round(float(at), 6) for at in edges[:-1]],
         concurrency=(in_air / step_s).round(4).tolist(),
         sent_per_s=(sent / step_s).tolist(),
-        output_tokens_per_s=(tokens / step_s).tolist(),
+        output_tokens_per_s=(came / step_s).tolist(),
         failed_per_s=(failed / step_s).tolist(),
         ttft_p50_s=[percentile(values, 50) for values in ttft],
         ttft_p99_s=[percentile(values, 99) for values in ttft],
@@ -72,14 +72,14 @@ def percentile(values: list[float], share: float) -> float | None:
 def weights(x: Exchange) -> list[float]:
     """Tokens by chunk: as told, else the answer's tokens spread over its chunks."""
     if x.chunk_tokens is not None:
-        return [float(n) for n in x.chunk_tokens]
+        return [*map(float, x.chunk_tokens)]
     return [x.num_output / len(x.chunk_s)] * len(x.chunk_s)
 
 
 def tokens_in(x: Exchange, from_s: float, to_s: float) -> float:
     """Tokens of one answer that came in [from_s, to_s]."""
-    return (
-        sum(w for at_s, w in zip(x.chunk_s, weights(x)) if from_s <= at_s <= to_s)
-        if x.chunk_s
-        else 0.0
-    )
+    if not x.chunk_s:
+        return 0.0
+    if from_s <= min(x.chunk_s) and max(x.chunk_s) <= to_s:
+        return float(x.num_output if x.chunk_tokens is None else sum(x.chunk_tokens))
+    return sum([w for at_s, w in zip(x.chunk_s, weights(x)) if from_s <= at_s <= to_s])

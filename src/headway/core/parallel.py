@@ -49,6 +49,11 @@ class Parallel:
     sum_parts: int = 0
 
     @property
+    def told_stages(self) -> str:
+        """As `--pipeline-parallel-size` names them."""
+        return str(HALVES if self.halves else self.stages)
+
+    @property
     def num_ranks(self) -> int:
         """The processes of an engine."""
         return self.num_together * self.stages

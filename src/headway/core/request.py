@@ -64,7 +64,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.top_k = 0
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if value is not None or name not in OPTIONAL:
+            if value is not USUAL[name] and (value is not None or name not in OPTIONAL):
                 check_range(name, value, low, high, integer=name in INTEGERS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -154,6 +154,8 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
 }
 
 
+USUAL = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+"""What needs no check, mostly all of it."""
 OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
 INTEGERS = {"n", "top_k", "min_tokens", *OPTIONAL}
 ID_LISTS = ("stop_token_ids", "allowed_token_ids")

@@ -69,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """These where they say something, else `other`'s."""
         names = self.__struct_fields__
         given = {n: v for n in names if (v := getattr(self, n)) is not None}
-        return msgspec.structs.replace(other, **given)
+        return msgspec.structs.replace(other, **given) if given else other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

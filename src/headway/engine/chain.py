@@ -9,7 +9,7 @@ salt can neither make a key nor meet one by chance.
 import hashlib
 import struct
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 
 class Chain:
@@ -50,6 +50,7 @@ def packer(block_size: int) -> Callable[..., bytes]:
     return struct.Struct(f"<{block_size}i").pack
 
 
+@lru_cache(maxsize=4096)
 def root_key(salt: str, adapter: str) -> bytes:
     """Where the chains of one salt and one adapter begin."""
     parts = (part.encode("utf-8", "surrogatepass") for part in (salt, adapter))

@@ -192,7 +192,7 @@ class StepCost:
         """`work` and a chunk of `count` tokens from position `start` that samples its last."""
         if count <= 0:
             return work
-        reach = sum([min(start, window - 1) if window else start for window in self.windows])
+        reach = sum([min(start, w - 1) if w else start for w in self.windows]) if start else 0
         return Work(
             work.num_tokens + count,
             work.num_sampled + 1,
@@ -349,7 +349,7 @@ class StepCost:
         excess = max(abs(error) / limit, 1.0)
         variance = known + NOISE**2 * excess
         self._logs += spread * (error / excess / variance)
-        covariance -= np.multiply.outer(spread, spread / variance)
+        covariance -= spread[:, None] * (spread / variance)
         covariance += (self._changes - covariance) * (SURPRISED if excess > 1 else FORGET)
         self._settle()
 
@@ -360,25 +360,26 @@ class StepCost:
         above = knot_above(tokens)
         if above:
             low = KNOTS[above - 1]
-            shares[above] = (tokens - low) / (KNOTS[above] - low)
-            shares[above - 1] = 1 - shares[above]
+            share = (tokens - low) / (KNOTS[above] - low)
+            shares[above - 1], shares[above] = 1 - share, share
         else:
             shares[0] = 1.0
-        shares[ANY_SAMPLED:] = 1 if sampled else 0, sampled, attended, read
-        shares *= self._parts
+        shares[ANY_SAMPLED], shares[SAMPLED] = sampled > 0, sampled
+        shares[ATTENDED], shares[READ] = attended, read
+        shares *= self._seconds
         shares /= predicted_s
         return shares
 
     def _settle(self) -> None:
         """Take the parts from their logarithms; where the curve falls, its knots meet."""
-        parts: list[float] = np.exp(self._logs).tolist()
-        curve = parts[:NUM_KNOTS]
+        self._seconds = np.exp(self._logs)
+        self._parts: list[float] = self._seconds.tolist()
+        curve = self._parts[:NUM_KNOTS]
         if curve != sorted(curve):
             trust = (1 / self._covariance.diagonal()[:NUM_KNOTS]).tolist()
             logs = rising(self._logs[:NUM_KNOTS].tolist(), trust)
             self._logs[:NUM_KNOTS] = logs
-            parts[:NUM_KNOTS] = map(exp, logs)
-        self._parts = parts
+            self._parts[:NUM_KNOTS] = self._seconds[:NUM_KNOTS] = [*map(exp, logs)]
 
     # ── tell ────────────────────────────────────────────────────────────────────────────────
 

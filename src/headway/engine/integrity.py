@@ -26,4 +26,5 @@ def check_places(
     assert len({s.sequence_id for s in everybody}) == len(everybody), "a sequence is twice"
     for sequence in everybody:
         sequence.check_integrity()
+        assert sequence.known_to_runtime or not sequence.room, "room that nobody was told of"
     return everybody

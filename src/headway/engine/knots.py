@@ -4,6 +4,8 @@ Kernels are made for certain numbers of rows: products in int4 by two cores took
 151 us with 4, 5, 6 and 8. So knots lie close where few rows are computed, and then apart.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 KNOTS: tuple[int, ...] = (
@@ -39,15 +41,18 @@ def rising(values: list[float], weights: list[float]) -> list[float]:
     >>> rising([1.0, 3.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0])
     [1.0, 2.5, 2.5, 4.0]
     """
-    pools: list[tuple[float, float, int]] = []
-    for value, weight in zip(values, weights, strict=True):
+    falls = [at for at, (low, high) in enumerate(pairwise(values), 1) if high < low]
+    last, pools = max(falls, default=-1), list[tuple[float, float, int]]()
+    for at, (value, weight) in enumerate(zip(values, weights, strict=True)):
+        if at > last and (not pools or pools[-1][0] <= value):  # the rest rises
+            return [mean for mean, _, count in pools for _ in range(count)] + values[at:]
         pool = (value, weight, 1)
         while pools and pools[-1][0] > pool[0]:
             mean, more, count = pools.pop()
             both = more + pool[1]
             pool = ((mean * more + pool[0] * pool[1]) / both, both, count + pool[2])
         pools.append(pool)
-    return [value for value, _, count in pools for _ in range(count)]
+    return [mean for mean, _, count in pools for _ in range(count)]
 
 
 class Few:

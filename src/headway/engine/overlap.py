@@ -23,7 +23,7 @@ passed over. Its blocks are free at once, for whoever gets them writes behind th
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -118,12 +118,15 @@ class Overlap:
         ]
         return not self._again
 
-    @contextmanager
-    def assumed(self, *, foresees: bool) -> Iterator[None]:
+    def assumed(self, *, foresees: bool) -> AbstractContextManager[None]:
         """Let sequences be as they will be when the steps in flight are done.
 
         Without `foresees` no sampled token is assumed: somebody guesses from the tokens.
         """
+        return self._assumed(foresees=foresees) if self.steps else nullcontext()
+
+    @contextmanager
+    def _assumed(self, *, foresees: bool) -> Iterator[None]:
         for step in self.steps:
             for row, sequence in step.rows:
                 before = sequence, len(sequence.tokens), sequence.computed

@@ -198,16 +198,10 @@ class Reclaim:
 
     def held(self, running: list[Sequence]) -> dict[str, "Held"]:
         """Slots and blocks of each user."""
-        held: dict[str, Held] = {}
+        whose: dict[str, list[Sequence]] = {}
         for sequence in running:
-            user = name(sequence)
-            holds = held.get(user)
-            if holds is None:
-                holds = held[user] = Held(0, [0] * len(self.kv.pools))
-            holds.rows += 1
-            for group, count in enumerate(self._blocks(sequence)):
-                holds.blocks[group] += count
-        return held
+            whose.setdefault(name(sequence), []).append(sequence)
+        return {user: Held(len(own), self.kv.num_live(own)) for user, own in whose.items()}
 
     def level(self, holds: "Held") -> float:
         """The dominant share: the largest part of slots or of any group's blocks."""
@@ -231,11 +225,9 @@ class Reclaim:
             }
         return self._user_slots
 
-    def _blocks(self, sequence: Sequence) -> list[int]:
-        return [self.kv.num_live(sequence, group) for group in range(len(self.kv.pools))]
-
     def _without(self, holds: "Held", sequence: Sequence) -> "Held":
-        blocks = [n - b for n, b in zip(holds.blocks, self._blocks(sequence), strict=True)]
+        live = self.kv.num_live([sequence])
+        blocks = [n - b for n, b in zip(holds.blocks, live, strict=True)]
         return Held(holds.rows - 1, blocks)
 
     def _with(self, holds: "Held", taker: Sequence) -> "Held":

@@ -56,7 +56,7 @@ class Recorder:
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
             num_tokens=0,
-            num_sampled=sum([row.sample + row.num_drafts for row in plan.scheduled]),
+            num_sampled=0,
             kv_blocks_used=sum(used),
             kv_usage=scheduler.kv.usage,
             num_preemptions=scheduler.num_preemptions,
@@ -66,9 +66,6 @@ class Recorder:
         timings = result.timings
         record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
         record.sample_s, record.draft_s = timings.sample_s, timings.draft_s
-        record.num_drafts = sum(
-            [len(row.token_ids) if row.path else row.num_drafts for row in plan.scheduled]
-        )
         scheduler.drafts.tell(record, plan, result, cost)
         record.experts_read = result.experts_read
         record.prefill_s_per_token = scheduler.policy.token_s

@@ -124,7 +124,7 @@ class Scheduler:
             self._catch_up(plan, decodes, budget, may_start)
         lacking = self.is_full and lacks_room(self.waiting, self.running)
         self.policy.slot_rate.step(self.clock.now_s(), lacking=lacking)
-        self.drafts.branch(plan, self.max_num_batched_tokens - plan.num_tokens)
+        self.drafts.branch(plan, self.max_num_batched_tokens)
         self.preemption.begin(plan)
         plan.finished = self.take_released()
         return plan
@@ -244,8 +244,8 @@ class Scheduler:
             return None
         hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
         needed = self.kv.still_needed(sequence, hit)
-        held = [sum(len(s.block_tables[g]) for s in weaker) for g in range(len(needed))]
-        held = added(held, self.preemption.leaving())
+        leaving = self.preemption.leaving()
+        held = [n + sum(len(s.block_tables[g]) for s in weaker) for g, n in enumerate(leaving)]
         if not self.kv.has_room([max(n - h, 0) for n, h in zip(needed, held, strict=True)]):
             return None
         for victim in weaker:
@@ -270,9 +270,7 @@ class Scheduler:
     def _promised_blocks(self) -> list[int]:
         """Blocks by group that the running ones will take to compute all they know."""
         if self._promised is None:
-            self._promised = [0] * len(self.kv.pools)
-            for running in self.running:
-                self._promised = added(self._promised, self.kv.still_needed(running))
+            self._promised = self.kv.needed_by(self.running)
         return self._promised
 
     def _unplanned(self, plan: StepPlan) -> list[Sequence]:
@@ -289,29 +287,31 @@ class Scheduler:
         self, plan: StepPlan, sequence: Sequence, count: int, drafts: Drafts = NO_DRAFTS
     ) -> bool:
         """Add `count` tokens of `sequence` to the plan; False when there is no block for them."""
-        start = sequence.computed
+        start, new_blocks = sequence.computed, self.kv.nothing_new
         end = start + count
-        room = self.kv.extend(sequence, end + len(drafts.token_ids))
-        if room is None and drafts.token_ids:  # nobody is preempted for a guess
-            drafts = self.drafts.leave_out(sequence)
-            room = self.kv.extend(sequence, end)
-        if room is None:
-            return False
-        new_blocks, copies = room
-        if copies:
-            plan.copies.extend(copies)
-        if self.kv.choosing is not None:
-            plan.shrinks += self.kv.choosing.take()
+        if end + len(drafts.token_ids) > sequence.room:
+            room = self.kv.extend(sequence, end + len(drafts.token_ids))
+            if room is None and drafts.token_ids:  # nobody is preempted for a guess
+                drafts = self.drafts.leave_out(sequence)
+                room = self.kv.extend(sequence, end)
+            if room is None:
+                return False
+            new_blocks, copies = room
+            plan.copies += copies
+            if self.kv.choosing is not None:
+                plan.shrinks += self.kv.choosing.take()
         if not sequence.known_to_runtime:
             self._introduce(plan, sequence)
             new_blocks = self.kv.whole_tables(sequence)
         tokens = sequence.tokens
         chunk, sample = tokens[start:end], end == len(tokens)
         row = ScheduledSequence(sequence.sequence_id, start, chunk, new_blocks, sample)
-        row.num_forced = sequence.num_news(start, end)
+        if sequence.num_forced:
+            row.num_forced = sequence.num_news(start, end)
         plan.scheduled.append(row)
         self.policy.took(sequence, count)
-        self.drafts.ride(row, sequence, drafts)
+        if self.drafts.speculator is not None:
+            self.drafts.ride(row, sequence, drafts)
         return True
 
     def _introduce(self, plan: StepPlan, sequence: Sequence) -> None:
@@ -368,7 +368,8 @@ class Scheduler:
                 sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
                 if computed >= (sequence.num_remembered + 1) * size:
                     self.kv.insert(sequence)
-                export(self.kv, sequence)
+                if sequence.parcel_id:
+                    export(self.kv, sequence)
                 if sequence.forks and are_due(self.kv, sequence):
                     self._start_forks(sequence)
         for prompt in result.prompt_logprobs:
@@ -381,7 +382,7 @@ class Scheduler:
             if sequence is not None:
                 if sequence.forks:
                     self._start_forks(sequence)
-                updates.append(update := sequence.take(sample, now_s, jumps=jumps))
+                updates.append(update := sequence.take(sample, now_s, jumps))
                 if self.drafts.speculator is not None:
                     self.drafts.keep(sequence, sample, update)
                 if update.finish_reason is not None:
@@ -443,8 +444,3 @@ def compute_instead(scheduler: Scheduler, sequence: Sequence) -> None:
     give_up_restore(scheduler.kv, sequence)
     sequence.state = WAITING
     scheduler.waiting.appendleft(sequence)
-
-
-def added(some: list[int], more: list[int]) -> list[int]:
-    """Sum by group."""
-    return [a + b for a, b in zip(some, more, strict=True)]

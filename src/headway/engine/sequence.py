@@ -68,6 +68,7 @@ class Sequence:
         "prompt_logprobs",
         "request",
         "restored",
+        "room",
         "seed",
         "sequence_id",
         "shares_blocks",
@@ -106,6 +107,8 @@ class Sequence:
         self.first_live = [0] * num_groups
         """By group: how many entries of the table are given back, out of the window's sight."""
         self.shares_blocks = False
+        self.room = 0
+        """Up to so many tokens `KVCache.extend` has nothing to do for it; 0: it is to be asked."""
         self.chain: Chain | None = None
         """The keys of its full blocks, where there is a prefix cache."""
         self.num_remembered = 0
@@ -239,12 +242,6 @@ class Sequence:
         """Known tokens that are not computed."""
         return len(self.tokens) - self.computed
 
-    @property
-    def decodes(self) -> bool:
-        """Whether it lacks one token to be sampled from, and else only forced ones."""
-        missing = len(self.tokens) - self.computed  # written out: it is asked of each in each step
-        return self.state == RUNNING and 1 <= missing <= 1 + self.num_forced
-
     def num_news(self, begin: int, end: int) -> int:
         """How many of its tokens `begin` … `end` - 1 the runtime does not know."""
         return end - max(begin, len(self.tokens) - self.num_forced) if self.num_forced else 0
@@ -271,14 +268,14 @@ class Sequence:
             return "stop"
         return "length" if len(tokens) >= self.max_len else None
 
-    def take(self, sample: Sample, now_s: float, *, jumps: bool = False) -> SequenceUpdate:
+    def take(self, sample: Sample, now_s: float, jumps: bool = False) -> SequenceUpdate:
         """Append what was sampled up to the first token that ends the sequence.
 
         Where it `jumps`, the tokens that its grammar forces behind that are appended too.
         """
         token_ids, logprobs = sample.token_ids, sample.logprobs
-        request, came = self.request, list[int]()
-        update = SequenceUpdate(request.request_id, self.index, came)
+        came: list[int] = []
+        update = SequenceUpdate(self.request.request_id, self.index, came)
         if logprobs is not None:
             update.logprobs = logprobs
         if self.first_token_s is None:
@@ -289,7 +286,7 @@ class Sequence:
             if self.wants_prompt_logprobs:
                 update.prompt_logprobs = self.prompt_logprobs
         self.num_forced = 0
-        jumps = jumps and self.grammar is not None and self.may_jump
+        jumps = jumps and self.may_jump
         for token_id in self._following(token_ids) if jumps else token_ids:
             reason = self.append(token_id)
             came.append(token_id)
@@ -301,7 +298,8 @@ class Sequence:
                 if self.grammar is not None:
                     update.incomplete = not self.grammar.is_satisfied
                 break
-        update.num_forced = self.num_forced
+        if self.num_forced:
+            update.num_forced = self.num_forced
         return update
 
     def _following(self, sampled: list[int]) -> Iterator[int]:

@@ -345,12 +345,12 @@ def test_time_per_token_counts_the_tokens_of_a_burst():
         world.step()
     policy, (sequence,) = world.engine.scheduler.policy, world.engine.scheduler.running
     now_s = world.clock.now_s()
-    single_s, calm_s = policy.bears_s(sequence, now_s, 0.001)
+    single_s, calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
     assert policy.misses(sequence, now_s + 0.5, 0.009), "97 tokens save a millisecond each"
     for _ in range(100):
         policy.took(sequence, 1)
         policy.kept(sequence, 3)
-    burst_s, burst_calm_s = policy.bears_s(sequence, now_s, 0.001)
+    burst_s, burst_calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
     assert burst_calm_s == pytest.approx(4 * calm_s, rel=0.01)
     assert burst_s == pytest.approx(max(single_s + 3 * 0.8 * 0.01, 4 * 0.65 * 0.01), rel=0.01)
     assert not policy.misses(sequence, now_s + 0.5, 0.009)

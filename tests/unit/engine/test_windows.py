@@ -130,3 +130,47 @@ def test_preempted_after_its_window_overflowed():
     world.drain()
     assert world.engine.scheduler.num_preemptions > 0
     world.check_end()
+
+
+def test_room_is_what_extend_need_not_be_asked_for():
+    """Blocks of 4: with 6 tokens there is room for 8; a fork, a copy out and the end take it."""
+    config = CacheConfig(num_blocks=(9,), block_size=4, windows=(0,), prefix_cache="")
+    kv, one, child = KVCache(config, 16), sequence(20, 1), sequence(20, 1)
+    kv.extend(one, 6)
+    one.computed = 6
+    assert kv.extend(one, 7) == ([[]], []) and one.room == 8
+    kv.check_integrity([one])
+    kv.fork(one, child, 6)
+    assert one.room == child.room == 0, "the first to write needs a copy"
+    assert kv.extend(one, 7)[1], "and gets one"
+    kv.extend(one, 8)
+    assert one.room == 8
+    kv.live_blocks(one)
+    assert one.room == 0
+    kv.extend(one, 8)
+    kv.release(one)
+    assert one.room == 0
+    kv.release(child)
+    kv.check_integrity([one, child])
+
+
+def test_what_slides_has_no_room_without_asking():
+    """Each token may give back a block."""
+    kv, one = kv_cache((9, 9), max_chunk=16), sequence(20)
+    kv.extend(one, 6)
+    one.computed = 6
+    kv.extend(one, 7)
+    assert one.room == 0
+
+
+def test_what_many_need_is_the_sum_of_what_each_needs():
+    rows = [sequence(tokens) for tokens in (3, 9, 17)]
+    for windows in ((0, 0), (0, 6)):
+        config = CacheConfig(num_blocks=(9, 9), block_size=4, windows=windows, prefix_cache="")
+        kv = KVCache(config, 8)
+        kv.extend(rows[1], 5)
+        each = [kv.still_needed(row) for row in rows]
+        assert kv.needed_by(rows) == [sum(counts) for counts in zip(*each)]
+        assert kv.needed_by([]) == [0, 0]
+        assert kv.num_live(rows) == [2, 2]
+        kv.release(rows[1])

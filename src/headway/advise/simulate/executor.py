@@ -48,15 +48,21 @@ class Script:
     end_ids: tuple[int, ...] = ()
     lengths: Mapping[int, int] = field(default_factory=dict)
     acceptance: tuple[float, ...] = ()
+    low: int = field(init=False)
+    """The lowest id that is answered, and how many there are from it on."""
+    num_ids: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.low = LOWEST_ID if self.vocab_size > LOWEST_ID else self.vocab_size - 1
+        self.num_ids = self.vocab_size - self.low
 
     def token(self, seed: int, position: int) -> int:
         """The token at a position of an answer; never an end token before its time."""
         if self.lengths and self.end_ids and position + 1 == self.lengths.get(seed):
             return self.end_ids[0]
-        low = LOWEST_ID if self.vocab_size > LOWEST_ID else self.vocab_size - 1
-        token = low + ((seed + 1) * GOLDEN + position * 40503 >> 7) % (self.vocab_size - low)
+        token = self.low + ((seed + 1) * GOLDEN + position * 40503 >> 7) % self.num_ids
         while token in self.end_ids:
-            token = low + (token + 1 - low) % (self.vocab_size - low)
+            token = self.low + (token + 1 - self.low) % self.num_ids
         return token
 
 
@@ -125,7 +131,7 @@ class SimulatedExecutor:
         done, transfer_s = self._landed()
         return StepResult(
             plan.step,
-            [self._sampled(row) for row in plan.scheduled if row.sample and not row.path],
+            self._samples(plan.scheduled),
             transfers_done=done,
             transfer_s=transfer_s,
             experts_read=self._experts_read(work.num_tokens),
@@ -164,12 +170,25 @@ class SimulatedExecutor:
             return 0
         return round(layers * count * (1 - (1 - each / count) ** num_tokens))
 
-    def _sampled(self, row: ScheduledSequence) -> Sample:
-        """What follows the row's known tokens: one token, or the guesses that hold and one more."""
+    def _samples(self, rows: list[ScheduledSequence]) -> list[Sample]:
+        """What follows the known tokens of each row that is sampled from."""
+        samples, is_ruled = [], bool(self._masks.by_sequence)
+        for row in rows:
+            if not row.sample or row.path:
+                continue
+            if is_ruled or row.num_drafts or row.propose:
+                samples.append(self._guessed(row))
+                continue
+            known = self._known[row.sequence_id]
+            position = row.start + len(row.token_ids) - known.num_prompt
+            token = self._script.token(known.seed, position)
+            samples.append(Sample(row.sequence_id, [token]))
+        return samples
+
+    def _guessed(self, row: ScheduledSequence) -> Sample:
+        """The guesses that hold and one token more, as far as the masks allow; new guesses."""
         known = self._known[row.sequence_id]
         position = row.start + len(row.token_ids) - row.num_drafts - known.num_prompt
-        if not (row.num_drafts or row.propose or self._masks.by_sequence):
-            return Sample(row.sequence_id, [self._script.token(known.seed, position)])
         tokens: list[int] = []
         for at, draft in enumerate(row.drafts if row.num_drafts else ()):
             if not self._holds(at):
@@ -198,11 +217,11 @@ def work_of_rows(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Wor
     starts = [row.start for row in rows]
     lengths = [len(row.token_ids) for row in rows]
     tokens = sum(lengths)
-    sampled = sum([row.sample + row.num_drafts for row in rows])
     read = sum(starts) + tokens
     if tokens == len(rows):
-        attended = read
+        sampled, attended = sum([row.sample for row in rows]), read
     else:
+        sampled = sum([row.sample + row.num_drafts for row in rows])
         attended = sum([n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths)])
     reads = sum(
         [

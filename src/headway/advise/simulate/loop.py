@@ -61,7 +61,9 @@ class World:
         self, replicas: list[Replica], front: Front, writer: IdWriter, clients: Clients, seed: int
     ) -> None:
         self.replicas, self.writer, self.clients = replicas, writer, clients
-        self.front = front.beside(len(replicas) * replicas[0].served.settings.threads)
+        settings = replicas[0].served.settings
+        together = settings.parallel.size * settings.parallel.context  # stages take turns
+        self.front = front.beside(len(replicas) * settings.threads * together)
         self.desk, self.reader = Desk(), Desk()
         self.late_s = 0.0
         """By how much the tokens of the present step are late at the server and at the client."""

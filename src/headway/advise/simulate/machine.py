@@ -8,6 +8,7 @@ import msgspec
 from headway.advise.simulate.front import Front
 from headway.advise.simulate.truth import (
     CALIBRATED,
+    MEASURED_ALONE,
     ROOFLINE,
     STEADY,
     TRANSFERRED,
@@ -15,6 +16,7 @@ from headway.advise.simulate.truth import (
     Learned,
     Roofline,
     Truth,
+    check_measured_alone,
     check_same,
     ratio_of,
 )
@@ -40,11 +42,6 @@ UNMEASURED = (
     "Nobody has measured this machine: times are bytes and FLOPs over 40 to 80% of its bandwidth "
     "and 30 to 70% of its FLOP/s."
 )
-MEASURED_ALONE = (
-    *("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"),
-    *("kv_read", "kv_keep"),
-)
-"""Options of which no roofline knows what they do to a step."""
 STEP_S = 5e-4
 """What a step takes on the host: schedule, update, messages."""
 
@@ -95,6 +92,7 @@ def machinery(folder: Path, options: SimulateOptions, engine: EngineOptions) -> 
         return by_roofline(folder, spec, settings, Description(device=settings.device))
     calibration = open_calibration(options.calibration)
     same = calibration.fingerprint == fingerprint(spec)
+    check_measured_alone(calibration, settings.told())
     if not options.transfer:
         check_same(calibration, fingerprint(spec), settings.told())
     settings = as_measured(settings, calibration, engine, same)

@@ -290,18 +290,21 @@ class Replica:
     def finish(self, stepped: Stepped) -> None:
         """The step is over: tell each request what it gained."""
         self.is_stepping = False
+        jobs, num_all = self.jobs, 0
         for place, update in enumerate(stepped.updates):
-            job = self.jobs.get(update.request_id)
+            job = jobs.get(update.request_id)
             if job is None:
                 continue
-            if not job.num_tokens and update.token_ids:
+            num_tokens = len(update.token_ids)
+            if num_tokens and not job.num_tokens:
                 job.ticket.began(0)
-            job.num_tokens += len(update.token_ids)
-            self.num_tokens += len(update.token_ids)
+            job.num_tokens += num_tokens
+            num_all += num_tokens
             if update.finish_reason is not None:
-                del self.jobs[update.request_id]
+                del jobs[update.request_id]
                 job.ticket.close(len(job.request.prompt_token_ids) + job.num_tokens)
             job.take(update, stepped.ends_s, place)
+        self.num_tokens += num_all
         for number, error in stepped.refusals:
             job = self.jobs.pop(number, None)
             if job is not None:

@@ -13,6 +13,7 @@ of many short ones, and all seconds together are those that were measured. Worke
 
 import random
 from dataclasses import dataclass, field
+from operator import gt
 from typing import Protocol
 
 import numpy as np
@@ -61,7 +62,7 @@ class Reach:
     def count(self, work: Work) -> None:
         """One step."""
         self.num_steps += 1
-        self.num_beyond += any(have > most for have, most in zip(work, self.most, strict=True))
+        self.num_beyond += any(map(gt, work, self.most))
 
     @property
     def share(self) -> float:
@@ -262,8 +263,31 @@ def check_same(calibration: Calibration, fingerprint: str, told: dict[str, str])
         )
 
 
+def check_measured_alone(calibration: Calibration, told: dict[str, str]) -> None:
+    """Raise UsageError where a setting differs of which no roofline knows what it does to a step.
+
+    A calibration of before, which does not tell them, is of a server that had none of them.
+    """
+    for name, usual in MEASURED_ALONE.items():
+        had, has = calibration.settings.get(name, usual), told.get(name, usual)
+        if had != has:
+            raise UsageError(
+                f"The calibration is of --{name.replace('_', '-')} {had}; here it is {has}.",
+                "What such steps take is known by measuring: calibrate a server that has it "
+                "(headway bench URL --calibrate FILE).",
+            )
+
+
 COSTS = ("device", "dtype", "kv_dtype", "quantization", "kernels", "attention_backend", "threads")
 """Settings that change what a step costs."""
+MEASURED_ALONE = {
+    "tensor_parallel_size": "1",
+    "pipeline_parallel_size": "1",
+    "decode_context_parallel_size": "1",
+    "kv_read": "1.0",
+    "kv_keep": "1",
+}
+"""Settings of which no roofline knows what they do to a step, as a server without them tells."""
 
 
 @dataclass(slots=True)

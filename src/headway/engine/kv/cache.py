@@ -63,6 +63,7 @@ class KVCache:
         self._slides = any(self.windows)
         self.max_chunk = max_chunk
         self.attention_cost = config.attention_cost
+        self.nothing_new: list[list[int]] = [[] for _ in self.windows]  # never written to
         self.pools = [
             BlockPool(count, config.prefix_cache, chained=not window)
             for count, window in zip(config.num_blocks, self.windows, strict=True)
@@ -70,6 +71,7 @@ class KVCache:
         self.states = States.of(config, len(self.pools))
         self.choosing = Choosing.of(config)
         self.dealt = config.dealt
+        self._is_plain = not (self._slides or self.choosing or self.dealt)
         self._indexes = [pool.index for pool in self.pools if pool.index is not None]
         self.tiers: Tiers | None = None
 
@@ -111,12 +113,10 @@ class KVCache:
         if hit is not None:
             tables, first_live = hit.tables, hit.first_live
             computed, copied = hit.num_tokens, hit.is_partial
-        missing = len(sequence.tokens) - computed
-        needed = []
+        needed, chunk = [], min(len(sequence.tokens) - computed, self.max_chunk)
         for group, window in enumerate(self.windows):
             most = everything[group]
             if window:
-                chunk = min(missing, self.max_chunk)
                 most = self.blocks_for(window - 1 + chunk) + 1 + self.sink_blocks[group]
                 most = min(everything[group], most)
             live = live_of(tables[group], first_live[group], self.sink_blocks[group])
@@ -131,6 +131,15 @@ class KVCache:
             needed.append(count)
         return needed
 
+    def needed_by(self, sequences: list[Sequence]) -> list[int]:
+        """The sum of `still_needed` over these, by group."""
+        groups, size = range(len(self.pools)), self.block_size
+        if not self._is_plain:
+            each = [self.still_needed(sequence) for sequence in sequences]
+            return [sum([needed[group] for needed in each]) for group in groups]
+        wholes = [(-(-len(s.tokens) // size), s.block_tables) for s in sequences]
+        return [sum([max(n - len(tables[g]), 0) for n, tables in wholes]) for g in groups]
+
     def has_room(self, needed: list[int]) -> bool:
         """Whether every group has this many free blocks."""
         return all(pool.num_free >= count for pool, count in zip(self.pools, needed, strict=True))
@@ -141,14 +150,16 @@ class KVCache:
         """Make room for the first `num_tokens` of `sequence`.
 
         Returns the new block ids per group and the copies to make, or None, with nothing taken,
-        when a group has no room.
+        when a group has no room. Up to `sequence.room` tokens it need not be asked.
         """
         tables = sequence.block_tables
         self._drop_unseen(sequence)
         held = len(tables[0]) + sequence.dropped[0]
         due = self.choosing is not None and self.choosing.num_due(sequence)
         if num_tokens <= held * self.block_size and not sequence.shares_blocks and not due:
-            return ([[]] if len(tables) == 1 else [[] for _ in tables]), []
+            if self._is_plain:
+                sequence.room = held * self.block_size
+            return self.nothing_new, []
         if self.choosing is not None and (due or any(sequence.dropped)):
             return self.choosing.extend(self.pools, sequence, num_tokens)
         needed = max(self.blocks_for(num_tokens) - len(tables[0]), 0)
@@ -228,6 +239,7 @@ class KVCache:
         child.computed = num_tokens
         child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
         child.shares_blocks = parent.shares_blocks = count > 0
+        parent.room = 0
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
@@ -244,7 +256,7 @@ class KVCache:
                 pool.release(block)
             table.clear()
             sequence.first_live[group] = sequence.dropped[group] = 0
-        sequence.computed = sequence.num_remembered = 0
+        sequence.computed = sequence.num_remembered = sequence.room = 0
         sequence.shares_blocks = False
 
     # ── what is kept elsewhere ──────────────────────────────────────────────────────────────
@@ -255,6 +267,7 @@ class KVCache:
         Whatever else it holds is given back.
         """
         self._drop_unseen(sequence)
+        sequence.room = 0
         end = self.blocks_for(sequence.computed)
         live = []
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
@@ -274,9 +287,10 @@ class KVCache:
             return [block for block in live if block != NULL_BLOCK]
         return live
 
-    def num_live(self, sequence: Sequence, group: int) -> int:
-        """How many blocks `sequence` refers to in a group."""
-        return len(self.live(sequence, group))
+    def num_live(self, sequences: list[Sequence]) -> list[int]:
+        """How many blocks these refer to, by group."""
+        groups = range(len(self.pools))
+        return [sum([len(self.live(s, group)) for s in sequences]) for group in groups]
 
     def leave(self, sequence: Sequence) -> None:
         """Give back the blocks of `sequence`; its tokens stay computed, their KV is elsewhere."""
@@ -290,8 +304,8 @@ class KVCache:
         taken = []
         for group, (pool, count) in enumerate(zip(self.pools, counts, strict=True)):
             blocks = [pool.take() for _ in range(count)]
-            table = with_gap(blocks, sequence.first_live[group], self.sink_blocks[group])
-            sequence.block_tables[group].extend(table)
+            first_live, kept = sequence.first_live[group], self.sink_blocks[group]
+            sequence.block_tables[group].extend(with_gap(blocks, first_live, kept))
             taken.append(blocks)
         return taken
 
@@ -308,14 +322,10 @@ class KVCache:
             return 0
         count = 0
         for blocks in zip(*sequence.block_tables, strict=True):
-            if not all(map(self._is_kept_by_others, self.pools, blocks)):
+            if not all(map(BlockPool.is_kept_by_others, self.pools, blocks)):
                 break
             count += 1
         return min(count, sequence.computed // self.block_size) * self.block_size
-
-    @staticmethod
-    def _is_kept_by_others(pool: BlockPool, block: int) -> bool:
-        return block == NULL_BLOCK or (pool.references[block] > 1 and pool.is_listed(block))
 
     # ── what was computed before ────────────────────────────────────────────────────────────
 
@@ -395,23 +405,19 @@ class KVCache:
         begin, end = sequence.num_remembered, min(sequence.computed, sequence.num_exact) // size
         if begin >= end or not self._indexes or sequence.is_forgotten or any(sequence.dropped):
             return
-        chain = sequence.keys(self.block_size)
-        owner = sequence.request.principal.block_owner()
+        chain, states = sequence.keys(self.block_size), self.states
+        owner, parent = sequence.request.principal.block_owner(), chain.key(begin - 1)
         for at in range(begin, end):
-            key, parent, tokens = chain.key(at), chain.key(at - 1), chain.block(at)
+            key, tokens = chain.key(at), chain.block(at)
             cost = 1 + self.attention_cost * at * size
             for group, index in enumerate(self._indexes):
                 block = sequence.block_tables[group][at]
-                if block != NULL_BLOCK and self._lists(sequence, group, at):
+                if block != NULL_BLOCK and (states is None or states.lists(sequence, group, at)):
                     index.add(block, Cached(key, parent, tokens, cost, owner))
                     if self.tiers is not None:
                         self.tiers.found(group, block)
+            parent = key
         sequence.num_remembered = end
-
-    def _lists(self, sequence: Sequence, group: int, at: int) -> bool:
-        """Whether others may find this block: of states, where there is a checkpoint."""
-        states = self.states if group == len(self.pools) - 1 else None
-        return states is None or states.is_checkpoint(sequence, at)
 
     def invalidate(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of `sequence` again, those that it found itself included."""

@@ -5,11 +5,11 @@ from headway.engine.sequence import Sequence
 
 
 def export(kv: KVCache, sequence: Sequence) -> None:
-    """The full blocks of `sequence` that are computed leave for who goes on with it, if anybody.
+    """The full blocks of `sequence` that are computed leave for who goes on with it.
 
     Not those of a group that sees nothing behind a full block (`OPEN_WINDOW`).
     """
-    if not sequence.parcel_id or any(sequence.dropped):
+    if any(sequence.dropped):
         return
     assert kv.tiers is not None
     chain, owner = sequence.keys(kv.block_size), sequence.request.principal.block_owner()

@@ -19,6 +19,8 @@ def check_tables(
         if table or not sequence.host_tables:
             held = -(-sequence.computed // block_size) - sequence.dropped[group]
             assert len(table) >= held, "computed without a block"
+        assert sequence.room <= len(table) * block_size, "room without a block"
+        assert not (sequence.room and sequence.shares_blocks), "room in a block of others"
         seen = first_seen(sequence.computed, window) // block_size
         assert first_live <= seen, "a block was given back that is still seen"
 

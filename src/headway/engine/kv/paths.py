@@ -32,6 +32,7 @@ def adopt(kv: KVCache, sequence: Sequence, start: int, blocks: list[list[int]]) 
     give_back(kv, [table[first:] for table in sequence.block_tables])
     for table, own in zip(sequence.block_tables, blocks, strict=True):
         table[first:] = own
+    sequence.room = 0
 
 
 def give_back(kv: KVCache, blocks: list[list[int]]) -> None:

@@ -109,6 +109,10 @@ class BlockPool:
         """Whether others need `block` as it is: who writes into it needs a copy."""
         return self.is_listed(block) or self.references[block] > 1
 
+    def is_kept_by_others(self, block: int) -> bool:
+        """Whether `block` stays findable when one who refers to it leaves."""
+        return block == NULL_BLOCK or (self.references[block] > 1 and self.is_listed(block))
+
     def is_listed(self, block: int) -> bool:
         """Whether `block` can be found."""
         return self.index is not None and self.index.cached[block] is not None
@@ -124,11 +128,10 @@ class BlockPool:
         assert held == self.references, "reference counts differ from the block tables"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
+        assert not any(map(held.__getitem__, free)), "a block in use is free"
         cached = set()
         if self.index is not None:
             self.index.check_integrity(self.references)
             cached = {b for b in self.index.block_of.values() if held[b] == 0}
         assert not free & cached, "a cached block is listed among the others"
-        assert free | cached == {b for b in range(self.num_blocks) if held[b] == 0}, (
-            "a block leaked"
-        )
+        assert len(free) + len(cached) == held.count(0), "a block leaked"

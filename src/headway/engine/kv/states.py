@@ -44,6 +44,10 @@ class States:
         every = config.state_every if config.prefix_cache else 0
         return cls(num_groups - 1, every, config.block_size)
 
+    def lists(self, sequence: Sequence, group: int, at: int) -> bool:
+        """Whether others may find this block of a group: of states, where there is a checkpoint."""
+        return group != self.group or self.is_checkpoint(sequence, at)
+
     def is_checkpoint(self, sequence: Sequence, at: int) -> bool:
         """Whether the state behind the block at this place of the table is kept for others."""
         if not self.every:

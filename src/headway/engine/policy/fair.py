@@ -14,8 +14,8 @@ from collections.abc import Sequence as TypingSequence
 
 from headway.admit.queue import QueueOrder
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.policy import Turn, is_behind
-from headway.engine.policy.users import name
+from headway.engine.policy.policy import Turn, behind
+from headway.engine.policy.users import OUTPUT_PRICE, PROMPT_PRICE, name
 from headway.engine.sequence import Sequence
 
 
@@ -27,12 +27,12 @@ class Fair(Fcfs):
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Its user pays: more for a token after the prompt."""
-        generated = sequence.computed >= sequence.num_prompt
-        self.users.charge(sequence, num_tokens, generated=generated)
+        is_prompt = sequence.computed < sequence.num_prompt
+        self.users.charge(sequence, num_tokens, PROMPT_PRICE if is_prompt else OUTPUT_PRICE)
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
-        self.users.charge(sequence, num_drafts, generated=True)
+        self.users.charge(sequence, num_drafts)
 
     def turns(
         self,
@@ -43,7 +43,7 @@ class Fair(Fcfs):
     ) -> Iterator[Turn]:
         """The oldest of the user with the least counter, again and again; each firm."""
         queues: dict[str, deque[Sequence]] = {}
-        for sequence in [*(s for s in running if is_behind(s)), *waiting]:
+        for sequence in [*behind(running), *waiting]:
             queues.setdefault(name(sequence), deque()).append(sequence)
         while queues:
             user = min(queues, key=lambda user: self.users.had(queues[user][0]))

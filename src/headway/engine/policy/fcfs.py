@@ -15,7 +15,7 @@ from headway.core.clock import Clock
 from headway.core.resolve import Settings
 from headway.engine.cost import StepCost, Work
 from headway.engine.kv import KVCache
-from headway.engine.policy.policy import Turn, decode_work, decoding, is_behind
+from headway.engine.policy.policy import Turn, behind, decode_work, decoding
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
 from headway.engine.slot_rate import SlotRate
@@ -66,7 +66,7 @@ class Fcfs:
         budget: int,
     ) -> Iterator[Turn]:
         """Those who run, then those who wait, each firm."""
-        for sequence in [s for s in running if is_behind(s)]:
+        for sequence in behind(running):
             yield Turn(sequence, budget, True)
         head = None
         while waiting and waiting[0] is not head:

@@ -140,14 +140,23 @@ def is_behind(sequence: Sequence) -> bool:
 
 
 def decoding(running: list[Sequence]) -> list[Sequence]:
-    """The running sequences that decode, in their order."""
-    return [s for s in running if s.decodes]
+    """The running sequences that lack one token to be sampled from, and else only forced ones."""
+    return [
+        s
+        for s in running
+        if s.state == RUNNING and 1 <= len(s.tokens) - s.computed <= 1 + s.num_forced
+    ]
+
+
+def behind(running: list[Sequence]) -> list[Sequence]:
+    """The running sequences that lack more than the tokens of a decode."""
+    return [s for s in running if is_behind(s)]
 
 
 def decode_work(decodes: TypingSequence[Sequence], windows: tuple[int, ...]) -> Work:
     """What `decodes` do, their forced tokens included; `windows` by KV group."""
     work = work_of([s.computed for s in decodes], windows)
-    for sequence in decodes:
-        if sequence.num_forced and sequence.num_missing > 1:
+    for sequence in [s for s in decodes if s.num_forced]:
+        if sequence.num_missing > 1:
             work = work.with_tokens(sequence.computed + 1, sequence.num_missing - 1, len(windows))
     return work

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.policy import Turn, decoding, is_behind
+from headway.engine.policy.policy import Turn, behind, decoding
 from headway.engine.sequence import Sequence
 
 
@@ -42,8 +42,7 @@ class Priority(Fcfs):
         budget: int,
     ) -> Iterator[Turn]:
         """Whoever is behind, running or waiting, by rank."""
-        behind = [*(s for s in running if is_behind(s)), *waiting]
-        for sequence in sorted(behind, key=rank):
+        for sequence in sorted([*behind(running), *waiting], key=rank):
             yield Turn(sequence, budget, True)
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:

@@ -29,7 +29,6 @@ Users who have had more than the least served come behind, by steps of half the 
 from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 from itertools import chain
-from math import inf
 from typing import Self
 
 from headway.admit.queue import QueueOrder
@@ -40,17 +39,19 @@ from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
-from headway.engine.policy.policy import Turn, decode_work, decoding, is_behind
+from headway.engine.policy.policy import Turn, behind, decode_work, decoding
 from headway.engine.policy.slo_state import (
     Groups,
     Ranked,
     SloState,
     arrival,
+    deadline_s,
+    is_lost,
     missing,
     state,
     takes_s,
 )
-from headway.engine.policy.users import Users
+from headway.engine.policy.users import PROMPT_PRICE, Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 TARGET = 0.8
@@ -100,8 +101,9 @@ class Slo(Fcfs):
         self._lane_waits = False
         self._beside = NOTHING
         self._behind: list[Sequence] = []
+        self._lacking: list[Sequence] = []
+        self._startable: TypingSequence[Sequence] = ()
         self._looked_up = self._num_decodes = 0
-        self._prompts_wait = False
 
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
@@ -133,17 +135,13 @@ class Slo(Fcfs):
         self._behind = []
         now_s = self.clock.now_s()
         rows = decoding(running)
-        idle = [s for s in rows if s.request.terms.idle_only and self.is_idle(s)]
+        self._lacking = behind(running) if len(rows) < len(running) else []
+        idle = self.idle_of(rows)
         first = [s for s in rows if not self.is_idle(s)] if idle else rows
         self._beside = self.work_of(first)
-        decode_s = self.cost.seconds(self._beside)
-        bears = [self.bears_s(s, now_s, decode_s) for s in first]
-        longest_s = self.longest_s(running, waiting)
-        self._step_s = min([longest_s, *[step_s for step_s, _ in bears]])
-        self._calm_s = min([longest_s, *[calm_s for _, calm_s in bears]])
-        may_start = len(running) < self.max_num_seqs
-        behind = [*filter(is_behind, running), *(waiting if may_start else ())]
-        self._prompts_wait = sum(map(missing, behind)) >= FEW
+        longest_s, decode_s = self.longest_s(running, waiting), self.cost.seconds(self._beside)
+        self._step_s, self._calm_s = self.bears_s(first, longest_s, now_s, decode_s)
+        self._startable = waiting if len(running) < self.max_num_seqs else ()
         wanting = sum(not self.is_idle(s) for s in waiting) if idle else 0
         left = idle[: max(len(idle) - wanting, 0)]
         if not first:
@@ -171,44 +169,46 @@ class Slo(Fcfs):
         """Whether it takes only what nobody else wants; not so once it has aged."""
         return sequence.request.terms.idle_only and not self.has_aged(sequence)
 
-    def bears_s(self, sequence: Sequence, now_s: float, decode_s: float) -> tuple[float, float]:
-        """How long a step may last for a decode to meet its TPOT, and how long for less reason.
+    def idle_of(self, rows: list[Sequence]) -> list[Sequence]:
+        """Those of `rows` that are idle."""
+        return [s for s in rows if s.request.terms.idle_only and not self.has_aged(s)]
+
+    def bears_s(
+        self, rows: list[Sequence], longest_s: float, now_s: float, decode_s: float
+    ) -> tuple[float, float]:
+        """How long a step may last for the decodes `rows` to meet their TPOT, and how long for less
+        reason; no longer than `longest_s`.
 
         Token k is due k objectives after the first: time that earlier ones saved may be spent.
-        Where steps bring several of its tokens, the last of them is due so much later. Infinite
-        where it has no objective, or cannot meet it any more.
+        Where steps bring several of its tokens, the last of them is due so much later. One that has
+        no objective, or cannot meet it any more, bears any step.
         """
-        tpot_s, first_s = sequence.request.terms.tpot_s, sequence.first_token_s
-        if tpot_s is None or first_s is None:
-            return inf, inf
-        kept: SloState = sequence.policy_state
-        if kept.missed or (kept.missed is None and self.is_lost(sequence)):
-            return inf, inf
-        last = len(sequence.tokens) - sequence.num_prompt + kept.gained - 1
-        due_s = first_s + last * tpot_s * TARGET - now_s
-        if due_s < 0 and self.misses(sequence, now_s, decode_s):
-            return inf, inf
-        burst_s = kept.gained * tpot_s
-        return max(due_s, burst_s * CATCH_UP), burst_s * UNHURRIED
-
-    def is_lost(self, sequence: Sequence) -> bool:
-        """Whether it has missed its first token's objective for good."""
-        if sequence.first_token_s is None:
-            return False
-        kept: SloState = sequence.policy_state
-        if kept.missed is None:
-            uncached = sequence.num_prompt - sequence.num_cached
-            given_s = sequence.request.terms.first_token_s(uncached)
-            kept.missed = sequence.first_token_s - sequence.arrived_s > given_s
-        return kept.missed
+        step_s = calm_s = longest_s
+        for sequence in rows:
+            tpot_s, first_s = sequence.request.terms.tpot_s, sequence.first_token_s
+            if tpot_s is None or first_s is None:
+                continue
+            kept: SloState = sequence.policy_state
+            if kept.missed or (kept.missed is None and is_lost(sequence)):
+                continue
+            last = len(sequence.tokens) - sequence.num_prompt + kept.gained - 1
+            due_s = first_s + last * tpot_s * TARGET - now_s
+            if due_s < 0 and self.misses(sequence, now_s, decode_s):
+                continue
+            burst_s = kept.gained * tpot_s
+            if due_s < step_s and burst_s * CATCH_UP < step_s:
+                step_s = max(due_s, burst_s * CATCH_UP)
+            if burst_s * UNHURRIED < calm_s:
+                calm_s = burst_s * UNHURRIED
+        return step_s, calm_s
 
     def misses(self, sequence: Sequence, from_s: float, decode_s: float) -> bool:
         """Whether it misses an objective for good where it goes on at `from_s`, undisturbed."""
         tpot_s = sequence.request.terms.tpot_s
         if sequence.first_token_s is None:
-            return from_s > self.deadline_s(sequence)
-        if tpot_s is None or self.is_lost(sequence):
-            return self.is_lost(sequence)
+            return from_s > deadline_s(sequence)
+        if tpot_s is None or is_lost(sequence):
+            return is_lost(sequence)
         late_s = from_s - sequence.first_token_s - sequence.num_generated * tpot_s
         left = sequence.max_len - len(sequence.tokens)
         return late_s > left * max(tpot_s - decode_s / state(sequence).gained, 0.0)
@@ -218,8 +218,9 @@ class Slo(Fcfs):
         return decode_work(rows, self.cost.windows)
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
-        """Their work, what they can bear to meet their objectives, and who waits."""
-        return self._beside, self._step_s, self._prompts_wait
+        """Their work, what they can bear to meet their objectives, and whether prompts wait."""
+        waits = sum(map(missing, chain(self._lacking, self._startable))) >= FEW
+        return self._beside, self._step_s, waits
 
     def drafted(self, sequence: Sequence, num_drafts: int) -> None:
         """The step grows."""
@@ -240,12 +241,13 @@ class Slo(Fcfs):
         budget: int,
     ) -> Iterator[Turn]:
         """The aged, those ahead, the lane, the idle, each with its share of the step's time."""
-        self._behind = behind = [*(s for s in running if is_behind(s)), *waiting]
+        lacking = [s for s in self._lacking if s.state == RUNNING]  # some made way for decodes
+        self._behind = behind = [*lacking, *waiting]
         self.token_s = self.cost.token_s(self._step_s, self._beside, budget)
         self.alone_s = self.cost.token_s(LONGEST_STEP_S, NOTHING, budget)
-        is_full = len(running) >= self.max_num_seqs and not any(map(self.is_idle, running))
+        is_full = len(running) >= self.max_num_seqs and not self.idle_of(running)
         if is_full and not self.sheds:  # nobody who waits can start: why sort them
-            behind = [s for s in behind if s.state == RUNNING]
+            behind = lacking
         if not behind:
             return
         if not is_full:
@@ -287,7 +289,7 @@ class Slo(Fcfs):
         idle: list[Sequence] = []
         short: list[tuple[Due, Sequence]] = []
         for sequence in behind:
-            due = Due(self.deadline_s(sequence), takes_s(sequence, token_s, row_s))
+            due = Due(deadline_s(sequence), takes_s(sequence, token_s, row_s))
             if self.has_aged(sequence):
                 aged.append(sequence)
             elif self.is_idle(sequence):
@@ -344,16 +346,6 @@ class Slo(Fcfs):
             ranked.spare_s = min(ranked.spare_s, spare_s)
         return ranked
 
-    def deadline_s(self, sequence: Sequence) -> float:
-        """When its next token is due: the first, or after a preemption the one that follows."""
-        terms = sequence.request.terms
-        if sequence.first_token_s is None:
-            uncached = sequence.num_prompt - max(sequence.num_cached, state(sequence).matched)
-            return sequence.arrived_s + terms.first_token_s(uncached)
-        if terms.tpot_s is None or self.is_lost(sequence):
-            return inf if terms.tpot_s is None else -inf
-        return sequence.first_token_s + sequence.num_generated * terms.tpot_s
-
     def has_aged(self, sequence: Sequence) -> bool:
         """Whether it was overtaken beyond its bound."""
         return state(sequence).overtaken >= self.bound(sequence)
@@ -376,7 +368,7 @@ class Slo(Fcfs):
         for sequence in list(late):
             alone_s = now_s + token_s * missing(sequence)
             fresh = sequence.state == WAITING and not sequence.num_generated
-            if fresh and alone_s > self.deadline_s(sequence):
+            if fresh and alone_s > deadline_s(sequence):
                 late.remove(sequence)
                 self._shed.append(sequence)
 
@@ -387,11 +379,13 @@ class Slo(Fcfs):
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Its user pays, the step grows, and those who came earlier and are behind age."""
-        generated = sequence.computed >= sequence.num_prompt
-        self.users.charge(sequence, num_tokens, generated=generated)
-        kept: SloState = sequence.policy_state
-        if generated and num_tokens == 1 and kept.gained != 1:
-            kept.decoded()
+        if sequence.computed < sequence.num_prompt:
+            self.users.charge(sequence, num_tokens, PROMPT_PRICE)
+        else:
+            self.users.charge(sequence, num_tokens)
+            kept: SloState = sequence.policy_state
+            if num_tokens == 1 and kept.gained != 1:
+                kept.decoded()
         if self._behind:
             self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
             for other in self._behind:
@@ -400,7 +394,7 @@ class Slo(Fcfs):
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
-        self.users.charge(sequence, num_drafts, generated=True)
+        self.users.charge(sequence, num_drafts)
         state(sequence).kept(num_drafts)
 
     # ── who makes way ───────────────────────────────────────────────────────────────────────
@@ -431,7 +425,7 @@ class Slo(Fcfs):
         """Those of idle classes make way for all others, youngest first."""
         if self.is_idle(newcomer):
             return []
-        return [s for s in running[::-1] if self.is_idle(s)]
+        return self.idle_of(running[::-1])
 
     def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
         """While nobody who came before it has aged: the next slot is kept for those."""

@@ -63,6 +63,29 @@ def state(sequence: Sequence) -> SloState:
     return kept
 
 
+def is_lost(sequence: Sequence) -> bool:
+    """Whether it has missed its first token's objective for good."""
+    if sequence.first_token_s is None:
+        return False
+    kept = state(sequence)
+    if kept.missed is None:
+        uncached = sequence.num_prompt - sequence.num_cached
+        given_s = sequence.request.terms.first_token_s(uncached)
+        kept.missed = sequence.first_token_s - sequence.arrived_s > given_s
+    return kept.missed
+
+
+def deadline_s(sequence: Sequence) -> float:
+    """When its next token is due: the first, or after a preemption the one that follows."""
+    terms = sequence.request.terms
+    if sequence.first_token_s is None:
+        uncached = sequence.num_prompt - max(sequence.num_cached, state(sequence).matched)
+        return sequence.arrived_s + terms.first_token_s(uncached)
+    if terms.tpot_s is None or is_lost(sequence):
+        return inf if terms.tpot_s is None else -inf
+    return sequence.first_token_s + sequence.num_generated * terms.tpot_s
+
+
 def takes_s(sequence: Sequence, token_s: float, row_s: float) -> float:
     """Seconds until it is computed; one that waits first needs a row, and one comes in `row_s`."""
     seconds = token_s * missing(sequence)

@@ -13,7 +13,7 @@ from math import isclose
 
 from headway.engine.sequence import Sequence
 
-OUTPUT_PRICE = 2.0
+PROMPT_PRICE, OUTPUT_PRICE = 1.0, 2.0
 
 
 class Users:
@@ -63,10 +63,9 @@ class Users:
             self._counters.clear()
             self._weight_present = 0.0
 
-    def charge(self, sequence: Sequence, num_tokens: int, *, generated: bool) -> None:
+    def charge(self, sequence: Sequence, num_tokens: int, price: float = OUTPUT_PRICE) -> None:
         """`num_tokens` are computed for its user."""
         user = sequence.request.principal.name
-        price = OUTPUT_PRICE if generated else 1.0
         self._counters[user] += num_tokens * price / self._weights[user]
 
     def had(self, sequence: Sequence) -> float:

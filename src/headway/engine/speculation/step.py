@@ -113,17 +113,22 @@ class StepDrafts:
             beside = sum([1 + len(other.token_ids) for other in drafts.others])
             self.policy.drafted(sequence, row.num_drafts + beside)
 
-    def branch(self, plan: StepPlan, budget: int) -> None:
-        """Let other paths ride where there are blocks and `budget` that nobody needs in this step.
+    def branch(self, plan: StepPlan, most: int) -> None:
+        """Let other paths ride where there are blocks that nobody needs in this step, and of its
+        tokens, `most` in all, some are left.
 
         One that copies a block already has none: what is copied is not there before the step. Nor
         has one that computes forced tokens.
         """
-        if self.speculator is not None:
-            rows = plan.scheduled  # no path is among them yet
-            rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in rows]
-            self.speculator.planned(sum(rest), self.now.choose_s)
-        copying = {copy.sequence_id for copy in plan.copies} if self.now.riding else set()
+        if self.speculator is None:
+            return
+        rows = plan.scheduled  # no path is among them yet
+        rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in rows]
+        self.speculator.planned(sum(rest), self.now.choose_s)
+        if not self.now.riding:
+            return
+        budget = most - plan.num_tokens
+        copying = {copy.sequence_id for copy in plan.copies}
         for sequence_id, sequence in self.now.riding.items():
             drafts, rows = self.now.by_id[sequence_id], list[ScheduledSequence]()
             is_plain = sequence_id not in copying and sequence.num_missing == 1
