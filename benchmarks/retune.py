@@ -8,11 +8,16 @@ Runs of `minutes` for each of three phases, first the changing mix with `--retun
 by phase, the share in their objectives and the goodput (of a phase that follows another, what came
 in its second half), what was changed and what became of it, and the CPU seconds of the process
 that simulates as a share of a core. A phase is RATE:CLASS:PROMPT:ANSWER, several with commas.
+
+Before that each phase's rate is moved, in runs of `--fit` seconds, to where the server as it starts
+keeps 50 to 90% in their objectives, so that there is something to gain and something to lose on a
+machine of any speed: four minutes with 12. `--fit 0` takes the rates as they are.
 """
 
 import argparse
 import time
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,8 @@ from served import Stream, drive
 PHASES = ("80:talk:40:40", "25:draft:60:160", "45:talk:40:40,6:draft:60:120")
 SLOS = ("talk:ttft=300ms,tpot=6ms", "draft:ttft=2s,tpot=30ms")
 DRAIN_S = 20.0
+FITS, MOST_FITS = (0.5, 0.9), 6
+"""The share in SLO that a phase is fitted to, and after so many runs it is as near as it comes."""
 
 
 def traffic(phases: list[str], seconds: float, seed: int) -> list[Conversation]:
@@ -46,6 +53,31 @@ def traffic(phases: list[str], seconds: float, seed: int) -> list[Conversation]:
                 turn = Turn(prompt=(Made(f"{at_s:.6f}", lengths[0]),), output_tokens=lengths[1])
                 found.append(Conversation(at_s=at_s, turns=(turn,), service_class=name))
     return sorted(found, key=lambda talk: talk.at_s)
+
+
+def fitted(given: argparse.Namespace, phases: list[str]) -> list[str]:
+    """The phases at rates at which the server as it starts keeps `FITS` of them."""
+    objectives, found = [f"--slo={slo}" for slo in given.slo], []
+    with serving(given.folder, *given.flags.split(), *objectives) as (url, _):
+        for phase in phases:
+            low, high, factor = 0.0, inf, 1.0
+            for number in range(MOST_FITS):
+                stream = Stream(conversations=traffic([scaled(phase, factor)], given.fit, number))
+                exchanges = drive(url, [stream], seed=number, drain_s=DRAIN_S).exchanges[0]
+                share = judged(given, exchanges, given.fit / 4, given.fit)["in_slo"]
+                print(f"{scaled(phase, factor)}: {share:.1%} in SLO", flush=True)
+                if FITS[0] <= share <= FITS[1]:
+                    break
+                low, high = (factor, high) if share > FITS[1] else (low, factor)
+                factor = 2 * low if high == inf else (low * high) ** 0.5 if low else high / 2
+            found.append(scaled(phase, factor))
+    return found
+
+
+def scaled(phase: str, factor: float) -> str:
+    """The same requests, so many times as often."""
+    kinds = [kind.partition(":") for kind in phase.split(",")]
+    return ",".join(f"{float(rate) * factor:.4g}:{rest}" for rate, _, rest in kinds)
 
 
 def run(given: argparse.Namespace, phases: list[str], seed: int, *flags: str) -> dict[str, Any]:
@@ -99,12 +131,14 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=1, help="runs of changing traffic")
     parser.add_argument("--phase", action="append", default=[])
     parser.add_argument("--slo", action="append", default=[])
+    parser.add_argument("--fit", type=float, default=12.0, help="seconds of each run that fits")
     parser.add_argument("--flags", default="--threads 1 --no-log-requests")
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     phases, given.slo = given.phase or list(PHASES), given.slo or list(SLOS)
     began_s, told, rows = time.monotonic(), [], []
+    phases = fitted(given, phases) if given.fit else phases
     changing = [(f"changes {n + 1}", phases) for n in range(given.changes)]
     steady = [(f"steady {n + 1}", phases[:1] * len(phases)) for n in range(given.steady)]
     for number, (name, kinds) in enumerate(changing + steady):

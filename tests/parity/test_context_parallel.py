@@ -155,6 +155,8 @@ def test_a_rank_that_dies_ends_the_engine(tmp_path: Path):
         finish(engine, asked(0, (20,)))
         executor = engine.executor
         assert isinstance(executor, LeaderExecutor)
+        holders: Any = executor.own.target.holders
+        holders.patience_s = 0.2
         os.kill(executor.followers[0].process.pid, signal.SIGKILL)
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
         with pytest.raises(RankLostError):

@@ -176,6 +176,7 @@ def test_a_rank_that_dies_ends_the_engine(folder: Path):
         finish(engine, requests(0, 1))
         executor = engine.executor
         assert isinstance(executor, LeaderExecutor)
+        executor.own.target.model.layers[0].mlp.down.group.patience_s = 0.2  # type: ignore[union-attr]
         os.kill(executor.followers[0].process.pid, signal.SIGKILL)
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
         with pytest.raises(RankLostError):

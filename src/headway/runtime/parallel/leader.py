@@ -32,7 +32,7 @@ from headway.runtime.parallel.follow import join, stage_of
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.meeting import open_meeting
-from headway.runtime.parallel.shared import PATIENCE_S, SharedGroup
+from headway.runtime.parallel.shared import PATIENCE_S
 from headway.runtime.parallel.stage import Ends
 
 START_S = 600.0
@@ -97,10 +97,6 @@ class Followers:
                 follower.pipe.send(order)
         except OSError as error:
             raise self.lose(f"A rank is gone: {error!r}.") from error
-
-    def is_one_gone(self) -> bool:
-        """Whether the process of a rank has ended."""
-        return any(follower.process.poll() is not None for follower in self.each)
 
     def lose(self, why: str) -> RankLostError:
         """From now on every order raises what this returns."""
@@ -171,8 +167,6 @@ class LeaderExecutor:
                 )
             )
         group = join(settings.parallel, self._meeting, 0)
-        if isinstance(group, SharedGroup):
-            group.is_lost = self._all.is_one_gone
         stage = stage_of(settings.parallel, self._meeting, 0, self._all.ends)
         self.own = OwnPart(folder, spec, settings, machine, progress, group=group, stage=stage)
         self.own.followers = self._all

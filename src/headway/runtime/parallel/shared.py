@@ -14,7 +14,7 @@ CPUs need fences that Python does not have (there `torch.distributed` takes its 
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +60,6 @@ class SharedGroup:
         self._places = whole[:-LOGITS_BYTES].view(2, size, PLACE_BYTES)
         self._logits = whole[-LOGITS_BYTES:]
         self._turn, self._clock = 0, SystemClock()
-        self.is_lost: Callable[[], bool] = lambda: False
-        """Whether another rank is known to be gone; asked while it is waited for."""
         self._spins = SPINS if size <= len(os.sched_getaffinity(0)) else FEW_SPINS
 
     def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
@@ -153,7 +151,7 @@ class SharedGroup:
             time.sleep(PAUSE_S)
             now_s = self._clock.now_s()
             until_s = until_s or now_s + self.patience_s
-            is_over = now_s > until_s or turns.min() == LEFT or self.is_lost()
+            is_over = now_s > until_s or turns.min() == LEFT
             if is_over or (self.parent and os.getppid() != self.parent):
                 late = [rank for rank in range(self.size) if turns[rank] < turn]
                 raise RankLostError(f"Ranks {late} did not come to sum {turn}.")
