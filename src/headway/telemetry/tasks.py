@@ -11,6 +11,7 @@ of them that it touched, however many requests it took.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
@@ -29,14 +30,10 @@ Group = tuple[str, str]
 class Outcome(msgspec.Struct, kw_only=True):
     """POST /v1/outcomes."""
 
-    task_id: str
+    task_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)]
     success: bool
     score: float | None = None
-    source: str = "api"
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.task_id) <= MAX_ID or not 0 < len(self.source) <= MAX_SOURCE:
-            raise ValueError(f"task_id has 1 to {MAX_ID} characters, source 1 to {MAX_SOURCE}")
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SOURCE)] = "api"
 
 
 @dataclass(slots=True)

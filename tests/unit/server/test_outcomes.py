@@ -88,6 +88,18 @@ def test_a_name_that_is_none_is_refused(live: InProcess, fields: dict[str, Any])
     assert judge(live, fields["task_id"]) == 400
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("task_id", ""), ("source", ""), ("source", "x" * 65)]
+)
+def test_a_word_of_a_wrong_length_is_refused_by_its_name(
+    live: InProcess, field: str, value: str
+) -> None:
+    body = {"task_id": "t1", "success": True, field: value}
+    answer = requests.post(live.url + "/v1/outcomes", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == field and field in error["message"]
+
+
 def test_time_is_divided_among_prompts_and_answers() -> None:
     time = MachineTime()
     assert time.seconds(10, 10) == 0.0
