@@ -1,4 +1,7 @@
-"""A server of ours, started for a measurement and stopped again by its own process id."""
+"""A server of ours, started for a measurement and stopped again by its own process id.
+
+It runs under `cluster.child`, so it ends as well where whoever measures is killed.
+"""
 
 import os
 import signal
@@ -35,7 +38,9 @@ class Started:
     def __enter__(self) -> Self:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "headway.cli.main", "serve", str(self._folder)]
+        watched = ["headway.cluster.child", str(STOP_S), "--", sys.executable]
+        serve = ["headway.cli.main", "serve", str(self._folder)]
+        command = [sys.executable, "-m", *watched, "-m", *serve]
         with tempfile.NamedTemporaryFile(prefix="headway-", suffix=".log", delete=False) as log:
             self._log = Path(log.name)
             self._process = subprocess.Popen(
@@ -79,7 +84,7 @@ class Started:
             if self._process.poll() is None:
                 self._process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(STOP_S)
+                    self._process.wait(STOP_S + 5)
         finally:
             if self._process.poll() is None:
                 with suppress(ProcessLookupError):
