@@ -55,6 +55,15 @@ def test_the_real_scheduler_keeps_few_requests_and_not_many(prefill: int):
     assert house.attained(way, 400.0) < 0.9
 
 
+@pytest.mark.parametrize("rate", [20.0, 60.0, 80.0])
+def test_objectives_that_steps_barely_meet_leave_prompts_their_part(rate: float):
+    """An objective of 10.5 ms where a step takes 9.2 to 9.9: chunks by the objectives keep no fewer
+    requests than chunks of 512, at rates that either holds and at one that those do not."""
+    house = fleet.house_of(replace(fleet.SHORT, seconds=1.5), 1)
+    kept = house.attained(fleet.BY_OBJECTIVES, rate)
+    assert kept >= max(0.95, house.attained(fleet.CHUNKED, rate))
+
+
 def test_the_interval_of_a_ratio_is_that_of_both_brackets():
     rates = {"a": (8.0, 10.0), "b": (4.0, 5.0)}
     figure = fleet.over(rates, "a", "b", "a over b")

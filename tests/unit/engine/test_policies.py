@@ -356,6 +356,28 @@ def test_time_per_token_counts_the_tokens_of_a_burst():
     assert not policy.misses(sequence, now_s + 0.5, 0.009)
 
 
+def test_decodes_that_take_most_of_their_objective_leave_half_of_the_rest():
+    """Objective 10 ms. Decodes of 5 ms leave the step its 8 ms; of 9 ms, 9.5 ms as long as it is
+    not behind steps of that length; of 10 ms and more nothing is to spare."""
+    world = roomy("slo")
+    world.add([7] * 20, terms=Terms(ttft_s=9, tpot_s=0.01), max_tokens=100, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    policy, (sequence,) = world.engine.scheduler.policy, world.engine.scheduler.running
+    given = sequence.num_generated
+    for pace_s, decode_s, bears_s in (
+        (0.008, 0.005, 0.008),  # on the way that is aimed at
+        (0.008, 0.009, 0.0095),
+        (0.0095, 0.009, 0.0095),
+        (0.0098, 0.009, 0.0095 - (given - 1) * 0.0003),  # a little behind
+        (0.0098, 0.0099, 0.00995),
+        (0.0098, 0.011, 0.0065),
+    ):
+        now_s = sequence.first_token_s + (given - 1) * pace_s
+        bears, _ = policy.bears_s([sequence], 9.0, now_s, decode_s)
+        assert bears == pytest.approx(bears_s), (pace_s, decode_s)
+
+
 @pytest.mark.parametrize(("policy", "matched"), [("fcfs", 0), ("fair", 0), ("slo", 8)])
 def test_what_a_policy_keeps_of_a_sequence_is_its_own(policy, matched):
     """Only the one that looks prefixes up tells of tokens in memory, and keeps what it saw."""

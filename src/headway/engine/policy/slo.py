@@ -46,6 +46,7 @@ from headway.engine.policy.slo_state import (
     SloState,
     arrival,
     deadline_s,
+    halfway_s,
     is_lost,
     missing,
     state,
@@ -180,8 +181,9 @@ class Slo(Fcfs):
         reason; no longer than `longest_s`.
 
         Token k is due k objectives after the first: time that earlier ones saved may be spent.
-        Where steps bring several of its tokens, the last of them is due so much later. One that has
-        no objective, or cannot meet it any more, bears any step.
+        Where steps bring several of its tokens, the last of them is due so much later. Where
+        decodes take most of that, half of what they leave is for prompts (`halfway_s`). One that
+        has no objective, or cannot meet it any more, bears any step.
         """
         step_s = calm_s = longest_s
         for sequence in rows:
@@ -197,7 +199,8 @@ class Slo(Fcfs):
                 continue
             burst_s = kept.gained * tpot_s
             if due_s < step_s and burst_s * CATCH_UP < step_s:
-                step_s = max(due_s, burst_s * CATCH_UP)
+                half_s = halfway_s(first_s - now_s, last / kept.gained, burst_s, decode_s)
+                step_s = min(step_s, max(due_s, burst_s * CATCH_UP, half_s))
             if burst_s * UNHURRIED < calm_s:
                 calm_s = burst_s * UNHURRIED
         return step_s, calm_s
