@@ -5,7 +5,8 @@
 Single weights become zero (`headway prune --sparsity`, by SparseGPT, no training afterwards), and
 the model answers the same held-out questions as before; a loss is sure where exact McNemar, one
 side, says so at 5%. The ticket's authors train the rest again, from its first weights: that is not
-done here, nor is `headway distill`, which gives part of it back (docs/prune.md). Ten minutes.
+done here, nor is `headway distill`, which gives part of it back (docs/prune.md). Of headway-tiny
+three minutes.
 """
 
 import subprocess
@@ -13,27 +14,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import script
 
 from common import markdown
 from headway.claims.caching import lines
 from headway.claims.claim import Claim, Figure, Finding, Promise
 from headway.claims.subject import Subject
-from headway.evals.questions import Item, ask
-from headway.evals.skills.suite import TEST_SEED
-from headway.evals.statistics import mcnemar_worse, wilson
-from headway.whole_model import FolderModel
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
 QUESTIONS = 20
 SURE = 0.05
-
-
-def answered(folder: Path) -> list[Item]:
-    """All skills at all levels."""
-    model = FolderModel(folder, kv_memory="256MiB", dtype="bfloat16")
-    return ask(model, questions=QUESTIONS, seed=TEST_SEED).items
 
 
 def pruned(folder: Path, out: Path, share: float) -> Path:
@@ -46,17 +36,15 @@ def pruned(folder: Path, out: Path, share: float) -> Path:
 def measure(subject: Subject) -> Finding:
     """The largest share of zeros, up from the smallest, whose loss is not sure."""
     folder, _ = subject.model()
-    whole = answered(folder)
-    rows, kept, curve = [], 0.0, [100 * share_right(whole)]
+    whole = script.answered(folder, QUESTIONS)
+    rows, kept, curve = [], 0.0, [100 * script.beside(whole, whole)[0]]
     sure = False
     with tempfile.TemporaryDirectory(prefix="headway-claims-") as name:
         for share in SHARES:
             subject.watch(f"{share:.0%} of the weights are zero")
-            items = answered(pruned(folder, Path(name) / f"{share}", share))
-            pairs = [(old.right, new.right) for old, new in zip(whole, items, strict=True)]
-            p = mcnemar_worse(pairs.count((True, False)), pairs.count((False, True)))
-            low, high = wilson(sum(new for _, new in pairs), len(pairs))
-            curve.append(100 * share_right(items))
+            items = script.answered(pruned(folder, Path(name) / f"{share}", share), QUESTIONS)
+            right, low, high, p = script.beside(whole, items)
+            curve.append(100 * right)
             rows.append([f"{share:.0%}", f"{curve[-1]:.1f}%",
                          f"{100 * low:.1f} … {100 * high:.1f}", f"{p:.2g}"])  # fmt: skip
             sure = sure or p < SURE
@@ -78,11 +66,6 @@ def measure(subject: Subject) -> Finding:
             "% right",
         ),
     )
-
-
-def share_right(items: list[Item]) -> float:
-    """Of all questions."""
-    return float(np.mean([item.right for item in items]))
 
 
 CLAIM = Claim(

@@ -8,7 +8,6 @@ the head in int4; a loss is tested pair by pair (McNemar). Of headway-tiny five 
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,8 @@ import script
 from common import markdown
 from headway.claims.claim import Claim, Finding, Promise, bootstrap
 from headway.claims.subject import Subject
-from headway.evals.questions import Item, SkillsReport, ask
-from headway.evals.skills.suite import SKILLS, TEST_SEED
-from headway.evals.statistics import mcnemar_worse, wilson
-from headway.whole_model import FolderModel
+from headway.evals.questions import Item
+from headway.evals.skills.suite import SKILLS
 
 WAYS: dict[str, dict[str, Any]] = {
     "16 bits": {},
@@ -36,12 +33,6 @@ FIRM, FRAIL = ("classify", "extract"), ("arithmetic", "recall")
 QUESTIONS = 30
 
 
-def answered(folder: Path, options: dict[str, Any], questions: int) -> SkillsReport:
-    """All skills at all levels."""
-    model = FolderModel(folder, kv_memory="256MiB", dtype="bfloat16", **options)
-    return ask(model, questions=questions, seed=TEST_SEED)
-
-
 def losses(before: Sequence[Item], after: Sequence[Item], skills: Sequence[str]) -> list[float]:
     """Of each question of these skills, 1 where it was right and is wrong, -1 the other way."""
     return [
@@ -54,10 +45,10 @@ def losses(before: Sequence[Item], after: Sequence[Item], skills: Sequence[str])
 def measure(subject: Subject) -> Finding:
     """The loss of the frail skills over that of the firm ones, in points, with int4."""
     folder, _ = subject.model()
-    found, questions = {}, QUESTIONS
+    found = {}
     for way, options in WAYS.items():
         subject.watch(f"questions in {way}")
-        found[way] = answered(folder, options, questions).items
+        found[way] = script.answered(folder, QUESTIONS, **options)
     plain, last = found["16 bits"], list(WAYS)[-1]
     rows, tables = [], []
     for way in list(WAYS)[1:]:
@@ -77,7 +68,7 @@ def measure(subject: Subject) -> Finding:
     return Finding(
         figures=[rows[-1], *rows[:-1]],
         promise=Promise(low=3.0, none=0.0),
-        why=f"{questions} questions of each skill and level. What a format loses is told by skill "
+        why=f"{QUESTIONS} questions of each skill and level. What a format loses is told by skill "
         "in the table; a skill that the model hardly has can lose nothing.",
     )
 
@@ -85,15 +76,15 @@ def measure(subject: Subject) -> Finding:
 def line(found: dict[str, list[Item]], skill: str, level: int) -> list[object]:
     """One skill at one level: shares right with Wilson's interval, and whether int4 is worse."""
     cells: list[object] = [skill, level]
-    sides = {}
-    for way, items in found.items():
-        right = [item.right for item in items if (item.skill, item.level) == (skill, level)]
-        low, high = wilson(sum(right), len(right))
-        cells.append(f"{np.mean(right):.0%} ({100 * low:.0f} … {100 * high:.0f})")
-        sides[way] = right
-    pairs = list(zip(sides["16 bits"], sides[list(WAYS)[-1]], strict=True))
-    lost, gained = pairs.count((True, False)), pairs.count((False, True))
-    return [*cells, f"{mcnemar_worse(lost, gained):.2g}"]
+    mine = {
+        way: [item for item in items if (item.skill, item.level) == (skill, level)]
+        for way, items in found.items()
+    }
+    worse = 1.0
+    for items in mine.values():
+        right, low, high, worse = script.beside(mine["16 bits"], items)
+        cells.append(f"{right:.0%} ({100 * low:.0f} … {100 * high:.0f})")
+    return [*cells, f"{worse:.2g}"]
 
 
 CLAIM = Claim(

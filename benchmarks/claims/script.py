@@ -11,8 +11,9 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,11 @@ from headway.claims.subject import Subject
 from headway.claims.table import CLAIMS, run, words_of
 from headway.cli.common import engine_arguments, model_folder
 from headway.core.options import EngineOptions, read_options
+from headway.evals.questions import Item
+from headway.evals.questions import ask as questions_to
+from headway.evals.skills.suite import TEST_SEED
+from headway.evals.statistics import mcnemar_worse, wilson
+from headway.whole_model import FolderModel
 
 SHAPE = {"load_format": "dummy", "quantization": "int4"}
 
@@ -86,6 +92,21 @@ def shape_folder() -> Iterator[Path]:
         config = {**HALF_B, "vocab_size": vocabulary}
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield folder
+
+
+def answered(folder: Path, questions: int, **options: Any) -> list[Item]:
+    """The held-out questions of all skills at all levels, answered by a folder's model."""
+    model = FolderModel(folder, kv_memory="256MiB", dtype="bfloat16", **options)
+    return questions_to(model, questions=questions, seed=TEST_SEED).items
+
+
+def beside(before: Sequence[Item], after: Sequence[Item]) -> tuple[float, float, float, float]:
+    """Of the same questions: the share right `after` with Wilson's 95%, and the probability by
+    exact McNemar that it is no worse than `before`."""
+    pairs = [(old.right, new.right) for old, new in zip(before, after, strict=True)]
+    right = sum(new for _, new in pairs)
+    worse = mcnemar_worse(pairs.count((True, False)), pairs.count((False, True)))
+    return (right / len(pairs), *wilson(right, len(pairs)), worse)
 
 
 def say(text: str) -> None:

@@ -105,17 +105,17 @@ def test_steps_are_timed_in_every_format(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_static_batch_takes_more_steps_where_lengths_vary() -> None:
     """By count, not by time: the same tokens in more steps."""
-    from headway.claims.engines import Desk
+    from headway.claims.engines import EngineFactory
 
-    desk = Desk.of(model_folder(None), max_num_seqs=4)
+    factory = EngineFactory.of(model_folder(None), max_num_seqs=4)
     varied = [(8, 4), (8, 32), (8, 4), (8, 32)] * 2
-    static = desk.play(desk.engine("static"), varied, seed=0)
-    continuous = desk.play(desk.engine(), varied, seed=0)
+    static = factory.play(factory.engine("static"), varied, seed=0)
+    continuous = factory.play(factory.engine(), varied, seed=0)
     assert static.tokens == continuous.tokens == sum(answer for _, answer in varied)
     assert static.steps > continuous.steps
     alike = [(8, batching.ALIKE // 4)] * 8
-    assert desk.play(desk.engine("static"), alike, 0).steps == pytest.approx(
-        desk.play(desk.engine(), alike, 0).steps, abs=2
+    assert factory.play(factory.engine("static"), alike, 0).steps == pytest.approx(
+        factory.play(factory.engine(), alike, 0).steps, abs=2
     )
 
 

@@ -20,7 +20,8 @@ from headway.telemetry.snapshot import Percentiles
 from headway.telemetry.wasted import answer_waste
 
 NOT_KNOWN = (
-    "whether answers used their documents and tools, or examples helped: a report keeps no text",
+    "whether examples helped: a report keeps no text; headway eval URL --suite examples asks with "
+    "fewer",
     "bytes and FLOPs of a step: TPOT has no floor here; `headway doctor URL` during a run tells",
 )
 NO_SERVER = "the server's queue and prefill: it has no /metrics that we read"

@@ -92,7 +92,12 @@ def not_known(last: Snapshot, window: Window, transfer_s: float | None) -> tuple
         found.append("latencies of whole requests: none ended (try a longer --seconds)")
     if last.machine.bandwidth_bytes_per_s is None:
         found.append("the machine's ceilings were not measured: no floors, no MFU, no MBU")
-    found.append("whether answers used their documents, or examples helped: answers are not kept")
+    prompts = last.prompts
+    if prompts is None or prompts.documents is None:
+        found.append("whether answers used their documents: none were marked as such")
+    found.append(
+        "whether examples helped: no count tells; headway eval URL --suite examples asks with fewer"
+    )
     if transfer_s is None:
         found.append("how long the way to the client takes")
     return tuple(found)

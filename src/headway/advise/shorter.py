@@ -1,8 +1,8 @@
 """What shorter prompts and answers would save of this traffic, as far as it was recorded.
 
-A fifth less of either is a yardstick; what stands twice, what nobody called, what a schema would
-shorten and what repeats itself is this traffic's own waste (`measured`). Seconds are of a mean
-request, by its measured prefill and decode times; dollars by the price of its tokens.
+A fifth less of either is a yardstick; what stands twice, what nobody called or drew on, what a
+schema would shorten and what repeats itself is this traffic's own waste (`measured`). Seconds are
+of a mean request, by its measured prefill and decode times; dollars by the price of its tokens.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ import msgspec
 
 from headway.advise.reading import Reading
 from headway.advise.words import percent, plural, tokens
+from headway.telemetry.wasted import PromptWaste
 
 STABLE, SHORTER = 0.5, 0.2
 BYTES_PER_TOKEN = 4.0
@@ -102,7 +103,7 @@ def wasted_answers(r: Reading) -> Iterator[Saving]:
 
 
 def wasted_prompts(r: Reading) -> Iterator[Saving]:
-    """What stands twice in a prompt, and tools that nobody called."""
+    """What stands twice in a prompt, and tools and documents that no answer used."""
     found, length = r.waste.prompts, r.lengths.prompt.mean
     if found is None or not r.prefill_s or not length:
         return
@@ -127,6 +128,41 @@ def wasted_prompts(r: Reading) -> Iterator[Saving]:
             f"of {plural(most, 'request')}; about {tokens(size)} tokens at {BYTES_PER_TOKEN:g} "
             "bytes each, less where a cache has them",
             measured=True,
+        )
+    yield from unused_documents(r, found, length)
+    yield from given_examples(r, found, length)
+
+
+def unused_documents(r: Reading, found: PromptWaste, length: float) -> Iterator[Saving]:
+    """Documents from which the answer behind them took nothing."""
+    documents = found.documents
+    if documents is None or not documents.unused_tokens:
+        return
+    share = min(documents.unused_tokens / documents.answers / length, 1.0)
+    last = documents.places[-1]
+    if share > LITTLE:
+        never = f"; {documents.idle} were never used" if documents.idle else ""
+        yield of_prompts(
+            r,
+            f"documents that their answer took no word from "
+            f"({documents.shown - documents.used} of {documents.shown})",
+            share,
+            f"of {plural(documents.answers, 'answer')}{never}; place {len(documents.places)} was "
+            f"used in {percent(last.used / last.shown)}; answers in other words are not seen",
+            measured=True,
+        )
+
+
+def given_examples(r: Reading, found: PromptWaste, length: float) -> Iterator[Saving]:
+    """The most that fewer examples could save: whether they help is for an evaluation."""
+    examples = found.examples
+    if examples is not None and examples.share > LITTLE:
+        yield of_prompts(
+            r,
+            f"examples, were none needed ({examples.pairs:.1f} before "
+            f"{plural(examples.requests, 'question')})",
+            min(examples.share, 1.0),
+            "headway eval URL --suite examples --data FILE says how many change the answers",
         )
 
 

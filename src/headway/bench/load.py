@@ -105,7 +105,7 @@ class Load:
             )
             self.exchanges.append(x)
             answer = Answer() if k + 1 < len(conversation.turns) else None
-            await self._send(x, said, answer)
+            await self._send(x, said, answer, turn.chat is not None)
             if not x.ok:
                 return
             if answer is not None:
@@ -114,8 +114,8 @@ class Load:
             assert x.ended_s is not None
             at_s = x.ended_s
 
-    async def _send(self, x: Exchange, said: bytes, answer: Answer | None) -> None:
-        body = self._dialect.request(said, x.asked_output_tokens, x.service_class)
+    async def _send(self, x: Exchange, said: bytes, answer: Answer | None, recorded: bool) -> None:
+        body = self._dialect.request(said, x.asked_output_tokens, x.service_class, recorded)
         self.running += 1
         try:
             await self._client.exchange(x, body, answer)

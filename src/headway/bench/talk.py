@@ -5,7 +5,7 @@ adds the answer, so that the next turn sends the whole conversation as a chat wi
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -63,13 +63,17 @@ class TextTalk:
 
 
 class ChatTalk:
-    """Messages: system, user, assistant, user, …"""
+    """Messages: system, user, assistant, user, … Fields of a recorded chat follow them."""
 
     def __init__(self, writer: WordWriter) -> None:
         self._writer = writer
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
 
     def say(self, turn: Turn) -> bytes:
+        if turn.chat is not None:
+            more = {**turn.chat}
+            self._messages = list(more.pop("messages"))
+            return b"".join([msgspec.json.encode(self._messages), *map(field, more.items())])
         if turn.system:
             self._add("system", self._writer.text(turn.system))
         self._add("user", self._writer.text(turn.prompt))
@@ -99,8 +103,10 @@ class Dialect:
             return IdTalk(self.writer)
         return ChatTalk(self.writer) if self.endpoint == "chat" else TextTalk(self.writer)
 
-    def request(self, said: bytes, output_tokens: int, service_class: str = "") -> bytes:
-        """The body that sends what was said."""
+    def request(
+        self, said: bytes, output_tokens: int, service_class: str = "", recorded: bool = False
+    ) -> bytes:
+        """The body that sends what was said; the answer to a `recorded` chat ends by itself."""
         fields: dict[str, object] = {
             "model": self.model,
             "stream": True,
@@ -108,12 +114,19 @@ class Dialect:
             "max_tokens": output_tokens,
         }
         for name in self.features:
-            fields |= extension(name, output_tokens, service_class, self.ignore_eos)
+            goes_on = self.ignore_eos and not recorded
+            fields |= extension(name, output_tokens, service_class, goes_on)
         return body(fields, "messages" if self.endpoint == "chat" else "prompt", said)
 
     def pieces(self, turn: Turn, limit: int) -> list[int] | list[str]:
         """The first pieces of a turn, for looking at shared prefixes."""
         return self.writer.pieces(turn.system + turn.prompt, limit)
+
+
+def field(named: tuple[str, Any]) -> bytes:
+    """One more field of an object: ("n", 1) is ,"n":1."""
+    name, value = named
+    return b",%b:%b" % (msgspec.json.encode(name), msgspec.json.encode(value))
 
 
 def extension(

@@ -4,6 +4,9 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import aiohttp
+import msgspec
+
 from headway.bench.calibrate import read_calibration, write_calibration
 from headway.bench.prompts import IdWriter
 from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
@@ -12,6 +15,7 @@ from headway.bench.search import search_rate
 from headway.bench.talk import Dialect
 from headway.core.options import BenchOptions
 from headway.core.slo import parse_slo
+from headway.measure.client import open_session
 from headway.measure.record import Run
 from headway.telemetry.prefixes import Sharing, find_sharing
 from headway.telemetry.wasted import PromptWaste, said_twice
@@ -50,7 +54,8 @@ async def once(url: str, options: BenchOptions, version: str, watch: Watch | Non
     run, dialect = await measure(bench, watch)
     if options.calibrate:
         await write_calibration(url, options, run)
-    return looked_at(build_report(run, version, sharing(bench, dialect)), bench, dialect)
+    report = build_report(run, version, sharing(bench, dialect))
+    return await looked_at(report, bench, dialect)
 
 
 async def find_goodput(
@@ -79,7 +84,7 @@ async def find_goodput(
     )
     run, dialect, bench = runs[best.rate if best else min(runs)]
     report = build_report(run, version, sharing(bench, dialect), found)
-    return looked_at(report, bench, dialect)
+    return await looked_at(report, bench, dialect)
 
 
 def conclusion(points: list[GoodputPoint], best: GoodputPoint | None, options: BenchOptions) -> str:
@@ -133,17 +138,41 @@ def patience(bench: Bench) -> float:
     return 2 * longest + 1
 
 
-def looked_at(report: Report, bench: Bench, dialect: Dialect) -> Report:
-    """The report, with what the prompts of this load say twice."""
+async def looked_at(report: Report, bench: Bench, dialect: Dialect) -> Report:
+    """The report, with what the prompts of this load say twice, and what a server of ours counted
+    of their tools, documents and examples since it started."""
     talks = bench.traffic.conversations
     chosen = random.Random(0).sample(range(len(talks)), min(MOST_PROMPTS, len(talks)))
     prompts = [dialect.pieces(talks[i].turns[0], MOST_PIECES) for i in chosen]
-    report.prompts = PromptWaste(
+    report.prompts = msgspec.structs.replace(
+        await counted(bench.url, bench.options.api_key),
         prompts=len(prompts),
         tokens=sum(map(len, prompts)),
         twice_tokens=sum(map(said_twice, prompts)),
+        twice_s=0.0,
     )
     return report
+
+
+class Counted(msgspec.Struct):
+    """What `/stats` of a server says of prompts."""
+
+    prompts: PromptWaste | None = None
+
+
+async def counted(url: str, api_key: str) -> PromptWaste:
+    """What the server has counted of prompts and the use of their parts; nothing of another's."""
+    try:
+        async with (
+            open_session(api_key, accept="application/json") as session,
+            session.get(f"{url}/stats", timeout=aiohttp.ClientTimeout(total=5)) as answer,
+        ):
+            if answer.status != 200:
+                return PromptWaste()
+            told = msgspec.json.decode(await answer.read(), type=Counted)
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        return PromptWaste()
+    return told.prompts or PromptWaste()
 
 
 def sharing(bench: Bench, dialect: Dialect) -> list[Sharing]:

@@ -4,9 +4,10 @@ A workload is a row of `WORKLOADS`; given the options of one class of traffic it
 conversations with their times. Only later turns of a conversation wait for an answer, as people do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,18 +27,23 @@ from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 
 DEFAULT_DURATION_S = 30.0
+CHAT_FIELDS = ("messages", "tools", "tool_choice", "documents", "context", "response_format")
+"""What of a recorded chat is sent again."""
 CLOSED_POOL = 10_000
 """Conversations drawn for a closed loop of a given duration; then they begin again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What is new in a turn. `system` comes before all else, in the first turn."""
+    """What is new in a turn. `system` comes before all else, in the first turn. `chat` has the
+    messages of a recorded request, and what else of its body is sent; `prompt` is their text then.
+    """
 
     prompt: Prompt
     output_tokens: int
     system: Prompt = ()
     think_s: float = 0.0
+    chat: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +169,12 @@ def beginning(options: BenchOptions, name: str, group: int) -> Prompt:
 def prompt_file(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
     """Prompts of a file in a drawn order, over and over when more are wanted than it has."""
     talks = read_prompts(Path(path))
+    if options.endpoint != "chat" and any(
+        isinstance(turn, dict) for talk in talks for turn in talk
+    ):
+        raise UsageError(
+            f"--workload {options.workload} holds messages.", "Ask for them with --endpoint chat."
+        )
     times, span_s = drawn_times(options, rng)
     outputs = parse_length(options.output_len, "--output-len")
     order = np.concatenate(
@@ -174,21 +186,43 @@ def prompt_file(options: BenchOptions, path: str, rng: np.random.Generator, name
         lengths = outputs.draw(rng, len(talk))
         thinks = rng.exponential(options.think_time, len(talk))
         turns = tuple(
-            Turn(
-                prompt=(Text(text),),
-                output_tokens=int(lengths[k]),
-                think_s=float(thinks[k]) if k else 0.0,
-            )
-            for k, text in enumerate(talk)
+            file_turn(said, int(lengths[k]), float(thinks[k]) if k else 0.0)
+            for k, said in enumerate(talk)
         )
         conversations.append(Conversation(at_s=float(at_s), service_class=name, turns=turns))
     return Traffic(conversations=conversations, span_s=span_s)
 
 
-def read_prompts(path: Path) -> list[list[str]]:
+def file_turn(said: str | dict[str, Any], length: int, think_s: float) -> Turn:
+    """A turn of a file, which a recorded chat may limit to fewer tokens itself."""
+    if isinstance(said, str):
+        return Turn(prompt=(Text(said),), output_tokens=length, think_s=think_s)
+    chat = {name: said[name] for name in CHAT_FIELDS if name in said}
+    own = said.get("max_completion_tokens") or said.get("max_tokens")
+    return Turn(
+        prompt=(Text("\n".join(texts_of(said["messages"]))),),
+        output_tokens=own if isinstance(own, int) else length,
+        chat=chat,
+    )
+
+
+def texts_of(said: Any) -> Iterator[str]:
+    """All text in messages, whatever they are made of."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, list):
+        for each in said:
+            yield from texts_of(each)
+    elif isinstance(said, dict):
+        for name in ("content", "text", "document", "data"):
+            yield from texts_of(said.get(name))
+
+
+def read_prompts(path: Path) -> list[list[str | dict[str, Any]]]:
     """The user's turns of each prompt: JSONL with `turns`, `prompt` or `question`, or plain lines.
 
-    spec-bench and mt-bench have `turns`, gsm8k `question`.
+    spec-bench and mt-bench have `turns`, gsm8k `question`; a recorded chat has `messages`, itself
+    or under `body` as a line of a batch.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -196,6 +230,7 @@ def read_prompts(path: Path) -> list[list[str]]:
         raise UsageError(
             f"--workload prompts: {path}: {error.strerror}.", "Check the path."
         ) from error
+    talks: list[list[str | dict[str, Any]]]
     if path.suffix != ".jsonl":
         talks = [[line] for line in lines]
     else:
@@ -205,17 +240,23 @@ def read_prompts(path: Path) -> list[list[str]]:
     return talks
 
 
-def turns_of(line: str, where: str) -> list[str]:
-    """The turns in one JSON line."""
+def turns_of(line: str, where: str) -> list[str | dict[str, Any]]:
+    """The turns in one JSON line; a recorded chat is one."""
     try:
         fields = msgspec.json.decode(line, type=dict)
     except msgspec.DecodeError as error:
         raise UsageError(f"{where}: {error}", "Write one JSON object a line.") from error
+    recorded = fields.get("body", fields)
+    if isinstance(recorded, dict) and "messages" in recorded:
+        if not isinstance(recorded["messages"], list) or not recorded["messages"]:
+            raise UsageError(f"{where}: messages is not a list of messages.", "See docs/bench.md.")
+        return [recorded]
     found = next((fields[key] for key in ("turns", "prompt", "question") if key in fields), None)
     turns = [found] if isinstance(found, str) else found
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
         raise UsageError(
-            f"{where} has no prompt.", 'Write {"prompt": "…"}, {"question": "…"} or {"turns": […]}.'
+            f"{where} has no prompt.",
+            'Write {"prompt": "…"}, {"question": "…"}, {"turns": […]} or {"messages": […]}.',
         )
     return turns
 

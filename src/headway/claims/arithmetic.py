@@ -22,7 +22,7 @@ CONTEXT, REACH, PERIOD = 8192, 1024, 6
 Layers = tuple[LayerSpec, ...]
 AI_ENGINEERING = "C. Huyen, AI Engineering (2025), chapter 9"
 POPE = "Pope et al., Efficiently Scaling Transformer Inference (2022)"
-CHARACTER_AI = "Character.AI, Optimizing AI Inference (2024)"
+CHARACTER_AI = "Character.AI, Optimizing AI Inference at Character.AI (2024)"
 
 
 def kv_gb(spec: ModelSpec, requests: int, tokens: int) -> float:

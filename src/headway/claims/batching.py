@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headway.claims.claim import Claim, Figure, Finding, Promise, bootstrap
-from headway.claims.engines import Desk, Lengths, Played
+from headway.claims.engines import EngineFactory, Lengths, Played
 from headway.claims.pictures import bars
 from headway.claims.subject import Subject
 
@@ -32,16 +32,16 @@ def rules(subject: Subject) -> Pairs:
     """Both rules on the same queues, in turns."""
     folder, _ = subject.model()
     subject.watch("static and continuous batching take turns")
-    desk = Desk.of(folder, **{**subject.options, "max_num_seqs": ROWS})
+    factory = EngineFactory.of(folder, **{**subject.options, "max_num_seqs": ROWS})
     found: Pairs = {"varied": [], "alike": []}
-    desk.play(desk.engine(), lengths(random.Random(99), True)[:ROWS], seed=99)
+    factory.play(factory.engine(), lengths(random.Random(99), True)[:ROWS], seed=99)
     for number in range(max(3, subject.repeats)):
         for name, pair in found.items():
             load = lengths(random.Random(number), name == "varied")
             played = {}
             for rule in ("static", "continuous") if number % 2 else ("continuous", "static"):
-                engine = desk.engine(rule)
-                played[rule] = desk.play(engine, load, seed=number)
+                engine = factory.engine(rule)
+                played[rule] = factory.play(engine, load, seed=number)
             pair.append((played["static"], played["continuous"]))
     return found
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.claims.claim import Claim, Figure, Finding, Promise, ratio_of
-from headway.claims.engines import Desk
+from headway.claims.engines import EngineFactory
 from headway.claims.pictures import groups
 from headway.claims.shapes import SMALL
 from headway.claims.subject import Subject
@@ -44,14 +44,14 @@ class Steps:
             rows.setdefault(way, []).append(each)
 
 
-def desk_of(subject: Subject, options: dict[str, Any]) -> Desk:
+def factory_of(subject: Subject, options: dict[str, Any]) -> EngineFactory:
     """The folder's model, or the shape in its place."""
     folder, spec = subject.model()
     wanted = {"dtype": "bfloat16", "max_num_seqs": 4, "kv_memory": "128MiB"}
     wanted |= {**subject.options, **options}
     if spec.weight_bytes("bfloat16") >= CACHED:
-        return Desk.of(folder, **wanted)
-    return Desk.of_shape(SMALL, max_model_len=2048, **wanted)
+        return EngineFactory.of(folder, **wanted)
+    return EngineFactory.of_shape(SMALL, max_model_len=2048, **wanted)
 
 
 def steps(subject: Subject) -> Steps:
@@ -62,17 +62,17 @@ def steps(subject: Subject) -> Steps:
     found = Steps({}, {}, {}, [], name)
     for way, options in WAYS.items():
         subject.watch(f"steps of {name}: {way}")
-        desk = desk_of(subject, options)
-        desk.step_s(PROMPT, 1, 4)
-        found.bytes[way] = desk.executor.describe().bytes_per_weight or 2.0
+        factory = factory_of(subject, options)
+        factory.step_s(PROMPT, 1, 4)
+        found.bytes[way] = factory.executor.describe().bytes_per_weight or 2.0
         for _ in range(max(3, subject.repeats // 2)):
             if way != TWO:
-                found.add(way, desk.step_s(PROMPT, 1, STEPS))
+                found.add(way, factory.step_s(PROMPT, 1, STEPS))
             if way in (PLAIN, TWO):
                 timed = ON_THE_WALL if way == PLAIN else TWO
-                found.add(timed, desk.step_s(PROMPT, 1, STEPS, time.perf_counter))
+                found.add(timed, factory.step_s(PROMPT, 1, STEPS, time.perf_counter))
             if way == PLAIN:
-                found.long_prefill.append(desk.step_s(2 * PROMPT, 1, 2)[0])
+                found.long_prefill.append(factory.step_s(2 * PROMPT, 1, 2)[0])
     return found
 
 

@@ -43,8 +43,8 @@ class Played:
 
 
 @dataclass(slots=True, kw_only=True)
-class Desk:
-    """An executor and the settings that it was made for."""
+class EngineFactory:
+    """Makes engines over one executor, with the settings that it was made for."""
 
     executor: Executor
     settings: Settings
@@ -52,7 +52,7 @@ class Desk:
     _number: int = 0
 
     @classmethod
-    def of(cls, folder: Path, **options: Any) -> "Desk":
+    def of(cls, folder: Path, **options: Any) -> "EngineFactory":
         """The model of a folder; options as of the engine."""
         wanted = make_options({"device": "cpu", "threads": 1, **options})
         spec, settings, _, machine = plan_settings(folder, wanted)
@@ -60,7 +60,7 @@ class Desk:
         return cls(executor=executor, settings=settings, spec=spec)
 
     @classmethod
-    def of_shape(cls, config: dict[str, Any], **options: Any) -> "Desk":
+    def of_shape(cls, config: dict[str, Any], **options: Any) -> "EngineFactory":
         """A model of these sizes with random weights."""
         with tempfile.TemporaryDirectory(prefix="headway-claims-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")

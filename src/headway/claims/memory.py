@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headway.claims.claim import Claim, Figure, Finding, Promise, median_of, ratio_of
-from headway.claims.engines import Desk, Lengths
+from headway.claims.engines import EngineFactory, Lengths
 from headway.claims.pictures import bars
 from headway.claims.shapes import LLAMA_2_13B, spec_of
 from headway.claims.subject import Subject
 from headway.core.cache_config import CacheConfig
 from headway.core.resolve import Settings
 
-VLLM = "Kwon et al., PagedAttention (2023), figure 13"
+VLLM = "Kwon et al., PagedAttention (2023), section 6.2: OPT-13B over Orca (Max)"
 KV_BYTES, BLOCK, LONGEST = 12e9, 16, 2048
 PROMPT, ANSWER, SPREAD = 161, 338, 0.8
 """ShareGPT's mean lengths in the paper, and the spread of their logarithm here."""
@@ -36,7 +36,7 @@ def lengths(seed: int) -> Lengths:
     return list(zip(drawn(PROMPT), drawn(ANSWER), strict=True))
 
 
-def desk() -> Desk:
+def factory() -> EngineFactory:
     """An engine's parts for the 13B model's memory; nothing is computed."""
     from headway.runtime.null import NullExecutor
 
@@ -54,13 +54,13 @@ def desk() -> Desk:
         threads=1,
         seed=0,
     )
-    return Desk(executor=NullExecutor(), settings=settings, spec=spec)
+    return EngineFactory(executor=NullExecutor(), settings=settings, spec=spec)
 
 
-def running(desk: Desk, load: Lengths, seed: int) -> tuple[float, int]:
+def running(factory: EngineFactory, load: Lengths, seed: int) -> tuple[float, int]:
     """(rows a step while others wait, preemptions) of a full queue."""
-    engine = desk.engine()
-    desk.add(engine, load, seed)
+    engine = factory.engine()
+    factory.add(engine, load, seed)
     rows: list[int] = []
     while engine.has_work:
         _, record = engine.step()
@@ -80,7 +80,7 @@ class Fit:
 
 def fitted(subject: Subject) -> Fit:
     """Several full queues."""
-    here, found = desk(), Fit()
+    here, found = factory(), Fit()
     for seed in range(max(3, subject.repeats // 2)):
         load = lengths(seed)
         rows, count = running(here, load, seed)

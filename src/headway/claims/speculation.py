@@ -278,7 +278,8 @@ CLAIMS = (
         key="guess-medusa",
         family="Speculation",
         says="Medusa heads give 1.9 times the tokens a second.",
-        source="NVIDIA on Llama 3.1 with Medusa (2024); Cai et al., Medusa (2024): 2.2",
+        source="NVIDIA, Low Latency Inference Chapter 1 (2024): Llama 3.1 405B; Cai et al., Medusa "
+        "(2024): 2.2",
         measure=medusa,
         needs="folder",
         how=HOW,

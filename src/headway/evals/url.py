@@ -78,6 +78,20 @@ class UrlModel:
         """Whole greedy answers to these bodies of a chat, whatever fields they have."""
         return self._runner.run(self._all([self._post(CHAT, body) for body in bodies]))
 
+    def stats(self) -> Body | None:
+        """What `/stats` of a server of ours tells; None of another's."""
+        return self._runner.run(self._stats())
+
+    async def _stats(self) -> Body | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async with self._session.get(f"{self.url}/stats") as response:
+                    content = msgspec.json.decode(await response.read())
+                    known = response.status == 200 and isinstance(content, dict)
+                    return content if known else None
+        except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError):
+            return None
+
     def find_out(self) -> None:
         """Ask once, so that a wrong URL, key or name is told before the suite begins."""
         try:

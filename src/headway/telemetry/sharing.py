@@ -11,6 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from headway.core.clock import Clock
+from headway.telemetry.documents import DocumentTally
+from headway.telemetry.examples import ExampleTally
 from headway.telemetry.prefixes import Pieces, find_sharing
 from headway.telemetry.shared import PrefixSharing
 from headway.telemetry.wasted import PromptWaste, ToolTally, said_twice
@@ -27,6 +29,7 @@ class RecentPrompts:
     def __init__(self, clock: Clock) -> None:
         self.found: list[PrefixSharing] = []
         self.tools = ToolTally()
+        self.documents, self.examples = DocumentTally(clock), ExampleTally()
         self._waste = PromptWaste()
         self._clock = clock
         self._prompts: deque[list[int]] = deque(maxlen=KEPT_PROMPTS)
@@ -47,7 +50,14 @@ class RecentPrompts:
         """What these prompts have too much of; computing a prompt token takes `token_s`."""
         found = self._waste
         each = found.twice_tokens / found.prompts if found.prompts else 0.0
-        return msgspec.structs.replace(found, twice_s=each * token_s, tools=self.tools.idle())
+        return msgspec.structs.replace(
+            found,
+            twice_s=each * token_s,
+            token_s=token_s,
+            tools=self.tools.idle(),
+            documents=self.documents.use(token_s),
+            examples=self.examples.use(token_s),
+        )
 
     def refresh(self, decode: Callable[[list[int]], str | None] | None) -> None:
         """Compare the prompts; `decode` lets a difference be given a kind. Any thread may call."""

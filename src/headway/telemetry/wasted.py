@@ -1,9 +1,9 @@
 """What prompts and answers have too much of, as far as tokens and lengths can tell. Numbers only.
 
-Of prompts: runs of tokens that stand twice in one prompt, and tools that were offered and never
-called. Whether an answer used a document, or an example helped, is told by nothing that is recorded
-here: answers are not kept, and what helps is for `headway eval` to say. Of answers: what a length
-cap, a schema or a stop rule would have saved of those that ended.
+Of prompts: runs of tokens that stand twice in one prompt, tools that were offered and never called,
+documents that no answer drew on (`documents`), and examples (`examples`): whether these help is for
+`headway eval --suite examples` to say. Of answers: what a length cap, a schema or a stop rule would
+have saved of those that ended.
 """
 
 from collections import OrderedDict
@@ -12,6 +12,9 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+
+from headway.telemetry.documents import DocumentUse
+from headway.telemetry.examples import ExampleUse
 
 RUN = 16
 """Tokens that make a run: fewer stand twice by accident, a template's marks for one."""
@@ -35,13 +38,17 @@ class IdleTool(msgspec.Struct, kw_only=True):
 
 class PromptWaste(msgspec.Struct, kw_only=True):
     """Of the last prompts' beginnings: tokens, those that stand in a run that stood before in the
-    same prompt, and what computing these takes a prompt, at the measured seconds a prompt token."""
+    same prompt, and what computing these takes a prompt, at the measured seconds a prompt token.
+    Tools, documents and examples as far as requests had any; `token_s` are those seconds."""
 
     prompts: int = 0
     tokens: int = 0
     twice_tokens: int = 0
     twice_s: float = 0.0
+    token_s: float = 0.0
     tools: list[IdleTool] = []
+    documents: DocumentUse | None = None
+    examples: ExampleUse | None = None
 
     @property
     def twice_share(self) -> float:

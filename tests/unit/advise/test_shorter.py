@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from doctor_cases import HEALTHY, LONG, varied
@@ -9,6 +10,8 @@ from headway.advise.diagnosis import diagnose
 from headway.advise.playbook.walk import walk
 from headway.advise.reading import Reading
 from headway.advise.shorter import Saving, savings, unknown
+from headway.telemetry.documents import DocumentUse, Place
+from headway.telemetry.examples import ExampleUse
 from headway.telemetry.wasted import AnswerWaste, IdleTool, PromptWaste
 
 PRICED = {
@@ -75,6 +78,29 @@ def test_what_stands_twice_and_what_nobody_called():
     assert twice.usd_per_hour > idle.usd_per_hour > 0
     found = walk(reading, diagnose(reading))
     assert found.next == "shorten"
+
+
+def test_documents_that_were_not_used_and_examples():
+    """Half a prompt of 4,000 tokens is unused documents; a tenth of all tokens is examples, which
+    are no waste by themselves."""
+    places = [Place(shown=10, used=9), Place(shown=10, used=1)]
+    documents = DocumentUse(
+        answers=10, shown=20, used=10, tokens=30_000, unused_tokens=20_000, idle=2, places=places
+    )
+    examples = ExampleUse(chats=40, requests=20, pairs=4, tokens=800, share=0.1)
+    prompts = PromptWaste(prompts=10, tokens=40_000, documents=documents, examples=examples)
+    reading = varied(HEALTHY, LONG, PRICED, {"waste.prompts": prompts})
+    unused, given = row(reading, "documents that"), row(reading, "examples, were none needed")
+    assert unused.seconds == pytest.approx(8.0 * 0.5) and "(10 of 20)" in unused.what
+    assert "the 2th" not in unused.note and "place 2 was used in 10%" in unused.note
+    assert "2 were never used" in unused.note and unused.measured
+    assert given.seconds == pytest.approx(8.0 * 0.1) and not given.measured
+    assert unused.usd_per_hour == pytest.approx(5 * given.usd_per_hour)
+    few = msgspec.structs.replace(documents, unused_tokens=10)
+    little = varied(
+        HEALTHY, LONG, {"waste.prompts": PromptWaste(prompts=10, tokens=9, documents=few)}
+    )
+    assert not [each for each in savings(little) if "documents that" in each.what]
 
 
 def test_waste_that_was_seen_opens_the_second_step():

@@ -27,6 +27,7 @@ from headway.core.options import BenchOptions
 from headway.core.slo import Slo
 
 RNG = 7
+PROBED = frozenset({"ignore_eos", "min_tokens", "stream_options"})
 
 
 def times(kind: str, **pace: float) -> np.ndarray:
@@ -190,6 +191,31 @@ def test_prompt_files_are_read(tmp_path: Path):
     file.write_text('{"text": "a"}\n')
     with pytest.raises(UsageError, match=r"p\.jsonl, line 1 has no prompt"):
         build(options(workload=f"prompts:{file}"), "default")
+
+
+def test_recorded_chats_are_sent_with_what_belongs_to_them(tmp_path: Path):
+    tool = {"type": "function", "function": {"name": "f"}}
+    document = {"type": "document", "document": {"data": "Anna has a kite."}}
+    messages = [{"role": "user", "content": [document, {"type": "text", "text": "Whose?"}]}]
+    whole = {"messages": messages, "tools": [tool], "max_tokens": 7, "temperature": 2}
+    file = tmp_path / "c.jsonl"
+    file.write_text(f"{json.dumps(whole)}\n{json.dumps({'body': {'messages': messages}})}\n")
+    chosen = options(workload=f"prompts:{file}", endpoint="chat", num_requests=2, output_len="9")
+    turns = [talk.turns[0] for talk in build(chosen, "default").conversations]
+    assert sorted(turn.output_tokens for turn in turns) == [7, 9]
+    assert {turn.prompt[0].text for turn in turns} == {"Anna has a kite.\nWhose?"}
+    dialect = Dialect(endpoint="chat", model="m", writer=WordWriter(0), features=PROBED)
+    for turn in turns:
+        said = dialect.talk().say(turn)
+        body = json.loads(dialect.request(said, turn.output_tokens, recorded=True))
+        assert body["messages"] == messages and body["temperature"] == 0
+        assert body.get("tools") == ([tool] if turn.output_tokens == 7 else None)
+        assert "ignore_eos" not in body and "min_tokens" not in body
+    with pytest.raises(UsageError, match="holds messages"):
+        build(options(workload=f"prompts:{file}"), "default")
+    file.write_text('{"messages": "Hi"}\n')
+    with pytest.raises(UsageError, match="line 1: messages is not a list"):
+        build(options(workload=f"prompts:{file}", endpoint="chat"), "default")
 
 
 @pytest.mark.parametrize(

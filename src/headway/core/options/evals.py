@@ -12,8 +12,9 @@ class EvalOptions:
     suite: str = option(
         "skills",
         "skills asks questions with checkable answers; text scores texts; all is both; context: a "
-        "URL that shortens prompts, asked with whole and with cut documents.",
-        choices=("skills", "text", "all", "context"),
+        "URL that shortens prompts, asked with whole and with cut documents; examples: a URL, "
+        "asked recorded chats with fewer of their examples.",
+        choices=("skills", "text", "all", "context", "examples"),
         common=True,
     )
     against: str = option(
@@ -37,7 +38,11 @@ class EvalOptions:
     json: str = option("", "Write the report with every item here.", common=True)
     html: str = option("", "Write one page with plots here; it needs no network.", common=True)
     questions: int = option(
-        50, "Questions of each skill at each level.", low=1, high=100_000, common=True
+        50,
+        "Questions of each skill at each level; examples: most chats asked.",
+        low=1,
+        high=100_000,
+        common=True,
     )
     skills: list[str] = option([], "Only these skills.")
     levels: list[int] = option([], "Only these levels, of 1, 2 and 3.", low=1, high=3)
@@ -47,7 +52,10 @@ class EvalOptions:
     )  # fmt: skip
     test_seed: int = option(1_000_003, "Same seed, same questions.", low=0)
     data: str = option(
-        "", "text: folder with text/val.txt, eval/wikitext-2 and eval/lambada.", common=True
+        "",
+        "text: folder with text/val.txt, eval/wikitext-2 and eval/lambada; examples: recorded "
+        "chats, a body a line.",
+        common=True,
     )
     windows: int | None = option(
         None, "text: this many windows of each text, evenly spread; all by default.", low=2

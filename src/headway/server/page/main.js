@@ -13,6 +13,7 @@ import {
   RetuningLine,
   StepParts,
 } from "./panels.js";
+import { SavingsTable } from "./prompts.js";
 import { RequestTable } from "./requests.js";
 import { Refusal, get, key } from "./talk.js";
 import { explainTerms } from "./terms.js";
@@ -69,6 +70,7 @@ class Page {
       new RetuningLine(),
       new StepParts(),
       new RequestTable(),
+      new SavingsTable(),
     ];
     this.chat = new Chat({ onDenied: () => this.askKey("The server does not know this key.") });
     this.listen();
