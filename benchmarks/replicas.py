@@ -3,16 +3,20 @@
     python benchmarks/replicas.py [FOLDER] [--replicas 4] [--streams 200] [--minutes 0]
 
 Many streams at once (greedy, seeded, with a schema, with tools) run undisturbed once; that is what
-they have to give. Then again, while an engine is killed, stopped (silent from then on) or asked to
-end; with `--minutes`, each engine in turn for so long, beside a load that never ends.
+they have to give. Then again, while an engine is killed, stopped (silent from then on), hung (the
+thread that computes is held, its heartbeat goes on) or asked to end; with `--minutes`, each engine
+in turn for so long, beside a load that never ends.
 """
 
 import argparse
 import asyncio
+import ctypes
 import json
 import os
 import random
 import signal
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -24,7 +28,9 @@ import aiohttp
 
 from common import children, get_json, markdown, serving, write_json
 
-WAYS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "asked to end": signal.SIGTERM}
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "asked to end": signal.SIGTERM}
+WAYS = ("killed", "stopped", "hung", "asked to end")
+PTRACE_SEIZE, PTRACE_INTERRUPT, WAIT_ALL = 0x4206, 0x4207, 0x40000000
 WORDS = "river stone light garden winter letter morning engine table forest silver music".split()
 SCHEMA = {
     "type": "object",
@@ -118,6 +124,36 @@ def engines(pid: int) -> list[int]:
     ]
 
 
+def end(pid: int, way: str) -> None:
+    """End an engine in one of the `WAYS`."""
+    if way in SIGNALS:
+        os.kill(pid, SIGNALS[way])
+    else:
+        threading.Thread(target=hold, args=(busiest(pid),), daemon=True).start()
+
+
+def busiest(pid: int) -> int:
+    """The thread of a process that has computed most."""
+
+    def ticks(thread: int) -> int:
+        fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    return max((int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()), key=ticks)
+
+
+def hold(thread: int) -> None:
+    """Keep a thread of another process where it is until somebody kills that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        if libc.ptrace(ctypes.c_long(request), thread, None, None):
+            why = os.strerror(ctypes.get_errno())
+            print(f"thread {thread} is not held: ptrace says {why}", file=sys.stderr)
+            return
+    while os.WIFSTOPPED(os.waitpid(thread, WAIT_ALL)[1]):
+        pass
+
+
 async def burst(url: str, args: argparse.Namespace, way: str = "", pid: int = 0) -> list[Told]:
     """All streams at once; an engine is ended that way once every stream has begun or waits."""
     limit = aiohttp.TCPConnector(limit=0)
@@ -129,7 +165,7 @@ async def burst(url: str, args: argparse.Namespace, way: str = "", pid: int = 0)
         ]
         if way:
             await asyncio.sleep(args.after)
-            os.kill(random.Random(way).choice(engines(pid)), WAYS[way])
+            end(random.Random(way).choice(engines(pid)), way)
         return await asyncio.gather(*tasks)
 
 
@@ -156,7 +192,7 @@ async def whole_again(url: str, count: int) -> float:
 async def in_turn(
     url: str, pid: int, args: argparse.Namespace, expected: list[Told]
 ) -> list[object]:
-    """Each engine in turn is killed, stopped or asked to end, beside a load that goes on."""
+    """Each engine in turn is ended in one of the ways, beside a load that goes on."""
     found: list[tuple[int, Told]] = []
     until_s, numbers, ended = time.monotonic() + 60 * args.minutes, iter(range(10**9)), 0
 
@@ -172,7 +208,8 @@ async def in_turn(
         clients = [asyncio.create_task(client(session)) for _ in range(args.clients)]
         while time.monotonic() < until_s - 2 * EVERY_S:
             await asyncio.sleep(EVERY_S)
-            os.kill(engines(pid)[ended % args.replicas], list(WAYS.values())[ended % len(WAYS)])
+            alive = engines(pid)
+            end(alive[ended % len(alive)], args.ways[ended % len(args.ways)])
             ended += 1
             await asyncio.sleep(EVERY_S)
             await whole_again(url, args.replicas)
@@ -206,11 +243,14 @@ def main() -> None:
     )
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--minutes", type=float, default=0, help="of engines ended in turn")
+    parser.add_argument(
+        "--step-timeout", type=float, default=2.0, help="a step that hangs, seconds"
+    )
     parser.add_argument("--clients", type=int, default=16, help="at once beside those")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    flags = (f"--replicas={args.replicas}", "--max-queue=100000", "--max-queue-wait=600")
-    with serving(args.folder, *flags) as (url, pid):
+    flags = (f"--replicas={args.replicas}", f"--step-timeout={args.step_timeout:g}")
+    with serving(args.folder, *flags, "--max-queue=100000", "--max-queue-wait=600") as (url, pid):
         rows = asyncio.run(measure(url, pid, args))
     print(
         markdown(["", "complete", "tokens equal", "longest gap", "failures", "whole again"], rows)
