@@ -22,11 +22,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
 from common import children, get_json, markdown, serving, write_json
+from headway.admit.route import Candidate, choose_engine
+from headway.core.request import Request
+from headway.frontend.replicas import Replicas
 
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "asked to end": signal.SIGTERM}
 WAYS = ("killed", "stopped", "hung", "asked to end")
@@ -218,6 +221,46 @@ async def in_turn(
     return [f"{ended} ended in turn, {args.clients} at once", *figures, ""]
 
 
+def memory_of(pids: list[int]) -> str:
+    """What the engines hold: PSS counts a page once, however many have it mapped."""
+    held: Counter[str] = Counter()
+    for pid in pids:
+        for text in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, _, size = text.partition(":")
+            held[name] += int(size.split()[0])
+    mib = {name: f"{kib / 1024:.0f} MiB" for name, kib in held.items()}
+    return (
+        f"{len(pids)} engines hold {mib['Rss']} (RSS), a page that several have counted once "
+        f"{mib['Pss']} (PSS): {mib['Pss_File']} of files, {mib['Pss_Anon']} of their own"
+    )
+
+
+class AlwaysReady:
+    """An engine's client that takes everything, to time those who choose it."""
+
+    ready = takes = True
+    trying = False
+    num_requests = 0
+
+    def submit(self, *given: object) -> None:
+        self.num_requests += 1
+
+
+def choice_us(count: int, rounds: int = 20_000) -> float:
+    """Microseconds of `Replicas.submit` beyond those of the engine's client, and of the choice
+    among `count` engines by wait and requests."""
+    clients: Any = [AlwaysReady() for _ in range(count)]
+    replicas, request = Replicas(clients), cast(Request, None)
+    candidates = [Candidate(0.01 * n, n) for n in range(count)]
+    began_s = time.perf_counter()
+    for _ in range(rounds):
+        clients[0].submit(request, None, None, ())
+    client_s = time.perf_counter() - began_s
+    for _ in range(rounds):
+        replicas.submit(request, engine=choose_engine(candidates))
+    return 1e6 * (time.perf_counter() - began_s - 2 * client_s) / rounds
+
+
 async def measure(url: str, pid: int, args: argparse.Namespace) -> list[list[object]]:
     """A row for each way, against an undisturbed run."""
     await whole_again(url, args.replicas)
@@ -250,8 +293,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     flags = (f"--replicas={args.replicas}", f"--step-timeout={args.step_timeout:g}")
+    print(f"choosing among {args.replicas}: {choice_us(args.replicas):.1f} us a request")
     with serving(args.folder, *flags, "--max-queue=100000", "--max-queue-wait=600") as (url, pid):
         rows = asyncio.run(measure(url, pid, args))
+        print(memory_of(engines(pid)) + "\n")
     print(
         markdown(["", "complete", "tokens equal", "longest gap", "failures", "whole again"], rows)
     )

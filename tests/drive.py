@@ -36,15 +36,15 @@ def engine_for(
     folder: Path,
     *,
     num_blocks: int | None = None,
-    overlap: int = 0,
+    overlap: int | None = None,
     transport: str = "",
     make: Callable[..., Executor] = make_executor,
     **options: object,
 ) -> Engine:
     """An engine on the CPU over the model of `folder`; `num_blocks` counts those to give out.
 
-    It is `overlap` steps ahead, where `make` gives an executor that holds them; `transport` is how
-    ranks meet where it is not what is chosen.
+    It is `overlap` steps ahead where it is not what is chosen and `make` gives an executor that
+    holds them; likewise `transport` is how ranks meet.
     """
     table = EngineOptions(**{"device": "cpu", "kv_memory": KV_BYTES, "threads": 1, **options})
     spec, settings, _, machine = plan_settings(folder, table)
@@ -59,8 +59,9 @@ def engine_for(
     if transport:
         parallel = dataclasses.replace(settings.parallel, transport=transport)
         settings = dataclasses.replace(settings, parallel=parallel)
-    scheduler = dataclasses.replace(settings.scheduler, overlap=overlap)
-    settings = dataclasses.replace(settings, scheduler=scheduler)
+    if overlap is not None:
+        scheduler = dataclasses.replace(settings.scheduler, overlap=overlap)
+        settings = dataclasses.replace(settings, scheduler=scheduler)
     executor = make(folder, table, spec, settings, machine, None)
     return Engine(
         executor,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from engine_world import EOS, VOCAB, World
 from fakes import FakeExecutor, make_settings
+from headway.core.parallel import Parallel
 from headway.core.plan import GrammarMasks, StepPlan, StepResult, run, sampled_in
 from headway.core.resolve import Settings
 
@@ -138,7 +139,7 @@ class LateWorld(World):
         assert not self.late.queue and not self.engine.scheduler.overlap.steps
 
 
-def random_settings(rng: random.Random, depth: int) -> Settings:
+def random_settings(rng: random.Random, depth: int, stages: int) -> Settings:
     """Little memory, any windows, each policy; some with host memory, some with a prefix cache."""
     windows = rng.choice([(), (), (0,), (0, 6), (3,), (17, 1), (9, 0)])
     groups = max(len(windows), 1)
@@ -154,6 +155,7 @@ def random_settings(rng: random.Random, depth: int) -> Settings:
         budget=rng.randint(8, 40),
         policy=rng.choice(["fcfs", "priority", "fair", "slo"]),
         overlap=depth,
+        parallel=Parallel(stages=stages),
         **more,
     )
 
@@ -219,10 +221,10 @@ def perform(world: LateWorld, operation: tuple) -> None:
             world.step()
 
 
-def play(seed: int, depth: int) -> LateWorld:
+def play(seed: int, depth: int, stages: int = 1) -> LateWorld:
     """A random world of this number at this depth, run to its end, where its truth is checked."""
     rng = random.Random(seed)
-    settings, operations = random_settings(rng, depth), random_operations(rng)
+    settings, operations = random_settings(rng, depth, stages), random_operations(rng)
     world = LateWorld(settings, random.Random(seed) if rng.random() < 0.3 else None)
     delays = random.Random(seed)
     world.executor.delay = lambda: delays.choice([0, 0, 1, 3])

@@ -1,15 +1,24 @@
 """Engines of several ranks in a test, and what they are asked; their followers end with them."""
 
+import os
 import random
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+from torch import Tensor
+
 from drive import Answers, engine_for, finish
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.leader import LeaderExecutor
+
+BAD = 99
+"""The first token of a prompt that something in a test does not bear."""
 
 
 @contextmanager
@@ -56,3 +65,47 @@ def requests(temperature: float, count: int = 8, **more: Any) -> list[Request]:
         )
         for at in range(count)
     ]
+
+
+def leader_of(engine: Engine) -> LeaderExecutor:
+    """The executor of rank 0."""
+    assert isinstance(engine.executor, LeaderExecutor)
+    return engine.executor
+
+
+def break_a_layer(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """On rank 0 a norm of layer 1 raises as long as a prompt with the token `BAD` is known."""
+    own = leader_of(engine).own
+    norm = own.model.layers[1].mlp_norm
+    forward = type(norm).forward
+
+    def breaks(self: Any, x_TH: Tensor) -> Tensor:
+        known = own.state.sequences.values()
+        assert self is not norm or all(BAD not in one.new.token_ids for one in known), "bad"
+        return forward(self, x_TH)
+
+    patch.setattr(type(norm), "forward", breaks)
+
+
+def check_one_fails_alone(engine: Engine, asked: list[Request], alone: dict[Any, Any]) -> None:
+    """A prompt with the token `BAD` ends with an error; the others have the tokens `alone`."""
+    reasons, tokens = {}, {key: list[int]() for key in alone}
+    for request in [*asked, Request(77, [BAD, 5], SamplingParams(max_tokens=4))]:
+        engine.add(request)
+    while engine.has_work:
+        for update in engine.step()[0]:
+            reasons[update.request_id, update.index] = update.finish_reason
+            if update.request_id != 77:
+                tokens[update.request_id, update.index] += update.token_ids
+    assert reasons.pop((77, 0)) == "error" and set(reasons.values()) == {"length"}
+    assert tokens == alone
+
+
+def check_a_dead_rank_ends_the_engine(engine: Engine) -> None:
+    """Its follower is killed, and the next step raises."""
+    follower = leader_of(engine).followers[0]
+    os.kill(follower.process.pid, signal.SIGKILL)
+    follower.process.wait()
+    engine.add(Request(78, [5, 6], SamplingParams(max_tokens=4)))
+    with pytest.raises(RankLostError):
+        engine.step()

@@ -298,8 +298,10 @@ def make_executor(
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if settings.parallel.num_ranks > 1:
         from headway.runtime.parallel.leader import LeaderExecutor
+        from headway.runtime.parallel.pipeline import PipelineExecutor
 
-        return LeaderExecutor(folder, spec, settings, machine, progress)
+        leader = PipelineExecutor if settings.parallel.are_single else LeaderExecutor
+        return leader(folder, spec, settings, machine, progress)
     lookup = look_up_weights(folder, settings)
     from headway.runtime.cuda.executor import CudaExecutor
     from headway.runtime.executor import TorchExecutor

@@ -1,8 +1,6 @@
 """Ranks that hold parts of each context compute what one rank computes, bit for bit."""
 
-import os
 import random
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +12,13 @@ from drive import Answers, engine_for, finish
 from headway.core.request import Request, SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.leader import LeaderExecutor
 from headway.runtime.parallel.rows import deal_rows
 from parity.tiny import save, tiny_model
-from ranked import ranks
+from ranked import (
+    check_a_dead_rank_ends_the_engine,
+    leader_of,
+    ranks,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LONG = {"max_position_embeddings": 4096, "vocab_size": 211}
@@ -114,8 +115,7 @@ def test_each_rank_holds_half_of_the_keys_and_values(tmp_path: Path):
     options = {"max_model_len": 2048, "max_num_seqs": 1}
     held = engine_for(folder, **options).executor.describe()
     with ranks(folder, decode_context_parallel_size=2, **options) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
         null_block = held.kv_bytes // (2048 // 16 + 1)
         assert executor.kv_bytes == [(held.kv_bytes + null_block) // 2] * 2
         assert executor.weight_bytes == [held.weight_bytes] * 2
@@ -135,8 +135,7 @@ def test_what_one_rank_alone_raises_ends_the_engine_at_once(
     folder = save(tiny_model("llama", **LONG), tmp_path / "model")
     with ranks(folder, decode_context_parallel_size=2, **OPTIONS) as engine:
         finish(engine, asked(0, (20,)))
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
 
         def breaks(given: Any, step: Any) -> Any:
             raise ValueError("a bad row")
@@ -153,11 +152,7 @@ def test_a_rank_that_dies_ends_the_engine(tmp_path: Path):
     folder = save(tiny_model("llama", **LONG), tmp_path / "model")
     with ranks(folder, decode_context_parallel_size=2, **OPTIONS) as engine:
         finish(engine, asked(0, (20,)))
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
         holders: Any = executor.own.target.holders
         holders.patience_s = 0.2
-        os.kill(executor.followers[0].process.pid, signal.SIGKILL)
-        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
-        with pytest.raises(RankLostError):
-            engine.step()
+        check_a_dead_rank_ends_the_engine(engine)

@@ -1,19 +1,23 @@
 """Attention on one rank and the MLPs on another compute what one rank computes, bit for bit."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from drive import engine_for, finish
 from headway.core.request import Request, SamplingParams
-from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.leader import LeaderExecutor
 from parity.tiny import save, tiny_model
-from ranked import answers_of, ranks, requests, tokens_of
+from ranked import (
+    answers_of,
+    break_a_layer,
+    check_a_dead_rank_ends_the_engine,
+    check_one_fails_alone,
+    leader_of,
+    ranks,
+    requests,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALVES: dict[str, Any] = {"pipeline_parallel_size": -2}
@@ -51,8 +55,7 @@ def test_each_rank_holds_its_half(tmp_path: Path):
     whole = engine_for(folder, max_model_len=128)
     held = whole.executor.describe()
     with ranks(folder, **HALVES) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
         told = executor.describe()
         assert told.weight_bytes == held.weight_bytes and min(executor.weight_bytes) > 0
         assert executor.kv_bytes == [held.kv_bytes, 0]
@@ -73,37 +76,12 @@ def test_what_attention_raises_the_other_half_hears(
     options = {"dtype": "float32", "kernels": "torch"}
     alone = tokens_of(folder, requests(0, 2), **options)
     with ranks(folder, **HALVES, **options) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
-        norm = executor.own.model.layers[1].mlp_norm
-        forward = type(norm).forward
-
-        def breaks(self: Any, x_TH: Tensor) -> Tensor:
-            known = executor.own.state.sequences.values()
-            assert self is not norm or all(99 not in one.new.token_ids for one in known), "bad"
-            return forward(self, x_TH)
-
-        monkeypatch.setattr(type(norm), "forward", breaks)
-        reasons, tokens = {}, {key: list[int]() for key in alone}
-        for request in [*requests(0, 2), Request(7, [99, 5], SamplingParams(max_tokens=4))]:
-            engine.add(request)
-        while engine.has_work:
-            for update in engine.step()[0]:
-                reasons[update.request_id, update.index] = update.finish_reason
-                if update.request_id != 7:
-                    tokens[update.request_id, update.index] += update.token_ids
-    assert reasons.pop((7, 0)) == "error" and set(reasons.values()) == {"length"}
-    assert tokens == alone
+        break_a_layer(engine, monkeypatch)
+        check_one_fails_alone(engine, requests(0, 2), alone)
 
 
 def test_a_half_that_dies_ends_the_engine_at_once(tmp_path: Path):
     folder = save(tiny_model("llama"), tmp_path / "model")
     with ranks(folder, **HALVES) as engine:
         finish(engine, requests(0, 1))
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
-        os.kill(executor.followers[0].process.pid, signal.SIGKILL)
-        executor.followers[0].process.wait()
-        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
-        with pytest.raises(RankLostError):
-            engine.step()
+        check_a_dead_rank_ends_the_engine(engine)

@@ -1,10 +1,9 @@
 """Stages compute what one process computes, bit for bit: nothing is added up between them."""
 
-import os
-import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,21 @@ from torch import Tensor
 
 from drive import engine_for, finish
 from headway.core.request import Request, SamplingParams
+from headway.engine import engine as engine_module
+from headway.runtime.parallel import pipeline
 from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.leader import LeaderExecutor
 from headway.runtime.parallel.stage import HEADER, SocketLink, Stage, StageError
 from parity.tiny import save, tiny_model
-from ranked import answers_of, ranks, requests, tokens_of
+from ranked import (
+    answers_of,
+    break_a_layer,
+    check_a_dead_rank_ends_the_engine,
+    check_one_fails_alone,
+    leader_of,
+    ranks,
+    requests,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OTHERS = ("llama", "mistral", "qwen3", "phi3", "olmo2", "granite", "gptoss", "deepseekv3")
@@ -87,8 +96,8 @@ def test_each_of_four_ranks_holds_a_quarter(tmp_path: Path):
     folder = save(tiny_model("llama", num_hidden_layers=4), tmp_path / "model")
     held = engine_for(folder, max_model_len=128).executor.describe()
     with ranks(folder, tensor_parallel_size=2, pipeline_parallel_size=2) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor) and not executor._meeting.exists()
+        executor = leader_of(engine)
+        assert not executor._meeting.exists()
         told = executor.describe()
         assert told.kernels["ranks"][0] == "4" and "2 stages of 2 ranks" in told.kernels["ranks"][1]
         assert max(executor.weight_bytes) < 0.27 * held.weight_bytes
@@ -101,8 +110,7 @@ def test_each_stage_holds_its_layers_and_their_kv(tmp_path: Path):
     whole = engine_for(folder, max_model_len=128)
     held = whole.executor.describe()
     with ranks(folder, pipeline_parallel_size=2) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
         told = executor.describe()
         assert told.weight_bytes == held.weight_bytes and told.kv_bytes == held.kv_bytes
         last, first = executor.kv_bytes
@@ -127,13 +135,7 @@ def test_a_stage_that_dies_ends_the_engine_at_once(tmp_path: Path):
     folder = save(tiny_model("llama"), tmp_path / "model")
     with ranks(folder, pipeline_parallel_size=2) as engine:
         finish(engine, requests(0, 1))
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
-        os.kill(executor.followers[0].process.pid, signal.SIGKILL)
-        executor.followers[0].process.wait()
-        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
-        with pytest.raises(RankLostError):
-            engine.step()
+        check_a_dead_rank_ends_the_engine(engine)
 
 
 def test_a_request_that_the_last_stage_alone_cannot_compute_fails_alone(
@@ -144,27 +146,60 @@ def test_a_request_that_the_last_stage_alone_cannot_compute_fails_alone(
     options = {"dtype": "float32", "kernels": "torch"}
     alone = tokens_of(folder, requests(0, 2), **options)
     with ranks(folder, pipeline_parallel_size=2, **options) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
-        norm = executor.own.model.layers[1].mlp_norm
-        forward = type(norm).forward
+        break_a_layer(engine, monkeypatch)
+        check_one_fails_alone(engine, requests(0, 2), alone)
 
-        def breaks(self: Any, x_TH: Tensor) -> Tensor:
-            known = executor.own.state.sequences.values()
-            assert self is not norm or all(99 not in one.new.token_ids for one in known), "bad"
-            return forward(self, x_TH)
 
-        monkeypatch.setattr(type(norm), "forward", breaks)
-        reasons, tokens = {}, {key: list[int]() for key in alone}
-        for request in [*requests(0, 2), Request(7, [99, 5], SamplingParams(max_tokens=4))]:
-            engine.add(request)
-        while engine.has_work:
-            for update in engine.step()[0]:
-                reasons[update.request_id, update.index] = update.finish_reason
-                if update.request_id != 7:
+def test_stages_have_two_steps_and_the_tokens_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Long plans wait until no stage waits; some requests are aborted, some preempted."""
+    folder = save(tiny_model("qwen2"), tmp_path / "model")
+    options = {"dtype": "bfloat16", "num_blocks": 24, "max_num_batched_tokens": 24}
+    asked = requests(1.0, 8, logprobs=1)
+    alone = tokens_of(folder, asked, **options)
+    for most_unread in (pipeline.MOST_UNREAD, 30):
+        monkeypatch.setattr(pipeline, "MOST_UNREAD", most_unread)
+        with ranks(folder, pipeline_parallel_size=2, **options) as engine:
+            executor, held = engine.executor, set()
+            assert isinstance(executor, pipeline.PipelineExecutor)
+            tokens = {key: list[int]() for key in alone}
+            for request in asked:
+                engine.add(request)
+            for step in count():
+                if not engine.has_work:
+                    break
+                for update in engine.step()[0]:
                     tokens[update.request_id, update.index] += update.token_ids
-    assert reasons.pop((7, 0)) == "error" and set(reasons.values()) == {"length"}
-    assert tokens == alone
+                held.add(len(executor._steps))
+                if step == 9:
+                    engine.abort(3)
+                    engine.scheduler.preempt(engine.scheduler.running[0])
+                engine.check_integrity()
+            assert held == {0, 1} and engine.scheduler.num_preemptions > 0
+            assert {key: tokens[key] for key in tokens if key[0] != 3} == {
+                key: alone[key] for key in alone if key[0] != 3
+            }
+
+
+def test_a_step_whose_masks_raise_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The stages have computed it, and it is not collected; its sequences have their tokens."""
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    alone = tokens_of(folder, requests(0, 3))
+    with ranks(folder, pipeline_parallel_size=2) as engine:
+        begin, calls = engine_module.begin_masks, count()
+
+        class Breaking:
+            def finish(self) -> Any:
+                raise MemoryError("no masks")
+
+        def breaks(*given: Any) -> Any:
+            return Breaking() if next(calls) in (4, 9) else begin(*given)
+
+        monkeypatch.setattr(engine_module, "begin_masks", breaks)
+        found = finish(engine, requests(0, 3))
+    assert {key: answer.token_ids for key, answer in found.items()} == alone
+    assert next(calls) > 9
 
 
 @pytest.fixture

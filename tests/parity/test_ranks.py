@@ -204,7 +204,8 @@ def test_a_folder_that_cannot_be_read_is_refused_as_with_one_rank(tmp_path: Path
         engine_for(folder, max_model_len=64, tensor_parallel_size=2)
 
 
-def test_a_request_whose_numbers_are_not_finite_fails_alone_on_all_ranks(tmp_path: Path):
+@pytest.mark.parametrize("cut", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_a_request_whose_numbers_are_not_finite_fails_alone_on_all_ranks(tmp_path: Path, cut: str):
     """Both wipe what it wrote; who runs beside it has the tokens that it has alone."""
     folder = save(tiny_model("llama"), tmp_path / "model")
     (weights,) = folder.glob("*.safetensors")
@@ -215,7 +216,7 @@ def test_a_request_whose_numbers_are_not_finite_fails_alone_on_all_ranks(tmp_pat
     bad = Request(1, [30, 9, 31], SamplingParams(temperature=0, max_tokens=12))
     options = {"max_model_len": 64, "dtype": "float32"}
     alone = finish(engine_for(folder, **options), [good])
-    engine = engine_for(folder, tensor_parallel_size=2, **options)
+    engine = engine_for(folder, **{cut: 2}, **options)
     assert isinstance(engine.executor, LeaderExecutor)
     reasons: dict[int, str | None] = {}
     tokens: list[int] = []

@@ -1,7 +1,5 @@
 """Ranks compute what one process computes: greedy tokens, and with fixed parts all tokens."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +7,17 @@ import pytest
 
 from drive import engine_for, finish
 from headway.core.request import Request, SamplingParams
-from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.leader import LeaderExecutor
 from parity.tiny import save, tiny_model
-from ranked import answers_of, ranks, requests, tokens_of
+from ranked import (
+    BAD,
+    answers_of,
+    check_a_dead_rank_ends_the_engine,
+    check_one_fails_alone,
+    leader_of,
+    ranks,
+    requests,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OTHERS = ("llama", "mistral", "qwen3", "gemma2", "granite", "smollm3")
@@ -100,8 +105,7 @@ def test_experts_are_dealt_over_ranks(tmp_path: Path, family: str):
             each.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
             read.append(each.step()[1].experts_read)
         assert read[0] == read[1] > 0
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
         held = whole.executor.describe().weight_bytes
         assert max(executor.weight_bytes) < 0.6 * held
 
@@ -130,8 +134,7 @@ def test_log_probabilities_are_those_of_one_rank(
 
 def test_each_rank_holds_its_share_and_what_one_says_the_other_hears(folder: Path):
     with ranks(folder, tensor_parallel_size=2) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
         own, other = executor.weight_bytes
         if executor.own.kernels.library is not None:
             program = executor.own.target.program
@@ -147,37 +150,23 @@ def test_what_drawing_raises_is_rank_0s_alone(folder: Path, monkeypatch: pytest.
     """The request fails by itself, as with one rank; who runs beside it has its own tokens."""
     alone = tokens_of(folder, requests(0, 2), sum_parts=2)
     with ranks(folder, tensor_parallel_size=2, sum_parts=2) as engine:
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor) and not executor._meeting.exists()
+        executor = leader_of(engine)
+        assert not executor._meeting.exists()
         sampler = executor.own.sampler
         draw = sampler.sample
 
         def breaks(logits: Any, sequences: Any, masks: Any) -> Any:
-            assert all(one.new.token_ids[0] != 99 for one in sequences), "a bad row"
+            assert all(one.new.token_ids[0] != BAD for one in sequences), "a bad row"
             return draw(logits, sequences, masks)
 
         monkeypatch.setattr(sampler, "sample", breaks)
-        tokens: dict[Any, list[int]] = {key: [] for key in alone}
-        reasons = {}
-        for request in [*requests(0, 2), Request(7, [99, 5], SamplingParams(max_tokens=4))]:
-            engine.add(request)
-        while engine.has_work:
-            for update in engine.step()[0]:
-                reasons[update.request_id, update.index] = update.finish_reason
-                if update.request_id != 7:
-                    tokens[update.request_id, update.index] += update.token_ids
-        assert reasons.pop((7, 0)) == "error" and set(reasons.values()) == {"length"}
-        assert tokens == alone
+        check_one_fails_alone(engine, requests(0, 2), alone)
 
 
 def test_a_rank_that_dies_ends_the_engine(folder: Path):
     """The engine's own trial fails too, so that its process ends and another begins."""
     with ranks(folder, tensor_parallel_size=2) as engine:
         finish(engine, requests(0, 1))
-        executor = engine.executor
-        assert isinstance(executor, LeaderExecutor)
+        executor = leader_of(engine)
         executor.own.target.model.layers[0].mlp.down.group.patience_s = 0.2  # type: ignore[union-attr]
-        os.kill(executor.followers[0].process.pid, signal.SIGKILL)
-        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
-        with pytest.raises(RankLostError):
-            engine.step()
+        check_a_dead_rank_ends_the_engine(engine)

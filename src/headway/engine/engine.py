@@ -38,7 +38,7 @@ from headway.engine.grammar.state import Compiled
 from headway.engine.kv import KVCache
 from headway.engine.kv.forgetting import forget_owner
 from headway.engine.kv.tiers import make_tiers
-from headway.engine.overlap import StepInFlight, is_nothing
+from headway.engine.overlap import Overlap, StepInFlight, is_nothing
 from headway.engine.policy import make_policy
 from headway.engine.preemption import Preemption
 from headway.engine.recording import Recorder
@@ -102,7 +102,7 @@ class Engine:
             preemption=preemption,
             clock=self.clock,
             speculator=make_speculator(settings.speculation, self.cost),
-            depth=settings.scheduler.overlap,
+            overlap=Overlap(settings.scheduler.overlap, stages=settings.parallel.stages),
         )
         if settings.scheduler.overlap and not isinstance(executor, OverlappingExecutor):
             raise TypeError(f"{type(executor).__name__} holds one step at a time.")

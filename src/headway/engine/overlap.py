@@ -17,6 +17,11 @@ Nobody's next token is assumed whose grammar, penalties or guesses need to know 
 are to share its prompt, or that ends with it: it counts as computed to its end, and stands still
 until the step is collected.
 
+Stages of a pipeline have such steps too, but their first knows no token that the last has yet to
+draw: nothing is foreseen, and the decodes are dealt to as many steps as there may be (`share`).
+
+    4 sequences, depth 1      a b run | c d are planned | a b are collected, and planned again | …
+
 A sequence that ends or is preempted meanwhile leaves the steps that run: what they say of it is
 passed over. Its blocks are free at once, for whoever gets them writes behind those steps.
 """
@@ -32,6 +37,7 @@ from headway.core.plan import ScheduledSequence, StepPlan, StepResult, sampled_i
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import first_seen
+from headway.engine.policy.policy import decoding
 from headway.engine.sequence import FINISHED, RUNNING, Sequence
 from headway.engine.speculation.step import Guesses
 
@@ -92,8 +98,9 @@ class StepInFlight:
 class Overlap:
     """The steps in flight, the oldest first; at most `depth` beside the one that is collected."""
 
-    def __init__(self, depth: int = 0) -> None:
+    def __init__(self, depth: int = 0, *, stages: int = 1) -> None:
         self.depth = depth
+        self.foresees = stages == 1
         self.steps: deque[StepInFlight] = deque()
         self._before: dict[int, tuple[Sequence, int, int]] = {}
         """While a step is planned: of whom something is assumed, (tokens, computed) before."""
@@ -123,7 +130,18 @@ class Overlap:
 
         Without `foresees` no sampled token is assumed: somebody guesses from the tokens.
         """
+        foresees = foresees and self.foresees
         return self._assumed(foresees=foresees) if self.steps else nullcontext()
+
+    def share(self, running: list[Sequence]) -> list[Sequence]:
+        """Of `running` those that the next step may advance: where nothing is foreseen, of the
+        decodes as many as leave each of the steps in flight its own."""
+        if self.foresees or not self.depth:
+            return running
+        due = decoding(running)
+        count = len(due) + sum(map(stands_still, running))
+        later = {sequence.sequence_id for sequence in due[-(-count // (self.depth + 1)) :]}
+        return [sequence for sequence in running if sequence.sequence_id not in later]
 
     @contextmanager
     def _assumed(self, *, foresees: bool) -> Iterator[None]:

@@ -50,7 +50,7 @@ class Scheduler:
         preemption: Preemption | None = None,
         clock: Clock | None = None,
         speculator: Speculator | None = None,
-        depth: int = 0,
+        overlap: Overlap | None = None,
     ) -> None:
         self.kv = kv
         self.gate = gate
@@ -59,7 +59,7 @@ class Scheduler:
         self.clock = clock or SystemClock()
         self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
-        self.overlap = Overlap(depth)
+        self.overlap = overlap or Overlap()
         self.max_num_seqs = self.most_rows = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -118,7 +118,7 @@ class Scheduler:
         plan = StepPlan(self.next_step(), [], [], [])
         may_start = self._reclaim(plan)
         self._was_refused = not may_start
-        decodes = self.policy.decodes(self.running, self.waiting)
+        decodes = self.policy.decodes(self.overlap.share(self.running), self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget, may_start)

@@ -156,11 +156,16 @@ def test_families_that_are_not_cut_are_named(change: dict[str, object], word: st
         check_cut(spec, Parallel(size=2), 1)
 
 
-def test_stages_work_in_turns_so_each_has_all_threads():
+def test_stages_with_a_step_each_share_the_threads():
     settings = settled(sized(), pipeline_parallel_size=2, threads=8)
     parallel = settings.parallel
-    assert (settings.threads, parallel.num_ranks, parallel.transport) == (8, 2, "socket")
-    assert not parallel.is_cut
+    assert (settings.threads, parallel.num_ranks, parallel.transport) == (4, 2, "socket")
+    assert parallel.are_single and not parallel.is_cut and settings.scheduler.overlap == 1
+
+
+def test_stages_that_work_in_turns_have_all_threads():
+    settings = settled(sized(), pipeline_parallel_size=2, threads=8, overlap=0)
+    assert (settings.threads, settings.scheduler.overlap) == (8, 0)
 
 
 def test_ranks_of_a_stage_are_neighbours_and_share_its_threads():

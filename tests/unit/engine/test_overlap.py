@@ -14,7 +14,8 @@ from headway.core import grammar as grammars
 from headway.core.device_choice import choose_overlap
 from headway.core.errors import UsageError
 from headway.core.model_spec.state import StateSpec
-from headway.core.options import EngineOptions
+from headway.core.options import HALVES, EngineOptions
+from headway.core.parallel import Parallel
 from headway.core.plan import sampled_in
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
@@ -25,6 +26,7 @@ from late_world import LateWorld, play
 from resolve_cases import model
 
 DEPTHS = (0, 1, 2)
+STAGES = (1, 2, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +37,9 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def check(seed: int) -> tuple[int, int, int]:
+def check(seed: int, stages: tuple[int, ...] = (1, 1, 1)) -> tuple[int, int, int]:
     """World `seed` at each depth: who came to an end has the same tokens; what was overlapped."""
-    worlds = [play(seed, depth) for depth in DEPTHS]
+    worlds = [play(seed, depth, count) for depth, count in zip(DEPTHS, stages, strict=True)]
     ended = [
         {
             key: (gained.tokens, gained.reason, gained.prompt_logprobs)
@@ -65,12 +67,27 @@ def test_random_plans_at_each_depth(part: int):
     assert sum(placeholders for placeholders, _, _ in counts) > 0
 
 
+def test_random_plans_of_stages():
+    """Nobody's token is foreseen, and yet steps are in flight, of which some are given up."""
+    counts = [check(seed, STAGES) for seed in range(100)]
+    placeholders, abandoned, preemptions = map(sum, zip(*counts, strict=True))
+    assert placeholders == 0 and abandoned > 0 and preemptions > 0
+
+
 @pytest.mark.hardening
 @pytest.mark.parametrize("part", range(20))
 def test_two_thousand_random_plans(part: int):
     counts = [check(seed) for seed in range(1000 + 100 * part, 1100 + 100 * part)]
     placeholders, abandoned, preemptions = map(sum, zip(*counts, strict=True))
     assert placeholders > 500 and abandoned > 5 and preemptions > 50
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize("part", range(10))
+def test_a_thousand_random_plans_of_stages(part: int):
+    counts = [check(seed, STAGES) for seed in range(1000 + 100 * part, 1100 + 100 * part)]
+    placeholders, abandoned, preemptions = map(sum, zip(*counts, strict=True))
+    assert placeholders == 0 and abandoned > 5 and preemptions > 50
 
 
 # ── what is planned ahead ───────────────────────────────────────────────────────────────────
@@ -239,6 +256,36 @@ def test_a_record_begins_when_the_one_before_has_ended():
 def test_an_executor_of_one_step_is_refused():
     with pytest.raises(TypeError, match="holds one step"):
         World(make_settings(overlap=1))
+
+
+def test_stages_have_a_step_each_of_their_own_sequences():
+    """Five sequences and two stages: three in one step and two in the next; a prompt's chunks are
+    known, so the next follows the one that runs."""
+    stages = Parallel(stages=2)
+    world = LateWorld(make_settings(overlap=1, parallel=stages, max_num_seqs=5, budget=16))
+    for number in range(5):
+        world.add([number, 2, 3], max_tokens=9, ignore_eos=True)
+    world.step()
+    while any(not s.num_generated for n in range(5) for s in world.engine.sequences_of(n)):
+        world.step()
+    for _ in range(3):
+        world.step()
+        assert world.late.queue and not world.late.num_placeholders
+        assert {len(plan.scheduled) for plan, _ in world.late.queue} <= {2, 3}
+    world.drain()
+    assert world.late.most_held == 2
+    world.add([1] * 40, max_tokens=1, ignore_eos=True)
+    world.step()
+    assert flying(world) == [[(16, [1] * 16, False)]]
+    world.drain()
+
+
+def test_stages_of_a_pipeline_overlap_on_a_cpu():
+    spec, two = model(), {"pipeline_parallel_size": 2}
+    assert choose_overlap(EngineOptions(**two), "cpu", spec)[0] == 1
+    assert choose_overlap(EngineOptions(**two, overlap=0), "cpu", spec) == (0, "given")
+    assert choose_overlap(EngineOptions(**two, tensor_parallel_size=2), "cpu", spec)[0] == 0
+    assert choose_overlap(EngineOptions(pipeline_parallel_size=HALVES), "cpu", spec)[0] == 0
 
 
 def test_a_cpu_takes_one_step_at_a_time():

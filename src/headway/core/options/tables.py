@@ -227,8 +227,8 @@ class EngineOptions:
     )
     overlap: int | None = option(
         None,
-        "Steps that are planned and submitted while another runs: 1 on a GPU, where it is left "
-        "out; a CPU takes one step at a time.",
+        "Steps that are planned and submitted while another runs: 1 on a GPU where it is left out, "
+        "one less than the stages of a pipeline; else a CPU takes one step at a time.",
         low=0,
         high=2,
     )

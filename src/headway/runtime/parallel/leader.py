@@ -194,6 +194,10 @@ class LeaderExecutor:
         """Start the forward of `plan` on every rank."""
         self._settle()
         self._all.tell(Plan(plan))
+        self._forward(plan)
+
+    def _forward(self, plan: StepPlan) -> None:
+        """Rank 0's part of a step that the others have been told of."""
         self._waits, self._raised = True, False
         try:
             self.own.submit(plan)
