@@ -84,19 +84,19 @@ class Rates:
 
     def steps(self, count: int) -> float:
         """Tokens/s of so many steps of the sequences that decode."""
-        engine = self.llm.engine
-        num_seqs = len(engine.scheduler.running)
-        self.records = []
+        self.records, num_tokens = [], 0
         started = time.perf_counter()
         for _ in range(count):
-            self.records.append(engine.step()[1])
-        return num_seqs * count / (time.perf_counter() - started)
+            updates, record = self.llm.engine.step()
+            self.records.append(record)
+            num_tokens += sum(len(update.token_ids) for update in updates)
+        return num_tokens / (time.perf_counter() - started)
 
     def end(self) -> None:
         """Abort the sequences that decode."""
         for sequence in list(self.llm.engine.scheduler.running):
             self.llm.engine.abort(sequence.request.request_id)
-        if self.llm.engine.has_work:
+        while self.llm.engine.has_work:
             self.llm.engine.step()
 
     def utilization(self, work: Work) -> tuple[float, float]:
