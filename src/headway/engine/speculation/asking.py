@@ -24,6 +24,9 @@ PAUSES_S = (10.0, 20.0, 40.0)
 OFF = "off until the engine starts anew"
 FORGOTTEN = 1000
 """After so many steps of guesses its failures are forgotten."""
+LEAST_GAIN = 0.03
+"""The drafter has to raise the rate by this share: for less, what comes of its guesses takes the
+scheduler as long, and steps that seem 3% better are as often worse."""
 PROBE_SHARE = 0.01
 """Of the time, what a drafter that does not pay may take to be seen at all."""
 
@@ -58,7 +61,7 @@ class Asking:
         verified, in `shares[i]` of cases."""
         drafting = self.price.drafting
         if self._num_unpaid < PATIENCE or self._num_unpaid % ONCE_IN == 0:
-            counts = choose(values, plain, self.cost, drafting, shares)
+            counts = choose(values, plain, self.cost, drafting, shares, LEAST_GAIN)
             if any(counts):
                 self._num_unpaid = 0
                 return counts

@@ -117,12 +117,14 @@ def choose(
     cost: StepCost,
     drafting: Drafting = FREE,
     shares: Sequence[float] | None = None,
+    least_gain: float = NOT_BETTER,
 ) -> list[int]:
     """How many guesses of each sequence to verify, or with `drafting` to draft and then verify.
 
     `values[i]` are the chances that the guesses of decode i are reached and kept: they never rise
     along it. Empty: it has none. What is drafted of decode i is verified in `shares[i]` of cases,
-    and takes rows in those; None: always.
+    and takes rows in those; None: always. Guesses that are drafted raise the rate by `least_gain`
+    at least, or there are none.
 
     >>> decodes = Work(2, 2, 200, 200)
     >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 8), StepCost())
@@ -138,7 +140,7 @@ def choose(
     step = Step(plain, cost, most, drafting, shares)
     if best <= step.least_value:
         return counts
-    for taken in step.best_of(values):
+    for taken in step.best_of(values, least_gain):
         counts[taken] += 1
     return counts
 
@@ -201,10 +203,10 @@ class Step:
         least_s += self.drafting.seconds(1) / self.num_decodes
         return self.tokens * least_s / self.alone_s
 
-    def best_of(self, values: Sequence[Sequence[float]]) -> list[int]:
+    def best_of(self, values: Sequence[Sequence[float]], least_gain: float) -> list[int]:
         """The sequence of each guess that is taken; of as good choices the one with fewest."""
         is_found = self.shares is None and self.drafting == FREE
-        return self._best_found(values) if is_found else self._best_drafted(values)
+        return self._best_found(values) if is_found else self._best_drafted(values, least_gain)
 
     def _best_found(self, values: Sequence[Sequence[float]]) -> list[int]:
         """The same where nothing is drafted: one list of guesses, too short for arrays."""
@@ -233,7 +235,7 @@ class Step:
                 return taken
             taken = [index for _, index, _, _ in guesses[:count]]
 
-    def _best_drafted(self, values: Sequence[Sequence[float]]) -> list[int]:
+    def _best_drafted(self, values: Sequence[Sequence[float]], least_gain: float) -> list[int]:
         """The same for every depth to which may be drafted, and with the shares that ride."""
         guesses = Guesses.of(values, self.starts, self.shares)
         longest = len(guesses.depths) // len(values)
@@ -248,7 +250,7 @@ class Step:
             riding = within[:, order]
             rates = self._rates(guesses, order, riding, drafting_s)
             better = float(rates.max(initial=0.0))
-            if better <= rate * (1 + NOT_BETTER):
+            if better <= rate * (1 + (NOT_BETTER if taken else least_gain)):
                 break
             fewest = int((rates >= better * (1 - NOT_BETTER)).argmax())
             depth, last = divmod(fewest, len(order))

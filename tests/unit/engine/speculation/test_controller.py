@@ -121,6 +121,16 @@ def test_no_choice_is_better(cost, given, budget, beside, drafting):
         assert not any(counts) or found > (1 - 1e-6) * none
 
 
+@given(costs(), decodes(3, 3), DRAFTING.filter(lambda drafting: drafting != FREE))
+@settings(max_examples=50)
+def test_what_is_drafted_raises_the_rate_by_the_least_gain(cost, given, drafting):
+    values, starts = given
+    counts = choose(values, plain(starts, None, 9), cost, drafting, least_gain=0.1)
+    found = rate(cost, values, starts, counts, None, drafting)
+    none = rate(cost, values, starts, [0] * len(values))
+    assert not any(counts) or found > (1.1 - 1e-6) * none
+
+
 @given(costs(), decodes(12, 8), st.integers(0, 60), st.floats(0.5, 1.5), DRAFTING)
 @settings(max_examples=50)
 def test_never_worse_than_none_and_within_what_is_allowed(cost, given, budget, longer, drafting):

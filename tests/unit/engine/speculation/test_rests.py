@@ -21,11 +21,17 @@ def test_guesses_that_pay_are_asked_for_in_each_step():
 
 
 def test_where_they_save_little_most_steps_have_none():
-    found = looks(Rests(), CHOOSE_S, 2 + PATIENCE + 2 * CYCLE)[2:]
+    found = looks(Rests(), CHOOSE_S, 1 + PATIENCE + 2 * CYCLE)[1:]
     assert set(found[:PATIENCE]) == {Look.ASKS}
     for begin in (PATIENCE, PATIENCE + CYCLE):
         assert found[begin : begin + RESTED] == [Look.RESTS] * RESTED
-        assert found[begin + RESTED : begin + CYCLE] == [Look.ASKS] * 3 + [Look.LAST]
+        assert found[begin + RESTED : begin + CYCLE] == [Look.ASKS, Look.LAST]
+
+
+def test_where_they_save_as_much_as_a_step_is_unsure_most_steps_have_none():
+    """Twice what choosing takes, and less than a twentieth of the step."""
+    assert Look.RESTS in looks(Rests(), 2 * CHOOSE_S, 100, 50 * CHOOSE_S)
+    assert Look.RESTS not in looks(Rests(), 2 * CHOOSE_S, 100, 5 * CHOOSE_S)
 
 
 def test_where_choosing_takes_a_hundredth_of_a_step_all_steps_look():
@@ -44,7 +50,7 @@ def test_where_choosing_takes_no_time_all_steps_look():
 
 
 def test_where_they_begin_to_save_much_all_steps_have_them_again():
-    """Seen in the first step that looks: at most 12 behind the change."""
+    """Seen in the first step that looks: at most 14 behind the change."""
     rests = Rests()
     looks(rests, 0.0, 1 + PATIENCE + CYCLE)
     found = looks(rests, 0.02, RESTED + 20)
