@@ -91,8 +91,12 @@ class FewerReport(msgspec.Struct, kw_only=True):
 
     @property
     def enough(self) -> Column:
-        """The fewest examples from which on nearly all answers stay as they are with all."""
+        """The fewest examples with which as many answers are right as with all; where right answers
+        are not known, from which on nearly all answers stay as they are with all."""
         found = self.columns[0]
+        if found.share_right is not None:
+            good = [c for c in self.columns if (c.share_right or 0.0) >= found.share_right]
+            return good[-1]
         for column in self.columns[1:]:
             if column.share_same[0] < NEAR * self.again:
                 break
@@ -253,10 +257,16 @@ def table(report: FewerReport) -> str:
 
 def verdict(report: FewerReport, enough: Column) -> str:
     """What follows, in a sentence or two."""
+    whole = report.columns[0]
+    if whole.share_right is not None:
+        return (
+            f"With {enough.examples} of {report.most} examples {enough.share_right:.0%} of the "
+            f"answers are right, and {whole.share_right:.0%} with all."
+        )
     if enough.examples == report.most:
         return f"With fewer than {report.most} examples more than a twentieth of answers change."
     changed = len(enough.same) - sum(enough.same)
     return (
         f"Examples beyond {enough.examples} of {report.most} change {changed} of "
-        f"{len(enough.same)} answers. Whether these are worse is told of chats with `answer` alone."
+        f"{len(enough.same)} answers. Lines with `answer` would tell whether these are worse."
     )

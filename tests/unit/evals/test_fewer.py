@@ -61,10 +61,17 @@ def test_the_fewest_examples_that_change_hardly_an_answer(tmp_path):
     report.price({"prompts": {"token_s": 0.001}, "windows": [{}, {"cost": cost}]})
     told = table(report)
     assert "| 2 | 50 | 62% | 100% (84 to 100) | 100% | 80.0 ms | 0.16 |" in told
-    assert "Examples beyond 2 of 6 change 0 of 20 answers." in told
+    assert "With 2 of 6 examples 100% of the answers are right, and 100% with all." in told
     first = [body["messages"] for body in model.asked[:20]]
     last = [body["messages"] for body in model.asked[-20:]]
     assert [m[-1] for m in first] == [m[-1] for m in last], "columns are paired"
+
+
+def test_without_right_answers_those_that_stay_are_counted(tmp_path):
+    chats = read(written(tmp_path / "a.jsonl", [body(i) for i in range(20)]))
+    report = ask(Model(), chats, most_chats=50, seed=1)
+    assert report.enough.examples == 2
+    assert "Examples beyond 2 of 6 change 0 of 20 answers." in table(report)
 
 
 def test_where_all_help_none_is_called_superfluous(tmp_path):
